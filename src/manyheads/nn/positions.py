@@ -1,0 +1,214 @@
+"""Where a token stands: the ways to tell attention about order.
+
+Attention itself does not know which token came first. Four ways to say so, all used by `Encoder`, `Decoder`
+and `Seq2Seq` through ``positions="sinusoidal" | "learned" | "rotary" | "alibi" | "none"``:
+
+- sinusoidal and learned positions are vectors added to the tokens once, before the first block;
+- rotary positions turn every query and key by an angle that grows with the position (inside each attention);
+- ALiBi lowers each score by a slope times the distance (`manyheads.mask.alibi`, with the slopes from here).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["LearnedPositions", "Rotary", "SinusoidalPositions", "alibi_slopes", "sinusoidal"]
+
+
+def sinusoidal(positions: int | Tensor, d_model: int, *, base: float = 10000.0) -> Tensor:
+    """The fixed sine and cosine vectors of "Attention is all you need".
+
+    Channel 2c of position p is sin(p / base^(2c / d_model)), channel 2c + 1 the cosine of the same angle.
+
+    Parameters
+    ----------
+    positions
+        A length, for the positions 0 to length - 1, or a tensor of positions of any shape.
+    d_model
+        Width of a vector; may be odd.
+    base
+        The slowest wave is about 2 pi base positions long.
+
+    Returns
+    -------
+    Tensor
+        ``(*positions.shape, d_model)``, float32 (float64 when the positions are float64).
+
+    Examples
+    --------
+    >>> sinusoidal(5, 4).shape
+    torch.Size([5, 4])
+    >>> sinusoidal(torch.tensor([[0], [3]]), 4).shape
+    torch.Size([2, 1, 4])
+    """
+    if isinstance(positions, Tensor):
+        place = positions if positions.is_floating_point() else positions.float()
+    else:
+        place = torch.arange(positions, dtype=torch.float32)
+    angle = place[..., None] * _frequencies((d_model + 1) // 2, d_model, base, place)
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., :d_model]
+
+
+def _frequencies(count: int, width: int, base: float, like: Tensor) -> Tensor:
+    """base^(-2c / width) for c = 0 to count - 1, in the dtype and on the device of `like`: (count,)."""
+    return base ** (torch.arange(count, dtype=like.dtype, device=like.device) * (-2 / width))
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding: turns pairs of channels of queries and keys by position times a frequency.
+
+    After turning both, q_i . k_j depends on the distance i - j only. There are no parameters and no tables:
+    the angles are computed when needed, so any length works and nothing has to be saved, moved or converted.
+
+    Parameters
+    ----------
+    width
+        How many leading channels of a head turn (even); channels past it pass through unchanged.
+    base
+        The slowest pair turns once in about 2 pi base positions.
+    interleaved
+        Which channels form a pair: ``False`` pairs c with c + width / 2 (as Llama does), ``True`` pairs 2c
+        with 2c + 1 (as GPT-J and the paper do).
+
+    References
+    ----------
+    Su et al. 2021, RoFormer: enhanced transformer with rotary position embedding.
+
+    Examples
+    --------
+    >>> rotary = Rotary(8)
+    >>> q = torch.randn(2, 3, 5, 8)                  # (batch, heads, length, width)
+    >>> rotary(q).shape
+    torch.Size([2, 3, 5, 8])
+    >>> step = rotary(q[:, :, 4:], offset=4)          # the fifth token alone, as in step by step decoding
+    >>> bool(torch.allclose(step, rotary(q)[:, :, 4:]))
+    True
+    """
+
+    def __init__(self, width: int, base: float = 10000.0, interleaved: bool = False) -> None:
+        super().__init__()
+        if width < 2 or width % 2:
+            raise ValueError(f"width must be an even number of channels, 2 or more, got {width}")
+        if base <= 0:
+            raise ValueError(f"base must be positive, got {base}")
+        self.width = width
+        self.base = base
+        self.interleaved = interleaved
+
+    def forward(self, x: Tensor, offset: int = 0) -> Tensor:
+        """Turn ``x (batch, heads, length, width or more)``; row i stands at position ``offset + i``."""
+        if x.shape[-1] < self.width:
+            raise ValueError(f"x has {x.shape[-1]} channels in a head, Rotary turns {self.width} of them")
+        # float32 even for half precision: a bfloat16 angle is off by whole turns past a few hundred positions
+        precise = torch.float64 if x.dtype == torch.float64 else torch.float32
+        place = torch.arange(x.shape[-2], dtype=precise, device=x.device) + offset
+        angle = place[:, None] * _frequencies(self.width // 2, self.width, self.base, place)
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)  # (length, width / 2)
+        turning = x[..., : self.width]
+        if self.interleaved:
+            a, b = turning.unflatten(-1, (-1, 2)).unbind(-1)
+            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+        else:
+            a, b = turning.chunk(2, dim=-1)
+            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+        if x.shape[-1] == self.width:
+            return turned
+        return torch.cat([turned, x[..., self.width :]], dim=-1)
+
+    def extra_repr(self) -> str:
+        return f"width={self.width}, base={self.base}, interleaved={self.interleaved}"
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """How much each head of ALiBi lowers a score per token of distance: ``(heads,)`` float32.
+
+    For a power of two, the geometric series that starts at and multiplies by 2^(-8 / heads). For other numbers,
+    the series of the power of two below, then every second slope of the power of two above.
+
+    References
+    ----------
+    Press, Smith and Lewis 2021, Train short, test long.
+
+    Examples
+    --------
+    >>> alibi_slopes(8)[:3]
+    tensor([0.5000, 0.2500, 0.1250])
+    >>> alibi_slopes(3)
+    tensor([0.0625, 0.0039, 0.2500])
+    """
+    if heads < 1:
+        raise ValueError(f"heads must be at least 1, got {heads}")
+    below = 1 << (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (h + 1) / below) for h in range(below)]
+    slopes += [2 ** (-4 * (h + 1) / below) for h in range(0, 2 * below, 2)][: heads - below]
+    return torch.tensor(slopes)
+
+
+class SinusoidalPositions(nn.Module):
+    """Adds `sinusoidal` vectors to tokens. No parameters, any length.
+
+    Examples
+    --------
+    >>> add = SinusoidalPositions(6)
+    >>> add(torch.zeros(2, 5, 6)).shape              # (batch, length, d_model)
+    torch.Size([2, 5, 6])
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.d_model = d_model
+
+    def forward(self, x: Tensor, offset: int = 0, left: Tensor | None = None) -> Tensor:
+        """Add positions to ``x (batch, length, d_model)``; see `LearnedPositions.forward`."""
+        place = _places(x, offset, left)
+        place = place.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        return x + sinusoidal(place, self.d_model).to(x.dtype)
+
+
+class LearnedPositions(nn.Module):
+    """Adds one learned vector per position to tokens, for up to `max_length` positions.
+
+    Parameters
+    ----------
+    max_length
+        How many positions there are; longer input is a ValueError.
+    d_model
+        Width of a vector.
+
+    Examples
+    --------
+    >>> add = LearnedPositions(max_length=11, d_model=6)
+    >>> add(torch.zeros(2, 5, 6)).shape              # (batch, length, d_model)
+    torch.Size([2, 5, 6])
+    >>> add.weight.shape
+    torch.Size([11, 6])
+    """
+
+    def __init__(self, max_length: int, d_model: int) -> None:
+        super().__init__()
+        if max_length < 1:
+            raise ValueError(f"max_length must be at least 1, got {max_length}")
+        self.max_length = max_length
+        self.weight = nn.Parameter(torch.randn(max_length, d_model) * d_model**-0.5)
+
+    def forward(self, x: Tensor, offset: int = 0, left: Tensor | None = None) -> Tensor:
+        """Add positions to ``x (batch, length, d_model)``.
+
+        Row i of a sequence stands at position ``offset + i``; with ``left (batch,)`` given, the first ``left[b]``
+        places of sequence b are padding and its first token stands at position 0.
+        """
+        if offset + x.shape[1] > self.max_length:
+            raise ValueError(
+                f"length {offset + x.shape[1]} is past the {self.max_length} learned positions (max_length)"
+            )
+        return x + self.weight[_places(x, offset, left)].to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"max_length={self.max_length}, d_model={self.weight.shape[1]}"
+
+
+def _places(x: Tensor, offset: int, left: Tensor | None) -> Tensor:
+    """The position of every token of x (batch, length, d_model): (length,), or (batch, length) with left."""
+    place = torch.arange(x.shape[1], device=x.device) + offset
+    return place if left is None else (place - left[:, None]).clamp(min=0)
