@@ -5,7 +5,7 @@ and `Seq2Seq` through ``positions="sinusoidal" | "learned" | "rotary" | "alibi" 
 
 - sinusoidal and learned positions are vectors added to the tokens once, before the first block;
 - rotary positions turn every query and key by an angle that grows with the position (inside each attention);
-- ALiBi lowers each score by a slope times the distance (`manyheads.mask.alibi`, with the slopes from here).
+- ALiBi lowers each score by a slope times the distance (`manyheads.mask.alibi`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LearnedPositions", "Rotary", "SinusoidalPositions", "alibi_slopes", "sinusoidal"]
+__all__ = ["LearnedPositions", "Rotary", "SinusoidalPositions", "sinusoidal"]
 
 
 def sinusoidal(positions: int | Tensor, d_model: int, *, base: float = 10000.0) -> Tensor:
@@ -89,9 +89,9 @@ class Rotary(nn.Module):
     def __init__(self, width: int, base: float = 10000.0, interleaved: bool = False) -> None:
         super().__init__()
         if width < 2 or width % 2:
-            raise ValueError(f"width must be an even number of channels, 2 or more, got {width}")
+            raise ValueError(f"width: expected an even number of channels, 2 or more, got {width}")
         if base <= 0:
-            raise ValueError(f"base must be positive, got {base}")
+            raise ValueError(f"base: expected a positive number, got {base}")
         self.width = width
         self.base = base
         self.interleaved = interleaved
@@ -99,7 +99,9 @@ class Rotary(nn.Module):
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
         """Turn ``x (batch, heads, length, width or more)``; row i stands at position ``offset + i``."""
         if x.shape[-1] < self.width:
-            raise ValueError(f"x has {x.shape[-1]} channels in a head, Rotary turns {self.width} of them")
+            raise ValueError(
+                f"x: expected at least the {self.width} channels that turn in a head, got {x.shape[-1]}"
+            )
         # float32 even for half precision: a bfloat16 angle is off by whole turns past a few hundred positions
         precise = torch.float64 if x.dtype == torch.float64 else torch.float32
         place = torch.arange(x.shape[-2], dtype=precise, device=x.device) + offset
@@ -118,31 +120,6 @@ class Rotary(nn.Module):
 
     def extra_repr(self) -> str:
         return f"width={self.width}, base={self.base}, interleaved={self.interleaved}"
-
-
-def alibi_slopes(heads: int) -> Tensor:
-    """How much each head of ALiBi lowers a score per token of distance: ``(heads,)`` float32.
-
-    For a power of two, the geometric series that starts at and multiplies by 2^(-8 / heads). For other numbers,
-    the series of the power of two below, then every second slope of the power of two above.
-
-    References
-    ----------
-    Press, Smith and Lewis 2021, Train short, test long.
-
-    Examples
-    --------
-    >>> alibi_slopes(8)[:3]
-    tensor([0.5000, 0.2500, 0.1250])
-    >>> alibi_slopes(3)
-    tensor([0.0625, 0.0039, 0.2500])
-    """
-    if heads < 1:
-        raise ValueError(f"heads must be at least 1, got {heads}")
-    below = 1 << (heads.bit_length() - 1)
-    slopes = [2 ** (-8 * (h + 1) / below) for h in range(below)]
-    slopes += [2 ** (-4 * (h + 1) / below) for h in range(0, 2 * below, 2)][: heads - below]
-    return torch.tensor(slopes)
 
 
 class SinusoidalPositions(nn.Module):
@@ -188,19 +165,20 @@ class LearnedPositions(nn.Module):
     def __init__(self, max_length: int, d_model: int) -> None:
         super().__init__()
         if max_length < 1:
-            raise ValueError(f"max_length must be at least 1, got {max_length}")
+            raise ValueError(f"max_length: expected at least 1, got {max_length}")
         self.max_length = max_length
         self.weight = nn.Parameter(torch.randn(max_length, d_model) * d_model**-0.5)
 
     def forward(self, x: Tensor, offset: int = 0, left: Tensor | None = None) -> Tensor:
         """Add positions to ``x (batch, length, d_model)``.
 
-        Row i of a sequence stands at position ``offset + i``; with ``left (batch,)`` given, the first ``left[b]``
-        places of sequence b are padding and its first token stands at position 0.
+        Row i of a sequence stands at position ``offset + i``; with ``left (batch,)`` given, the first
+        ``left[b]`` places of sequence b are padding and its first token stands at position 0.
         """
         if offset + x.shape[1] > self.max_length:
             raise ValueError(
-                f"length {offset + x.shape[1]} is past the {self.max_length} learned positions (max_length)"
+                f"length: expected at most the {self.max_length} learned positions (max_length), "
+                f"got {offset + x.shape[1]}"
             )
         return x + self.weight[_places(x, offset, left)].to(x.dtype)
 
