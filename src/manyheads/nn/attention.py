@@ -1,0 +1,141 @@
+"""The attention function: softmax(q k^T * scale + bias) v, by the kernel that is right and fast for the case."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from manyheads.nn.fused import fused
+from manyheads.nn.mask import Mask, as_mask, check
+from manyheads.nn.mask import chunk as chunk_mask
+from manyheads.nn.mask import window as window_mask
+from manyheads.nn.reference import reference
+from manyheads.nn.tiled import tiled
+
+Kernel = Literal["auto", "reference", "fused", "tiled"]
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    chunk: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    kernel: Kernel = "auto",
+) -> Tensor:
+    """Multi-head attention of queries over keys and values, already split into heads.
+
+    Parameters
+    ----------
+    q: (batch, heads, queries, d_key).
+    k: (batch, kv_heads, keys, d_key); ``kv_heads`` divides ``heads``: query head h reads key head
+        ``h // (heads // kv_heads)``.
+    v: (batch, kv_heads, keys, d_value).
+    mask: a `Mask` (see `manyheads.mask`), or a tensor that broadcasts to (batch, heads, queries, keys):
+        boolean, True may attend; floating, added to the scores.
+    causal: no query sees past its own position; the last query stands at the last key.
+    window: only positions less than ``window`` away; costs O(length * window).
+    chunk: only inside consecutive pieces of ``chunk`` positions; costs O(length * chunk).
+    scale: of the scores; 1 / sqrt(d_key) unless given.
+    dropout: the probability with which each weight is dropped.
+    kernel: ``"reference"`` is the formula with all weights in memory; ``"fused"`` goes through torch's
+        scaled_dot_product_attention; ``"tiled"`` is exact a tile at a time. ``"auto"`` takes fused, or tiled
+        where
+        the fused kernels would fall back to holding all weights: dropout on the CPU, a bias that learns.
+
+    Returns
+    -------
+    (batch, heads, queries, d_value). A query that may attend to nothing gets zeros.
+
+    Examples
+    --------
+    >>> q, k, v = (torch.randn(2, 8, 5, 16) for _ in range(3))
+    >>> attention(q, k, v, causal=True).shape
+    torch.Size([2, 8, 5, 16])
+    >>> from manyheads.nn.mask import padding
+    >>> attention(q, k, v, mask=padding(torch.tensor([5, 0])))[1].abs().max()
+    tensor(0.)
+    """
+    if has_torch_function((q, k, v)):
+        return handle_torch_function(  # type: ignore[no-any-return]
+            attention, (q, k, v), q, k, v, mask=mask, causal=causal, window=window, chunk=chunk, scale=scale,
+            dropout=dropout, kernel=kernel,
+        )  # fmt: skip
+    check_shapes(q, k, v)
+    conditions = check_mask(q, k, mask, causal, window, chunk)
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout}")
+    if kernel not in get_args(Kernel):
+        raise ValueError(f"kernel: expected one of {', '.join(get_args(Kernel))}, got {kernel!r}")
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    offset = k.shape[2] - q.shape[2]
+    if kernel == "auto":
+        kernel = _choose(q, conditions, dropout)
+    run = {"reference": reference, "fused": fused, "tiled": tiled}[kernel]
+    return run(q, k, v, conditions, scale, dropout, offset)
+
+
+def _choose(q: Tensor, mask: Mask, dropout: float) -> Kernel:
+    if dropout > 0 and q.device.type == "cpu":
+        return "tiled"
+    learns = torch.is_grad_enabled() and not torch.compiler.is_exporting()
+    return "tiled" if learns and any(tensor.requires_grad for tensor in mask.tensors) else "fused"
+
+
+def join(mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: int | None) -> Mask:
+    """One Mask from everything a caller of `attention` may have said about who sees whom.
+
+    >>> join(None, causal=True, window=2, chunk=None).dense(3, 3).int()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [0, 1, 1]], dtype=torch.int32)
+    """
+    joined = as_mask(mask)
+    if causal:
+        joined = joined & Mask(causal=True)
+    if window is not None:
+        joined = joined & window_mask(window)
+    return joined if chunk is None else joined & chunk_mask(chunk)
+
+
+def check_mask(
+    q: Tensor, k: Tensor, mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: int | None
+) -> Mask:
+    """`join`, and raise unless the result fits q (batch, heads, queries, ...) and k (..., keys, ...)."""
+    joined = join(mask, causal, window, chunk)
+    check(joined, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    return joined
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
+    """Raise unless q, k (and v) are (batch, heads, length, width) tensors that go together."""
+    named = {"q": q, "k": k} | ({} if v is None else {"v": v})
+    for name, x in named.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+        if x.dim() != 4:
+            raise ValueError(f"{name}: expected (batch, heads, length, width), got shape {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}")
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name}: expected the dtype of q, {q.dtype}, got {x.dtype}")
+        if x.device != q.device:
+            raise ValueError(f"{name}: expected the device of q, {q.device}, got {x.device}")
+        if x.shape[0] != q.shape[0]:
+            raise ValueError(f"{name}: expected the batch of q, {q.shape[0]}, got {x.shape[0]}")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"k: expected the width of q, {q.shape[3]}, got {k.shape[3]}")
+    if not k.shape[1] or q.shape[1] % k.shape[1]:
+        raise ValueError(f"k: its {k.shape[1]} heads do not divide the {q.shape[1]} heads of q")
+    if v is not None and v.shape[1:3] != k.shape[1:3]:
+        raise ValueError(
+            f"v: expected the heads and length of k, {tuple(k.shape[1:3])}, got {tuple(v.shape[1:3])}"
+        )

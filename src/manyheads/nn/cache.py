@@ -1,0 +1,90 @@
+"""Keys and values of earlier tokens, kept so that each new token costs one row of attention."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor, nn
+
+
+class KVCache:
+    """Keys and values of one attention module, growing in place up to ``max_length``. For inference only.
+
+    Memory is taken once, at the first use. One cache serves one module: make one for each layer.
+
+    >>> cache = KVCache(max_length=10)
+    >>> keys, values = cache.append(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
+    >>> keys, values = cache.append(torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4))
+    >>> keys.shape, cache.length
+    (torch.Size([1, 2, 4, 4]), 4)
+    """
+
+    def __init__(self, max_length: int) -> None:
+        if not isinstance(max_length, int) or max_length < 1:
+            raise ValueError(f"max_length: expected a whole number of at least 1, got {max_length!r}")
+        self.max_length = max_length
+        self.length = 0
+        self.fixed = False  # filled once, from the memory that cross-attention reads
+        self._owner: weakref.ref[nn.Module] | None = None
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    def belongs_to(self, module: nn.Module) -> None:
+        """Tie the cache to the module that uses it first; raise when another one comes."""
+        if self._owner is None:
+            self._owner = weakref.ref(module)
+        elif self._owner() is not module:
+            raise ValueError(
+                "cache: it holds the keys of another attention module; make one KVCache for each layer"
+            )
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add keys (batch, kv_heads, new, d_key) and values; return all that are held, as views."""
+        if self.fixed:
+            raise ValueError(
+                "cache: it was made by remember() and takes no more keys; call reset() to use it anew"
+            )
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            raise ValueError("cache: it changes in place and has no gradient; use it under torch.no_grad()")
+        new = k.shape[2]
+        if self.length + new > self.max_length:
+            raise ValueError(
+                f"cache: {self.length} tokens held and {new} more make {self.length + new}, "
+                f"past its max_length of {self.max_length}"
+            )
+        if self._keys is None or self._values is None:
+            self._keys, self._values = (
+                x.new_empty(*x.shape[:2], self.max_length, x.shape[3]) for x in (k, v)
+            )
+        for name, held, x in (("keys", self._keys, k), ("values", self._values, v)):
+            expected = (held.shape[0], held.shape[1], new, held.shape[3])
+            if x.shape != expected or x.dtype != held.dtype:
+                raise ValueError(
+                    f"cache: it holds {name} of {held.dtype} that continue as {tuple(expected)}, "
+                    f"got {tuple(x.shape)} of {x.dtype}"
+                )
+            held[:, :, self.length : self.length + new] = x
+        self.length += new
+        return self.held()
+
+    def held(self) -> tuple[Tensor, Tensor]:
+        """All keys (batch, kv_heads, length, d_key) and values held, as views."""
+        if self._keys is None or self._values is None:
+            raise ValueError("cache: it is empty; run the prompt, or remember() a memory, first")
+        return self._keys[:, :, : self.length], self._values[:, :, : self.length]
+
+    def reorder(self, rows: Tensor) -> None:
+        """Let batch row n continue what row ``rows[n]`` held, as beam search needs."""
+        if self._keys is not None and self._values is not None:
+            self._keys, self._values = self._keys.index_select(0, rows), self._values.index_select(0, rows)
+
+    def truncate(self, length: int) -> None:
+        """Forget everything from position ``length`` on."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"length: expected 0 to {self.length}, what the cache holds, got {length}")
+        self.length = length
+
+    def reset(self) -> None:
+        """Forget everything, the sizes and the owner too."""
+        self.__init__(self.max_length)  # type: ignore[misc]

@@ -1,0 +1,305 @@
+"""Which key each query may attend to, as values that compose: ``causal() & padding(lengths)``.
+
+A `Mask` says what is allowed without ever building the (queries, keys) square. Kernels ask it for the
+rectangle they are working on, and for the range of keys that a block of queries can reach at all.
+
+Positions are aligned at the end: query i of ``queries`` stands at position ``i + keys - queries``, so that
+the last query sees everything under `causal`, with or without a cache of earlier keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """What may be attended to. Made by the functions of this module and joined with ``&``.
+
+    >>> from manyheads.nn import mask
+    >>> (mask.causal() & mask.padding(torch.tensor([3, 2]))).dense(3, 3).int()[1, 0]
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [1, 1, 0]], dtype=torch.int32)
+    """
+
+    causal: bool = False
+    window: int | None = None
+    chunk: int | None = None
+    lengths: Tensor | None = None  # (batch,): keys at or past it are hidden
+    queries: Tensor | None = None  # (batch,): queries at or past it attend to nothing
+    slopes: Tensor | None = None  # (heads,): adds -slope * |i - j|
+    tensors: tuple[Tensor, ...] = ()  # bool: True may attend; float: added
+
+    def __and__(self, other: Mask | Tensor) -> Mask:
+        other = as_mask(other, "the right side of &")
+        if self.chunk and other.chunk and self.chunk != other.chunk:
+            raise ValueError(
+                f"masks with different chunks cannot be joined: got {self.chunk} and {other.chunk}"
+            )
+        if self.slopes is not None and other.slopes is not None:
+            raise ValueError("both masks add an ALiBi bias: join at most one alibi()")
+        windows = [w for w in (self.window, other.window) if w is not None]
+        return Mask(
+            causal=self.causal or other.causal,
+            window=min(windows) if windows else None,
+            chunk=self.chunk or other.chunk,
+            lengths=_shorter(self.lengths, other.lengths),
+            queries=_shorter(self.queries, other.queries),
+            slopes=self.slopes if other.slopes is None else other.slopes,
+            tensors=self.tensors + other.tensors,
+        )
+
+    def __rand__(self, other: Tensor) -> Mask:
+        return as_mask(other, "the left side of &") & self
+
+    @property
+    def geometric(self) -> bool:
+        """True when only the positions of query and key decide: causal, window, chunk."""
+        return self.lengths is None and self.queries is None and self.slopes is None and not self.tensors
+
+    @property
+    def empty(self) -> bool:
+        """True when everything is allowed and nothing is added."""
+        return self.geometric and not self.causal and self.window is None and self.chunk is None
+
+    def without(self, *fields: str) -> Mask:
+        """The same mask with some of its conditions taken away."""
+        nothing: dict[str, Any] = {"causal": False, "tensors": ()}
+        return replace(self, **{field: nothing.get(field) for field in fields})
+
+    def of_sequence(self, n: int, queries: int, keys: int) -> Mask:
+        """What is left of the mask for sequence n of the batch once it is cut to its own queries and keys."""
+        shape = range(queries), range(keys), slice(n, n + 1), slice(None)
+        tensors = tuple(_part(tensor, *shape) for tensor in self.tensors)
+        return replace(self, lengths=None, queries=None, tensors=tensors)
+
+    def key_range(self, rows: range, keys: int, offset: int) -> tuple[int, int]:
+        """The keys [low, high) outside which no query of ``rows`` can attend, by geometry alone."""
+        low, high = 0, keys
+        first, last = rows.start + offset, rows.stop - 1 + offset
+        if self.causal:
+            high = min(high, last + 1)
+        if self.window is not None:
+            low, high = max(low, first - self.window + 1), min(high, last + self.window)
+        if self.chunk is not None:
+            low = max(low, first // self.chunk * self.chunk)
+            high = min(high, (last // self.chunk + 1) * self.chunk)
+        return min(low, keys), max(min(low, keys), high)
+
+    def rectangle(
+        self,
+        rows: range,
+        columns: range,
+        offset: int,
+        device: torch.device,
+        batch: slice = slice(None),
+        heads: slice = slice(None),
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """What holds for queries ``rows`` and keys ``columns``: (allowed, bias), None where nothing is said.
+
+        Both broadcast to (batch, heads, rows, columns); ``batch`` and ``heads`` choose a part of those axes.
+        ``offset`` is the position of query 0.
+        """
+        allowed = self._geometry(rows, columns, offset, device)
+        j = torch.arange(columns.start, columns.stop, device=device)
+        if self.lengths is not None:
+            allowed = _both(allowed, j < self.lengths[batch].to(device)[:, None, None, None])
+        if self.queries is not None:
+            i = torch.arange(rows.start, rows.stop, device=device)[:, None]
+            allowed = _both(allowed, i < self.queries[batch].to(device)[:, None, None, None])
+        bias = None
+        if self.slopes is not None:
+            i = torch.arange(rows.start, rows.stop, device=device)[:, None] + offset
+            bias = -self.slopes[heads].to(device)[:, None, None] * (i - j).abs()
+        for tensor in self.tensors:
+            part = _part(tensor, rows, columns, batch, heads)
+            if part.dtype == torch.bool:
+                allowed = _both(allowed, part)
+            else:
+                bias = part if bias is None else bias + part
+        return allowed, bias
+
+    def dense(self, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
+        """The whole mask, broadcasting to (batch, heads, queries, keys); for looking at small ones.
+
+        Boolean, or floating (-inf where hidden) when the mask adds a bias.
+        """
+        device = torch.device(device)
+        allowed, bias = self.rectangle(range(queries), range(keys), keys - queries, device)
+        if allowed is None:
+            allowed = torch.ones(queries, keys, dtype=torch.bool, device=device)
+        return allowed if bias is None else torch.where(allowed, bias, -torch.inf)
+
+    def _geometry(self, rows: range, columns: range, offset: int, device: torch.device) -> Tensor | None:
+        first, last = rows.start + offset, rows.stop - 1 + offset  # positions of the first and last query
+        low, high = columns.start, columns.stop - 1
+        i = torch.arange(first, last + 1, device=device)[:, None]
+        j = torch.arange(low, high + 1, device=device)
+        allowed = None
+        if self.causal and high > first:
+            allowed = j <= i
+        if self.window is not None and max(last - low, high - first) >= self.window:
+            allowed = _both(allowed, (i - j).abs() < self.window)
+        if self.chunk is not None and len({p // self.chunk for p in (first, last, low, high)}) > 1:
+            same = torch.div(i, self.chunk, rounding_mode="floor") == torch.div(
+                j, self.chunk, rounding_mode="floor"
+            )
+            allowed = _both(allowed, same)
+        return allowed
+
+
+def causal() -> Mask:
+    """Each query attends to its own position and those before it, aligned at the last query and key.
+
+    >>> causal().dense(2, 4).int()
+    tensor([[1, 1, 1, 0],
+            [1, 1, 1, 1]], dtype=torch.int32)
+    """
+    return Mask(causal=True)
+
+
+def window(size: int) -> Mask:
+    """Each query attends to positions less than ``size`` away from its own: ``|i - j| < size``.
+
+    >>> window(2).dense(3, 3).int()
+    tensor([[1, 1, 0],
+            [1, 1, 1],
+            [0, 1, 1]], dtype=torch.int32)
+    """
+    return Mask(window=_at_least_one(size, "window"))
+
+
+def chunk(size: int) -> Mask:
+    """Attention only inside consecutive pieces of ``size`` positions.
+
+    >>> chunk(2).dense(3, 3).int()
+    tensor([[1, 1, 0],
+            [1, 1, 0],
+            [0, 0, 1]], dtype=torch.int32)
+    """
+    return Mask(chunk=_at_least_one(size, "chunk"))
+
+
+def padding(lengths: Tensor, queries: Tensor | None = None) -> Mask:
+    """Hide the keys at or past each sequence's length.
+
+    ``lengths`` is an integer tensor (batch,). Padded queries still attend to the real keys unless their own
+    lengths are given as ``queries``: then their output is zero, and sequences are computed without their
+    padding, which is what makes padded batches fast. Keep lengths on the CPU for that: reading them back from a
+    GPU would make it wait.
+
+    >>> lengths = torch.tensor([3, 1])
+    >>> padding(lengths).dense(1, 3).int().flatten(1)
+    tensor([[1, 1, 1],
+            [1, 0, 0]], dtype=torch.int32)
+    >>> padding(lengths, queries=lengths).dense(3, 3).int()[1, 0]
+    tensor([[1, 0, 0],
+            [0, 0, 0],
+            [0, 0, 0]], dtype=torch.int32)
+    """
+    return Mask(
+        lengths=_lengths(lengths, "lengths"),
+        queries=None if queries is None else _lengths(queries, "queries"),
+    )
+
+
+def alibi(heads: int) -> Mask:
+    """Attention with linear biases: ``-slope * |i - j|`` is added, a slope a head, 2^(-8/heads) down to 2^-8.
+
+    For a number of heads that is no power of two, the slopes of the next lower power are followed by every
+    second one of the next higher, as its authors do.
+
+    >>> alibi(2).dense(1, 3)[:, 0]
+    tensor([[-0.1250, -0.0625, -0.0000],
+            [-0.0078, -0.0039, -0.0000]])
+    """
+    _at_least_one(heads, "heads")
+    lower = 2 ** (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * (h + 1) / lower) for h in range(lower)]
+    slopes += [2.0 ** (-4 * (2 * h + 1) / lower) for h in range(heads - lower)]
+    return Mask(slopes=torch.tensor(slopes))
+
+
+def as_mask(value: Mask | Tensor | None, name: str = "mask") -> Mask:
+    """A `Mask` from what a caller may pass: a Mask, a boolean or floating tensor, or None.
+
+    >>> as_mask(torch.tensor([True, False])).dense(1, 2)
+    tensor([[[[ True, False]]]])
+    """
+    if value is None:
+        return Mask()
+    if isinstance(value, Mask):
+        return value
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a Mask or a tensor, got {type(value).__name__}")
+    if value.dtype != torch.bool and not value.is_floating_point():
+        raise TypeError(
+            f"{name}: got a tensor of {value.dtype}; give a boolean mask (True may attend, e.g. mask.bool()) "
+            "or a floating one that is added to the scores"
+        )
+    return Mask(tensors=(value,))
+
+
+def check(mask: Mask, batch: int, heads: int, queries: int, keys: int) -> None:
+    """Raise a ValueError that names what does not fit (batch, heads, queries, keys)."""
+    target = (batch, heads, queries, keys)
+    for tensor in mask.tensors:
+        shape = tuple(tensor.shape)
+        fits = len(shape) <= 4 and all(
+            size in (1, whole) for size, whole in zip(reversed(shape), reversed(target), strict=False)
+        )
+        if not fits:
+            hint = ""
+            if shape == (batch, keys):
+                hint = "; a padding mask of (batch, keys) is given as mask[:, None, None, :]"
+            elif shape == (batch, queries, keys):
+                hint = "; a mask of (batch, queries, keys) is given as mask[:, None]"
+            raise ValueError(
+                f"mask: shape {shape} does not broadcast to (batch, heads, queries, keys) = {target}{hint}"
+            )
+    for name, lengths in (("lengths", mask.lengths), ("queries", mask.queries)):
+        if lengths is not None and lengths.shape[0] != batch:
+            raise ValueError(f"mask {name}: got {lengths.shape[0]} lengths for a batch of {batch}")
+    if mask.slopes is not None and mask.slopes.shape[0] != heads:
+        raise ValueError(f"mask: alibi was made for {mask.slopes.shape[0]} heads, attention has {heads}")
+
+
+def _both(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a & b
+
+
+def _part(tensor: Tensor, rows: range, columns: range, batch: slice, heads: slice) -> Tensor:
+    """The part of a broadcastable tensor that covers these rows, columns, batch elements and heads."""
+    tensor = tensor[(None,) * (4 - tensor.dim())]
+    slices = (batch, heads, slice(rows.start, rows.stop), slice(columns.start, columns.stop))
+    return tensor[
+        tuple(slice(None) if size == 1 else s for size, s in zip(tensor.shape, slices, strict=True))
+    ]
+
+
+def _shorter(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return torch.minimum(a, b.to(a.device))
+
+
+def _lengths(value: Tensor, name: str) -> Tensor:
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.dtype == torch.bool:
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name}: expected an integer tensor of shape (batch,), got {got}")
+    if value.dim() != 1:
+        raise ValueError(f"{name}: expected shape (batch,), got {tuple(value.shape)}")
+    return value
+
+
+def _at_least_one(value: int, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name}: expected a whole number, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name}: expected at least 1, got {value}")
+    return value
