@@ -1,0 +1,257 @@
+"""Writing with a `Decoder` or a `Seq2Seq`: greedily, by sampling, or by beam search, on the cache.
+
+Prompts of different lengths are moved to end at the same place (padding on the left, which nobody sees), so
+that all of them step together; each continues as it would alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.nn.stack import DecoderCache
+from manyheads.nn.transformers import Decoder, Seq2Seq
+
+__all__ = ["generate"]
+
+
+@torch.no_grad()
+def generate(
+    model: Decoder | Seq2Seq,
+    prompt: Tensor,
+    *,
+    new_tokens: int,
+    lengths: Tensor | None = None,
+    start: int | None = None,
+    end: int | None = None,
+    beams: int = 1,
+    length_penalty: float = 1.0,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Continue prompts with a `Decoder`, or write the target of a source with a `Seq2Seq`.
+
+    Greedy unless ``beams`` is above 1 (beam search) or one of ``temperature``, ``top_k``, ``top_p`` is given
+    (sampling). Dropout is off meanwhile.
+
+    Parameters
+    ----------
+    model
+        A `Decoder` with a vocabulary, or a `Seq2Seq` with a target vocabulary.
+    prompt
+        Ids ``(batch, length)`` to continue; for a `Seq2Seq` its source (ids, or vectors).
+    new_tokens
+        How many tokens to write at most.
+    lengths
+        Where each prompt (or source) ends, ``(batch,)``; places past it are padding.
+    start
+        For a `Seq2Seq`: the id that every target begins with.
+    end
+        The id that ends a text. A text that ended is filled up with it.
+    beams
+        Width of the beam: how many hypotheses of each text are kept.
+    length_penalty
+        Hypotheses are compared by log probability / length ** length_penalty; 0 compares whole probabilities.
+    temperature
+        Divides the logits before sampling: below 1 bolder, above 1 more varied.
+    top_k
+        Sample among the k most probable tokens only.
+    top_p
+        Sample among the fewest tokens that hold this much probability together.
+    generator
+        The random numbers for sampling; the same seed gives the same text.
+
+    Returns
+    -------
+    Tensor
+        The new tokens, ``(batch, new_tokens)``, without the prompt; fewer columns if all texts end before.
+
+    Examples
+    --------
+    >>> from manyheads.nn.transformers import Decoder, Seq2Seq
+    >>> decoder = Decoder(12, heads=3, layers=2, vocabulary=101)
+    >>> prompt = torch.randint(101, (2, 7))
+    >>> generate(decoder, prompt, new_tokens=5, lengths=torch.tensor([7, 4])).shape
+    torch.Size([2, 5])
+    >>> seed = torch.Generator().manual_seed(0)
+    >>> generate(decoder, prompt, new_tokens=5, temperature=0.8, top_p=0.9, generator=seed).shape
+    torch.Size([2, 5])
+    >>> model = Seq2Seq(12, heads=3, layers=2, vocabulary=101)
+    >>> generate(model, prompt, new_tokens=5, start=1, beams=3).shape
+    torch.Size([2, 5])
+    """
+    if not isinstance(model, Decoder | Seq2Seq):
+        raise TypeError(f"model: expected a Decoder or a Seq2Seq, got {type(model).__name__}")
+    sampling = not (temperature is None and top_k is None and top_p is None)
+    _check(new_tokens, beams, sampling, temperature, top_k, top_p)
+    with _without_dropout(model):
+        if isinstance(model, Seq2Seq):
+            decoder = model.decoder
+            ids, cache = _read_source(model, prompt, lengths, start, new_tokens)
+        else:
+            decoder = model
+            ids, cache = _read_prompt(model, prompt, lengths, new_tokens)
+        if beams > 1:
+            return _search(decoder, ids, cache, new_tokens, end, beams, length_penalty)
+        written: list[Tensor] = []
+        ended = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+        while len(written) < new_tokens and not bool(ended.all()):
+            logits = decoder(ids, cache=cache, last=True)[:, -1].float()  # (batch, vocabulary)
+            if sampling:
+                logits = narrow(logits / (1.0 if temperature is None else temperature), top_k, top_p)
+                token = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+            else:
+                token = logits.argmax(-1, keepdim=True)
+            if end is not None:
+                token = token.masked_fill(ended[:, None], end)
+                ended = ended | (token[:, 0] == end)
+            written.append(token)
+            ids = token
+    return torch.cat(written, dim=1)
+
+
+def narrow(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
+    """Logits ``(batch, vocabulary)`` with -inf for the tokens that are not to be sampled.
+
+    Examples
+    --------
+    >>> logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    >>> narrow(logits, top_k=3).softmax(-1)
+    tensor([[0.5263, 0.3158, 0.1579, 0.0000]])
+    >>> narrow(logits, top_p=0.7).softmax(-1)
+    tensor([[0.6250, 0.3750, 0.0000, 0.0000]])
+    """
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = logits.topk(top_k).values[..., -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if top_p is not None:
+        sorted_logits, order = logits.sort(descending=True)
+        share = sorted_logits.softmax(-1)
+        before = share.cumsum(-1) - share  # what the more probable tokens already hold
+        logits = logits.masked_fill((before >= top_p).gather(-1, order.argsort(-1)), -torch.inf)
+    return logits
+
+
+def _search(
+    decoder: Decoder,
+    ids: Tensor,
+    cache: DecoderCache,
+    new_tokens: int,
+    end: int | None,
+    beams: int,
+    length_penalty: float,
+) -> Tensor:
+    """The best of ``beams`` hypotheses a row. One that ended keeps its place as long as its score does."""
+    batch, device = ids.shape[0], ids.device
+    first = torch.arange(batch, device=device)[:, None] * beams  # the first hypothesis of each row
+    total = torch.full((batch, beams), -torch.inf, device=device)  # log probability of each hypothesis
+    total[:, 0] = 0  # at first there is one: nothing
+    length = torch.zeros(batch, beams, device=device)
+    ended = torch.zeros(batch, beams, dtype=torch.bool, device=device)
+    written = torch.empty(batch, beams, 0, dtype=ids.dtype, device=device)
+    logits = decoder(ids, cache=cache, last=True).expand(-1, beams, -1)  # (batch, beams, vocabulary)
+    cache.reorder(torch.arange(batch, device=device).repeat_interleave(beams))
+    while True:
+        step = logits.float().log_softmax(-1)
+        if end is not None:  # what ended goes on with `end` at no cost, and with nothing else
+            step = step.masked_fill(ended[..., None], -torch.inf)
+            step[..., end] = step[..., end].masked_fill(ended, 0)
+        length = length + ~ended
+        score = (total[..., None] + step) / length[..., None] ** length_penalty
+        best, choice = score.flatten(1).topk(beams)  # (batch, beams), the best first
+        parent, token = choice // step.shape[-1], choice % step.shape[-1]
+        total = total.gather(1, parent) + step.flatten(1).gather(1, choice)
+        length, ended = length.gather(1, parent), ended.gather(1, parent)
+        if end is not None:
+            ended = ended | (token == end)
+        written = torch.cat([written.gather(1, parent[..., None].expand_as(written)), token[..., None]], -1)
+        if written.shape[-1] == new_tokens or bool((ended | best.isneginf()).all()):
+            return written[:, 0]
+        cache.reorder((first + parent).flatten())
+        logits = decoder(token.view(-1, 1), cache=cache, last=True).view(batch, beams, -1)
+
+
+def _read_prompt(
+    decoder: Decoder, prompt: Tensor, lengths: Tensor | None, new_tokens: int
+) -> tuple[Tensor, DecoderCache]:
+    """The prompts, all ending in the last column, and the cache to read them into."""
+    if decoder.embedding is None:
+        raise ValueError("model: expected a Decoder with a vocabulary, got one of vectors")
+    if prompt.dim() != 2 or prompt.shape[1] == 0:
+        raise ValueError(f"prompt: expected (batch, length) with at least one id, got {tuple(prompt.shape)}")
+    left = None
+    if lengths is not None:
+        lengths = lengths.to(prompt.device)
+        if lengths.shape != prompt.shape[:1] or bool(((lengths < 1) | (lengths > prompt.shape[1])).any()):
+            batch, length = prompt.shape
+            raise ValueError(f"lengths: expected {batch} numbers from 1 to {length}, got {lengths.tolist()}")
+        longest = int(lengths.max())
+        left = longest - lengths
+        place = torch.arange(longest, device=prompt.device) - left[:, None]
+        prompt = prompt.gather(1, place.clamp(min=0))
+        if not bool(left.any()):
+            left = None
+    if left is not None and any(block.attention.chunk for block in decoder.blocks):
+        raise ValueError("lengths: a decoder with chunks takes prompts of equal lengths, got different ones")
+    return prompt, decoder.new_cache(_room(decoder, prompt.shape[1], new_tokens), left=left)
+
+
+def _read_source(
+    model: Seq2Seq, source: Tensor, lengths: Tensor | None, start: int | None, new_tokens: int
+) -> tuple[Tensor, DecoderCache]:
+    """The first token of every target, and the cache that knows the source."""
+    if model.decoder.embedding is None:
+        raise ValueError("model: expected a Seq2Seq with a target vocabulary, got one of vectors")
+    if start is None:
+        raise ValueError("start: expected the id that every target begins with, got None")
+    read = model.encoder(source, lengths=lengths)
+    ids = torch.full((source.shape[0], 1), start, dtype=torch.int64, device=source.device)
+    room = _room(model.decoder, 1, new_tokens)
+    return ids, model.decoder.new_cache(room, read, context_lengths=lengths)
+
+
+def _room(decoder: Decoder, length: int, new_tokens: int) -> int:
+    """How many tokens the decoder will read: all but the last one written."""
+    room = length + new_tokens - 1
+    if decoder.max_length is not None and room > decoder.max_length:
+        raise ValueError(
+            f"new_tokens: {length} tokens and {new_tokens} new ones need {room} positions, "
+            f"expected at most {decoder.max_length} (max_length)"
+        )
+    return room
+
+
+def _check(
+    new_tokens: int,
+    beams: int,
+    sampling: bool,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+) -> None:
+    for name, count in (("new_tokens", new_tokens), ("beams", beams), ("top_k", top_k)):
+        if count is not None and count < 1:
+            raise ValueError(f"{name}: expected at least 1, got {count}")
+    if temperature is not None and not temperature > 0:
+        raise ValueError(f"temperature: expected more than 0 (leave it out for greedy), got {temperature}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p: expected a share above 0 and up to 1, got {top_p}")
+    if sampling and beams > 1:
+        raise ValueError(f"beams: expected 1 with temperature, top_k or top_p, got {beams}")
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
