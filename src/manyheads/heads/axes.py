@@ -1,0 +1,166 @@
+"""What each axis of a tensor is, kept up through transposes and reshapes.
+
+Roles: ``b`` batch, ``h`` heads, ``g`` query heads of one key head, ``n`` batch * heads,
+``q`` queries, ``k`` keys, ``d`` width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Roles = tuple[str, ...]
+_ORDER = {role: place for place, role in enumerate("bnhgqkd")}
+
+_SWAPS = {
+    torch.transpose, Tensor.transpose, Tensor.transpose_, torch.swapaxes, Tensor.swapaxes, torch.swapdims,
+    Tensor.swapdims,
+}  # fmt: skip
+_PERMUTES = {torch.permute, Tensor.permute}
+_LAST_SWAPS = {Tensor.mT.__get__, Tensor.mH.__get__, torch.adjoint, Tensor.adjoint}  # type: ignore[attr-defined]
+_LOSES = {Tensor.T.__get__, Tensor.H.__get__, torch.movedim, Tensor.movedim}  # type: ignore[attr-defined]
+
+
+def roles_after(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    roles: Roles,
+    before: Tensor,
+    after: Tensor,
+) -> Roles | None:
+    """The roles of the result's axes, or None when it is no longer one weight per query and key."""
+    if func in _SWAPS:
+        first, second = (*args[1:], *(value for name, value in sorted(kwargs.items()) if name != "input"))
+        return _swapped(roles, first, second)
+    if func in _LAST_SWAPS:
+        return _swapped(roles, -1, -2)
+    if func in _PERMUTES:
+        dims = args[1] if len(args) == 2 and not isinstance(args[1], int) else args[1:] or kwargs["dims"]
+        return tuple(roles[dim] for dim in dims)
+    if func in _LOSES:
+        return None
+    if before.shape == after.shape:
+        return roles
+    if before.dim() == after.dim() and before.numel() != after.numel():
+        changed = {
+            role for role, old, new in zip(roles, before.shape, after.shape, strict=True) if old != new
+        }
+        return roles if changed == {"k"} else None  # a sink's column joined or dropped
+    return (
+        regroup(roles, tuple(before.shape), tuple(after.shape)) if before.numel() == after.numel() else None
+    )
+
+
+def _swapped(roles: Roles, first: int, second: int) -> Roles:
+    swapped = list(roles)
+    swapped[first], swapped[second] = roles[second], roles[first]
+    return tuple(swapped)
+
+
+def regroup(roles: Roles, before: tuple[int, ...], after: tuple[int, ...]) -> Roles | None:
+    """The roles of the axes after a reshape, or None when it tore queries, keys or heads apart.
+
+    >>> regroup(("b", "h", "q", "k"), (2, 3, 5, 7), (6, 5, 7))
+    ('n', 'q', 'k')
+    >>> regroup(("n", "q", "k"), (6, 5, 7), (2, 3, 5, 7))
+    ('b', 'h', 'q', 'k')
+    >>> regroup(("b", "h", "q", "k"), (2, 3, 5, 7), (2, 15, 7)) is None
+    True
+    """
+    out: list[str] = []
+    i = j = 0
+    while i < len(before) or j < len(after):
+        olds, news = before[i : i + 1], after[j : j + 1]
+        left, right = _size(olds), _size(news)
+        while left != right or not olds or not news:
+            if (left < right or not olds) and i + len(olds) < len(before):
+                olds = before[i : i + len(olds) + 1]
+            elif j + len(news) < len(after):
+                news = after[j : j + len(news) + 1]
+            elif i + len(olds) < len(before):
+                olds = before[i : i + len(olds) + 1]
+            else:
+                break
+            left, right = _size(olds), _size(news)
+        if left != right:
+            return None
+        named = _group(roles[i : i + len(olds)], olds, news)
+        if named is None:
+            return None
+        out += named
+        i, j = i + len(olds), j + len(news)
+    return tuple(out)
+
+
+def _size(sizes: tuple[int, ...]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
+def _group(roles: Roles, olds: tuple[int, ...], news: tuple[int, ...]) -> list[str] | None:
+    """Roles of ``news``, the axes that a group of axes ``olds`` with ``roles`` was reshaped to."""
+    if olds == news:
+        return list(roles)
+    kept = tuple(role for role, size in zip(roles, olds, strict=True) if size != 1) or roles[-1:]
+    real = [place for place, size in enumerate(news) if size != 1] or [len(news) - 1]
+    if len(kept) > 1 and len(real) == 1:
+        joined = {"bh": "n", "bb": "b", "hg": "h", "bhg": "n", "ng": "n", "bbh": "n"}.get("".join(kept))
+        into = [joined] if joined else None
+    elif len(kept) == 1 and len(real) == 2 and kept[0] in "nhb":
+        into = {"n": ["b", "h"], "h": ["h", "g"], "b": ["b", "b"]}[kept[0]]
+    elif len(kept) == 1 and len(real) == 1:
+        into = [kept[0]]
+        if kept[0] == "n" and real[0] + 1 < len(news):  # (batch * 1 head) -> (batch, 1)
+            into = ["b"]
+        elif kept[0] == "n" and len(news) > 1:  # (1 * heads) -> (1, heads)
+            into = ["h"]
+        elif kept[0] == "h" and len(news) == 1 and "b" in roles:  # (1, heads) -> (1 * heads)
+            into = ["n"]
+    else:
+        into = None
+    if into is None:
+        return None
+    named = ["b"] * len(news)
+    for place, role in zip(real, into, strict=True):
+        named[place] = role
+    return named
+
+
+def canonical(tensor: Tensor, roles: Roles, heads: int) -> Tensor:
+    """View a tensor as (batch, heads, ...): axes in the order b, h, g, q, then k or d; ``n`` split into
+    batch and heads.
+
+    >>> canonical(torch.zeros(5, 6, 7), ("q", "n", "k"), heads=3).shape
+    torch.Size([2, 3, 5, 7])
+    """
+    tensor = tensor.permute(_arranged(roles))
+    sizes = dict.fromkeys("bnhg", 1)
+    for role, size in zip(roles, (tensor.shape[i] for i in _places(roles)), strict=True):
+        if role in sizes:
+            sizes[role] *= size
+    merged = sizes["n"] // heads if "n" in roles else 1
+    count = sizes["h"] * sizes["g"] * (heads if "n" in roles else 1)
+    return tensor.reshape(sizes["b"] * merged, count, *tensor.shape[-2:])
+
+
+def restore(tensor: Tensor, roles: Roles, shape: torch.Size) -> Tensor:
+    """Undo `canonical`: back to the axes ``roles`` with ``shape``."""
+    order = _arranged(roles)
+    return tensor.reshape([shape[i] for i in order]).permute(_places(roles))
+
+
+def _arranged(roles: Roles) -> list[int]:
+    """The permutation that puts the axes into the order b, n, h, g, q, k or d."""
+    return sorted(range(len(roles)), key=lambda i: _ORDER[roles[i]])
+
+
+def _places(roles: Roles) -> list[int]:
+    """Where `_arranged` puts each axis: its inverse."""
+    order = _arranged(roles)
+    return [order.index(i) for i in range(len(order))]

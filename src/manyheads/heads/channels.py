@@ -1,0 +1,251 @@
+"""The ways in which a model can make an attention call, each turned into a `Call`.
+
+A channel is a function (mode, func, args, kwargs) -> what the torch function returns, perhaps edited.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from manyheads.heads import written
+from manyheads.heads.axes import Roles, canonical, restore
+from manyheads.heads.calls import SDPA, Call, Fused, flex_scores, from_sdpa
+from manyheads.heads.flow import Tag
+from manyheads.nn.attention import attention
+from manyheads.nn.mask import Mask, as_mask
+
+if TYPE_CHECKING:
+    from manyheads.heads.intercept import Frame, Mode, State
+
+Channel = Callable[["Mode", Any, tuple[Any, ...], dict[str, Any]], Any]
+
+_LEADING: dict[int, Roles] = {2: (), 3: ("n",), 4: ("b", "h"), 5: ("b", "b", "h")}
+# Where modules keep their number of heads, for a merged (batch * heads) axis that came from an unseen
+# reshape.
+_HEADS_ATTRIBUTES = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads", "h")
+
+
+def _sdpa(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _fused(mode, func(*args, **kwargs), from_sdpa(args, kwargs))
+
+
+def _ours(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    out = func(*args, **kwargs)
+    mask = as_mask(kwargs.get("mask")) & Mask(
+        causal=bool(kwargs.get("causal")), window=kwargs.get("window"), chunk=kwargs.get("chunk")
+    )
+    return _fused(
+        mode, out, Fused(args[0], args[1], args[2], mask, kwargs.get("scale"), kwargs.get("dropout", 0.0))
+    )
+
+
+def _flex(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    out, *rest = func(*args, **kwargs)
+    with torch.no_grad():
+        scores = flex_scores(args)
+    return (_fused(mode, out, Fused(args[0], args[1], args[2], Mask(), args[5]), scores), *rest)
+
+
+def _multi_head(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch's own module dispatches once more before it does anything, so a copy that does not is run
+    instead.
+    """
+    body = types.FunctionType(
+        func.__code__,
+        {**func.__globals__, "has_torch_function": lambda _: False},
+        func.__name__,
+        func.__defaults__,
+    )
+    before, mode.state.heads = mode.state.heads, args[4] if len(args) > 4 else kwargs["num_heads"]
+    try:
+        with mode:
+            return body(*args, **kwargs)
+    finally:
+        mode.state.heads = before
+
+
+def _matmul(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    out = func(*args, **kwargs)
+    factors = written.operands(func, args, kwargs)
+    found = written.product(mode.state.flow, *factors, out) if factors is not None else None
+    return _written(mode, func, args, kwargs, out, found)
+
+
+def _einsum(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    out = func(*args, **kwargs)
+    return _written(mode, func, args, kwargs, out, written.einsum(mode.state.flow, args, out))
+
+
+def _softmax(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    out = func(*args, **kwargs)
+    written.softmax(mode.state.flow, args, kwargs, out, tuple(mode.state.frames))
+    return out
+
+
+def _embedding(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    out = func(*args, **kwargs)
+    ids, table = (args[0] if args else kwargs["input"]), (args[1] if len(args) > 1 else kwargs["weight"])
+    mode.state.flow.embedded(ids, table.shape[0], out)
+    return out
+
+
+def _fused(mode: Mode, out: Tensor, given: Fused, scores: Tensor | None = None) -> Tensor:
+    """Emit the call of a fused kernel."""
+    state, lead = mode.state, _LEADING.get(out.dim())
+    if not state.frames or lead is None:
+        return out
+    frame, flow = state.frames[-1], state.flow
+    name = state.name(frame, given.query)
+    mine, theirs = flow.streams(given.query), flow.streams(given.value)
+    query, key, value, output, mask = given.query, given.key, given.value, out, given.mask
+    if out.dim() != 4:
+        tag = flow.get(query)
+        heads = _heads(mode, name, frame, query.shape[0], tag.heads if tag else 0) if out.dim() == 3 else 1
+        query, key, value, output = (canonical(x, (*lead, "q", "d"), heads) for x in (query, key, value, out))
+        mask = Mask(
+            causal=mask.causal,
+            tensors=tuple(
+                canonical(x.expand(*out.shape[:-1], given.key.shape[-2]), (*lead, "q", "k"), heads)
+                for x in mask.tensors
+            ),
+        )
+    site = mode.owner.site(
+        name,
+        query.shape[1],
+        lambda: _kv_heads(key, value, query.shape[1]),
+        _cross(mine, theirs, flow.tracing),
+    )
+    call = Call(site, query, key, value, output, mask, given.scale, given.dropout, scores)
+    if flow.ids:
+        call.tokens = flow.tokens(theirs, value.shape[0], value.shape[2])
+    edited = mode.owner.emit(call)
+    if edited is not None:
+        out = edited if out.dim() == 4 else restore(edited, (*lead, "q", "d"), out.shape)
+    if flow.tracing:
+        flow.put(out, Tag(streams=mine))
+    return out
+
+
+def _written(
+    mode: Mode,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Tensor,
+    found: written.Contraction | None,
+) -> Tensor:
+    """Emit the call that hand-written attention has just completed, if it has."""
+    state, flow = mode.state, mode.state.flow
+    frame = _common(state, found.weights.place) if found is not None else None
+    if found is None or frame is None:
+        if flow.get(out) is None:
+            flow.follow(func, args, kwargs, out)
+        return out
+    weights, product = found.weights, found.weights.product
+    name = state.name(frame, out if product is None else product.query)
+    merged = "n" in found.output_roles
+    heads = 1
+    if merged:
+        tag = flow.get(found.value)
+        hint = (product.heads if product else 0) or (tag.heads if tag else 0)
+        heads = _heads(mode, name, frame, out.shape[found.output_roles.index("n")], hint)
+    value, output = (
+        canonical(found.value, found.value_roles, heads),
+        canonical(out, found.output_roles, heads),
+    )
+    scores = canonical(weights.scores, weights.roles, heads)
+    query = key = None
+    if product is not None:
+        query, key = (
+            canonical(product.query, product.query_roles, heads),
+            canonical(product.key, product.key_roles, heads),
+        )
+    sinks = scores.shape[-1] - value.shape[2]
+    if sinks < 0 or scores.shape[1:3] != output.shape[1:3]:
+        flow.follow(func, args, kwargs, out)
+        return out
+    mine, theirs = (product.streams if product else 0), flow.streams(found.value)
+    site = mode.owner.site(
+        name,
+        output.shape[1],
+        lambda: _kv_heads(key, value, output.shape[1]),
+        _cross(mine, theirs, flow.tracing),
+    )
+    call = Call(
+        site, query, key, value, output, Mask(), scores=scores, sinks=(weights.before, sinks - weights.before)
+    )
+    if flow.ids:
+        call.tokens = flow.tokens(theirs, value.shape[0], value.shape[2])
+    edited = mode.owner.emit(call)
+    weights.product = None
+    if edited is not None:
+        out = restore(edited, found.output_roles, out.shape)
+    if flow.tracing:
+        flow.put(out, Tag(streams=mine or theirs))
+    return out
+
+
+def _common(state: State, place: tuple[Any, ...]) -> Frame | None:
+    """The innermost module that was running at the softmax and still is."""
+    common = None
+    for then, now in zip(place, state.frames, strict=False):
+        if then is not now:
+            break
+        common = now
+    return common
+
+
+def _heads(mode: Mode, name: str, frame: Frame, merged: int, followed: int) -> int:
+    """How many heads a merged axis (batch * heads) holds."""
+    known = mode.owner.sites.by_name.get(name)
+    named = (getattr(frame.module, attribute, 0) for attribute in _HEADS_ATTRIBUTES)
+    for heads in (known.heads if known else 0, mode.state.heads, followed, *named):
+        if isinstance(heads, int) and heads > 0 and merged % heads == 0:
+            return heads
+    return 1
+
+
+def _cross(mine: int, theirs: int, tracing: bool) -> bool | None:
+    return not mine & theirs if tracing and mine and theirs else None
+
+
+def _kv_heads(key: Tensor | None, value: Tensor, heads: int) -> tuple[int, ...]:
+    """Which key head each head reads. Heads whose keys and values are the same to the bit read a repeated
+    one.
+    """
+    kv_heads = value.shape[1]
+    if kv_heads != heads:
+        return tuple(head * kv_heads // heads for head in range(heads))
+    parts = [value] if key is None or key.shape[1] != heads else [key, value]
+    sample = torch.cat([x[:1, :, -8:].detach().flatten(2) for x in parts], -1)[0]  # (heads, numbers)
+    if value.device.type == "meta" or not sample.numel():
+        return tuple(range(heads))
+    found: list[int] = []
+    first: list[int] = []  # one head of each key head
+    for head in range(heads):
+        twin = next((i for i, other in enumerate(first) if torch.equal(sample[head], sample[other])), None)
+        if twin is None or not sample[head].any():
+            twin = len(first)
+            first.append(head)
+        found.append(twin)
+    return tuple(found)
+
+
+CHANNELS: dict[Any, Channel] = (
+    dict.fromkeys(SDPA, _sdpa)
+    | {
+        attention: _ours,
+        F.multi_head_attention_forward: _multi_head,
+        torch.einsum: _einsum,
+        F.embedding: _embedding,
+    }
+    | {torch.ops.higher_order.flex_attention: _flex}
+    | dict.fromkeys(written.MATMULS | written.ADDED_MATMULS, _matmul)
+    | dict.fromkeys(written.SOFTMAXES, _softmax)
+)

@@ -1,0 +1,174 @@
+"""Following tensors through a forward pass: which axis is which in attention written by hand, and whose
+sequence it is.
+
+A model that writes its own softmax computes ``scores = q @ k.T``, turns them into weights, and multiplies
+the weights by ``v``, with scaling, masks, casts, dropout and reshapes in between. `Flow` tags the tensors
+on that way. A tag says what
+each axis is (see `axes`).
+
+It also says from which *streams* (embeddings, inputs) a tensor was made, attention passing on the stream of
+its queries only: keys that share no stream with their queries come from another sequence, so that is
+cross-attention.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from manyheads.heads.axes import Roles, roles_after
+
+
+@dataclass(slots=True)
+class Product:
+    """A product of two activations that may turn out to be attention scores."""
+
+    query: Tensor  # (..., queries, d_key), axes by `query_roles`
+    key: Tensor
+    query_roles: Roles
+    key_roles: Roles
+    streams: int  # of the queries
+    heads: int  # of a merged batch * heads axis, 0 when unknown
+
+
+@dataclass(slots=True)
+class Weights:
+    """The result of a softmax that may turn out to be attention."""
+
+    scores: Tensor
+    roles: Roles  # of the scores
+    product: Product | None
+    place: tuple[Any, ...]  # the modules that were running
+    before: int = 0  # columns dropped from the left since
+
+
+@dataclass(slots=True)
+class Tag:
+    """What is known of one tensor."""
+
+    streams: int = 0
+    heads: int = 0
+    roles: Roles | None = None
+    product: Product | None = None
+    weights: Weights | None = None
+
+
+@dataclass(slots=True)
+class Flow:
+    """The tags of one forward pass in one thread."""
+
+    constants: frozenset[int]  # ids of parameters and buffers: they belong to no stream
+    tracing: bool = True  # follow streams too, not only hand-written attention
+    tags: dict[int, tuple[weakref.ref[Tensor], Tag]] = field(default_factory=dict)
+    roots: int = 0
+    ids: dict[int, tuple[Tensor, int]] = field(
+        default_factory=dict
+    )  # stream -> token ids, size of the vocabulary
+
+    def get(self, tensor: Any) -> Tag | None:
+        entry = self.tags.get(id(tensor))
+        return None if entry is None or entry[0]() is not tensor else entry[1]
+
+    def put(self, tensor: Tensor, tag: Tag) -> None:
+        key, tags = id(tensor), self.tags
+        tags[key] = (weakref.ref(tensor, lambda _: tags.pop(key, None)), tag)
+
+    def root(self) -> int:
+        self.roots += 1
+        return 1 << (self.roots - 1)
+
+    def streams(self, tensor: Tensor) -> int:
+        """The streams a tensor belongs to; one seen for the first time starts a new one. 0 if not tracing."""
+        tag = self.get(tensor)
+        if tag is not None:
+            return tag.streams
+        if not self.tracing or id(tensor) in self.constants or not tensor.is_floating_point():
+            return 0
+        tag = Tag(streams=self.root())
+        self.put(tensor, tag)
+        return tag.streams
+
+    def embedded(self, ids: Tensor, vocabulary: int, out: Tensor) -> None:
+        """Start a stream with the embeddings ``out`` of token ``ids``."""
+        if self.tracing:
+            stream = self.root()
+            self.ids[stream] = (ids, vocabulary)
+            self.put(out, Tag(streams=stream))
+
+    def tokens(self, streams: int, batch: int, length: int) -> Tensor | None:
+        """The token ids (batch, length) embedded into these streams: of several, those of the largest
+        vocabulary.
+        """
+        found = [
+            (size, ids) for stream, (ids, size) in self.ids.items()
+            if stream & streams and ids.dim() == 2 and ids.shape[1] == length and ids.shape[0] in (1, batch)
+        ]  # fmt: skip
+        return max(found, key=lambda pair: pair[0])[1] if found else None
+
+    def follow(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Tag the result of any call by the tags of its arguments."""
+        if not self.tracing and not self.tags:
+            return
+        streams, heads, carrier, source = 0, 0, None, None
+        for tensor in _tensors(args, kwargs):
+            tag = self.get(tensor)
+            if tag is None:
+                streams |= self.streams(tensor)
+                continue
+            streams |= tag.streams
+            heads = heads or tag.heads
+            if tag.roles is not None and carrier is None:
+                carrier, source = tag, tensor
+        for out in (result,) if isinstance(result, Tensor) else result:
+            if not isinstance(out, Tensor) or not out.is_floating_point():
+                continue
+            roles = None
+            if carrier is not None and source is not None and carrier.roles is not None:
+                roles = roles_after(func, args, kwargs, carrier.roles, source, out)
+            if roles is not None and carrier is not None:
+                self.put(out, Tag(streams, heads, roles, carrier.product, carrier.weights))
+                if carrier.weights is not None and func is Tensor.__getitem__:
+                    carrier.weights.before += _start(args[1])
+            elif self.tracing and id(out) not in self.constants:
+                self.put(out, Tag(streams or self.root(), self._merged_heads(args, out) or heads))
+
+    def _merged_heads(self, args: tuple[Any, ...], out: Tensor) -> int:
+        """The number of heads when a reshape just merged them into the batch axis, else 0."""
+        before = args[0] if args else None
+        if out.dim() != 3 or not isinstance(before, Tensor) or before.numel() != out.numel():
+            return 0
+        old, new = before.shape, out.shape
+        if (
+            len(old) == 4 and old[2:] == new[1:]
+        ):  # (batch, heads, length, width) -> (batch * heads, length, width)
+            return int(old[1])
+        if (
+            len(old) == 3 and old[0] == new[0] and new[2] < old[2]
+        ):  # (length, batch, d_model) -> (.., batch * heads, ..)
+            return int(old[2] // new[2])
+        return 0
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    for value in args:
+        if isinstance(value, Tensor):
+            yield value
+        elif type(value) in (list, tuple):
+            yield from (item for item in value if isinstance(item, Tensor))
+    for value in kwargs.values():
+        if isinstance(value, Tensor):
+            yield value
+
+
+def _start(index: Any) -> int:
+    """Where the slice of the last axis begins in ``x[..., 1:]``."""
+    last = index[-1] if isinstance(index, tuple) and index else None
+    return (
+        int(last.start) if isinstance(last, slice) and isinstance(last.start, int) and last.start > 0 else 0
+    )

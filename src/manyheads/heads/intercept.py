@@ -1,0 +1,243 @@
+"""Interception: any PyTorch model's run, turned into attention calls.
+
+`Interceptor` keeps the stack of running modules by global forward hooks, and while a forward of its model
+runs in a thread it puts a TorchFunctionMode on that thread, which sees every torch function however it was
+imported. Nothing is put into the model, and nothing is left when the context ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from manyheads.heads import channels, surroundings
+from manyheads.heads.calls import Call
+from manyheads.heads.flow import Flow
+from manyheads.heads.sites import Site, Sites
+
+Callback = Callable[[Call], Tensor | None]
+
+
+class Frame:
+    """One running module."""
+
+    __slots__ = ("module", "path", "piece")
+
+    def __init__(self, module: nn.Module, path: str) -> None:
+        self.module = module
+        self.path = path
+        self.piece: tuple[Any, int, str] | None = (
+            None  # storage and end of the queries last seen here, and their site
+        )
+
+
+class State:
+    """What one thread knows while a forward of the model runs in it."""
+
+    def __init__(self, owner: Interceptor, tracing: bool) -> None:
+        self.frames: list[Frame] = []
+        self.counts: dict[str, int] = {}
+        self.flow = Flow(owner.constants, tracing)
+        self.heads = 0  # of the nn.MultiheadAttention that is running
+        self.resumed = False
+        self.mode = Mode(owner, self)
+
+    def name(self, frame: Frame, query: Tensor) -> str:
+        """The site of a call at ``frame``: its path, numbered from the second call on.
+
+        Queries that continue where the last call's ended, in the same memory, are a piece of the same
+        attention (models that loop over packed sequences) and have the same site.
+        """
+        storage, stride, start = query.untyped_storage(), query.stride(-2), query.storage_offset()
+        end = int(start + query.shape[-2] * stride)
+        if (
+            frame.piece is not None
+            and frame.piece[0].data_ptr() == storage.data_ptr()
+            and frame.piece[1] == start
+        ):
+            name = frame.piece[2]
+        else:
+            number = self.counts[frame.path] = self.counts.get(frame.path, 0) + 1
+            name = frame.path if number == 1 else f"{frame.path}#{number}"
+        frame.piece = (storage, end, name)
+        return name
+
+
+class Mode(TorchFunctionMode):
+    """Hands every torch function of one forward pass to the channel that knows it."""
+
+    def __init__(self, owner: Interceptor, state: State) -> None:
+        super().__init__()
+        self.owner = owner
+        self.state = state
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        channel = channels.CHANNELS.get(func)
+        if channel is not None:
+            return channel(self, func, args, kwargs)
+        out = func(*args, **kwargs)
+        if isinstance(out, Tensor) or (type(out) in (tuple, list) and out and isinstance(out[0], Tensor)):
+            self.state.flow.follow(func, args, kwargs, out)
+        return out
+
+
+class Interceptor:
+    """A context in which ``callback`` is called at each attention call of ``model``, after it was computed.
+
+    What the callback returns, unless None, takes the place of the call's output (batch, heads, queries,
+    d_value).
+
+    Parameters
+    ----------
+    model: any module. Its parts may be run in any thread; calls of other models are not seen.
+    callback: gets a `Call`. With ``reruns`` it must do the same each time: gradient checkpointing repeats
+        calls during the backward pass, also after the context has ended.
+    reruns: whether the callback is called in such repetitions, too (editing needs it, counting must not
+        have it).
+    tokens: follow token ids to the keys (`Call.tokens`); costs a little.
+
+    >>> calls = []
+    >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
+    >>> x = torch.randn(3, 5, 6)
+    >>> with Interceptor(nn.Sequential(layer), calls.append):
+    ...     _ = layer(x, x, x, need_weights=False)
+    >>> calls[0].site.name, calls[0].query.shape
+    ('0', torch.Size([3, 2, 5, 3]))
+    """
+
+    def __init__(
+        self, model: nn.Module, callback: Callback, *, reruns: bool = False, tokens: bool = False
+    ) -> None:
+        self.paths = module_paths(model)
+        self.model = model
+        self.callback = callback
+        self.reruns = reruns
+        self.tokens = tokens
+        self.sites = Sites()
+        self.ran: set[str] = set()
+        self.constants = frozenset(id(tensor) for tensor in (*model.parameters(), *model.buffers()))
+        self._tracing = True
+        self._local = threading.local()
+        self._handles: list[Any] = []
+        self._depth = 0
+
+    def __enter__(self) -> Interceptor:
+        self._depth += 1
+        if self._depth == 1:
+            self._handles = [
+                register_module_forward_pre_hook(self._begin),
+                register_module_forward_hook(self._end, always_call=True),
+            ]
+            surroundings.add(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            surroundings.remove(self)
+            for handle in self._handles:
+                handle.remove()
+            state = self.state
+            if (
+                state is not None and not state.resumed
+            ):  # KeyboardInterrupt skips the hook that would have ended it
+                self._stop(state)
+
+    @property
+    def state(self) -> State | None:
+        """What this thread knows of a forward that is running in it, or None."""
+        return getattr(self._local, "state", None)
+
+    def site(
+        self, name: str, heads: int, kv_heads: Callable[[], tuple[int, ...]], cross: bool | None
+    ) -> Site:
+        """The site of this name, made when it is new."""
+        known = self.sites.by_name.get(name)
+        if known is None:
+            known = self.sites.find(name, heads, kv_heads(), cross)
+            self._tracing = True
+        if known.cross is None:
+            known.cross = cross
+        return known
+
+    def emit(self, call: Call) -> Tensor | None:
+        """Call the callback, unless this is a repetition that it does not want."""
+        return self.callback(call)
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        path = self.paths.get(id(module))
+        if path is None:
+            return
+        state = self.state
+        if state is not None and not state.resumed and state.frames and state.frames[0].module is module:
+            self._stop(state)  # an interrupted forward left it behind
+            state = None
+        if state is None:
+            if not self.reruns and surroundings.in_backward():
+                return
+            surroundings.stay_eager()
+            tracing, self._tracing = self._tracing or self.tokens, False
+            state = self._local.state = State(self, tracing)
+            state.mode.__enter__()
+        state.frames.append(Frame(module, path))
+        self.ran.add(path)
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        state = self.state
+        if state is None or id(module) not in self.paths:
+            return
+        for depth in range(len(state.frames) - 1, -1, -1):
+            if state.frames[depth].module is module:
+                del state.frames[depth:]
+                break
+        if not state.frames and not state.resumed:
+            self._stop(state)
+
+    def _stop(self, state: State) -> None:
+        self._local.state = None
+        state.flow.tags.clear()
+        state.mode.__exit__(None, None, None)
+
+    @contextmanager
+    def resume(self, frames: list[Frame], counts: dict[str, int]) -> Iterator[None]:
+        """Go on as inside the forward that had these frames and counts: for a checkpoint's repetition."""
+        before = self.state
+        state = State(self, tracing=False)
+        state.frames, state.counts, state.resumed = list(frames), dict(counts), True
+        with self:
+            self._local.state = state
+            try:
+                with state.mode:
+                    yield
+            finally:
+                self._local.state = before
+
+
+def module_paths(model: nn.Module) -> dict[int, str]:
+    """The path of each module by its id, as if nothing had been compiled. Raises for what cannot be seen
+    into.
+
+    >>> list(module_paths(nn.Sequential(nn.Linear(2, 3))).values())
+    ['', '0']
+    """
+    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        raise TypeError(
+            f"model: got a traced or scripted {type(model).__name__}, which shows nothing of what it does; "
+            "give the module it was made from"
+        )
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    return {
+        id(module): ".".join(part for part in path.split(".") if part != "_orig_mod")
+        for path, module in model.named_modules()
+    }

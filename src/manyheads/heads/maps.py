@@ -1,0 +1,151 @@
+"""maps: the exact attention of chosen heads, for looking at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.heads.calls import Call
+from manyheads.heads.intercept import Interceptor, module_paths
+from manyheads.heads.sites import Heads, Selection, Site
+from manyheads.nn.mask import Mask
+
+_ROWS = 256  # queries at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """Attention of some heads of one site.
+
+    weights: (batch, heads, rows, columns), in the order of `heads`. Rows are `queries`; a pooled map has
+        rows that are the mean over `row_size` queries and columns that are the sum over `column_size` keys,
+        so that a row still sums to one.
+    """
+
+    site: Site
+    heads: tuple[int, ...]
+    queries: tuple[int, ...]
+    weights: Tensor
+    row_size: int = 1
+    column_size: int = 1
+
+
+def maps(
+    model: nn.Module, batch: Any, heads: Heads, queries: Sequence[int] | None = None, size: int | None = 512
+) -> dict[str, Map]:
+    """Run the model once and return the exact attention of the chosen heads.
+
+    Parameters
+    ----------
+    model: any torch.nn.Module; run as it is, without gradients.
+    batch: a dict (given as keyword arguments), a tuple or list (as positional ones), or anything else (as
+        the only one).
+    heads: ``{layer number or site: [head numbers]}``.
+    queries: positions of the queries wanted, negative ones counted from the end; all without it.
+    size: maps with more rows or columns than this are pooled to at most so many; None for never.
+
+    Returns
+    -------
+    ``{site: Map}``; pieces of one site's attention, where a model loops over them, keep the last.
+
+    Examples
+    --------
+    >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
+    >>> x = torch.randn(3, 5, 6)
+    >>> found = maps(layer, (x, x, x), {0: [1]})[""]
+    >>> found.weights.shape, torch.allclose(found.weights.sum(-1), torch.ones(3, 1, 5))
+    (torch.Size([3, 1, 5, 5]), True)
+    """
+    chosen = Selection(heads, module_paths(model).values())
+    if size is not None and size < 1:
+        raise ValueError(f"size: expected at least 1, got {size}")
+    found: dict[str, Map] = {}
+
+    def see(call: Call) -> None:
+        numbers = chosen.at(call.site)
+        if numbers:
+            with torch._C.DisableTorchFunction():
+                found[call.site.name] = _map(call, numbers, queries, size)
+
+    with torch.no_grad(), Interceptor(model, see) as interceptor:
+        run(model, batch)
+    chosen.finish(interceptor.sites.by_name.values())
+    return found
+
+
+def run(model: nn.Module, batch: Any) -> Any:
+    """Run a model on a batch: a dict as keyword arguments, a tuple or list as positional ones, anything
+    else as one.
+
+    >>> run(nn.Identity(), torch.ones(2))
+    tensor([1., 1.])
+    """
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
+
+
+def _map(call: Call, numbers: list[int], queries: Sequence[int] | None, size: int | None) -> Map:
+    length, keys = call.queries, call.keys
+    wanted = list(range(length)) if queries is None else [_position(i, length) for i in queries]
+    row_size = 1 if size is None or queries is not None else -(-length // size)
+    column_size = 1 if size is None else -(-keys // size)
+    parts = []
+    step = row_size * max(1, _ROWS // row_size)
+    for start in range(0, len(wanted), step):
+        weights = _rows(call, numbers, wanted[start : start + step])  # (batch, heads, rows, keys)
+        if column_size > 1:
+            weights = (
+                nn.functional.pad(weights, (0, -keys % column_size)).unflatten(-1, (-1, column_size)).sum(-1)
+            )
+        if row_size > 1:
+            weights = torch.stack([rows.mean(2) for rows in weights.split(row_size, 2)], 2)
+        parts.append(weights)
+    return Map(call.site, tuple(numbers), tuple(wanted), torch.cat(parts, 2), row_size, column_size)
+
+
+def _position(query: int, length: int) -> int:
+    if not -length <= query < length:
+        raise ValueError(f"queries: {query} is not among the {length} queries of this call")
+    return query % length
+
+
+def _rows(call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
+    """Rows of the softmax (batch, heads, rows, keys), in float32 at least. Queries without any key have
+    zeros.
+    """
+    exact = torch.promote_types(call.output.dtype, torch.float32)
+    if call.scores is not None:
+        scores = call.scores[:, numbers][:, :, wanted].to(exact)
+    elif call.query is not None and call.key is not None:
+        group = call.query.shape[1] // call.key.shape[1]
+        q = call.query[:, numbers][:, :, wanted].to(exact)
+        k = call.key[:, [number // group for number in numbers]].to(exact)
+        scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if call.scale is None else call.scale)
+        scores = _masked(scores, call, numbers, wanted)
+    else:
+        raise ValueError(f"{call.site.name}: a call with neither scores nor queries and keys")
+    left = call.sinks[0]
+    return scores.softmax(-1).nan_to_num(0.0)[..., left : left + call.keys]
+
+
+def _masked(scores: Tensor, call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
+    mask: Mask = call.mask
+    first, last = min(wanted), max(wanted) + 1
+    rows = [i - first for i in wanted]
+    allowed, bias = mask.rectangle(
+        range(first, last), range(call.keys), call.keys - call.queries, scores.device
+    )
+    if bias is not None:
+        scores = scores + _chosen(bias, numbers, rows)
+    return scores if allowed is None else scores.masked_fill(~_chosen(allowed, numbers, rows), -torch.inf)
+
+
+def _chosen(part: Tensor, numbers: list[int], rows: list[int]) -> Tensor:
+    part = part[(None,) * (4 - part.dim())]
+    part = part if part.shape[1] == 1 else part[:, numbers]
+    return part if part.shape[2] == 1 else part[:, :, rows]

@@ -1,0 +1,91 @@
+"""From one attention call to its statistics per head and query."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from manyheads.heads.calls import Call
+from manyheads.heads.visible import Visible
+from manyheads.nn.mask import Mask
+from manyheads.nn.statistics import statistics, statistics_of_scores
+
+Which = Literal["core", "full"]
+
+CORE = ("entropy", "entropy_normalised", "self", "previous", "next", "first", "output_norm")
+FULL = (*CORE, "effective_keys", "confidence", "distance", "distance_spread", "local", "largest_logit")
+# What has no meaning when queries and keys stand in different sequences.
+OF_ONE_SEQUENCE = frozenset({"self", "previous", "next", "distance", "local"})
+
+
+def measure(call: Call, look: Visible, which: Which, features: Tensor | None = None) -> dict[str, Tensor]:
+    """The metrics of `CORE` or `FULL` for each query, and the number of ``keys`` it may attend to.
+
+    Each is (batch, heads, queries); ``features`` (batch, heads, queries, n) and ``received`` (batch, heads,
+    keys) where asked for. Keys past the last query (a cache that is not yet full) are left out.
+    """
+    keys = min(call.keys, look.offset + call.queries) if call.queries <= call.keys else call.keys
+    if features is not None:
+        features = features[:, :keys].expand(call.output.shape[0], -1, -1)
+    if call.scores is not None:
+        left, right = call.sinks
+        scores = call.scores[..., left : left + keys]
+        found = statistics_of_scores(scores, which=which, features=features)
+        if left or right:
+            found = _with_sinks(
+                found, scores, torch.cat([call.scores[..., :left], call.scores[..., left + call.keys :]], -1)
+            )
+    elif call.query is not None and call.key is not None:
+        key, mask = call.key, call.mask
+        group = call.site.heads // (max(call.site.kv_heads) + 1)
+        if key.shape[1] == call.site.heads and call.site.kv_heads == tuple(
+            h // group for h in range(call.site.heads)
+        ):
+            key = key[:, ::group]  # the model repeated its key heads
+        if keys < call.keys:
+            key, mask = key[:, :, :keys], _first_keys(mask, keys)
+        found = statistics(call.query, key, mask=mask, scale=call.scale, which=which, features=features)
+    else:
+        raise ValueError(f"{call.site.name}: a call with neither scores nor queries and keys")
+    exact = found["entropy"].dtype
+    found["entropy_normalised"] = found["entropy"] / found["keys"].clamp(min=2).log()
+    found["output_norm"] = torch.linalg.vector_norm(call.output, dim=-1, dtype=exact)
+    if which == "full":
+        found["effective_keys"] = 1 / found["collision"]
+    return found
+
+
+def _first_keys(mask: Mask, keys: int) -> Mask:
+    tensors = tuple(tensor[..., :keys] if tensor.shape[-1] > 1 else tensor for tensor in mask.tensors)
+    return replace(mask, tensors=tensors)
+
+
+def _with_sinks(found: dict[str, Tensor], scores: Tensor, sinks: Tensor) -> dict[str, Tensor]:
+    """Statistics of a softmax over keys and sinks (batch, heads, queries, n), from those over the keys alone.
+
+    A sink is a place to put attention, but has no position: it counts in entropy, confidence and effective
+    keys, takes its share from every key, and leaves distances alone.
+    """
+    exact = found["entropy"].dtype
+    sinks = sinks.to(exact)
+    total = torch.logsumexp(torch.cat([found["logsumexp"].unsqueeze(-1), sinks], -1), -1)
+    share = (found["logsumexp"] - total).exp()  # of the keys
+    weights = (sinks - total.unsqueeze(-1)).exp()
+    surprise = -torch.special.xlogy(weights, weights).sum(-1) - torch.special.xlogy(share, share)
+    out = found | {"logsumexp": total, "entropy": share * found["entropy"] + surprise}
+    out["keys"] = torch.where(found["keys"] > 0, found["keys"] + sinks.shape[-1], found["keys"])
+    for name in ("self", "previous", "next", "first", "local"):
+        if name in found:
+            out[name] = share * found[name]
+    if "features" in found:
+        out["features"] = share.unsqueeze(-1) * found["features"]
+    if "confidence" in found:
+        out["confidence"] = torch.maximum(share * found["confidence"], weights.amax(-1))
+        out["collision"] = share**2 * found["collision"] + (weights**2).sum(-1)
+        out["largest_logit"] = torch.maximum(found["largest_logit"], sinks.amax(-1))
+        p = (scores.to(exact) - total.unsqueeze(-1)).exp()
+        out["received"] = p.nan_to_num_(0.0).sum(2)
+    return out

@@ -1,0 +1,153 @@
+"""silence and gates: multiply the outputs of chosen heads, on any model, under any kernel."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.heads.calls import Call
+from manyheads.heads.intercept import Interceptor, module_paths
+from manyheads.heads.sites import Heads, Selection, Site
+
+
+def silence(model: nn.Module, heads: Heads) -> AbstractContextManager[None]:
+    """A context in which the chosen heads give nothing: ``with silence(model, {3: [5, 7]}): ...``
+
+    Equals setting the columns of the output projection that read those heads to zero. Contexts nest,
+    gradients flow, also through gradient checkpointing.
+
+    Parameters
+    ----------
+    model: any torch.nn.Module.
+    heads: ``{layer number or site: [head numbers]}``.
+
+    Raises
+    ------
+    ValueError, when the model has no such module, at the first call of a site that has no such head or when
+    a layer number fits several sites, and on leaving when something named was never called.
+
+    Examples
+    --------
+    >>> layer = nn.MultiheadAttention(6, num_heads=2, bias=False, batch_first=True)
+    >>> x = torch.randn(3, 5, 6)
+    >>> with silence(layer, {0: [0, 1]}):
+    ...     layer(x, x, x)[0].abs().max().item()
+    0.0
+    """
+    chosen = Selection(heads, module_paths(model).values())
+    return _silence(model, chosen)
+
+
+@contextmanager
+def _silence(model: nn.Module, chosen: Selection) -> Iterator[None]:
+    def edit(call: Call) -> Tensor | None:
+        numbers = chosen.at(call.site)
+        if not numbers:
+            return None
+        gate = torch.ones(call.site.heads, dtype=call.output.dtype, device=call.output.device)
+        gate[numbers] = 0.0
+        return call.output * gate[:, None, None]
+
+    with Interceptor(model, edit, reruns=True) as interceptor:
+        yield
+    chosen.finish(interceptor.sites.by_name.values())
+
+
+class Gates(Mapping[str, Tensor]):
+    """The gates of a model by site, each (heads,); new ones appear when their site is first called."""
+
+    def __init__(self, values: Mapping[int | str, Tensor] | None, paths: set[str]) -> None:
+        self.values_given = values
+        self.sites: dict[str, Site] = {}
+        self._gates: dict[str, Tensor] = {}
+        self._lock = threading.Lock()
+        self._chosen = None
+        if values is not None:
+            for key, value in values.items():
+                if (
+                    not isinstance(value, Tensor)
+                    or not value.is_floating_point()
+                    or value.dim() not in (1, 2)
+                ):
+                    got = tuple(value.shape) if isinstance(value, Tensor) else value
+                    raise ValueError(
+                        f"gates[{key!r}]: expected a floating tensor (heads,) or (batch, heads), got {got}"
+                    )
+            self._chosen = Selection({key: range(value.shape[-1]) for key, value in values.items()}, paths)
+
+    def __getitem__(self, site: str) -> Tensor:
+        return self._gates[site]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._gates)
+
+    def __len__(self) -> int:
+        return len(self._gates)
+
+    def at(self, call: Call) -> Tensor | None:
+        """The gate for a call; made of ones when there is none yet."""
+        site = call.site
+        with self._lock:
+            self.sites[site.name] = site
+            gate = self._gates.get(site.name)
+            if gate is None and self.values_given is not None and self._chosen is not None:
+                if not self._chosen.at(site):
+                    return None
+                key = site.name if site.name in self._chosen.heads else site.layer
+                gate = self._gates[site.name] = self.values_given[key]
+            elif gate is None:
+                dtype = torch.promote_types(call.output.dtype, torch.float32)
+                gate = torch.ones(site.heads, dtype=dtype, device=call.output.device, requires_grad=True)
+                self._gates[site.name] = gate
+        if gate.shape[-1] != site.heads or (gate.dim() == 2 and gate.shape[0] != call.output.shape[0]):
+            wanted = f"({site.heads},) or ({call.output.shape[0]}, {site.heads})"
+            raise ValueError(f"gates: {site.name!r} needs {wanted}, got {tuple(gate.shape)}")
+        return gate
+
+    def finish(self) -> None:
+        """Raise when gates were given for something that was never called."""
+        if self._chosen is not None:
+            self._chosen.finish(self.sites.values())
+
+
+def gates(
+    model: nn.Module, values: Mapping[int | str, Tensor] | None = None
+) -> AbstractContextManager[Gates]:
+    """A context in which each head's output is multiplied by a number of its own, which has a gradient.
+
+    Parameters
+    ----------
+    model: any torch.nn.Module.
+    values: ``{layer number or site: gates}`` with gates (heads,), or (batch, heads) for one number a
+        sequence; only these sites are gated. Without it every site gets ones that require a gradient, when
+        it is first called.
+
+    Returns
+    -------
+    A context that gives a mapping from site names to gates. Errors as for `silence`.
+
+    Examples
+    --------
+    >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
+    >>> x = torch.randn(3, 5, 6)
+    >>> with gates(nn.Sequential(layer)) as found:
+    ...     layer(x, x, x)[0].sum().backward()
+    >>> found["0"], found["0"].grad.shape
+    (tensor([1., 1.], requires_grad=True), torch.Size([2]))
+    """
+    return _gates(model, Gates(values, set(module_paths(model).values())))
+
+
+@contextmanager
+def _gates(model: nn.Module, found: Gates) -> Iterator[Gates]:
+    def edit(call: Call) -> Tensor | None:
+        gate = found.at(call)
+        return None if gate is None else call.output * gate[..., None, None].to(call.output)
+
+    with Interceptor(model, edit, reruns=True):
+        yield found
+    found.finish()

@@ -1,0 +1,113 @@
+"""What interception needs of the process around it, shared by all interceptors: the compiler off,
+checkpoints told.
+
+Patches are made when the first interceptor starts and undone when the last one ends, so contexts may
+overlap in any order and thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import checkpoint
+
+if TYPE_CHECKING:
+    from manyheads.heads.intercept import Interceptor
+
+# What torch.utils.checkpoint.checkpoint looks up when it is called, however it was imported.
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+_FUNCTION = "CheckpointFunction"
+
+_lock = threading.Lock()
+_active: dict[int, Interceptor] = {}
+_stance: AbstractContextManager[Any] | None = None
+_generator: Callable[..., Any] | None = None
+_function: Any = None
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass: a forward run there repeats an earlier one."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def add(interceptor: Interceptor) -> None:
+    """An interceptor starts."""
+    global _generator, _function
+    with _lock:
+        if not _active:
+            _generator = getattr(checkpoint, _GENERATOR)
+            _function = getattr(checkpoint, _FUNCTION)
+            setattr(checkpoint, _GENERATOR, _remembering_generator)
+            setattr(checkpoint, _FUNCTION, _RememberingFunction)
+        _active[id(interceptor)] = interceptor
+    stay_eager()
+
+
+def remove(interceptor: Interceptor) -> None:
+    """An interceptor ends."""
+    global _stance
+    with _lock:
+        del _active[id(interceptor)]
+        if not _active:
+            setattr(checkpoint, _GENERATOR, _generator)
+            setattr(checkpoint, _FUNCTION, _function)
+            if _stance is not None:
+                _stance.__exit__(None, None, None)
+                _stance = None
+
+
+def stay_eager() -> None:
+    """Make compiled code run as plain Python, which can be seen into. Does nothing while nobody uses the
+    compiler.
+    """
+    global _stance
+    if _stance is None and (
+        "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules
+    ):
+        with _lock:
+            if _stance is None and _active:
+                stance = torch.compiler.set_stance("force_eager")
+                stance.__enter__()
+                _stance = stance
+
+
+def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, made to run under the interceptors that are at work in this thread now, wherever it
+    runs later.
+    """
+    states = [(interceptor, interceptor.state) for interceptor in _active.values() if interceptor.reruns]
+    kept = [(owner, list(state.frames), dict(state.counts)) for owner, state in states if state is not None]
+    if not kept:
+        return function
+
+    def repeat(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for owner, frames, counts in kept:
+                stack.enter_context(owner.resume(frames, counts))
+            return function(*args, **kwargs)
+
+    return repeat
+
+
+def _remembering_generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if _generator is None:
+        raise RuntimeError("checkpointing was intercepted before interception began")
+    return _generator(remembering(function), *args, **kwargs)
+
+
+class _RememberingFunction:
+    """Stands for `CheckpointFunction` while an interceptor is at work."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        repeat = remembering(function)
+
+        def first_or_again(*inner: Any) -> Any:
+            return (repeat if in_backward() else function)(*inner)
+
+        return _function.apply(first_or_again, preserve, *args)

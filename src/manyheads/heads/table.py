@@ -1,0 +1,202 @@
+"""HeadTable: one row per head, with sums behind every number, so that tables merge exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import pandas
+
+METRICS = (
+    "entropy", "entropy_normalised", "effective_keys", "confidence", "distance", "distance_spread", "self",
+    "previous", "next", "first", "special", "rare", "local", "output_norm", "largest_logit",
+)  # fmt: skip
+
+
+class Row(NamedTuple):
+    """Which head a row is about."""
+
+    site: str
+    layer: int
+    head: int
+    original_head: int
+    kv_head: int
+    kind: str
+
+
+@dataclass(eq=False)
+class HeadTable:
+    """One row per head: who it is, how many tokens it was seen on, and the mean of each metric with its
+    standard error.
+
+    Parameters
+    ----------
+    rows: the heads.
+    tokens: (heads,) how many queries counted.
+    sums: for each metric its count, sum and sum of squares over queries (or batches), (3, heads) in float64.
+    model: a fingerprint; tables of different models do not merge.
+    profiles: for each site, for each metric its count and sum by position, (2, heads, positions).
+
+    Examples
+    --------
+    >>> rows = [Row("h.0.attn", 0, head, head, head, "causal") for head in range(2)]
+    >>> sums = {"entropy": torch.tensor([[4.0, 4.0], [2.0, 8.0], [1.0, 16.0]], dtype=torch.float64)}
+    >>> table = HeadTable(rows, torch.tensor([4.0, 4.0]), sums)
+    >>> table["entropy"]
+    tensor([0.5000, 2.0000], dtype=torch.float64)
+    >>> table.columns
+    ['site', 'layer', 'head', 'original_head', 'kv_head', 'kind', 'tokens', 'entropy', 'entropy_se']
+    >>> both = table.merge(table)
+    >>> both["tokens"], both["entropy"]
+    (tensor([8., 8.], dtype=torch.float64), tensor([0.5000, 2.0000], dtype=torch.float64))
+    """
+
+    rows: list[Row]
+    tokens: Tensor
+    sums: dict[str, Tensor]
+    model: str = ""
+    profiles: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rows = [Row(*row) for row in self.rows]
+        self.tokens = torch.as_tensor(self.tokens, dtype=torch.float64)
+        self.sums = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in self.sums.items()}
+        for name, value in self.sums.items():
+            if value.shape != (3, len(self.rows)):
+                raise ValueError(
+                    f"sums[{name!r}]: expected shape (3, {len(self.rows)}), got {tuple(value.shape)}"
+                )
+        heads = {(row.site, row.head) for row in self.rows}
+        if len(heads) < len(self.rows):
+            raise ValueError("rows: the same head of the same site appears twice")
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics collected, the usual ones in their usual order first."""
+        return [m for m in METRICS if m in self.sums] + [m for m in self.sums if m not in METRICS]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of all columns."""
+        return [*Row._fields, "tokens", *(column for name in self.metrics for column in (name, f"{name}_se"))]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, column: str) -> Any:
+        """A column: a list for the keys, a float64 tensor (rows,) for numbers."""
+        if column in Row._fields:
+            return [getattr(row, column) for row in self.rows]
+        if column == "tokens":
+            return self.tokens
+        name = column.removesuffix("_se")
+        if name not in self.sums:
+            raise KeyError(f"no column {column!r}; there are {', '.join(self.columns)}")
+        count, total, squares = self.sums[name]
+        mean = total / count  # nan where nothing was counted
+        if name == column:
+            return mean
+        variance = ((squares - total * mean) / (count - 1)).clamp(min=0.0)  # nan for a single count
+        return torch.where(count > 1, (variance / count).sqrt(), math.nan)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The rows as dictionaries."""
+        values = {c: self[c] if c in Row._fields else self[c].tolist() for c in self.columns}
+        for i in range(len(self)):
+            yield {column: values[column][i] for column in values}
+
+    def __repr__(self) -> str:
+        sites = len({row.site for row in self.rows})
+        seen = int(self.tokens.max()) if len(self) else 0
+        return f"HeadTable({len(self)} heads at {sites} sites, {seen} tokens: {', '.join(self.metrics)})"
+
+    def merge(self, *others: HeadTable) -> HeadTable:
+        """One table as if all had been collected together. The tables must be of the same model and
+        metrics.
+        """
+        tables = (self, *others)
+        for other in others:
+            if not isinstance(other, HeadTable):
+                raise TypeError(f"merge: expected a HeadTable, got {type(other).__name__}")
+            if other.model != self.model:
+                raise ValueError(
+                    f"merge: the tables are of different models, {self.model or 'unknown'} and "
+                    f"{other.model or 'unknown'}"
+                )
+            if set(other.sums) != set(self.sums):
+                odd = sorted(set(other.sums) ^ set(self.sums))
+                raise ValueError(
+                    f"merge: only one of the tables has {', '.join(odd)}; collect the same statistics"
+                )
+        rows: dict[tuple[str, int], Row] = {}
+        for table in sorted(tables, key=lambda t: float(t.tokens.sum())):
+            rows |= {(row.site, row.head): row for row in table.rows}
+        order = {
+            key: i for i, key in enumerate(dict.fromkeys((r.site, r.head) for t in tables for r in t.rows))
+        }
+        tokens = torch.zeros(len(order), dtype=torch.float64)
+        sums = {name: torch.zeros(3, len(order), dtype=torch.float64) for name in self.sums}
+        profiles: dict[str, dict[str, Tensor]] = {}
+        for table in tables:
+            index = torch.tensor([order[row.site, row.head] for row in table.rows], dtype=torch.long)
+            tokens[index] += table.tokens
+            for name, value in table.sums.items():
+                sums[name][:, index] += value
+            for site, by_metric in table.profiles.items():
+                mine = profiles.setdefault(site, {})
+                for name, profile in by_metric.items():
+                    mine[name] = _longer(mine.get(name), profile)
+        return HeadTable([rows[key] for key in order], tokens, sums, self.model, profiles)
+
+    def profile(self, site: str, metric: str) -> Tensor:
+        """The mean of a metric by position (heads, positions): of the query, or of the key for
+        ``received``.
+        """
+        if site not in self.profiles or metric not in self.profiles[site]:
+            known = {name: sorted(found) for name, found in self.profiles.items()}
+            raise KeyError(
+                f"no profile of {metric!r} at {site!r}; there are {known or 'none: watch with profiles=True'}"
+            )
+        count, total = self.profiles[site][metric].unbind()
+        return total / count
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The table as a pandas DataFrame."""
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_pandas needs pandas: pip install pandas") from None
+        return pandas.DataFrame(list(self), columns=self.columns)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the table, sums and all, to a ``.json``, ``.csv`` or ``.parquet`` file; whole or not at
+        all.
+        """
+        from manyheads.heads.files import save
+
+        save(self, path)
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> HeadTable:
+        """Read what `save` wrote."""
+        from manyheads.heads.files import load
+
+        return load(path)
+
+
+def _longer(a: Tensor | None, b: Tensor) -> Tensor:
+    """The sum of two profiles, as long as the longer one."""
+    if a is None:
+        return b.clone()
+    if a.shape[-1] < b.shape[-1]:
+        a, b = b, a
+    total = a.clone()
+    total[..., : b.shape[-1]] += b
+    return total

@@ -1,0 +1,77 @@
+"""What a call's mask says about its keys: which are padding, whether a query looks ahead, where the queries
+stand.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from manyheads.heads.calls import Call
+from manyheads.nn.mask import Mask
+
+# A bias at or below this hides a key: models write -1e4, -1e9, the dtype's lowest number or -inf.
+HIDING_BIAS = -5e3
+
+
+class Visible(NamedTuple):
+    """What the mask of a call says.
+
+    real: (batch or 1, keys) False for a key that nobody may attend to, i.e. padding; None when all are real.
+    offset: the position among the keys at which query 0 stands.
+    ahead: whether a query may attend to a key after its own; None when one query alone cannot tell.
+    """
+
+    real: Tensor | None
+    offset: int
+    ahead: bool | None
+
+
+def visible(call: Call) -> Visible:
+    """Look at who may attend to whom in a call.
+
+    A cache that was made longer than it is filled has hidden keys at its end: queries stand before them.
+    """
+    queries, keys = call.queries, call.keys
+    if call.scores is not None:
+        left = call.sinks[0]
+        return _look(call.scores[..., left : left + keys] > HIDING_BIAS, queries, keys)
+    mask = call.mask
+    if not mask.tensors:
+        real = None
+        if mask.lengths is not None:
+            real = torch.arange(keys, device=mask.lengths.device) < mask.lengths[:, None]
+        return Visible(real, keys - queries, None if queries == 1 else _looks_ahead(mask))
+    return _look_at(mask, queries, keys, call.value.device)
+
+
+def _look_at(mask: Mask, queries: int, keys: int, device: torch.device) -> Visible:
+    if queries > 1 and all(tensor.dim() < 2 or tensor.shape[-2] == 1 for tensor in mask.tensors):
+        geometry = Mask(causal=mask.causal, window=mask.window, chunk=mask.chunk)
+        same_for_all = _look_at(Mask(lengths=mask.lengths, tensors=mask.tensors), 1, keys, device)
+        return Visible(same_for_all.real, keys - queries, _looks_ahead(geometry))
+    allowed, bias = mask.rectangle(range(queries), range(keys), keys - queries, device)
+    if bias is not None:
+        shown = bias > HIDING_BIAS
+        allowed = shown if allowed is None else allowed & shown
+    if allowed is None:
+        return Visible(None, keys - queries, None if queries == 1 else True)
+    return _look(allowed[(None,) * (4 - allowed.dim())], queries, keys)
+
+
+def _looks_ahead(mask: Mask) -> bool:
+    return not mask.causal and (mask.window is None or mask.window > 1) and mask.chunk != 1
+
+
+def _look(allowed: Tensor, queries: int, keys: int) -> Visible:
+    """From ``allowed``, a boolean that broadcasts to (batch, heads, queries, keys)."""
+    real = allowed.any(2).any(1).expand(-1, keys)
+    offset = keys - queries
+    if offset > 0:
+        last = allowed[:, :, -1].any(0).any(0).expand(keys).nonzero()
+        if last.numel():
+            offset = max(0, int(last[-1]) + 1 - queries)
+    ahead = None if queries == 1 else bool(allowed.expand(-1, -1, queries, keys).triu(offset + 1).any())
+    return Visible(None if bool(real.all()) else real, offset, ahead)

@@ -1,0 +1,258 @@
+"""watch: see every attention call of any model while it runs, and sum up what each head does."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.heads.calls import Call
+from manyheads.heads.intercept import Interceptor
+from manyheads.heads.measure import CORE, FULL, OF_ONE_SEQUENCE, Which, measure
+from manyheads.heads.missed import missed
+from manyheads.heads.sites import Site
+from manyheads.heads.table import HeadTable, Row
+from manyheads.heads.tally import Tally
+from manyheads.heads.visible import Visible, visible
+
+
+def watch(
+    model: nn.Module,
+    statistics: Which = "core",
+    *,
+    tokens: Mapping[str, Iterable[int]] | None = None,
+    segments: Sequence[str] = (),
+    profiles: bool = False,
+) -> Watch:
+    """See what the heads of a model do while it runs: ``with watch(model) as seen: model(**batch)``.
+
+    What the model computes does not change by one bit, whatever kernel it uses; nothing of the size
+    (length, length) is made. The one exception is torch's native fast path of nn.TransformerEncoder, which
+    shows nothing and is off while watching (1e-5 at positions that are not padding). Compiled models run
+    uncompiled while they are watched.
+
+    Parameters
+    ----------
+    model: any torch.nn.Module.
+    statistics: ``"core"`` or ``"full"``; full adds effective_keys, confidence, distance, distance_spread,
+        local and largest_logit, and costs more time.
+    tokens: token ids by name, e.g. ``{"special": [101, 102], "rare": rarest}``: adds for each name the
+        share of attention on keys with those tokens.
+    segments: names of segments; adds for each name the share of attention on it. Say which key belongs to
+        which by `Watch.segment` before each forward.
+    profiles: also keep each metric by position, and with full statistics the attention each key receives.
+
+    Returns
+    -------
+    A context with `table` (a HeadTable), `sites` and `missed`, which stay readable afterwards.
+
+    Examples
+    --------
+    >>> layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True)
+    >>> with watch(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)) as seen:
+    ...     _ = seen.model(torch.randn(2, 5, 8))
+    >>> seen.table
+    HeadTable(6 heads at 3 sites, 10 tokens: entropy, entropy_normalised, self, previous, next, first,
+    output_norm)
+    >>> seen.table["site"][:2], seen.table["entropy"].shape
+    (['layers.0.self_attn', 'layers.0.self_attn'], torch.Size([6]))
+    """
+    return Watch(model, statistics, tokens or {}, tuple(segments), profiles)
+
+
+class Watch:
+    """What `watch` returns: a context that collects, and what was collected."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        statistics: Which,
+        tokens: Mapping[str, Iterable[int]],
+        segments: tuple[str, ...],
+        profiles: bool,
+    ) -> None:
+        if statistics not in ("core", "full"):
+            raise ValueError(f"statistics: expected 'core' or 'full', got {statistics!r}")
+        self.model = model
+        self._which: Which = statistics
+        self._metrics = FULL if statistics == "full" else CORE
+        for name in (*tokens, *segments):
+            if name in FULL or name in Row._fields or name == "tokens" or name.endswith("_se"):
+                raise ValueError(
+                    f"{name!r} is a column of its own: choose another name for these tokens or segment"
+                )
+        self._tokens = {
+            name: torch.tensor(sorted(set(ids)), dtype=torch.long) for name, ids in tokens.items()
+        }
+        self._segments = segments
+        self._segment_ids: Tensor | None = None
+        self._profiles = profiles
+        self._interceptor = Interceptor(model, self._see, tokens=bool(tokens))
+        self._tallies: dict[str, Tally] = {}
+        self._looks: dict[Any, tuple[list[weakref.ref[Tensor]], Visible]] = {}
+        self._lock = threading.Lock()
+        self._fingerprint = fingerprint(model)
+
+    def __enter__(self) -> Watch:
+        self._interceptor.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._interceptor.__exit__(*error)
+        self._looks.clear()
+
+    def segment(self, ids: Tensor) -> None:
+        """Say to which segment each key of the coming forwards belongs: numbers into ``segments``, (batch,
+        keys).
+        """
+        if not self._segments:
+            raise ValueError(
+                "segment: name the segments first, as in watch(model, segments=['question', 'passage'])"
+            )
+        if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
+            raise ValueError(
+                f"segment: expected integer ids (batch, keys), got {getattr(ids, 'shape', ids)!r}"
+            )
+        self._segment_ids = ids
+
+    @property
+    def sites(self) -> list[Site]:
+        """The sites seen so far, in the order of their first call."""
+        return list(self._interceptor.sites.by_name.values())
+
+    @property
+    def missed(self) -> dict[str, str]:
+        """Modules that ran and look like attention but made no call that could be seen, and why."""
+        return missed(self.model, self._interceptor.ran, [site.path for site in self.sites])
+
+    @property
+    def table(self) -> HeadTable:
+        """What was collected so far."""
+        if not self._tallies:
+            unseen = (
+                f"; these look like it but showed no call: {', '.join(self.missed)}" if self.missed else ""
+            )
+            ran = (
+                "no attention was seen in the model"
+                if self._interceptor.ran
+                else "the model was not run while watched"
+            )
+            raise ValueError(f"watch: {ran}{unseen}")
+        original: Mapping[str, Sequence[int]] = getattr(self.model, "original_heads", None) or {}
+        rows: list[Row] = []
+        sums: dict[str, list[Tensor]] = {}
+        tokens: list[Tensor] = []
+        profiles: dict[str, dict[str, Tensor]] = {}
+        with self._lock:
+            for site in self.sites:
+                tally = self._tallies[site.name]
+                before = original.get(site.name, range(site.heads))
+                rows += [
+                    Row(site.name, site.layer, h, before[h], site.kv_heads[h], site.kind)
+                    for h in range(site.heads)
+                ]
+                tokens.append(tally.tokens.cpu())
+                for name, value in tally.sums.items():
+                    foreign = site.kind == "cross" and name in OF_ONE_SEQUENCE
+                    sums.setdefault(name, []).append(torch.zeros_like(value) if foreign else value)
+                if tally.profiles is not None:
+                    profiles[site.name] = {name: value.cpu() for name, value in tally.profiles.items()}
+        joined = {name: torch.cat(values, 1) for name, values in sums.items()}
+        return HeadTable(rows, torch.cat(tokens), joined, self._fingerprint, profiles)
+
+    def _see(self, call: Call) -> None:
+        """Count one call."""
+        device = call.output.device.type
+        autocast = (
+            torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+        )
+        with torch._C.DisableTorchFunction(), torch.no_grad(), autocast:
+            look = self._look(call)
+            site = call.site
+            if site.cross is None and call.queries > 1:
+                site.cross = call.queries != call.keys and bool(look.ahead)
+            site.ahead |= bool(look.ahead)
+            site.causal |= look.ahead is False
+            site.cached |= call.queries < call.keys and not site.cross
+            features = self._features(call)
+            found = measure(call, look, self._which, None if features is None else features[1])
+            counted = found["keys"] > 0
+            if look.real is not None and not site.cross:
+                own = look.real[:, look.offset : look.offset + call.queries].to(counted.device)
+                counted = counted & own.unsqueeze(1) if own.shape[1] == call.queries else counted
+            values = {name: found[name] for name in self._metrics}
+            if features is not None:
+                values |= dict(zip(features[0], found["features"].unbind(-1), strict=True))
+            with self._lock:
+                tally = self._tally(site, call.output.device)
+                tally.add(values, counted, {"entropy_normalised": found["keys"] > 1}, look.offset)
+                if "received" in found:
+                    keys = found["received"].shape[2]
+                    real = look.real if look.real is not None else torch.ones(1, keys, dtype=torch.bool)
+                    tally.received(found["received"], real[:, :keys].to(call.output.device))
+
+    def _look(self, call: Call) -> Visible:
+        """`visible`, remembered for masks that are used again in the next layer."""
+        tensors = [x for x in (*call.mask.tensors, call.mask.lengths, call.mask.queries) if x is not None]
+        if call.scores is not None or not call.mask.tensors:
+            return visible(call)
+        versions = [0 if x.is_inference() else x._version for x in tensors]
+        geometry = call.mask.causal, call.mask.window, call.mask.chunk, call.queries, call.keys
+        key = tuple(map(id, tensors)), tuple(versions), geometry
+        known = self._looks.get(key)
+        if known is not None and all(ref() is x for ref, x in zip(known[0], tensors, strict=True)):
+            return known[1]
+        look = visible(call)
+        if len(self._looks) >= 16:
+            self._looks.clear()
+        self._looks[key] = ([weakref.ref(x) for x in tensors], look)
+        return look
+
+    def _features(self, call: Call) -> tuple[list[str], Tensor] | None:
+        """Names and 0/1 columns (batch, keys, n) of the token groups and segments known for this call's
+        keys.
+        """
+        names, columns = [], []
+        if call.tokens is not None:
+            for name, ids in self._tokens.items():
+                names.append(name)
+                columns.append(torch.isin(call.tokens, ids.to(call.tokens.device)))
+        given = self._segment_ids
+        if given is not None and given.shape == (call.value.shape[0], call.keys):
+            for number, name in enumerate(self._segments):
+                names.append(name)
+                columns.append(given.to(call.value.device) == number)
+        if not names:
+            return None
+        whole = [column.expand(call.value.shape[0], -1) for column in columns]
+        return names, torch.stack(whole, -1).to(torch.promote_types(call.output.dtype, torch.float32))
+
+    def _tally(self, site: Site, device: torch.device) -> Tally:
+        tally = self._tallies.get(site.name)
+        if tally is None:
+            names = [*self._metrics, *self._tokens, *self._segments]
+            tally = self._tallies[site.name] = Tally(names, site.heads, device, self._profiles)
+        return tally
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A short name for a model with its weights: shapes, dtypes and a few numbers of every parameter.
+
+    >>> a, b = nn.Linear(2, 3), nn.Linear(2, 3)
+    >>> fingerprint(a) == fingerprint(a), fingerprint(a) == fingerprint(b)
+    (True, False)
+    """
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        name = ".".join(part for part in name.split(".") if part != "_orig_mod")
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        if parameter.numel() and parameter.device.type != "meta":
+            corners = [[place * (size - 1) // 2 for size in parameter.shape] for place in (0, 1, 2)]
+            digest.update(str([parameter[tuple(corner)].item() for corner in corners]).encode())
+    return digest.hexdigest()[:16]

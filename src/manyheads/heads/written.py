@@ -1,0 +1,195 @@
+"""Attention written by hand: from a product of activations over a softmax to the product with the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from manyheads.heads.axes import Roles
+from manyheads.heads.flow import Flow, Product, Tag, Weights
+
+_aten = torch.ops.aten
+MATMULS = {
+    torch.matmul,
+    Tensor.matmul,
+    Tensor.__matmul__,
+    torch.bmm,
+    Tensor.bmm,
+    _aten.matmul.default,
+    _aten.bmm.default,
+}
+ADDED_MATMULS = {torch.baddbmm, Tensor.baddbmm, Tensor.baddbmm_, _aten.baddbmm.default}
+SOFTMAXES = {
+    F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax,
+    _aten.softmax.int, _aten._softmax.default,
+}  # fmt: skip
+
+
+class Contraction(NamedTuple):
+    """Weights times values, found: who they are and what the axes of values and result mean."""
+
+    weights: Weights
+    value: Tensor
+    value_roles: Roles
+    output_roles: Roles
+
+
+def operands(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, Tensor] | None:
+    """The two factors of a matrix product."""
+    if func in ADDED_MATMULS:
+        named = [kwargs.get("batch1", args[1] if len(args) > 1 else None), kwargs.get("batch2")]
+        named[1] = args[2] if len(args) > 2 else named[1]
+    else:
+        named = list(args[:2]) + [kwargs[name] for name in ("input", "other", "mat2") if name in kwargs]
+    left, right = (*named, None, None)[:2]
+    return (left, right) if isinstance(left, Tensor) and isinstance(right, Tensor) else None
+
+
+def product(flow: Flow, left: Tensor, right: Tensor, out: Tensor) -> Contraction | None:
+    """Look at ``out = left @ right``: the end of attention, or perhaps its beginning, which is tagged."""
+    if left.dim() < 3 or right.dim() < 3:
+        return None
+    for factor, value, ends in ((left, right, "qkkdqd"), (right, left, "kqdkdq")):
+        tag = flow.get(factor)
+        if tag is None or tag.weights is None or tag.roles is None or tag.roles[-2:] != tuple(ends[:2]):
+            continue
+        lead = (("b",) * value.dim() + tag.roles[:-2])[2 - value.dim() :]
+        return Contraction(tag.weights, value, (*lead, *ends[2:4]), (*tag.roles[:-2], *ends[4:]))
+    if id(left) in flow.constants or id(right) in flow.constants:
+        return None
+    axes = _lead(left, right, out.dim())
+    if axes is not None:
+        query, key = (*axes[2 - left.dim() :], "q", "d"), (*axes[2 - right.dim() :], "d", "k")
+        _begin(flow, left, right, query, key, out, (*axes, "q", "k"))
+    return None
+
+
+def _lead(left: Tensor, right: Tensor, dim: int) -> Roles | None:
+    """What the axes before the last two of a product are, by the customs of people who write attention."""
+    if dim == 3:
+        return ("n",)
+    if dim == 4:
+        return ("b", "h")
+    if dim == 5 and right.dim() == 5 and (right.shape[2] == 1 or right.stride(2) == 0):
+        return ("b", "h", "g")
+    return None
+
+
+def _begin(
+    flow: Flow, query: Tensor, key: Tensor, query_roles: Roles, key_roles: Roles, out: Tensor, roles: Roles
+) -> None:
+    left, right = flow.get(query), flow.get(key)
+    heads = (left.heads if left else 0) or (right.heads if right else 0)
+    streams = flow.streams(query)
+    found = Product(query, key, query_roles, key_roles, streams, heads)
+    flow.put(out, Tag(streams | flow.streams(key), heads, roles, found))
+
+
+def softmax(
+    flow: Flow, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor, place: tuple[Any, ...]
+) -> None:
+    """Tag the result of a softmax that may be attention."""
+    scores = args[0] if args else kwargs.get("input", kwargs.get("self"))
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    if not isinstance(scores, Tensor) or not isinstance(dim, int):
+        return
+    tag = flow.get(scores)
+    roles = tag.roles if tag is not None else None
+    found = tag.product if tag is not None else None
+    if roles is None and scores.dim() == 4 and dim % 4 == 3:  # scores made by means that were not seen
+        roles = ("b", "h", "q", "k")
+    if roles is None or roles[dim] not in ("q", "k"):
+        flow.follow(F.softmax, args, kwargs, out)
+        return
+    if roles[dim] == "q":  # rows and columns were the other way round
+        roles = _exchanged(roles)
+        if found is not None:
+            found = Product(
+                found.key, found.query, _exchanged(found.key_roles), _exchanged(found.query_roles),
+                flow.streams(found.key), found.heads,
+            )  # fmt: skip
+    streams = tag.streams if tag is not None else flow.streams(scores)
+    flow.put(
+        out,
+        Tag(streams, tag.heads if tag is not None else 0, roles, None, Weights(scores, roles, found, place)),
+    )
+
+
+def _exchanged(roles: Roles) -> Roles:
+    return tuple({"q": "k", "k": "q"}.get(role, role) for role in roles)
+
+
+def einsum(flow: Flow, args: tuple[Any, ...], out: Tensor) -> Contraction | None:
+    """Look at an einsum of two tensors as `product` looks at a matrix product."""
+    factors = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
+    if not isinstance(args[0], str) or len(factors) != 2:
+        return None
+    letters = _letters(args[0], [factor.dim() for factor in factors], out.dim())
+    if letters is None:
+        return None
+    for mine, other in ((0, 1), (1, 0)):
+        tag = flow.get(factors[mine])
+        if tag is not None and tag.weights is not None and tag.roles is not None:
+            role = dict(zip(letters[mine], tag.roles, strict=True))
+            key = next((letter for letter, name in role.items() if name == "k"), None)
+            if key is None or key in letters[2] or key not in letters[other]:
+                return None
+            values = tuple(role.get(letter, "d") for letter in letters[other])
+            result = tuple(role.get(letter, "d") for letter in letters[2])
+            if result.count("d") != 1 or "q" not in result or factors[other].dim() < 3:
+                return None
+            return Contraction(tag.weights, factors[other], values, result)
+    if any(factor.dim() < 3 or id(factor) in flow.constants for factor in factors):
+        return None
+    found = _roles_of_scores(letters)
+    if found is not None:
+        named = [tuple(found[letter] for letter in word) for word in letters]
+        _begin(flow, factors[0], factors[1], named[0], named[1], out, named[2])
+    return None
+
+
+def _letters(equation: str, dims: list[int], out: int) -> list[str] | None:
+    """The words of an einsum equation with ``...`` spelt out: [first, second, result]."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    words = [*left.split(","), right]
+    if not arrow or len(words) != 3:
+        return None
+    spare = [letter for letter in "ZYXWVU" if letter not in equation]
+    full = []
+    for word, dim in zip(words, [*dims, out], strict=True):
+        missing = dim - len(word.replace("...", ""))
+        full.append(word.replace("...", "".join(reversed(spare[:missing]))))
+    return full
+
+
+def _roles_of_scores(letters: list[str]) -> dict[str, str] | None:
+    """Roles of the letters of ``scores = einsum(query, key)``: shared letters are batch, the last of them
+    heads.
+    """
+    first, second, result = letters
+    shared = [c for c in first if c in second and c in result]
+    summed = [c for c in first if c in second and c not in result]
+    rows = [c for c in first if c not in second and c in result]
+    columns = [c for c in second if c not in first and c in result]
+    if len(summed) != 1 or len(columns) != 1 or not shared or len(rows) not in (1, 2):
+        return None
+    role = dict.fromkeys(shared, "b") | {summed[0]: "d", columns[0]: "k"}
+    if (
+        len(rows) == 2
+    ):  # one key head for several query heads: their letter follows that of the key heads or batch
+        after = first[first.index(shared[-1]) + 1 :][:1]
+        group = after if after in rows else rows[0]
+        rows.remove(group)
+        role[group] = "h" if len(shared) == 1 else "g"
+    if len(shared) > 1:
+        role[shared[-1]] = "h"
+    elif "h" not in role.values():
+        role[shared[0]] = "n"
+    role[rows[0]] = "q"
+    return role
