@@ -195,7 +195,7 @@ def test_encoder_compiles_whole(positions):
 def test_seq2seq_compiles_with_lengths():
     model = Seq2Seq(12, 3, 1, vocabulary=101).eval()
     x = ids()
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     close(compiled(x, x[:, :5], source_lengths=LENGTHS), model(x, x[:, :5], source_lengths=LENGTHS))
 
 

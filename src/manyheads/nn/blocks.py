@@ -127,7 +127,7 @@ class TransformerBlock(nn.Module):
         Also attend to another sequence, the context.
     checkpoint
         Keep only the block's input for the backward pass and compute the block again there: less memory,
-        a third more time. The feed-forward then works on a slice of the tokens at a time.
+        about a third more time. The feed-forward then works on a slice of the tokens at a time.
     bias
         Whether projections and layer norms have one.
     attention

@@ -113,7 +113,21 @@ def join(*parts: Mask | Tensor | None) -> Mask | None:
 
 @dataclass
 class DecoderCache:
-    """What a `Decoder` remembers between steps: made by `Decoder.new_cache`, changed by each call."""
+    """What a `Decoder` remembers between steps: made by `Decoder.new_cache`, changed by each call.
+
+    Examples
+    --------
+    >>> from manyheads.nn.transformers import Decoder
+    >>> decoder = Decoder(12, heads=3, layers=2, vocabulary=101)
+    >>> cache = decoder.new_cache(max_length=11)
+    >>> with torch.no_grad():
+    ...     _ = decoder(torch.randint(101, (2, 7)), cache=cache)      # ids (batch, length)
+    ...     cache.reorder(torch.tensor([1, 1, 0]))                    # the second row twice, then the first
+    ...     decoder(torch.randint(101, (3, 1)), cache=cache).shape    # (batch, length, vocabulary)
+    torch.Size([3, 1, 101])
+    >>> cache.length
+    8
+    """
 
     blocks: list[KVCache]
     contexts: list[KVCache]  # one per block, or none without a context
