@@ -28,6 +28,7 @@ class Call:
     scale: of the scores.
     scores: (batch, heads, queries, keys + sinks), only from a model that wrote its own softmax: what went
         into it.
+    weights: (batch, heads, queries, keys) that multiplied the values, likewise; None when some were dropped.
     sinks: how many columns of `scores` before and after the keys are no keys, but learned sinks.
     tokens: (batch, keys) ids of the keys' tokens, where they could be followed.
     """
@@ -41,6 +42,7 @@ class Call:
     scale: float | None = None
     dropout: float = 0.0
     scores: Tensor | None = None
+    weights: Tensor | None = None
     sinks: tuple[int, int] = (0, 0)
     tokens: Tensor | None = None
 

@@ -182,6 +182,8 @@ def _written(
     )
     if flow.ids:
         call.tokens = flow.tokens(theirs, value.shape[0], value.shape[2])
+    if not weights.dropout:
+        call.weights = canonical(found.factor, found.factor_roles, heads)
     edited = mode.owner.emit(call)
     weights.product = None
     if edited is not None:

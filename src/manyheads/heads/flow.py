@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from manyheads.heads.axes import Roles, roles_after
 
@@ -44,6 +46,7 @@ class Weights:
     product: Product | None
     place: tuple[Any, ...]  # the modules that were running
     before: int = 0  # columns dropped from the left since
+    dropout: bool = False  # some weights were dropped at random since
 
 
 @dataclass(slots=True)
@@ -131,10 +134,12 @@ class Flow:
             roles = None
             if carrier is not None and source is not None and carrier.roles is not None:
                 roles = roles_after(func, args, kwargs, carrier.roles, source, out)
-            if roles is not None and carrier is not None:
+            if roles is not None and carrier is not None and source is not None:
                 self.put(out, Tag(streams, heads, roles, carrier.product, carrier.weights))
                 if carrier.weights is not None and func is Tensor.__getitem__:
                     carrier.weights.before += _start(args[1])
+                elif carrier.weights is not None and func in _DROPOUTS:
+                    carrier.weights.dropout |= out is not source and not torch.equal(out, source)
             elif self.tracing and id(out) not in self.constants:
                 self.put(out, Tag(streams or self.root(), self._merged_heads(args, out) or heads))
 
@@ -153,6 +158,9 @@ class Flow:
         ):  # (length, batch, d_model) -> (.., batch * heads, ..)
             return int(old[2] // new[2])
         return 0
+
+
+_DROPOUTS = {F.dropout, torch.dropout, torch.dropout_, F.alpha_dropout, torch.native_dropout}
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:

@@ -119,6 +119,8 @@ def _rows(call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
     zeros.
     """
     exact = torch.promote_types(call.output.dtype, torch.float32)
+    if call.weights is not None:
+        return call.weights[:, numbers][:, :, wanted].to(exact)
     if call.scores is not None:
         scores = call.scores[:, numbers][:, :, wanted].to(exact)
     elif call.query is not None and call.key is not None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,9 +24,15 @@ if TYPE_CHECKING:
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 _FUNCTION = "CheckpointFunction"
 
+# What torch warns about only because of interception: hooks on compiled modules, and running them uncompiled.
+_OF_OUR_DOING = (
+    r"Using `torch\.compile\(module\)` when there are global hooks",
+    "flex_attention called without",
+)
+
 _lock = threading.Lock()
 _active: dict[int, Interceptor] = {}
-_stance: AbstractContextManager[Any] | None = None
+_stance: ExitStack | None = None
 _generator: Callable[..., Any] | None = None
 _function: Any = None
 
@@ -57,7 +64,7 @@ def remove(interceptor: Interceptor) -> None:
             setattr(checkpoint, _GENERATOR, _generator)
             setattr(checkpoint, _FUNCTION, _function)
             if _stance is not None:
-                _stance.__exit__(None, None, None)
+                _stance.close()
                 _stance = None
 
 
@@ -71,9 +78,23 @@ def stay_eager() -> None:
     ):
         with _lock:
             if _stance is None and _active:
-                stance = torch.compiler.set_stance("force_eager")
-                stance.__enter__()
+                stance = ExitStack()
+                stance.enter_context(torch.compiler.set_stance("force_eager"))
+                stance.callback(_unfilter, [_ignore(message) for message in _OF_OUR_DOING])
                 _stance = stance
+
+
+def _ignore(message: str) -> Any:
+    warnings.filterwarnings("ignore", message=message)
+    return warnings.filters[0]
+
+
+def _unfilter(filters: list[Any]) -> None:
+    """Take back warning filters; somebody else's context may already have done so."""
+    for added in filters:
+        if added in warnings.filters:
+            warnings.filters.remove(added)  # type: ignore[attr-defined]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
 def remembering(function: Callable[..., Any]) -> Callable[..., Any]:

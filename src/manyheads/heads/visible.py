@@ -4,6 +4,7 @@ stand.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,14 @@ class Visible(NamedTuple):
     real: Tensor | None
     offset: int
     ahead: bool | None
+
+
+def without_dead_rows(call: Call) -> Call:
+    """Queries whose weights were set to zero after the softmax attend to nothing, whatever their scores."""
+    if call.scores is None or call.weights is None:
+        return call
+    dead = ~call.weights.any(-1, keepdim=True)
+    return replace(call, scores=call.scores.masked_fill(dead, -torch.inf)) if bool(dead.any()) else call
 
 
 def visible(call: Call) -> Visible:

@@ -19,7 +19,7 @@ from manyheads.heads.missed import missed
 from manyheads.heads.sites import Site
 from manyheads.heads.table import HeadTable, Row
 from manyheads.heads.tally import Tally
-from manyheads.heads.visible import Visible, visible
+from manyheads.heads.visible import Visible, visible, without_dead_rows
 
 
 def watch(
@@ -173,6 +173,7 @@ class Watch:
             torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         )
         with torch._C.DisableTorchFunction(), torch.no_grad(), autocast:
+            call = without_dead_rows(call)
             look = self._look(call)
             site = call.site
             if site.cross is None and call.queries > 1:

@@ -33,6 +33,8 @@ class Contraction(NamedTuple):
     """Weights times values, found: who they are and what the axes of values and result mean."""
 
     weights: Weights
+    factor: Tensor  # the weights as they are now
+    factor_roles: Roles
     value: Tensor
     value_roles: Roles
     output_roles: Roles
@@ -60,7 +62,9 @@ def product(flow: Flow, left: Tensor, right: Tensor, out: Tensor) -> Contraction
         if tag is None or tag.weights is None or tag.roles is None or tag.roles[-2:] != tuple(ends[:2]):
             continue
         lead = (("b",) * value.dim() + tag.roles[:-2])[2 - value.dim() :]
-        return Contraction(tag.weights, value, (*lead, *ends[2:4]), (*tag.roles[:-2], *ends[4:]))
+        return Contraction(
+            tag.weights, factor, tag.roles, value, (*lead, *ends[2:4]), (*tag.roles[:-2], *ends[4:])
+        )
     if id(left) in flow.constants or id(right) in flow.constants:
         return None
     axes = _lead(left, right, out.dim())
@@ -144,7 +148,7 @@ def einsum(flow: Flow, args: tuple[Any, ...], out: Tensor) -> Contraction | None
             result = tuple(role.get(letter, "d") for letter in letters[2])
             if result.count("d") != 1 or "q" not in result or factors[other].dim() < 3:
                 return None
-            return Contraction(tag.weights, factors[other], values, result)
+            return Contraction(tag.weights, factors[mine], tag.roles, factors[other], values, result)
     if any(factor.dim() < 3 or id(factor) in flow.constants for factor in factors):
         return None
     found = _roles_of_scores(letters)
