@@ -1,0 +1,137 @@
+"""Time contestants against each other, and write down what came out.
+
+Timing is a race: contestants take turns, one call each per round, so that whatever else the machine is
+doing hits all of them alike; the figure is the fastest call. Nothing here knows about attention.
+"""
+
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from functools import cache
+
+import torch
+from rich.console import Console
+
+MIB = 2**20
+GIB = 2**30
+SLOWER = 2.5
+_console = Console(stderr=True, highlight=False)
+_started = time.perf_counter()
+
+
+def say(text: str) -> None:
+    """One line of progress on stderr, with the seconds since the start."""
+    _console.print(f"[dim]{time.perf_counter() - _started:7.1f} s[/dim]  {text}", soft_wrap=True)
+
+
+def race(contestants: Mapping[str, Callable[[], object]], quick: bool = False) -> dict[str, float]:
+    """Fastest call of each contestant, in seconds, all running interleaved.
+
+    One untimed call each, then rounds until the time is up. Who is more than SLOWER times slower than the
+    fastest after two rounds keeps the better of those two and leaves the race: its time is known well enough,
+    and the rest of the budget is better spent on those that are close.
+    """
+    for call in contestants.values():
+        call()
+    seconds, fewest, most = (0.5, 2, 5) if quick else (8.0, 5, 200)
+    best = dict.fromkeys(contestants, math.inf)
+    racing = list(contestants)
+    started = time.perf_counter()
+    for number in range(most):
+        if number >= fewest and time.perf_counter() - started > seconds:
+            break
+        first = number % len(racing)  # nobody is always first
+        for name in racing[first:] + racing[:first]:
+            before = time.perf_counter()
+            contestants[name]()
+            best[name] = min(best[name], time.perf_counter() - before)
+        if number == 1:
+            racing = [name for name in racing if best[name] <= SLOWER * min(best.values())]
+    return best
+
+
+def against(times: Mapping[str, float], ours: str, peers: Iterable[str]) -> tuple[str, float]:
+    """The fastest of these peers, and how many times as fast as it we are."""
+    fastest = min(peers, key=lambda name: times[name])
+    return fastest, times[fastest] / times[ours]
+
+
+@cache
+def matmul_peak(size: int = 2048) -> float:
+    """Floating-point operations per second of a large float32 matrix product: what this machine can do."""
+    a, b, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
+    return 2 * size**3 / race({"matmul": lambda: torch.mm(a, b, out=out)})["matmul"]
+
+
+def machine() -> str:
+    """Where the numbers come from, in one paragraph of markdown."""
+    parts = [
+        _processor(),
+        f"{torch.get_num_threads()} threads",
+        f"float32 matmul {matmul_peak() / 1e9:.0f} GFLOP/s",
+        f"torch {torch.__version__}",
+        f"Python {platform.python_version()}",
+        f"load {os.getloadavg()[0]:.1f} at the start",
+    ]
+    if os.environ.get("THP_MEM_ALLOC_ENABLE"):
+        parts.append("huge pages on")
+    command = " ".join(["python -m bench", *sys.argv[1:]])
+    return f"`{command}`, {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC: {', '.join(parts)}."
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The mean for ratios: twice as fast and twice as slow cancel.
+
+    >>> geometric_mean([0.5, 2.0])
+    1.0
+    """
+    return math.exp(sum(math.log(value) for value in values) / len(values))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A markdown table, padded so that it also reads well in a terminal; numbers stand to the right."""
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        padded = [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+        ]
+        return "| " + " | ".join(padded) + " |"
+
+    rule = (
+        "|" + "|".join("-" * (width + 1) + ("-" if i == 0 else ":") for i, width in enumerate(widths)) + "|"
+    )
+    return "\n".join([line(cells[0]), rule, *(line(row) for row in cells[1:])])
+
+
+def targets(*goals: tuple[str, float, str, float]) -> str:
+    """A table of (what, figure, ">=" or "<=", target) with a plain verdict in the last column."""
+    rows = []
+    for what, figure, sign, target in goals:
+        reached = figure >= target if sign == ">=" else figure <= target
+        rows.append([what, f"{figure:.2f}", f"{sign} {target:g}", "reached" if reached else "NOT REACHED"])
+    return table(["target", "measured", "wanted", "verdict"], rows)
+
+
+def milliseconds(seconds: float) -> str:
+    """Three or so digits, whatever the size."""
+    value = seconds * 1e3
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def mebibytes(size: float) -> str:
+    return f"{size / MIB:.0f}" if abs(size) >= 10 * MIB else f"{size / MIB:.1f}"

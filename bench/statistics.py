@@ -1,0 +1,76 @@
+"""what it costs to measure every head while attending.
+
+Attention together with its statistics, against attention alone; the core set and the full set.
+"""
+
+import torch
+
+from bench.harness import MIB, mebibytes, milliseconds, race, say, table, targets
+from bench.inputs import heads_of
+from bench.memory import peak
+from manyheads.nn.attention import attention
+from manyheads.nn.multihead import MultiHeadAttention
+from manyheads.nn.statistics import statistics
+
+HEADS, WIDTH, TOKENS = 8, 64, 8192
+SETS = {"core": 2.2, "full": 3.5}  # times the plain call
+MEMORY = 64  # MiB
+
+
+def function(which: str | None, length: int, causal: bool, alone: bool = False):
+    """Attention, then statistics if a set is named; `alone` leaves the attention out, to weigh them."""
+    q, k, v = (heads_of(TOKENS // length, HEADS, length, WIDTH) for _ in range(3))
+
+    @torch.no_grad()
+    def call() -> object:
+        out = None if alone else attention(q, k, v, causal=causal)
+        return out, statistics(q, k, causal=causal, which=which) if which else None
+
+    return call
+
+
+def module(which: str | None, length: int, causal: bool):
+    mha = MultiHeadAttention(HEADS * WIDTH, HEADS).eval()
+    x = torch.randn(TOKENS // length, length, HEADS * WIDTH)
+
+    @torch.no_grad()
+    def call() -> object:
+        return mha(x, causal=causal, return_statistics=which or False)
+
+    return call
+
+
+def run(quick: bool) -> str:
+    rows, goals = [], []
+    for level, make in (("function", function), ("module", module)):
+        for length in (2048,) if quick else (2048, 4096, 8192):
+            for causal in (False, True):
+                times = race(
+                    {which or "plain": make(which, length, causal) for which in (None, *SETS)}, quick
+                )
+                ratios = {which: times[which] / times["plain"] for which in SETS}
+                where = f"{level}, {length}{', causal' if causal else ''}"
+                memory = ["", ""]
+                goals += [
+                    (f"{where}: {which} over plain", ratios[which], "<=", SETS[which]) for which in SETS
+                ]
+                if level == "function":
+                    arguments = {"length": length, "causal": causal, "alone": True}
+                    peaks = {
+                        which: peak("statistics:function", which=which, **arguments).extra for which in SETS
+                    }
+                    goals += [
+                        (f"{where}: {which}, MiB", size / MIB, "<=", MEMORY) for which, size in peaks.items()
+                    ]
+                    memory = [mebibytes(size) for size in peaks.values()]
+                shown = [milliseconds(time) for time in times.values()]
+                rows.append([where, *shown, *(f"{ratio:.2f}" for ratio in ratios.values()), *memory])
+                say(f"{where}: core {ratios['core']:.2f}, full {ratios['full']:.2f}")
+    header = ["", "plain, ms", "with core, ms", "with full, ms", "core", "full", "core, MiB", "full, MiB"]
+    return "\n\n".join(
+        [
+            table(header, rows),
+            f"{TOKENS} tokens, {HEADS} heads of width {WIDTH}. Memory is that of the statistics call itself.",
+            targets(*goals),
+        ]
+    )
