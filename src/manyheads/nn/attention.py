@@ -1,4 +1,4 @@
-"""The attention function: softmax(q k^T * scale + bias) v, by the kernel that is right and fast for the case."""
+"""The attention function: softmax(q k^T * scale + bias) v, by the kernel that is right and fast for it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def attention(
     tensor(0.)
     """
     if has_torch_function((q, k, v)):
-        return handle_torch_function(  # type: ignore[no-any-return]
+        return handle_torch_function(
             attention, (q, k, v), q, k, v, mask=mask, causal=causal, window=window, chunk=chunk, scale=scale,
             dropout=dropout, kernel=kernel,
         )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,7 @@ def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
     if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
         raise ValueError("module: add_bias_kv and add_zero_attn have no counterpart in MultiHeadAttention")
     weight = module.out_proj.weight
-    options = {"device": weight.device, "dtype": weight.dtype}
+    options: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
     bias = module.in_proj_bias is not None
     ours = MultiHeadAttention(
         module.embed_dim,
@@ -26,10 +28,10 @@ def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
     if module.vdim != module.kdim:
         ours.value = nn.Linear(module.vdim, module.embed_dim, bias=bias, **options)
     with torch.no_grad():
-        for projection, part, offset in zip(_inputs(ours), _in_weights(module), range(3), strict=True):
+        for n, (projection, part) in enumerate(zip(_inputs(ours), _in_weights(module), strict=True)):
             projection.weight.copy_(part)
-            if module.in_proj_bias is not None:
-                projection.bias.copy_(module.in_proj_bias.chunk(3)[offset])
+            if bias:
+                projection.bias.copy_(module.in_proj_bias.chunk(3)[n])
         ours.output.load_state_dict(module.out_proj.state_dict())
     return ours.train(module.training)
 
@@ -69,6 +71,6 @@ def _inputs(module: MultiHeadAttention) -> tuple[nn.Linear, nn.Linear, nn.Linear
 
 def _in_weights(module: nn.MultiheadAttention) -> tuple[Tensor, ...]:
     """The query, key and value weights, as views, however torch packed them."""
-    if module.in_proj_weight is not None:
-        return module.in_proj_weight.chunk(3)
-    return module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+    packed: Tensor | None = module.in_proj_weight
+    separate = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+    return separate if packed is None else packed.chunk(3)

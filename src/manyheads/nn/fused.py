@@ -8,6 +8,10 @@ see only the keys in its reach.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -20,80 +24,112 @@ MASK_ELEMENTS = 2**22
 FOLD_QUERIES = 16
 # Below this length a call of its own for each sequence costs more than computing its padding.
 UNPAD_LENGTH = 64
+# From this length on, laying each head's rows side by side costs less than it saves the kernel.
+CONTIGUOUS_LENGTH = 2048
+
+# (q, k, v, mask tensor or None, causal) -> (batch, heads, queries, width)
+Call = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: float, offset: int) -> Tensor:
     """Attention (batch, heads, queries, d_value) without the weights in memory.
 
-    ``offset`` is the position of query 0 among the keys. With ``dropout`` the kernel stays fused on GPUs
-    only.
+    ``offset`` is the position of query 0 among the keys. With ``dropout`` it stays fused on GPUs only.
     """
     d_key, d_value = q.shape[-1], v.shape[-1]
     if d_key < d_value:
         q, k = F.pad(q, (0, d_value - d_key)), F.pad(k, (0, d_value - d_key))
     elif d_value < d_key:
         v = F.pad(v, (0, d_key - d_value))
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    out = _attend(q, k, v, mask, scale, dropout, offset)
-    return out if d_key <= d_value else out[..., :d_value]
+    out = _attend(*_laid_out(q, k, v), mask, offset, partial(_sdpa, scale=scale, dropout=dropout))
+    return out if d_value >= d_key else out[..., :d_value]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: float, offset: int) -> Tensor:
+def fused_with_logsumexp(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, offset: int
+) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp of the scores (batch, heads, queries), for q, k and v of one width.
+
+    On the CPU only, where torch has a kernel that tells it, and without gradient.
+    """
+    out = _attend(*_laid_out(q, k, v), mask, offset, partial(_cpu_flash, scale=scale))
+    return out[..., :-1], out[..., -1]
+
+
+def _sdpa(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float
+) -> Tensor:
+    return F.scaled_dot_product_attention(
+        q, k, v, mask, dropout, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """The output with the log-sum-exp as one more column: so it travels through every structure below."""
+    if not q.shape[2] or not k.shape[2]:  # the kernel divides by the lengths
+        return q.new_zeros(*q.shape[:3], v.shape[3] + 1)
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, -torch.inf)
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, lse = flash(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    return torch.cat((out, lse.unsqueeze(-1)), dim=-1)
+
+
+def _laid_out(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The kernel needs rows without gaps, and at long lengths reads heads faster one after the other."""
+    if q.shape[2] >= CONTIGUOUS_LENGTH:
+        return q.contiguous(), k.contiguous(), v.contiguous()
+    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # type: ignore[return-value]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: int, call: Call) -> Tensor:
     """Choose the structure that makes the mask cheapest, else give a mask tensor, a block at a time."""
+    if mask.empty:
+        return _grouped(q, k, v, None, call)
+    if _plainly_causal(mask, offset):
+        return call(q, k, v, None, True)
     queries, keys = q.shape[2], k.shape[2]
-    if queries and keys and not torch.compiler.is_compiling():  # the structures below depend on the numbers
-        if mask.lengths is not None and mask.lengths.device.type == "cpu" and queries >= UNPAD_LENGTH:
-            return _each_sequence(q, k, v, mask, scale, dropout, offset)
-        if mask.geometric and mask.chunk is not None and mask.chunk < keys == queries and offset == 0:
-            return _each_chunk(q, k, v, mask, scale, dropout)
-        if mask.geometric and mask.window is not None and mask.window < keys and mask.chunk is None:
-            return _banded(q, k, v, mask, scale, dropout, offset)
-        if not mask.empty and not _plainly_causal(mask, offset):
-            return _row_blocks(q, k, v, mask, scale, dropout, offset, range(queries))
-    return _call(q, k, v, mask, scale, dropout, offset, range(queries), range(keys))
+    if torch.compiler.is_compiling() or not queries or not keys:  # the structures depend on the numbers
+        return _masked(q, k, v, mask, offset, call, range(queries), range(keys))
+    if mask.lengths is not None and mask.lengths.device.type == "cpu" and queries >= UNPAD_LENGTH:
+        return _each_sequence(q, k, v, mask, offset, call)
+    if mask.geometric and mask.chunk is not None and mask.chunk < keys == queries and offset == 0:
+        return _each_chunk(q, k, v, mask, call)
+    if mask.geometric and mask.window is not None and mask.window < keys and mask.chunk is None:
+        return _banded(q, k, v, mask, offset, call)
+    return _row_blocks(q, k, v, mask, offset, call, range(queries))
 
 
 def _plainly_causal(mask: Mask, offset: int) -> bool:
     """Whether torch's causal flag, aligned at the first query and key, says all that the mask says."""
-    return mask.causal and offset == 0 and mask.without("causal").empty
+    return mask.causal and offset == 0 and replace(mask, causal=False).empty
 
 
-def _call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-    scale: float,
-    dropout: float,
-    offset: int,
-    rows: range,
-    columns: range,
+def _masked(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: int, call: Call, rows: range, columns: range
 ) -> Tensor:
-    """One fused call for queries ``rows`` and keys ``columns``, of which q, k and v hold just those."""
-    causal = _plainly_causal(mask, offset + rows.start - columns.start)
-    allowed = bias = None
-    if not causal and not mask.empty:
-        allowed, bias = mask.rectangle(rows, columns, offset, q.device)
+    """One call with a mask tensor, for queries ``rows`` and keys ``columns``: q, k and v hold just those."""
+    allowed, bias = mask.rectangle(rows, columns, offset, q.device)
     if bias is not None:
         bias = bias.to(q.dtype)
         allowed = bias if allowed is None else torch.where(allowed, bias, -torch.inf)
-    heads, kv_heads, queries = q.shape[1], k.shape[1], q.shape[2]
-    group = heads // kv_heads
+    return _grouped(q, k, v, allowed, call)
+
+
+def _grouped(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, call: Call) -> Tensor:
+    """Few queries: the heads that share a key head become its queries, and the keys are read once for all."""
+    group, queries = q.shape[1] // k.shape[1], q.shape[2]
     one_for_all_heads = allowed is None or allowed.dim() < 3 or allowed.shape[-3] == 1
-    if group == 1 or queries > FOLD_QUERIES or causal or not one_for_all_heads:
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=allowed, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=group > 1
-        )
+    if group == 1 or queries > FOLD_QUERIES or not one_for_all_heads:
+        return call(q, k, v, allowed, False)
     if allowed is not None and allowed.shape[-2] > 1:
         allowed = torch.cat((allowed,) * group, dim=-2)
-    q = q.reshape(q.shape[0], kv_heads, group * queries, q.shape[3])
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=dropout, scale=scale)
-    return out.reshape(q.shape[0], heads, queries, v.shape[3])
+    folded = q.reshape(q.shape[0], k.shape[1], group * queries, q.shape[3])
+    out = call(folded, k, v, allowed, False)
+    return out.reshape(*q.shape[:3], out.shape[3])
 
 
-def _row_blocks(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: float, offset: int, rows: range
-) -> Tensor:
+def _row_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: int, call: Call, rows: range) -> Tensor:
     """Queries ``rows`` in blocks, each with the keys in its reach, so that no mask exceeds MASK_ELEMENTS."""
     keys = k.shape[2]
     elements = keys * (q.shape[1] if mask.slopes is not None else 1)
@@ -105,15 +141,13 @@ def _row_blocks(
     for block in q[:, :, rows.start : rows.stop].split(size, dim=2):
         piece = range(start, start + block.shape[2])
         low, high = mask.key_range(piece, keys, offset)
-        part = k[:, :, low:high], v[:, :, low:high]
-        outs.append(_call(block, *part, mask, scale, dropout, offset, piece, range(low, high)))
+        part_k, part_v = k[:, :, low:high], v[:, :, low:high]
+        outs.append(_masked(block, part_k, part_v, mask, offset, call, piece, range(low, high)))
         start = piece.stop
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
 
 
-def _each_sequence(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: float, offset: int
-) -> Tensor:
+def _each_sequence(q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: int, call: Call) -> Tensor:
     """Each sequence of the batch alone, without its padding."""
     assert mask.lengths is not None
     batch, queries, keys = q.shape[0], q.shape[2], k.shape[2]
@@ -124,32 +158,31 @@ def _each_sequence(
     for n, (one_q, one_k, one_v) in enumerate(zip(q.unbind(), k.unbind(), v.unbind(), strict=True)):
         real, seen = query_lengths[n], key_lengths[n]
         rest = mask.of_sequence(n, real, seen)
-        out = _attend(
-            one_q[None, :, :real], one_k[None, :, :seen], one_v[None, :, :seen], rest, scale, dropout, offset
-        )
+        out = _attend(one_q[None, :, :real], one_k[None, :, :seen], one_v[None, :, :seen], rest, offset, call)
         outs.append(F.pad(out.transpose(1, 2), (0, 0, 0, 0, 0, queries - real)))
     return torch.cat(outs).transpose(1, 2)
 
 
-def _each_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: float) -> Tensor:
+def _each_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Mask, call: Call) -> Tensor:
     """Chunks as batch elements; what is left over at the end is a chunk of its own."""
     assert mask.chunk is not None
     size, length = mask.chunk, q.shape[2]
     whole = length // size * size
-    inside = mask.without("chunk")
-
-    def fold(x: Tensor) -> Tensor:  # (batch, heads, length, width) -> (batch * chunks, heads, size, width)
-        return x[:, :, :whole].transpose(1, 2).unflatten(1, (-1, size)).flatten(0, 1).transpose(1, 2)
-
-    out = _attend(fold(q), fold(k), fold(v), inside, scale, dropout, 0)
+    inside = replace(mask, chunk=None)
+    # (batch, heads, length, width) -> (batch * chunks, heads, size, width)
+    folded_q, folded_k, folded_v = (
+        x[:, :, :whole].transpose(1, 2).unflatten(1, (-1, size)).flatten(0, 1).transpose(1, 2)
+        for x in (q, k, v)
+    )
+    out: Tensor = _attend(folded_q, folded_k, folded_v, inside, 0, call)
     out = out.transpose(1, 2).unflatten(0, (q.shape[0], -1)).flatten(1, 2).transpose(1, 2)
     if whole == length:
         return out
-    tail = _attend(q[:, :, whole:], k[:, :, whole:], v[:, :, whole:], inside, scale, dropout, 0)
+    tail = _attend(q[:, :, whole:], k[:, :, whole:], v[:, :, whole:], inside, 0, call)
     return torch.cat((out, tail), dim=2)
 
 
-def _banded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: float, offset: int) -> Tensor:
+def _banded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: int, call: Call) -> Tensor:
     """A window: blocks of queries as batch elements, each with the stretch of keys in its reach.
 
     Inner blocks all look alike, so one small mask serves them all; those at the edges go by row blocks.
@@ -158,25 +191,24 @@ def _banded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: 
     queries, keys = q.shape[2], k.shape[2]
     rows = max(64, mask.window)
     reach = rows + (mask.window - 1) * (1 if mask.causal else 2)
-    # Block n has queries [n * rows, ...) and keys [n * rows + shift, ...): those that lie inside the keys
-    # are inner.
+    # Block n has queries [n * rows, ...) and keys [n * rows + shift, ...). Inner: all its keys exist.
     shift = offset - mask.window + 1
     first = max(0, -(shift // rows))
     last = min(queries // rows, (keys - reach - shift) // rows + 1)
     if last - first < 2:
-        return _row_blocks(q, k, v, mask, scale, dropout, offset, range(queries))
+        return _row_blocks(q, k, v, mask, offset, call, range(queries))
     start, stop = first * rows, last * rows
     stretch = slice(start + shift, stop - rows + shift + reach)
     inner = []
     for one_q, one_k, one_v in zip(q.unbind(), k.unbind(), v.unbind(), strict=True):
         blocks = one_q[:, start:stop].unflatten(1, (-1, rows)).transpose(0, 1)  # (blocks, heads, rows, width)
         # (blocks, kv_heads, reach, width): overlapping views, no copies
-        stretches = (x[:, stretch].unfold(1, reach, rows).permute(1, 0, 3, 2) for x in (one_k, one_v))
-        out = _call(blocks, *stretches, mask, scale, dropout, mask.window - 1, range(rows), range(reach))
+        near_k, near_v = (x[:, stretch].unfold(1, reach, rows).permute(1, 0, 3, 2) for x in (one_k, one_v))
+        out = _masked(blocks, near_k, near_v, mask, mask.window - 1, call, range(rows), range(reach))
         inner.append(out.transpose(1, 2).flatten(0, 1))
     parts = [torch.stack(inner).transpose(1, 2)]
     if start:
-        parts.insert(0, _row_blocks(q, k, v, mask, scale, dropout, offset, range(start)))
+        parts.insert(0, _row_blocks(q, k, v, mask, offset, call, range(start)))
     if stop < queries:
-        parts.append(_row_blocks(q, k, v, mask, scale, dropout, offset, range(stop, queries)))
+        parts.append(_row_blocks(q, k, v, mask, offset, call, range(stop, queries)))
     return torch.cat(parts, dim=2)

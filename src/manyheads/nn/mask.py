@@ -10,7 +10,6 @@ the last query sees everything under `causal`, with or without a cache of earlie
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,11 +66,6 @@ class Mask:
         """True when everything is allowed and nothing is added."""
         return self.geometric and not self.causal and self.window is None and self.chunk is None
 
-    def without(self, *fields: str) -> Mask:
-        """The same mask with some of its conditions taken away."""
-        nothing: dict[str, Any] = {"causal": False, "tensors": ()}
-        return replace(self, **{field: nothing.get(field) for field in fields})
-
     def of_sequence(self, n: int, queries: int, keys: int) -> Mask:
         """What is left of the mask for sequence n of the batch once it is cut to its own queries and keys."""
         shape = range(queries), range(keys), slice(n, n + 1), slice(None)
@@ -90,6 +84,19 @@ class Mask:
             low = max(low, first // self.chunk * self.chunk)
             high = min(high, (last // self.chunk + 1) * self.chunk)
         return min(low, keys), max(min(low, keys), high)
+
+    def open_range(self, rows: range, keys: int, offset: int) -> tuple[int, int]:
+        """The keys [low, high) that every query of ``rows`` may attend to, by geometry alone."""
+        low, high = 0, keys
+        first, last = rows.start + offset, rows.stop - 1 + offset
+        if self.causal:
+            high = min(high, first + 1)
+        if self.window is not None:
+            low, high = max(low, last - self.window + 1), min(high, first + self.window)
+        if self.chunk is not None:
+            low = max(low, last // self.chunk * self.chunk)
+            high = min(high, (first // self.chunk + 1) * self.chunk)
+        return low, max(low, high)
 
     def rectangle(
         self,
@@ -135,22 +142,48 @@ class Mask:
             allowed = torch.ones(queries, keys, dtype=torch.bool, device=device)
         return allowed if bias is None else torch.where(allowed, bias, -torch.inf)
 
-    def _geometry(self, rows: range, columns: range, offset: int, device: torch.device) -> Tensor | None:
-        first, last = rows.start + offset, rows.stop - 1 + offset  # positions of the first and last query
-        low, high = columns.start, columns.stop - 1
-        i = torch.arange(first, last + 1, device=device)[:, None]
-        j = torch.arange(low, high + 1, device=device)
-        allowed = None
-        if self.causal and high > first:
-            allowed = j <= i
-        if self.window is not None and max(last - low, high - first) >= self.window:
-            allowed = _both(allowed, (i - j).abs() < self.window)
-        if self.chunk is not None and len({p // self.chunk for p in (first, last, low, high)}) > 1:
-            same = torch.div(i, self.chunk, rounding_mode="floor") == torch.div(
-                j, self.chunk, rounding_mode="floor"
-            )
-            allowed = _both(allowed, same)
+    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether a query at position i may attend to the key at position j, by geometry alone.
+
+        >>> Mask(causal=True, window=2).allows(torch.tensor(2), torch.arange(4)).int()
+        tensor([0, 1, 1, 0], dtype=torch.int32)
+        """
+        allowed = j <= i if self.causal else torch.ones_like(i == j)
+        if self.window is not None:
+            allowed = allowed & ((i - j).abs() < self.window)
+        if self.chunk is not None:
+            pieces = (torch.div(x, self.chunk, rounding_mode="floor") for x in (i, j))
+            allowed = allowed & torch.eq(*pieces)
         return allowed
+
+    def count(self, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
+        """How many keys each query may attend to, (1 or batch, queries), by geometry and lengths alone.
+
+        >>> Mask(causal=True, window=3).count(5, 5)
+        tensor([[1, 2, 3, 3, 3]])
+        """
+        i = torch.arange(keys - queries, keys, device=device)[None]
+        low, high = torch.zeros_like(i), torch.full_like(i, keys)
+        if self.lengths is not None:
+            high = torch.minimum(high, self.lengths.to(device)[:, None])
+        if self.causal:
+            high = torch.minimum(high, i + 1)
+        if self.window is not None:
+            low, high = torch.maximum(low, i - self.window + 1), torch.minimum(high, i + self.window)
+        if self.chunk is not None:
+            start = torch.div(i, self.chunk, rounding_mode="floor") * self.chunk
+            low, high = torch.maximum(low, start), torch.minimum(high, start + self.chunk)
+        count = (high - low).clamp(min=0)
+        if self.queries is not None:
+            count = count * (torch.arange(queries, device=device) < self.queries.to(device)[:, None])
+        return count
+
+    def _geometry(self, rows: range, columns: range, offset: int, device: torch.device) -> Tensor | None:
+        low, high = self.open_range(rows, columns.stop, offset)
+        if low <= columns.start and high == columns.stop:
+            return None
+        i = torch.arange(rows.start + offset, rows.stop + offset, device=device)[:, None]
+        return self.allows(i, torch.arange(columns.start, columns.stop, device=device))
 
 
 def causal() -> Mask:
@@ -190,8 +223,8 @@ def padding(lengths: Tensor, queries: Tensor | None = None) -> Mask:
 
     ``lengths`` is an integer tensor (batch,). Padded queries still attend to the real keys unless their own
     lengths are given as ``queries``: then their output is zero, and sequences are computed without their
-    padding, which is what makes padded batches fast. Keep lengths on the CPU for that: reading them back from a
-    GPU would make it wait.
+    padding, which is what makes padded batches fast. Keep lengths on the CPU for that: reading them back from
+    a GPU would make it wait.
 
     >>> lengths = torch.tensor([3, 1])
     >>> padding(lengths).dense(1, 3).int().flatten(1)
@@ -209,7 +242,7 @@ def padding(lengths: Tensor, queries: Tensor | None = None) -> Mask:
 
 
 def alibi(heads: int) -> Mask:
-    """Attention with linear biases: ``-slope * |i - j|`` is added, a slope a head, 2^(-8/heads) down to 2^-8.
+    """Attention with linear biases: ``-slope * |i - j|`` is added, slopes 2^(-8/heads) down to 2^-8.
 
     For a number of heads that is no power of two, the slopes of the next lower power are followed by every
     second one of the next higher, as its authors do.

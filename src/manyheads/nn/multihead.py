@@ -245,7 +245,7 @@ class MultiHeadAttention(nn.Module):
         return from_torch(module)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """The same function as an `nn.MultiheadAttention` (batch_first); a ValueError where it cannot say it."""
+        """The same function as an `nn.MultiheadAttention` (batch_first); ValueError where that cannot be."""
         from manyheads.nn.convert import to_torch
 
         return to_torch(self)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.mask import Mask
-from manyheads.nn.tiles import Tile, rectangle, scores, softmax_, tiles
+from manyheads.nn.tiles import Tile, exp_of_difference, hidden, scores, scratch, tiles
 
 
 def tiled(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: float, offset: int) -> Tensor:
@@ -28,10 +28,10 @@ def tiled(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: fl
     if bias is not None:
         bias = bias[(None,) * (4 - bias.dim())]
     allowed = [tensor for tensor in mask.tensors if tensor.dtype == torch.bool]
-    out, _ = _forward(
+    out: Tensor = _forward(
         q, k, v, bias, allowed, mask.lengths, mask.queries, mask.slopes, seed,
         mask.causal, mask.window, mask.chunk, scale, dropout, offset,
-    )  # fmt: skip
+    )[0]  # fmt: skip
     return out
 
 
@@ -43,17 +43,22 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output (batch, heads, queries, d_value) and the log-sum-exp (batch, heads, queries)."""
     mask = Mask(causal, window, chunk, lengths, queries, slopes, _tensors(bias, allowed))
-    kv_heads = k.shape[1]
+    kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
     grouped, keys, values = _exact(q, kv_heads), _exact(k), _exact(v)
-    out, lse = _outputs(q, k, v)
-    drop = _dropout(seed, dropout, q.device)
-    for tile in tiles(mask, *grouped.shape[:4], keys.shape[2], offset):
-        hidden = rectangle(mask, offset, grouped.shape[2], q.device, tile)
-        p, tile_lse = softmax_(scores(grouped, keys, scale, tile, *hidden))
-        tile.of_queries(lse.unflatten(1, (kv_heads, -1))).copy_(tile_lse)
+    out = _zeros(q, v.shape[3], q.dtype)
+    lse = torch.zeros(q.shape[:3], dtype=keys.dtype, device=q.device)
+    grouped_out, grouped_lse = (x.unflatten(1, (kv_heads, group)) for x in (out, lse))
+    take, drop = scratch(keys.dtype, q.device), _dropout(seed, dropout, keys.dtype, q.device)
+    for tile in tiles(mask, grouped.shape[:4], keys.shape[2], offset):
+        parts, count = hidden(mask, offset, group, keys, tile)
+        s = scores(grouped, keys, scale, tile, parts, take)
+        top, nothing = s.amax(-1, keepdim=True), _nothing(count)
+        p = exp_of_difference(s, top, parts, out=s)
+        total = p.sum(-1, keepdim=True).masked_fill_(nothing, 1.0)
+        tile.of_queries(grouped_lse).copy_((total.log() + top).squeeze(-1))
         drop(p)
-        result = _flat(p) @ tile.of_keys(values).flatten(0, 1)
-        tile.of_queries(out.unflatten(1, (kv_heads, -1))).copy_(result.view(*p.shape[:-1], -1))
+        result = (_flat(p) @ tile.of_keys(values).flatten(0, 1)).view(*p.shape[:-1], -1)
+        tile.of_queries(grouped_out).copy_(result.div_(total))
     return out, lse
 
 
@@ -70,32 +75,29 @@ def _backward(
     grouped, keys, values, flow = _exact(q, kv_heads), _exact(k), _exact(v), _exact(grad, kv_heads)
     # The softmax's backward needs sum_j p_ij dp_ij for each row, which is the output times its gradient.
     drain = (flow * _exact(out, kv_heads)).sum(-1, keepdim=True)
-    grad_q, grad_k, grad_v = torch.zeros_like(grouped), torch.zeros_like(keys), torch.zeros_like(values)
-    grad_bias = (
-        torch.zeros_like(bias, dtype=keys.dtype) if bias_grad and bias is not None else keys.new_zeros(0)
-    )
-    drop = _dropout(seed, dropout, q.device)
+    grad_q, grad_k, grad_v = (x.new_zeros(x.shape, dtype=keys.dtype) for x in (q, k, v))
+    grouped_grad = grad_q.unflatten(1, (kv_heads, group))
+    grad_bias = keys.new_zeros(bias.shape if bias is not None and bias_grad else 0)
+    take, drop = scratch(keys.dtype, q.device), _dropout(seed, dropout, keys.dtype, q.device)
     lse = lse.unflatten(1, (kv_heads, group)).unsqueeze(-1)
-    for tile in tiles(mask, *grouped.shape[:4], keys.shape[2], offset):
-        hidden = rectangle(mask, offset, group, q.device, tile)
-        p = scores(grouped, keys, scale, tile, *hidden).sub_(tile.of_queries(lse)).exp_()
-        tile_flow = _flat(tile.of_queries(flow))
-        tile_keys, tile_values = tile.of_keys(keys).flatten(0, 1), tile.of_keys(values).flatten(0, 1)
-        ds = (tile_flow @ tile_values.transpose(1, 2)).view_as(p)
+    for tile in tiles(mask, grouped.shape[:4], keys.shape[2], offset):
+        parts, _ = hidden(mask, offset, group, keys, tile)
+        s = scores(grouped, keys, scale, tile, parts, take)
+        p = exp_of_difference(s, tile.of_queries(lse), parts, out=s)
+        tile_flow, tile_keys = _flat(tile.of_queries(flow)), tile.of_keys(keys).flatten(0, 1)
+        ds = take("ds", p.shape)
+        torch.bmm(tile_flow, tile.of_keys(values).flatten(0, 1).transpose(1, 2), out=_flat(ds))
         keep = drop(ds)
         ds.sub_(tile.of_queries(drain)).mul_(p)
         if keep is not None:
             p.mul_(keep)
-        shape = tile.of_keys(keys).shape[:3]
-        tile.of_keys(grad_v).add_((_flat(p).transpose(1, 2) @ tile_flow).view(*shape, -1))
+        tile.of_keys(grad_v).flatten(0, 1).baddbmm_(_flat(p).transpose(1, 2), tile_flow)
         if grad_bias.numel():
             _add_bias_grad(grad_bias, ds, tile, group)
-        ds.mul_(scale)
-        tile.of_queries(grad_q).copy_((_flat(ds) @ tile_keys).view(*p.shape[:-1], -1))
-        tile.of_keys(grad_k).add_(
-            (_flat(ds).transpose(1, 2) @ _flat(tile.of_queries(grouped))).view(*shape, -1)
-        )
-    return grad_q.flatten(1, 2).to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), grad_bias
+        tile.of_queries(grouped_grad).copy_((_flat(ds) @ tile_keys).mul_(scale).view(*p.shape[:-1], -1))
+        tile_queries = _flat(tile.of_queries(grouped))
+        tile.of_keys(grad_k).flatten(0, 1).baddbmm_(_flat(ds).transpose(1, 2), tile_queries, alpha=scale)
+    return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), grad_bias
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -118,21 +120,19 @@ _forward.register_autograd(_grads, setup_context=_setup)
 
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _outputs(q, k, v)
+    return _zeros(q, v.shape[3], q.dtype), q.new_zeros(q.shape[:3], dtype=_exact(k).dtype)
 
 
 @_backward.register_fake
 def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    bias_grad = bias is not None and rest[-7]
-    exact = torch.promote_types(k.dtype, torch.float32)
-    grads = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    return *grads, torch.empty_like(bias, dtype=exact) if bias_grad else k.new_empty(0, dtype=exact)
+    grads = (x.new_zeros(x.shape) for x in (q, k, v))
+    return *grads, k.new_zeros(bias.shape if bias is not None and rest[-7] else 0, dtype=_exact(k).dtype)
 
 
-def _outputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Zeros for the output, laid out so that joining the heads is free, and for the log-sum-exp."""
-    out = q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
-    return out, torch.zeros(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+def _zeros(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Zeros (batch, heads, length, width), with the heads of a token side by side: joining them is free."""
+    batch, heads, length, _ = x.shape
+    return torch.zeros(batch, length, heads, width, dtype=dtype, device=x.device).transpose(1, 2)
 
 
 def _exact(x: Tensor, kv_heads: int | None = None) -> Tensor:
@@ -146,11 +146,18 @@ def _flat(x: Tensor) -> Tensor:
     return x.flatten(2, 3).flatten(0, 1)
 
 
+def _nothing(count: Tensor | int) -> Tensor:
+    """Which rows may attend to nothing, (..., rows, 1)."""
+    return (torch.as_tensor(count) == 0).unsqueeze(-1)
+
+
 def _tensors(bias: Tensor | None, allowed: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return (*allowed, *(() if bias is None else (bias,)))
 
 
-def _dropout(seed: Tensor | None, rate: float, device: torch.device) -> Callable[[Tensor], Tensor | None]:
+def _dropout(
+    seed: Tensor | None, rate: float, dtype: torch.dtype, device: torch.device
+) -> Callable[[Tensor], Tensor | None]:
     """A function that drops entries of a tile in place and returns its factors: 0 or 1 / (1 - rate).
 
     Each entry is decided by 16 random bits, four to a draw: drawing is what costs most. The kept entries are
@@ -160,13 +167,14 @@ def _dropout(seed: Tensor | None, rate: float, device: torch.device) -> Callable
         return lambda x: None
     generator = torch.Generator(device).manual_seed(int(seed))
     dropped = min(round(rate * 2**16), 2**16 - 1)
-    threshold, scale = dropped - 2**15, 2**16 / (2**16 - dropped)
+    threshold, factor = dropped - 2**15, 2**16 / (2**16 - dropped)
+    take, take_draws = scratch(dtype, device), scratch(torch.int64, device)
 
     def drop(x: Tensor) -> Tensor:
-        draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=device)
-        bits = draws.random_(-(2**63), None, generator=generator).view(torch.int16)[: x.numel()]
+        draws = take_draws("draws", ((x.numel() + 3) // 4,)).random_(-(2**63), None, generator=generator)
         # Clamped to two neighbours and shifted, the bits are 0 or 1: several times faster than a comparison.
-        keep = bits.clamp_(threshold - 1, threshold).sub_(threshold - 1).to(x.dtype).mul_(scale).view_as(x)
+        bits = draws.view(torch.int16)[: x.numel()].clamp_(threshold - 1, threshold).sub_(threshold - 1)
+        keep = take("keep", x.shape).copy_(bits.view_as(x)).mul_(factor)
         x.mul_(keep)
         return keep
 

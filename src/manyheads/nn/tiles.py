@@ -6,7 +6,8 @@ in the reach of those queries. Its rows are whole, so a softmax over it is exact
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,16 +38,15 @@ class Tile(NamedTuple):
         return x[self.batch, self.kv_heads, self.columns.start : self.columns.stop]
 
 
-def tiles(
-    mask: Mask, batch: int, kv_heads: int, group: int, queries: int, keys: int, offset: int
-) -> Iterator[Tile]:
+def tiles(mask: Mask, queries_shape: Sequence[int], keys: int, offset: int) -> Iterator[Tile]:
     """Cut attention into tiles of about TILE_ELEMENTS scores, leaving out what no query of a tile can reach.
 
-    Queries that can reach nothing are in no tile.
+    ``queries_shape`` is (batch, kv_heads, group, queries). Queries that can reach nothing are in no tile.
 
-    >>> [tile.columns for tile in tiles(Mask(causal=True), 1, 1, 1, 256, 256, 0)]
+    >>> [tile.columns for tile in tiles(Mask(causal=True), (1, 1, 1, 256), 256, 0)]
     [range(0, 128), range(0, 256)]
     """
+    batch, kv_heads, group, queries = queries_shape
     lengths = None
     if mask.lengths is not None and mask.lengths.device.type == "cpu":
         lengths = mask.lengths.clamp(0, keys).tolist()
@@ -68,37 +68,100 @@ def tiles(
                 yield Tile(members, slice(head, min(kv_heads, head + heads)), block, columns)
 
 
-def rectangle(
-    mask: Mask, offset: int, group: int, device: torch.device, tile: Tile
-) -> tuple[Tensor | None, Tensor | None]:
-    """The tile's part of a mask, (allowed, bias): each broadcasts to (batch, kv_heads, group, rows, columns)."""
+class Hidden(NamedTuple):
+    """What a mask does to some columns of a tile; tensors broadcast to the tile's scores."""
+
+    columns: slice  # counted from the tile's first
+    bias: Tensor | None  # added
+    keep: Tensor | None  # 1 where a query may attend, else 0
+
+
+def hidden(
+    mask: Mask, offset: int, group: int, like: Tensor, tile: Tile, hiding: float = -torch.inf
+) -> tuple[list[Hidden], Tensor | int]:
+    """The columns of a tile that a mask hides or adds to, and how many keys each query may attend to.
+
+    A bias at or below ``hiding`` hides its key. ``like`` gives dtype and device.
+
+    >>> tile = Tile(slice(0, 1), slice(0, 1), range(128, 256), range(0, 256))
+    >>> parts, count = hidden(Mask(causal=True), 0, 1, torch.empty(0), tile)
+    >>> [part.columns for part in parts], count.shape
+    ([slice(129, 256, None)], torch.Size([128]))
+    """
+    start, stop = tile.columns.start, tile.columns.stop
+    edges = [range(start, stop)]
+    if mask.geometric:  # only the columns that some of the queries see and others do not
+        low, high = mask.open_range(tile.rows, stop, offset)
+        edges = [range(start, max(low, start)), range(max(high, start), stop)] if low < high else edges
     heads = slice(tile.kv_heads.start * group, tile.kv_heads.stop * group)
-    parts = mask.rectangle(tile.rows, tile.columns, offset, device, tile.batch, heads)
-    allowed, bias = (None if x is None else _by_group(x, group) for x in parts)
-    return allowed, bias
+    parts: list[Hidden] = []
+    count: Tensor | int = len(tile.columns)
+    for columns in edges:
+        if not columns:
+            continue
+        pair = mask.rectangle(tile.rows, columns, offset, like.device, tile.batch, heads)
+        allowed, bias = (None if x is None else _by_group(x, group) for x in pair)
+        if bias is not None:
+            shown = bias > hiding
+            allowed = shown if allowed is None else allowed & shown
+        if allowed is not None:
+            place = slice(columns.start - start, columns.stop - start)
+            parts.append(Hidden(place, bias, allowed.to(like.dtype)))
+            count = count - (~allowed).sum(-1) * (len(columns) if allowed.shape[-1] == 1 else 1)
+    return parts, count
 
 
-def scores(
-    q: Tensor,
-    k: Tensor,
-    scale: float,
-    tile: Tile,
-    allowed: Tensor | None,
-    bias: Tensor | None,
-    hidden: float = -torch.inf,
-) -> Tensor:
-    """The tile's scores (batch, kv_heads, group, rows, columns), ``hidden`` where not allowed.
+def scores(q: Tensor, k: Tensor, scale: float, tile: Tile, parts: list[Hidden], take: Scratch) -> Tensor:
+    """The tile's scores (batch, kv_heads, group, rows, columns), far below all others where hidden.
 
     q is (batch, kv_heads, group, queries, d_key), k is (batch, kv_heads, keys, d_key).
     """
     part_q, part_k = tile.of_queries(q) * scale, tile.of_keys(k)
-    s = torch.bmm(part_q.flatten(2, 3).flatten(0, 1), part_k.flatten(0, 1).transpose(1, 2))
-    s = s.view(*part_q.shape[:-1], part_k.shape[2])
-    if bias is not None:
-        s += bias
-    if allowed is not None:
-        s.masked_fill_(~allowed, hidden)
+    shape = (*part_q.shape[:-1], part_k.shape[2])
+    s = take("scores", shape)
+    flat = s.view(shape[0] * shape[1], -1, shape[-1])
+    torch.bmm(part_q.flatten(2, 3).flatten(0, 1), part_k.flatten(0, 1).transpose(1, 2), out=flat)
+    for columns, bias, keep in parts:
+        if bias is not None:
+            s[..., columns] += bias
+        if keep is not None:
+            s[..., columns] += (keep - 1) * 1e30  # adding is several times faster than filling by a mask
     return s
+
+
+def exp_of_difference(s: Tensor, shift: Tensor, parts: list[Hidden], out: Tensor) -> Tensor:
+    """exp(s - shift), exactly zero where hidden; s itself becomes s - shift.
+
+    What lies so low that its square is not a normal number is raised to that bound: it changes no sum that a
+    float can hold, and spares the processor its slow path for numbers near zero.
+    """
+    bound = 0.5 * math.log(torch.finfo(s.dtype).tiny)
+    torch.exp(s.sub_(shift).clamp_(min=bound), out=out)
+    for columns, _, keep in parts:
+        if keep is not None:
+            out[..., columns] *= keep
+    return out
+
+
+Scratch = Callable[[str, Sequence[int]], Tensor]
+
+
+def scratch(dtype: torch.dtype, device: torch.device) -> Scratch:
+    """Memory to borrow by name, again and again: fresh pages for every tile cost more than the arithmetic.
+
+    >>> take = scratch(torch.float32, torch.device("cpu"))
+    >>> take("scores", (2, 3)).data_ptr() == take("scores", (3, 2)).data_ptr()
+    True
+    """
+    held: dict[str, Tensor] = {}
+
+    def take(name: str, shape: Sequence[int]) -> Tensor:
+        size = math.prod(shape)
+        if name not in held or held[name].numel() < size:
+            held[name] = torch.empty(size, dtype=dtype, device=device)
+        return held[name][:size].view(*shape)
+
+    return take
 
 
 def _by_group(x: Tensor, group: int) -> Tensor:
@@ -106,17 +169,3 @@ def _by_group(x: Tensor, group: int) -> Tensor:
     if x.dim() < 3:
         return x
     return x.unflatten(-3, (-1, group)) if x.shape[-3] > 1 else x.unsqueeze(-3)
-
-
-def softmax_(s: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn scores into exp(s - lse) in place; return them with lse (..., rows).
-
-    Rows with nothing to attend to become zero, and their lse is +inf, so that exp(s - lse) is zero too.
-    """
-    top = s.amax(-1, keepdim=True)
-    nothing = top == -torch.inf
-    top = top.masked_fill(nothing, 0.0)
-    total = s.sub_(top).exp_().sum(-1, keepdim=True)
-    s /= total.masked_fill(nothing, 1.0)
-    lse = (total.log() + top).masked_fill(nothing, torch.inf)
-    return s, lse.squeeze(-1)
