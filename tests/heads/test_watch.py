@@ -79,7 +79,8 @@ def test_low_precision_models_get_exact_numbers_of_their_own_scores(how: str) ->
     weights = (q @ k.mT * 8**-0.5).softmax(-1)
     assert kept[0].dtype == torch.bfloat16
     for name, value in oracle(weights, torch.ones(3, 7, dtype=torch.bool)).items():
-        torch.testing.assert_close(seen.table[name], value, atol=1e-5, rtol=1e-5)
+        exact = 1e-3 if name == "distance_spread" else 1e-5  # a square root near zero
+        torch.testing.assert_close(seen.table[name], value, atol=exact, rtol=1e-5)
 
 
 def test_checkpointing_does_not_count_twice() -> None:

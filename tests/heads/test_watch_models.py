@@ -55,7 +55,7 @@ def check(seen: Watch, attentions: dict[str, Tensor], counted: Tensor, tolerance
             torch.testing.assert_close(
                 table[name][rows],
                 value,
-                atol=tolerance,
+                atol=1e-3 if name == "distance_spread" else tolerance,  # a square root near zero
                 rtol=tolerance,
                 msg=lambda m, n=name, s=site: f"{s} {n}: {m}",
             )

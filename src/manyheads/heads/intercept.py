@@ -1,8 +1,8 @@
 """Interception: any PyTorch model's run, turned into attention calls.
 
-`Interceptor` keeps the stack of running modules by global forward hooks, and while a forward of its model
-runs in a thread it puts a TorchFunctionMode on that thread, which sees every torch function however it was
-imported. Nothing is put into the model, and nothing is left when the context ends.
+`Interceptor` keeps the stack of running modules by forward hooks, and while a forward of its model runs in a
+thread it puts a TorchFunctionMode on that thread, which sees every torch function however it was imported.
+Nothing is left when the context ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from manyheads.heads import channels, surroundings
@@ -23,6 +22,26 @@ from manyheads.heads.flow import Flow
 from manyheads.heads.sites import Site, Sites
 
 Callback = Callable[[Call], Tensor | None]
+
+
+class Hook:
+    """A forward hook that copies and pickles of the model do not carry on."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+
+    def __call__(self, module: nn.Module, *args: Any) -> None:
+        self.function(module, *args)
+
+    def __deepcopy__(self, memo: Any) -> Hook:
+        return Hook(_nothing)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hook, (_nothing,)
+
+
+def _nothing(*_: Any) -> None:
+    pass
 
 
 class Frame:
@@ -130,14 +149,15 @@ class Interceptor:
         self._local = threading.local()
         self._handles: list[Any] = []
         self._depth = 0
+        # torch's own leaves (linear maps, norms, dropout) make no attention calls: leave them their speed
+        self._hooked = [module for module in model.modules() if not _is_torch_leaf(module)]
 
     def __enter__(self) -> Interceptor:
         self._depth += 1
         if self._depth == 1:
-            self._handles = [
-                register_module_forward_pre_hook(self._begin),
-                register_module_forward_hook(self._end, always_call=True),
-            ]
+            for module in self._hooked:
+                self._handles.append(module.register_forward_pre_hook(Hook(self._begin)))
+                self._handles.append(module.register_forward_hook(Hook(self._end), always_call=True))
             surroundings.add(self)
         return self
 
@@ -147,6 +167,7 @@ class Interceptor:
             surroundings.remove(self)
             for handle in self._handles:
                 handle.remove()
+            self._handles.clear()
             state = self.state
             if (
                 state is not None and not state.resumed
@@ -175,9 +196,7 @@ class Interceptor:
         return self.callback(call)
 
     def _begin(self, module: nn.Module, args: Any) -> None:
-        path = self.paths.get(id(module))
-        if path is None:
-            return
+        path = self.paths[id(module)]
         state = self.state
         if state is not None and not state.resumed and state.frames and state.frames[0].module is module:
             self._stop(state)  # an interrupted forward left it behind
@@ -194,7 +213,7 @@ class Interceptor:
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         state = self.state
-        if state is None or id(module) not in self.paths:
+        if state is None:
             return
         for depth in range(len(state.frames) - 1, -1, -1):
             if state.frames[depth].module is module:
@@ -221,6 +240,10 @@ class Interceptor:
                     yield
             finally:
                 self._local.state = before
+
+
+def _is_torch_leaf(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.") and next(module.children(), None) is None
 
 
 def module_paths(model: nn.Module) -> dict[int, str]:

@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 _FUNCTION = "CheckpointFunction"
 
-# What torch warns about only because of interception: hooks on compiled modules, and running them uncompiled.
-_OF_OUR_DOING = (
-    r"Using `torch\.compile\(module\)` when there are global hooks",
-    "flex_attention called without",
-)
+# What torch warns about only because compiled code is made to run uncompiled.
+_OF_OUR_DOING = ("flex_attention called without",)
 
 _lock = threading.Lock()
 _active: dict[int, Interceptor] = {}

@@ -44,23 +44,29 @@ class Tally:
         ``start`` is the position of query 0, for the profiles. Metrics that are not among the values are
         left alone.
         """
-        place = [i for i, name in enumerate(self.names) if name in values]
-        names = [self.names[i] for i in place]
+        names = [name for name in self.names if name in values]
         x = torch.stack([values[name] for name in names]).to(
             torch.float64
         )  # (metrics, batch, heads, queries)
-        where = counted.expand(x.shape[1:])
-        masks = [where & fewer[name] if fewer and name in fewer else where for name in names]
-        weight = torch.stack(masks) if fewer else where.expand(x.shape)
-        x = torch.where(weight, x, 0.0)
-        index = torch.tensor(place, device=x.device)
-        self.tokens += where.sum((0, 2))
-        for row, part in enumerate((weight, x, x * x)):
-            self._sums[row].index_add_(0, index, part.sum((1, 3)).to(torch.float64))
-            if self.profiles is not None and row < 2:
-                summed = part.sum(1).to(torch.float64)  # (metrics, heads, queries)
-                for name, profile in zip(names, summed, strict=True):
-                    self._lengthen(name, row, profile, start)
+        weight = counted.to(torch.float64).expand(x.shape[1:])
+        x.masked_fill_(~counted, 0.0)
+        tokens = weight.sum((0, 2))
+        self.tokens += tokens
+        counts = tokens.repeat(len(names), 1)
+        weights = dict.fromkeys(names, weight)
+        for name, narrower in (fewer or {}).items():
+            weights[name] = weight * narrower
+            counts[names.index(name)] = weights[name].sum((0, 2))
+            x[names.index(name)] *= narrower
+        sums = torch.stack((counts, x.sum((1, 3)), (x * x).sum((1, 3))))
+        if len(names) == len(self.names):
+            self._sums += sums
+        else:
+            self._sums[:, [self.names.index(name) for name in names]] += sums
+        if self.profiles is not None:
+            for name, profile in zip(names, x.sum(1), strict=True):
+                self._lengthen(name, 0, weights[name].sum(0), start)
+                self._lengthen(name, 1, profile, start)
 
     def received(self, weights: Tensor, real: Tensor) -> None:
         """Add the attention that keys got: (batch, heads, keys), where ``real`` (batch, keys)."""
