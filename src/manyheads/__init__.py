@@ -1,3 +1,73 @@
-"""Build, see, measure and cut the attention heads of any transformer."""
+"""Build, see, measure and cut the attention heads of any transformer.
+
+>>> import manyheads as mh
+>>> import torch
+>>> x = torch.randn(2, 5, 64)
+>>> mh.MultiHeadAttention(64, heads=8)(x, causal=True).shape
+torch.Size([2, 5, 64])
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from manyheads.heads.maps import maps as maps
+    from manyheads.heads.silence import gates as gates
+    from manyheads.heads.silence import silence as silence
+    from manyheads.heads.table import HeadTable as HeadTable
+    from manyheads.heads.watch import watch as watch
+    from manyheads.nn import mask as mask
+    from manyheads.nn.attention import attention as attention
+    from manyheads.nn.blocks import FeedForward as FeedForward
+    from manyheads.nn.blocks import TransformerBlock as TransformerBlock
+    from manyheads.nn.cache import KVCache as KVCache
+    from manyheads.nn.generate import generate as generate
+    from manyheads.nn.mask import Mask as Mask
+    from manyheads.nn.multihead import MultiHeadAttention as MultiHeadAttention
+    from manyheads.nn.positions import LearnedPositions as LearnedPositions
+    from manyheads.nn.positions import Rotary as Rotary
+    from manyheads.nn.positions import SinusoidalPositions as SinusoidalPositions
+    from manyheads.nn.positions import sinusoidal as sinusoidal
+    from manyheads.nn.stack import DecoderCache as DecoderCache
+    from manyheads.nn.statistics import statistics as statistics
+    from manyheads.nn.statistics import statistics_of_scores as statistics_of_scores
+    from manyheads.nn.transformers import Decoder as Decoder
+    from manyheads.nn.transformers import Encoder as Encoder
+    from manyheads.nn.transformers import Seq2Seq as Seq2Seq
+
+# Where each public name lives. They load when first used, so that `import manyheads` costs nothing.
+_NAMES = {
+    "manyheads.heads.maps": ("maps",),
+    "manyheads.heads.silence": ("gates", "silence"),
+    "manyheads.heads.table": ("HeadTable",),
+    "manyheads.heads.watch": ("watch",),
+    "manyheads.nn.attention": ("attention",),
+    "manyheads.nn.blocks": ("FeedForward", "TransformerBlock"),
+    "manyheads.nn.cache": ("KVCache",),
+    "manyheads.nn.generate": ("generate",),
+    "manyheads.nn.mask": ("Mask",),
+    "manyheads.nn.multihead": ("MultiHeadAttention",),
+    "manyheads.nn.positions": ("LearnedPositions", "Rotary", "SinusoidalPositions", "sinusoidal"),
+    "manyheads.nn.stack": ("DecoderCache",),
+    "manyheads.nn.statistics": ("statistics", "statistics_of_scores"),
+    "manyheads.nn.transformers": ("Decoder", "Encoder", "Seq2Seq"),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = ["__version__", "mask", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "mask":
+        return import_module("manyheads.nn.mask")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'manyheads' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
