@@ -71,8 +71,8 @@ CONTESTANTS: dict[str, Callable[[int, int, float], nn.Module]] = {
     ),
 }
 
-# who holds (batch, heads, length, length) tensors: how many at once, forward and with backward
-MAPS = {"textbook": (3, 4), "torch, weights": (3, 5), "x-transformers": (4, 7)}
+# who holds (batch, heads, length, length) tensors: how many at its peak (measured), forward and with backward
+MAPS = {"textbook": (3, 4), "torch": (1, 0), "torch, weights": (2, 4), "x-transformers": (4, 4)}
 
 NOTE = (
     "Same d_model, heads and float32 input for all; biases everywhere except in x-transformers, which has no "
