@@ -20,49 +20,45 @@ def possible(q: Tensor, mask: Mask) -> bool:
 
 
 def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None) -> dict[str, Tensor]:
-    """The core statistics of q (batch, kv_heads, group, queries, d_key) over centred keys k, ungrouped."""
-    width, offset = k.shape[3], k.shape[2] - q.shape[3]
+    """The core statistics of q (batch, kv_heads, group, queries, d_key) over centred keys, still grouped."""
+    width, offset, grouped = k.shape[3], k.shape[2] - q.shape[3], (k.shape[1], q.shape[2])
     heads_q, values, padded_k = q.flatten(1, 2), k, k
     if features is not None:
         values = torch.cat((k, features[:, None].expand(-1, k.shape[1], -1, -1)), dim=-1)
         extra = (0, features.shape[2])
         heads_q, padded_k = F.pad(heads_q, extra), F.pad(k, extra)
     means, lse = fused_with_logsumexp(heads_q, padded_k, values, mask, scale, offset)
-    grouped = (-1, q.shape[2])
-    lse = lse.unflatten(1, grouped)
-    expected = scale * torch.linalg.vecdot(q, means[..., :width].unflatten(1, grouped))
-    count = mask.count(q.shape[3], k.shape[2], q.device)
-    seen = {"keys": count[:, None, None].expand(lse.shape).to(lse.dtype)}
-    nothing = seen["keys"] == 0
-    seen["logsumexp"] = lse.masked_fill(nothing, -torch.inf)
-    seen["entropy"] = (lse - expected).clamp_(min=0.0).masked_fill_(nothing, 0.0)
+    means, lse = means.unflatten(1, grouped), lse.unflatten(1, grouped)
+    count = mask.count(q.shape[3], k.shape[2], q.device)[:, None, None].expand(lse.shape)
+    nothing = count == 0
+    entropy = (lse - scale * _dot(q, means[..., :width])).clamp_(min=0.0).masked_fill_(nothing, 0.0)
+    lse = lse.masked_fill(nothing, torch.inf)  # so that every weight of such a query is zero
+    seen = {
+        "keys": count.to(lse.dtype),
+        "logsumexp": lse.masked_fill(nothing, -torch.inf),
+        "entropy": entropy,
+    }
+    i = torch.arange(offset, k.shape[2], device=q.device)
     for name, step in (("self", 0), ("previous", -1), ("next", 1)):
-        seen[name] = _weights_at(q, k, lse, mask, scale, offset, offset + step)
-    seen["first"] = _weights_at(q, k, lse, mask, scale, offset, None)
-    for name in ("self", "previous", "next", "first"):
-        seen[name].masked_fill_(nothing, 0.0)
-    if features is not None:
-        seen["features"] = means[..., width:].unflatten(1, grouped)
-    return seen
+        # Queries [start, stop) have a key at this step from their own position.
+        start, stop = max(0, -offset - step), min(q.shape[3], k.shape[2] - offset - step)
+        part = k[:, :, None, start + offset + step : max(start, stop) + offset + step]
+        s = scale * _dot(q[..., start:stop, :], part)
+        seen[name] = torch.zeros_like(lse)
+        seen[name][..., start:stop] = (s - lse[..., start:stop]).exp_()
+        seen[name] *= _allowed(mask, i, i + step)
+    seen["first"] = torch.zeros_like(lse)
+    if k.shape[2]:
+        s = scale * (q @ k[:, :, None, 0, :, None]).squeeze(-1)
+        seen["first"] = (s - lse).exp_() * _allowed(mask, i, torch.zeros_like(i))
+    return seen | ({} if features is None else {"features": means[..., width:]})
 
 
-def _weights_at(
-    q: Tensor, k: Tensor, lse: Tensor, mask: Mask, scale: float, offset: int, shift: int | None
-) -> Tensor:
-    """p_ij at key j = i + shift of each query i, or at the first key; zero where there is no such key."""
-    queries, keys = q.shape[3], k.shape[2]
-    i = torch.arange(queries, device=q.device)
-    j = torch.zeros_like(i) if shift is None else i + shift
-    rows = (
-        slice(0, queries)
-        if shift is None
-        else slice(max(0, -shift), max(0, -shift, min(queries, keys - shift)))
-    )
-    part = k[:, :, :1] if shift is None else k[:, :, max(0, shift) : max(0, shift) + rows.stop - rows.start]
-    allowed = mask.allows(i[rows] + offset, j[rows])
-    if mask.lengths is not None:
-        allowed = allowed & (j[rows] < mask.lengths.to(q.device)[:, None, None, None])
-    s = scale * torch.linalg.vecdot(q[..., rows, :], part[:, :, None])
-    weights = torch.zeros_like(lse)
-    weights[..., rows] = (s - lse[..., rows]).exp() * allowed
-    return weights
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(-1)
+
+
+def _allowed(mask: Mask, i: Tensor, j: Tensor) -> Tensor:
+    """Whether the queries at positions i may attend to the keys at positions j, one each: 0 or 1."""
+    allowed = mask.allows(i, j)
+    return allowed if mask.lengths is None else allowed & (j < mask.lengths.to(j.device)[:, None, None, None])

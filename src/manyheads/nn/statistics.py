@@ -73,9 +73,9 @@ def statistics(
     queries = q.to(exact).unflatten(1, (k.shape[1], group))
     keys = k.to(exact)
     centre = keys.mean(2, keepdim=True) if k.shape[2] else keys.new_zeros(*k.shape[:2], 1, k.shape[3])
-    keys = keys - centre
+    keys = (keys - centre).contiguous()
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-    shift = factor * torch.linalg.vecdot(queries, centre[:, :, None])
+    shift = factor * (queries @ centre.unsqueeze(2).transpose(-2, -1)).squeeze(-1)
     if which == "core" and fused_statistics.possible(q, joined):
         seen = fused_statistics.core(queries, keys, joined, factor, features)
     else:

@@ -87,7 +87,7 @@ def _places(e: Tensor, inverse: Tensor, tile: Tile, offset: int, reach: int) -> 
 def _spread(e: Tensor, inverse: Tensor, tile: Tile, offset: int, causal: bool) -> dict[str, Tensor]:
     """Mean distance from the query, and standard deviation of the position.
 
-    E[j^2] - E[j]^2 would cancel at long lengths. Here the keys go in segments, each with its mass and first two
+    E[j^2] - E[j]^2 would cancel at long lengths. Here keys go in segments, each with its mass and first two
     moments around its own middle (one thin matrix product); they add up around the mean without cancelling.
     """
     middle = (tile.rows.start + tile.rows.stop) // 2  # positions are counted from here
