@@ -73,6 +73,20 @@ def merged(self: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.bmm(torch.softmax(scores, dim=2), v).view(BATCH, HEADS, LENGTH, WIDTH)
 
 
+def merged_before_unpacking(self: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    packed = torch.stack([q, k, v]).reshape(3, BATCH * HEADS, LENGTH, WIDTH)
+    q, k, v = packed.unbind(0)
+    weights = F.softmax(q @ k.transpose(-2, -1) * WIDTH**-0.5, dim=-1)
+    return (weights @ v).reshape(BATCH, HEADS, LENGTH, WIDTH)
+
+
+def sequence_first(self: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.permute(2, 0, 1, 3).reshape(LENGTH, BATCH, HEADS * WIDTH) for x in (q, k, v))
+    q, k, v = (x.contiguous().view(LENGTH, BATCH * HEADS, WIDTH).transpose(0, 1) for x in (q, k, v))
+    weights = torch.softmax(torch.bmm(q, k.transpose(1, 2)) * WIDTH**-0.5, -1)
+    return torch.bmm(weights, v).view(BATCH, HEADS, LENGTH, WIDTH)
+
+
 def added(self: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))
     bias = torch.zeros(BATCH * HEADS, 1, LENGTH)
@@ -110,7 +124,8 @@ def softcapped(self: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 CORES = [
-    by_name, by_operator, three_axes, ours, matmuls, in_float32, softmax_module, merged, added, einsums,
+    by_name, by_operator, three_axes, ours, matmuls, in_float32, softmax_module, merged,
+    merged_before_unpacking, sequence_first, added, einsums,
     einsums_of_another_order, values_first, one_key_head_each, softcapped,
 ]  # fmt: skip
 
@@ -223,6 +238,24 @@ def test_our_module_is_one_call() -> None:
         model(torch.randn(2, 5, 6))
     (call,) = calls
     assert (call.site.name, call.site.kv_heads, call.mask.window) == ("0", (0, 0, 1, 1), 2)
+
+
+def test_keys_written_into_a_buffer_and_batches_of_one() -> None:
+    """Keys stay of their own sequence in a preallocated cache; one set of queries may serve all."""
+
+    class Buffered(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            q = x.view(3, 5, 2, 3).transpose(1, 2)
+            cache = torch.zeros(3, 2, 9, 3)
+            cache[:, :, :5] = q
+            F.scaled_dot_product_attention(q, cache, cache)
+            return F.scaled_dot_product_attention(torch.ones(1, 2, 4, 3), q, q)
+
+    calls: list[Call] = []
+    with Interceptor(Buffered(), calls.append) as interceptor:
+        interceptor.model(torch.randn(3, 5, 6))
+    assert [call.site.cross for call in calls] == [False, True]
+    assert calls[1].query.shape == (3, 2, 4, 3)
 
 
 class Twice(nn.Module):

@@ -147,7 +147,7 @@ def test_profiles_and_received_attention() -> None:
     for name, value in (("entropy", entropy), ("first", weights[..., 0])):
         wanted = (value * real[:, None]).sum(0) / real.sum(0)
         torch.testing.assert_close(seen.table.profile(site, name), wanted, atol=1e-5, rtol=1e-5)
-    received = weights.sum(2) * real[:, None]  # padded queries of the model attend, too
+    received = (weights * real[:, None, :, None]).sum(2)  # from queries that are no padding
     wanted = received.sum(0) / real.sum(0)
     torch.testing.assert_close(seen.table.profile(site, "received"), wanted, atol=1e-5, rtol=1e-5)
     with pytest.raises(KeyError, match="no profile of 'colour'"):

@@ -240,3 +240,15 @@ def test_generate_counts_each_token_once(cache: str, implementation: str) -> Non
         torch.ones(2, 11, dtype=torch.bool),
     )
     assert set(seen.table["kind"]) == {"causal"}
+
+
+def test_generate_with_beams_of_an_encoder_and_decoder() -> None:
+    model, batch = models.t5(), tokens()
+    with watch(model) as seen:
+        model.generate(**batch, max_new_tokens=5, num_beams=2, eos_token_id=None)
+    kinds = {"encoder": ["self"], "decoder": ["causal", "cross"]}
+    assert [site.kind for site in seen.sites] == kinds["encoder"] * 2 + kinds["decoder"] * 2
+    tokens_seen = dict(zip(seen.table["site"], seen.table["tokens"].tolist(), strict=True))
+    assert tokens_seen["encoder.block.1.layer.0.SelfAttention"] == batch["attention_mask"].sum()
+    assert tokens_seen["decoder.block.1.layer.0.SelfAttention"] == 5 * 6  # steps, sequences * beams
+    assert tokens_seen["decoder.block.1.layer.1.EncDecAttention"] == 5 * 6

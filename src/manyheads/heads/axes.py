@@ -107,6 +107,8 @@ def _group(roles: Roles, olds: tuple[int, ...], news: tuple[int, ...]) -> list[s
     """Roles of ``news``, the axes that a group of axes ``olds`` with ``roles`` was reshaped to."""
     if olds == news:
         return list(roles)
+    if not olds or not news:  # axes of size 1 that came or went
+        return ["b"] * len(news)
     kept = tuple(role for role, size in zip(roles, olds, strict=True) if size != 1) or roles[-1:]
     real = [place for place, size in enumerate(news) if size != 1] or [len(news) - 1]
     if len(kept) > 1 and len(real) == 1:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from manyheads.heads import written
 from manyheads.heads.axes import Roles, canonical, restore
 from manyheads.heads.calls import SDPA, Call, Fused, flex_scores, from_sdpa
-from manyheads.heads.flow import Tag
+from manyheads.heads.flow import NOT_MERGED, Merged, Tag
 from manyheads.nn.attention import attention
 from manyheads.nn.mask import Mask, as_mask
 
@@ -88,6 +88,12 @@ def _softmax(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return out
 
 
+def _setitem(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    func(*args, **kwargs)
+    if mode.flow.tracing:
+        mode.flow.follow(func, args, kwargs, args[0])
+
+
 def _embedding(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = func(*args, **kwargs)
     ids, table = (args[0] if args else kwargs["input"]), (args[1] if len(args) > 1 else kwargs["weight"])
@@ -98,7 +104,7 @@ def _embedding(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _fused(mode: Mode, out: Tensor, given: Fused, scores: Tensor | None = None) -> Tensor:
     """Emit the call of a fused kernel."""
     state, lead = mode.state, _LEADING.get(out.dim())
-    if not state.frames or lead is None:
+    if not state.frames or lead is None or out.is_nested:
         return out
     frame, flow = state.frames[-1], state.flow
     name = state.name(frame, given.query)
@@ -106,7 +112,11 @@ def _fused(mode: Mode, out: Tensor, given: Fused, scores: Tensor | None = None) 
     query, key, value, output, mask = given.query, given.key, given.value, out, given.mask
     if out.dim() != 4:
         tag = flow.get(query)
-        heads = _heads(mode, name, frame, query.shape[0], tag.heads if tag else 0) if out.dim() == 3 else 1
+        heads = (
+            _heads(mode, name, frame, query.shape[0], tag.merged if tag else NOT_MERGED)
+            if out.dim() == 3
+            else 1
+        )
         query, key, value, output = (canonical(x, (*lead, "q", "d"), heads) for x in (query, key, value, out))
         mask = Mask(
             causal=mask.causal,
@@ -115,6 +125,11 @@ def _fused(mode: Mode, out: Tensor, given: Fused, scores: Tensor | None = None) 
                 for x in mask.tensors
             ),
         )
+    query, key, value = (
+        _broadcast(query, output.shape[:2]),
+        _broadcast(key, output.shape[:1]),
+        _broadcast(value, output.shape[:1]),
+    )
     site = mode.owner.site(
         name,
         query.shape[1],
@@ -153,7 +168,7 @@ def _written(
     heads = 1
     if merged:
         tag = flow.get(found.value)
-        hint = (product.heads if product else 0) or (tag.heads if tag else 0)
+        hint = product.merged if product and product.merged[0] else tag.merged if tag else NOT_MERGED
         heads = _heads(mode, name, frame, out.shape[found.output_roles.index("n")], hint)
     value, output = (
         canonical(found.value, found.value_roles, heads),
@@ -193,6 +208,11 @@ def _written(
     return out
 
 
+def _broadcast(x: Tensor, lead: torch.Size) -> Tensor:
+    """Queries, keys or values that a kernel repeated along the first axes of its output."""
+    return x if x.shape[: len(lead)] == lead else x.expand(*lead, *x.shape[len(lead) :])
+
+
 def _common(state: State, place: tuple[Any, ...]) -> Frame | None:
     """The innermost module that was running at the softmax and still is."""
     common = None
@@ -203,11 +223,16 @@ def _common(state: State, place: tuple[Any, ...]) -> Frame | None:
     return common
 
 
-def _heads(mode: Mode, name: str, frame: Frame, merged: int, followed: int) -> int:
+def _heads(mode: Mode, name: str, frame: Frame, merged: int, followed: Merged) -> int:
     """How many heads a merged axis (batch * heads) holds."""
     known = mode.owner.sites.by_name.get(name)
     named = (getattr(frame.module, attribute, 0) for attribute in _HEADS_ATTRIBUTES)
-    for heads in (known.heads if known else 0, mode.state.heads, followed, *named):
+    for heads in (
+        known.heads if known else 0,
+        mode.state.heads,
+        followed[0] if followed[1] == merged else 0,
+        *named,
+    ):
         if isinstance(heads, int) and heads > 0 and merged % heads == 0:
             return heads
     return 1
@@ -247,7 +272,7 @@ CHANNELS: dict[Any, Channel] = (
         torch.einsum: _einsum,
         F.embedding: _embedding,
     }
-    | {torch.ops.higher_order.flex_attention: _flex}
+    | {torch.ops.higher_order.flex_attention: _flex, Tensor.__setitem__: _setitem}
     | dict.fromkeys(written.MATMULS | written.ADDED_MATMULS, _matmul)
     | dict.fromkeys(written.SOFTMAXES, _softmax)
 )

@@ -24,6 +24,9 @@ from torch.nn import functional as F
 
 from manyheads.heads.axes import Roles, roles_after
 
+Merged = tuple[int, int]  # the number of heads in an axis batch * heads, and the size of that axis
+NOT_MERGED: Merged = (0, 0)
+
 
 @dataclass(slots=True)
 class Product:
@@ -34,7 +37,7 @@ class Product:
     query_roles: Roles
     key_roles: Roles
     streams: int  # of the queries
-    heads: int  # of a merged batch * heads axis, 0 when unknown
+    merged: Merged
 
 
 @dataclass(slots=True)
@@ -54,7 +57,7 @@ class Tag:
     """What is known of one tensor."""
 
     streams: int = 0
-    heads: int = 0
+    merged: Merged = NOT_MERGED
     roles: Roles | None = None
     product: Product | None = None
     weights: Weights | None = None
@@ -116,16 +119,14 @@ class Flow:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Tag the result of any call by the tags of its arguments."""
-        if not self.tracing and not self.tags:
-            return
-        streams, heads, carrier, source = 0, 0, None, None
+        streams, merged, carrier, source = 0, NOT_MERGED, None, None
         for tensor in _tensors(args, kwargs):
             tag = self.get(tensor)
             if tag is None:
                 streams |= self.streams(tensor)
                 continue
             streams |= tag.streams
-            heads = heads or tag.heads
+            merged = tag.merged if tag.merged[0] else merged
             if tag.roles is not None and carrier is None:
                 carrier, source = tag, tensor
         for out in (result,) if isinstance(result, Tensor) else result:
@@ -135,29 +136,24 @@ class Flow:
             if carrier is not None and source is not None and carrier.roles is not None:
                 roles = roles_after(func, args, kwargs, carrier.roles, source, out)
             if roles is not None and carrier is not None and source is not None:
-                self.put(out, Tag(streams, heads, roles, carrier.product, carrier.weights))
+                self.put(out, Tag(streams, carrier.merged, roles, carrier.product, carrier.weights))
                 if carrier.weights is not None and func is Tensor.__getitem__:
                     carrier.weights.before += _start(args[1])
                 elif carrier.weights is not None and func in _DROPOUTS:
                     carrier.weights.dropout |= out is not source and not torch.equal(out, source)
             elif self.tracing and id(out) not in self.constants:
-                self.put(out, Tag(streams or self.root(), self._merged_heads(args, out) or heads))
+                self.put(out, Tag(streams or self.root(), self._merged(args, out, merged)))
 
-    def _merged_heads(self, args: tuple[Any, ...], out: Tensor) -> int:
-        """The number of heads when a reshape just merged them into the batch axis, else 0."""
+    def _merged(self, args: tuple[Any, ...], out: Tensor, known: Merged) -> Merged:
+        """What is known of an axis batch * heads in ``out``: a reshape may just have made it."""
         before = args[0] if args else None
-        if out.dim() != 3 or not isinstance(before, Tensor) or before.numel() != out.numel():
-            return 0
-        old, new = before.shape, out.shape
-        if (
-            len(old) == 4 and old[2:] == new[1:]
-        ):  # (batch, heads, length, width) -> (batch * heads, length, width)
-            return int(old[1])
-        if (
-            len(old) == 3 and old[0] == new[0] and new[2] < old[2]
-        ):  # (length, batch, d_model) -> (.., batch * heads, ..)
-            return int(old[2] // new[2])
-        return 0
+        if out.dim() >= 3 and isinstance(before, Tensor) and before.numel() == out.numel():
+            old, new = before.shape, out.shape
+            if len(old) == len(new) + 1 and old[-2:] == new[-2:] and old[-3] * old[-4] == new[-3]:
+                return int(old[-3]), int(new[-3])  # (..., batch, heads, length, width)
+            if len(old) == len(new) == 3 and old[0] == new[0] and new[2] < old[2]:
+                return int(old[2] // new[2]), int(new[1])  # (length, batch, d_model) to (length, n, width)
+        return known if known[1] in out.shape else NOT_MERGED
 
 
 _DROPOUTS = {F.dropout, torch.dropout, torch.dropout_, F.alpha_dropout, torch.native_dropout}

@@ -96,17 +96,20 @@ class Mode(TorchFunctionMode):
         super().__init__()
         self.owner = owner
         self.state = state
+        self.flow = state.flow
+        self.channels = channels.CHANNELS
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        channel = channels.CHANNELS.get(func)
+        channel = self.channels.get(func)
         if channel is not None:
             return channel(self, func, args, kwargs)
         out = func(*args, **kwargs)
-        if isinstance(out, Tensor) or (type(out) in (tuple, list) and out and isinstance(out[0], Tensor)):
-            self.state.flow.follow(func, args, kwargs, out)
+        flow = self.flow
+        if (flow.tracing or flow.tags) and (isinstance(out, Tensor) or type(out) in (tuple, list)):
+            flow.follow(func, args, kwargs, out)
         return out
 
 

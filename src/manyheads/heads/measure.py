@@ -21,11 +21,14 @@ FULL = (*CORE, "effective_keys", "confidence", "distance", "distance_spread", "l
 OF_ONE_SEQUENCE = frozenset({"self", "previous", "next", "distance", "local"})
 
 
-def measure(call: Call, look: Visible, which: Which, features: Tensor | None = None) -> dict[str, Tensor]:
+def measure(
+    call: Call, look: Visible, which: Which, features: Tensor | None = None, rows: Tensor | None = None
+) -> dict[str, Tensor]:
     """The metrics of `CORE` or `FULL` for each query, and the number of ``keys`` it may attend to.
 
     Each is (batch, heads, queries); ``features`` (batch, heads, queries, n) and ``received`` (batch, heads,
-    keys) where asked for. Keys past the last query (a cache that is not yet full) are left out.
+    keys) where asked for. Keys past the last query (a cache that is not yet full) are left out, and so are
+    queries where ``rows`` (batch, queries) is False: they attend to nothing.
     """
     keys = min(call.keys, look.offset + call.queries) if call.queries <= call.keys else call.keys
     if features is not None:
@@ -33,6 +36,8 @@ def measure(call: Call, look: Visible, which: Which, features: Tensor | None = N
     if call.scores is not None:
         left, right = call.sinks
         scores = call.scores[..., left : left + keys]
+        if rows is not None:
+            scores = scores.masked_fill(~rows[:, None, :, None], -torch.inf)
         found = statistics_of_scores(scores, which=which, features=features)
         if left or right:
             found = _with_sinks(
@@ -47,11 +52,13 @@ def measure(call: Call, look: Visible, which: Which, features: Tensor | None = N
             key = key[:, ::group]  # the model repeated its key heads
         if keys < call.keys:
             key, mask = key[:, :, :keys], _first_keys(mask, keys)
+        if rows is not None:
+            mask = mask & rows[:, None, :, None]
         found = statistics(call.query, key, mask=mask, scale=call.scale, which=which, features=features)
     else:
         raise ValueError(f"{call.site.name}: a call with neither scores nor queries and keys")
     exact = found["entropy"].dtype
-    found["entropy_normalised"] = found["entropy"] / found["keys"].clamp(min=2).log()
+    found["entropy_normalised"] = found["entropy"] / found["keys"].clamp(min=2).log()  # 0 with a single key
     found["output_norm"] = torch.linalg.vector_norm(call.output, dim=-1, dtype=exact)
     if which == "full":
         found["effective_keys"] = 1 / found["collision"]

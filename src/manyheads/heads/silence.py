@@ -13,6 +13,8 @@ from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor, module_paths
 from manyheads.heads.sites import Heads, Selection, Site
 
+GateValues = Mapping[int | str, Tensor] | Mapping[int, Tensor] | Mapping[str, Tensor]
+
 
 def silence(model: nn.Module, heads: Heads) -> AbstractContextManager[None]:
     """A context in which the chosen heads give nothing: ``with silence(model, {3: [5, 7]}): ...``
@@ -60,8 +62,8 @@ def _silence(model: nn.Module, chosen: Selection) -> Iterator[None]:
 class Gates(Mapping[str, Tensor]):
     """The gates of a model by site, each (heads,); new ones appear when their site is first called."""
 
-    def __init__(self, values: Mapping[int | str, Tensor] | None, paths: set[str]) -> None:
-        self.values_given = values
+    def __init__(self, values: GateValues | None, paths: set[str]) -> None:
+        self._given: dict[int | str, Tensor] = {}
         self.sites: dict[str, Site] = {}
         self._gates: dict[str, Tensor] = {}
         self._lock = threading.Lock()
@@ -77,6 +79,7 @@ class Gates(Mapping[str, Tensor]):
                     raise ValueError(
                         f"gates[{key!r}]: expected a floating tensor (heads,) or (batch, heads), got {got}"
                     )
+                self._given[key] = value
             self._chosen = Selection({key: range(value.shape[-1]) for key, value in values.items()}, paths)
 
     def __getitem__(self, site: str) -> Tensor:
@@ -94,11 +97,11 @@ class Gates(Mapping[str, Tensor]):
         with self._lock:
             self.sites[site.name] = site
             gate = self._gates.get(site.name)
-            if gate is None and self.values_given is not None and self._chosen is not None:
+            if gate is None and self._chosen is not None:
                 if not self._chosen.at(site):
                     return None
                 key = site.name if site.name in self._chosen.heads else site.layer
-                gate = self._gates[site.name] = self.values_given[key]
+                gate = self._gates[site.name] = self._given[key]
             elif gate is None:
                 dtype = torch.promote_types(call.output.dtype, torch.float32)
                 gate = torch.ones(site.heads, dtype=dtype, device=call.output.device, requires_grad=True)
@@ -114,9 +117,7 @@ class Gates(Mapping[str, Tensor]):
             self._chosen.finish(self.sites.values())
 
 
-def gates(
-    model: nn.Module, values: Mapping[int | str, Tensor] | None = None
-) -> AbstractContextManager[Gates]:
+def gates(model: nn.Module, values: GateValues | None = None) -> AbstractContextManager[Gates]:
     """A context in which each head's output is multiplied by a number of its own, which has a gradient.
 
     Parameters

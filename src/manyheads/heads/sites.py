@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Heads = Mapping[int | str, Iterable[int]]
+# {layer number or site: [head numbers]}; a Mapping is invariant in its keys, so each kind is spelt out
+Heads = Mapping[int | str, Iterable[int]] | Mapping[int, Iterable[int]] | Mapping[str, Iterable[int]]
 
 
 @dataclass(eq=False)

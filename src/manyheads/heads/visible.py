@@ -83,4 +83,6 @@ def _look(allowed: Tensor, queries: int, keys: int) -> Visible:
         if last.numel():
             offset = max(0, int(last[-1]) + 1 - queries)
     ahead = None if queries == 1 else bool(allowed.expand(-1, -1, queries, keys).triu(offset + 1).any())
+    if ahead:
+        offset = keys - queries
     return Visible(None if bool(real.all()) else real, offset, ahead)

@@ -182,18 +182,22 @@ class Watch:
             site.causal |= look.ahead is False
             site.cached |= call.queries < call.keys and not site.cross
             features = self._features(call)
-            found = measure(call, look, self._which, None if features is None else features[1])
+            own = None  # (batch, queries): False for padding
+            if look.real is not None and not site.cross and look.offset >= 0:
+                own = look.real[:, look.offset : look.offset + call.queries].to(call.output.device)
+            columns = None if features is None else features[1]
+            received = self._profiles and self._which == "full"  # then nothing must come from padding
+            found = measure(call, look, self._which, columns, own if received else None)
             counted = found["keys"] > 0
-            if look.real is not None and not site.cross:
-                own = look.real[:, look.offset : look.offset + call.queries].to(counted.device)
-                counted = counted & own.unsqueeze(1) if own.shape[1] == call.queries else counted
+            if own is not None:
+                counted = counted & own.unsqueeze(1)
             values = {name: found[name] for name in self._metrics}
             if features is not None:
                 values |= dict(zip(features[0], found["features"].unbind(-1), strict=True))
             with self._lock:
                 tally = self._tally(site, call.output.device)
                 tally.add(values, counted, {"entropy_normalised": found["keys"] > 1}, look.offset)
-                if "received" in found:
+                if received:
                     keys = found["received"].shape[2]
                     real = look.real if look.real is not None else torch.ones(1, keys, dtype=torch.bool)
                     tally.received(found["received"], real[:, :keys].to(call.output.device))

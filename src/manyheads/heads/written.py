@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.heads.axes import Roles
-from manyheads.heads.flow import Flow, Product, Tag, Weights
+from manyheads.heads.flow import NOT_MERGED, Flow, Product, Tag, Weights
 
 _aten = torch.ops.aten
 MATMULS = {
@@ -89,10 +89,10 @@ def _begin(
     flow: Flow, query: Tensor, key: Tensor, query_roles: Roles, key_roles: Roles, out: Tensor, roles: Roles
 ) -> None:
     left, right = flow.get(query), flow.get(key)
-    heads = (left.heads if left else 0) or (right.heads if right else 0)
+    merged = next((tag.merged for tag in (left, right) if tag is not None and tag.merged[0]), NOT_MERGED)
     streams = flow.streams(query)
-    found = Product(query, key, query_roles, key_roles, streams, heads)
-    flow.put(out, Tag(streams | flow.streams(key), heads, roles, found))
+    found = Product(query, key, query_roles, key_roles, streams, merged)
+    flow.put(out, Tag(streams | flow.streams(key), merged, roles, found))
 
 
 def softmax(
@@ -116,12 +116,18 @@ def softmax(
         if found is not None:
             found = Product(
                 found.key, found.query, _exchanged(found.key_roles), _exchanged(found.query_roles),
-                flow.streams(found.key), found.heads,
+                flow.streams(found.key), found.merged,
             )  # fmt: skip
     streams = tag.streams if tag is not None else flow.streams(scores)
     flow.put(
         out,
-        Tag(streams, tag.heads if tag is not None else 0, roles, None, Weights(scores, roles, found, place)),
+        Tag(
+            streams,
+            tag.merged if tag is not None else NOT_MERGED,
+            roles,
+            None,
+            Weights(scores, roles, found, place),
+        ),
     )
 
 
