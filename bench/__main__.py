@@ -24,7 +24,8 @@ def main() -> None:
     unknown = [part for part in options.part if part not in PARTS]
     if unknown:
         parser.error(f"no part {', '.join(unknown)}: expected {', '.join(PARTS)}")
-    machine = harness.machine()
+    command = " ".join(["python -m bench", *options.part, *(["--quick"] if options.quick else [])])
+    machine = harness.machine(command)
     print(machine, flush=True)
     for name in options.part or PARTS:
         harness.say(f"[bold]{name}[/bold]")

@@ -7,7 +7,6 @@ doing hits all of them alike; the figure is the fastest call. Nothing here knows
 import math
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -67,8 +66,8 @@ def matmul_peak(size: int = 2048) -> float:
     return 2 * size**3 / race({"matmul": lambda: torch.mm(a, b, out=out)})["matmul"]
 
 
-def machine() -> str:
-    """Where the numbers come from, in one paragraph of markdown."""
+def machine(command: str) -> str:
+    """Where the numbers come from, in one line of markdown."""
     parts = [
         _processor(),
         f"{torch.get_num_threads()} threads",
@@ -79,7 +78,6 @@ def machine() -> str:
     ]
     if os.environ.get("THP_MEM_ALLOC_ENABLE"):
         parts.append("huge pages on")
-    command = " ".join(["python -m bench", *sys.argv[1:]])
     return f"`{command}`, {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC: {', '.join(parts)}."
 
 
