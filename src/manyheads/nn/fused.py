@@ -25,7 +25,7 @@ FOLD_QUERIES = 16
 # Below this length a call of its own for each sequence costs more than computing its padding.
 UNPAD_LENGTH = 64
 # From this length on, laying each head's rows side by side costs less than it saves the kernel.
-CONTIGUOUS_LENGTH = 2048
+CONTIGUOUS_LENGTH = 4096
 
 # (q, k, v, mask tensor or None, causal) -> (batch, heads, queries, width)
 Call = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]
@@ -41,6 +41,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: fl
         q, k = F.pad(q, (0, d_value - d_key)), F.pad(k, (0, d_value - d_key))
     elif d_value < d_key:
         v = F.pad(v, (0, d_key - d_value))
+    if scale <= 0:  # torch's causal flag hides with -inf before it scales
+        q, scale = q * scale, 1.0
     out = _attend(*_laid_out(q, k, v), mask, offset, partial(_sdpa, scale=scale, dropout=dropout))
     return out if d_value >= d_key else out[..., :d_value]
 
@@ -52,7 +54,7 @@ def fused_with_logsumexp(
 
     On the CPU only, where torch has a kernel that tells it, and without gradient.
     """
-    out = _attend(*_laid_out(q, k, v), mask, offset, partial(_cpu_flash, scale=scale))
+    out = _attend(*_laid_out(q * scale, k, v), mask, offset, partial(_cpu_flash, scale=1.0))
     return out[..., :-1], out[..., -1]
 
 

@@ -192,5 +192,5 @@ def _add_bias_grad(total: Tensor, ds: Tensor, tile: Tile, group: int) -> None:
         slice(tile.columns.start, tile.columns.stop),
     )
     place = tuple(slice(None) if size == 1 else s for size, s in zip(total.shape, slices, strict=True))
-    part = total[place]
-    part.add_(ds.sum([n for n, size in enumerate(total.shape) if size == 1], keepdim=True))
+    broadcast = [n for n, size in enumerate(total.shape) if size == 1]
+    total[place].add_(ds.sum(broadcast, keepdim=True) if broadcast else ds)

@@ -105,6 +105,7 @@ def hidden(
         if bias is not None:
             shown = bias > hiding
             allowed = shown if allowed is None else allowed & shown
+            bias = bias.masked_fill(~shown, 0.0)  # hidden by `keep`: -inf would make NaN of a whole row
         if allowed is not None:
             place = slice(columns.start - start, columns.stop - start)
             parts.append(Hidden(place, bias, allowed.to(like.dtype)))
