@@ -258,6 +258,23 @@ def test_keys_written_into_a_buffer_and_batches_of_one() -> None:
     assert calls[1].query.shape == (3, 2, 4, 3)
 
 
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_weights_used_on_two_sets_of_values_are_counted_once(by_hand: bool) -> None:
+    class TwoValues(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = x.view(3, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
+            if by_hand:
+                weights = (q @ k.mT).softmax(-1)
+                return torch.cat([weights @ v, weights @ v.flip(0)], -1)
+            return torch.cat([F.scaled_dot_product_attention(q, k, x) for x in (v, v.flip(0))], -1)
+
+    calls: list[Call] = []
+    with Interceptor(TwoValues(), calls.append) as interceptor:
+        for _ in range(2):
+            interceptor.model(torch.randn(3, 5, 24))
+    assert [(call.site.name, call.again) for call in calls] == [("", False), ("", True)] * 2
+
+
 class Twice(nn.Module):
     """One module called twice in a forward, one whose attention comes in pieces of a packed batch."""
 

@@ -31,6 +31,7 @@ class Call:
     weights: (batch, heads, queries, keys) that multiplied the values, likewise; None when some were dropped.
     sinks: how many columns of `scores` before and after the keys are no keys, but learned sinks.
     tokens: (batch, keys) ids of the keys' tokens, where they could be followed.
+    again: the weights are those of the call before, now on further values.
     """
 
     site: Site
@@ -45,6 +46,7 @@ class Call:
     weights: Tensor | None = None
     sinks: tuple[int, int] = (0, 0)
     tokens: Tensor | None = None
+    again: bool = False
 
     @property
     def keys(self) -> int:

@@ -107,7 +107,7 @@ def _fused(mode: Mode, out: Tensor, given: Fused, scores: Tensor | None = None) 
     if not state.frames or lead is None or out.is_nested:
         return out
     frame, flow = state.frames[-1], state.flow
-    name = state.name(frame, given.query)
+    name, again = state.name(frame, given.query, given.key)
     mine, theirs = flow.streams(given.query), flow.streams(given.value)
     query, key, value, output, mask = given.query, given.key, given.value, out, given.mask
     if out.dim() != 4:
@@ -137,6 +137,7 @@ def _fused(mode: Mode, out: Tensor, given: Fused, scores: Tensor | None = None) 
         _cross(mine, theirs, flow.tracing),
     )
     call = Call(site, query, key, value, output, mask, given.scale, given.dropout, scores)
+    call.again = again
     if flow.ids:
         call.tokens = flow.tokens(theirs, value.shape[0], value.shape[2])
     edited = mode.owner.emit(call)
@@ -163,7 +164,10 @@ def _written(
             flow.follow(func, args, kwargs, out)
         return out
     weights, product = found.weights, found.weights.product
-    name = state.name(frame, out if product is None else product.query)
+    name, again = weights.name, weights.name is not None
+    if name is None:
+        name, _ = state.name(frame, out if product is None else product.query)
+        weights.name = name
     merged = "n" in found.output_roles
     heads = 1
     if merged:
@@ -197,10 +201,10 @@ def _written(
     )
     if flow.ids:
         call.tokens = flow.tokens(theirs, value.shape[0], value.shape[2])
+    call.again = again
     if not weights.dropout:
         call.weights = canonical(found.factor, found.factor_roles, heads)
     edited = mode.owner.emit(call)
-    weights.product = None
     if edited is not None:
         out = restore(edited, found.output_roles, out.shape)
     if flow.tracing:

@@ -48,6 +48,7 @@ class Weights:
     roles: Roles  # of the scores
     product: Product | None
     place: tuple[Any, ...]  # the modules that were running
+    name: str | None = None  # of the site, once they have multiplied values
     before: int = 0  # columns dropped from the left since
     dropout: bool = False  # some weights were dropped at random since
 

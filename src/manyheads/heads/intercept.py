@@ -52,9 +52,39 @@ class Frame:
     def __init__(self, module: nn.Module, path: str) -> None:
         self.module = module
         self.path = path
-        self.piece: tuple[Any, int, str] | None = (
-            None  # storage and end of the queries last seen here, and their site
+        self.piece: Piece | None = None  # the queries last seen here
+
+
+class Piece:
+    """Where in memory the queries and keys of a call are, kept so that nobody reuses it."""
+
+    __slots__ = ("end", "key", "name", "query", "start", "storage")
+
+    def __init__(self, query: Tensor, key: Tensor | None) -> None:
+        self.storage = query.untyped_storage()
+        self.start = int(query.storage_offset())
+        self.end = int(self.start + query.shape[-2] * query.stride(-2))
+        self.query = query.shape
+        self.key = None if key is None else (key.untyped_storage(), key.storage_offset())
+        self.name = ""
+
+    def same(self, last: Piece) -> bool:
+        """Whether these are the same queries and keys."""
+        return (
+            self._beside(last)
+            and (self.start, self.query) == (last.start, last.query)
+            and self.key is not None
+            and last.key is not None
+            and self.key[0].data_ptr() == last.key[0].data_ptr()
+            and self.key[1] == last.key[1]
         )
+
+    def follows(self, last: Piece) -> bool:
+        """Whether these queries begin where the last ones ended."""
+        return self._beside(last) and self.start == last.end
+
+    def _beside(self, last: Piece) -> bool:
+        return self.storage.data_ptr() == last.storage.data_ptr()
 
 
 class State:
@@ -68,25 +98,24 @@ class State:
         self.resumed = False
         self.mode = Mode(owner, self)
 
-    def name(self, frame: Frame, query: Tensor) -> str:
-        """The site of a call at ``frame``: its path, numbered from the second call on.
+    def name(self, frame: Frame, query: Tensor, key: Tensor | None = None) -> tuple[str, bool]:
+        """The site of a call at ``frame``, its path numbered from the second call on, and whether its weights
+        are those of the last call again (the same queries and keys, for further values).
 
         Queries that continue where the last call's ended, in the same memory, are a piece of the same
         attention (models that loop over packed sequences) and have the same site.
         """
-        storage, stride, start = query.untyped_storage(), query.stride(-2), query.storage_offset()
-        end = int(start + query.shape[-2] * stride)
-        if (
-            frame.piece is not None
-            and frame.piece[0].data_ptr() == storage.data_ptr()
-            and frame.piece[1] == start
-        ):
-            name = frame.piece[2]
+        here = Piece(query, key)
+        last, frame.piece = frame.piece, here
+        if last is not None and here.same(last):
+            here.name = last.name
+            return last.name, True
+        if last is not None and here.follows(last):
+            here.name = last.name
         else:
             number = self.counts[frame.path] = self.counts.get(frame.path, 0) + 1
-            name = frame.path if number == 1 else f"{frame.path}#{number}"
-        frame.piece = (storage, end, name)
-        return name
+            here.name = frame.path if number == 1 else f"{frame.path}#{number}"
+        return here.name, False
 
 
 class Mode(TorchFunctionMode):

@@ -168,6 +168,8 @@ class Watch:
 
     def _see(self, call: Call) -> None:
         """Count one call."""
+        if call.again:
+            return
         device = call.output.device.type
         autocast = (
             torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
