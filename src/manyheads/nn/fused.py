@@ -41,8 +41,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: fl
         q, k = F.pad(q, (0, d_value - d_key)), F.pad(k, (0, d_value - d_key))
     elif d_value < d_key:
         v = F.pad(v, (0, d_key - d_value))
-    if scale <= 0:  # torch's causal flag hides with -inf before it scales
-        q, scale = q * scale, 1.0
+    q, scale = _positive(q, scale)
     out = _attend(*_laid_out(q, k, v), mask, offset, partial(_sdpa, scale=scale, dropout=dropout))
     return out if d_value >= d_key else out[..., :d_value]
 
@@ -54,7 +53,8 @@ def fused_with_logsumexp(
 
     On the CPU only, where torch has a kernel that tells it, and without gradient.
     """
-    out = _attend(*_laid_out(q * scale, k, v), mask, offset, partial(_cpu_flash, scale=1.0))
+    q, scale = _positive(q, scale)
+    out = _attend(*_laid_out(q, k, v), mask, offset, partial(_cpu_flash, scale=scale))
     return out[..., :-1], out[..., -1]
 
 
@@ -75,6 +75,11 @@ def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: boo
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, lse = flash(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
     return torch.cat((out, lse.unsqueeze(-1)), dim=-1)
+
+
+def _positive(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """A scale above zero: torch's causal flag hides with -inf before it scales."""
+    return (q, scale) if scale > 0 else (q * scale, 1.0)
 
 
 def _laid_out(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
