@@ -62,6 +62,10 @@ def test_mean_and_standard_error_are_the_usual_ones() -> None:
     each = values.transpose(0, 1).flatten(1)
     torch.testing.assert_close(table["entropy"], each.mean(1))
     torch.testing.assert_close(table["entropy_se"], each.std(1) / math.sqrt(28))
+    real = torch.arange(7) < torch.tensor([7, 5, 2, 0])[:, None]  # (batch, queries)
+    padded = table_of(values, real[:, None].expand(-1, HEADS, -1))
+    torch.testing.assert_close(padded["entropy"], values.transpose(1, 2)[real].mean(0))
+    torch.testing.assert_close(padded["entropy_se"], values.transpose(1, 2)[real].std(0) / math.sqrt(14))
     one = table_of(values[:1, :, :1], torch.ones(1, HEADS, 1, dtype=torch.bool))
     assert one["entropy_se"].isnan().all()
 
