@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.nn.mask import Mask
+from manyheads.nn.mask import Mask, Span
 
 # The largest mask built at once, in elements: queries are taken in blocks so that it stays below this.
 MASK_ELEMENTS = 2**22
@@ -84,7 +84,7 @@ def _positive(q: Tensor, scale: float) -> tuple[Tensor, float]:
 
 def _laid_out(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The kernel needs rows without gaps, and at long lengths reads heads faster one after the other."""
-    if q.shape[2] >= CONTIGUOUS_LENGTH:
+    if not torch.compiler.is_compiling() and q.shape[2] >= CONTIGUOUS_LENGTH:
         return q.contiguous(), k.contiguous(), v.contiguous()
     return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # type: ignore[return-value]
 
@@ -97,7 +97,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: int, call: Call
         return call(q, k, v, None, True)
     queries, keys = q.shape[2], k.shape[2]
     if torch.compiler.is_compiling() or not queries or not keys:  # the structures depend on the numbers
-        return _masked(q, k, v, mask, offset, call, range(queries), range(keys))
+        return _masked(q, k, v, mask, offset, call, slice(0, queries), slice(0, keys))
     if mask.lengths is not None and mask.lengths.device.type == "cpu" and queries >= UNPAD_LENGTH:
         return _each_sequence(q, k, v, mask, offset, call)
     if mask.geometric and mask.chunk is not None and mask.chunk < keys == queries and offset == 0:
@@ -113,7 +113,7 @@ def _plainly_causal(mask: Mask, offset: int) -> bool:
 
 
 def _masked(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: int, call: Call, rows: range, columns: range
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: int, call: Call, rows: Span, columns: Span
 ) -> Tensor:
     """One call with a mask tensor, for queries ``rows`` and keys ``columns``: q, k and v hold just those."""
     allowed, bias = mask.rectangle(rows, columns, offset, q.device)

@@ -14,6 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+# Some queries or keys, from start to stop. A slice may hold torch.export's symbolic lengths, a range may not.
+Span = range | slice
+
 
 @dataclass(frozen=True, eq=False)
 class Mask:
@@ -72,7 +75,7 @@ class Mask:
         tensors = tuple(_part(tensor, *shape) for tensor in self.tensors)
         return replace(self, lengths=None, queries=None, tensors=tensors)
 
-    def key_range(self, rows: range, keys: int, offset: int) -> tuple[int, int]:
+    def key_range(self, rows: Span, keys: int, offset: int) -> tuple[int, int]:
         """The keys [low, high) outside which no query of ``rows`` can attend, by geometry alone."""
         low, high = 0, keys
         first, last = rows.start + offset, rows.stop - 1 + offset
@@ -85,7 +88,7 @@ class Mask:
             high = min(high, (last // self.chunk + 1) * self.chunk)
         return min(low, keys), max(min(low, keys), high)
 
-    def open_range(self, rows: range, keys: int, offset: int) -> tuple[int, int]:
+    def open_range(self, rows: Span, keys: int, offset: int) -> tuple[int, int]:
         """The keys [low, high) that every query of ``rows`` may attend to, by geometry alone."""
         low, high = 0, keys
         first, last = rows.start + offset, rows.stop - 1 + offset
@@ -100,8 +103,8 @@ class Mask:
 
     def rectangle(
         self,
-        rows: range,
-        columns: range,
+        rows: Span,
+        columns: Span,
         offset: int,
         device: torch.device,
         batch: slice = slice(None),
@@ -178,10 +181,13 @@ class Mask:
             count = count * (torch.arange(queries, device=device) < self.queries.to(device)[:, None])
         return count
 
-    def _geometry(self, rows: range, columns: range, offset: int, device: torch.device) -> Tensor | None:
-        low, high = self.open_range(rows, columns.stop, offset)
-        if low <= columns.start and high == columns.stop:
+    def _geometry(self, rows: Span, columns: Span, offset: int, device: torch.device) -> Tensor | None:
+        if not self.causal and self.window is None and self.chunk is None:
             return None
+        if not torch.compiler.is_compiling():  # comparing symbolic lengths would fix them
+            low, high = self.open_range(rows, columns.stop, offset)
+            if low <= columns.start and high == columns.stop:
+                return None
         i = torch.arange(rows.start + offset, rows.stop + offset, device=device)[:, None]
         return self.allows(i, torch.arange(columns.start, columns.stop, device=device))
 
@@ -306,7 +312,7 @@ def _both(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a & b
 
 
-def _part(tensor: Tensor, rows: range, columns: range, batch: slice, heads: slice) -> Tensor:
+def _part(tensor: Tensor, rows: Span, columns: Span, batch: slice, heads: slice) -> Tensor:
     """The part of a broadcastable tensor that covers these rows, columns, batch elements and heads."""
     tensor = tensor[(None,) * (4 - tensor.dim())]
     slices = (batch, heads, slice(rows.start, rows.stop), slice(columns.start, columns.stop))
