@@ -12,9 +12,7 @@ from torch import Tensor
 
 from manyheads.heads.calls import Call
 from manyheads.nn.mask import Mask
-
-# A bias at or below this hides a key: models write -1e4, -1e9, the dtype's lowest number or -inf.
-HIDING_BIAS = -5e3
+from manyheads.nn.statistics import HIDING
 
 
 class Visible(NamedTuple):
@@ -46,7 +44,7 @@ def visible(call: Call) -> Visible:
     queries, keys = call.queries, call.keys
     if call.scores is not None:
         left = call.sinks[0]
-        return _look(call.scores[..., left : left + keys] > HIDING_BIAS, queries, keys)
+        return _look(call.scores[..., left : left + keys] > HIDING, queries, keys)
     mask = call.mask
     if not mask.tensors:
         real = None
@@ -63,7 +61,7 @@ def _look_at(mask: Mask, queries: int, keys: int, device: torch.device) -> Visib
         return Visible(same_for_all.real, keys - queries, _looks_ahead(geometry))
     allowed, bias = mask.rectangle(range(queries), range(keys), keys - queries, device)
     if bias is not None:
-        shown = bias > HIDING_BIAS
+        shown = bias > HIDING
         allowed = shown if allowed is None else allowed & shown
     if allowed is None:
         return Visible(None, keys - queries, None if queries == 1 else True)

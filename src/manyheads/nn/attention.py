@@ -48,8 +48,7 @@ def attention(
     dropout: the probability with which each weight is dropped.
     kernel: ``"reference"`` is the formula with all weights in memory; ``"fused"`` goes through torch's
         scaled_dot_product_attention; ``"tiled"`` is exact a tile at a time. ``"auto"`` takes fused, or tiled
-        where
-        the fused kernels would fall back to holding all weights: dropout on the CPU, a bias that learns.
+        where the fused kernels would hold all weights after all: dropout on the CPU, a bias that learns.
 
     Returns
     -------

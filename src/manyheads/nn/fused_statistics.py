@@ -6,12 +6,18 @@ The kernel tells lse_i = log sum_j exp(s_ij) and, given keys as values, m_i = su
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.nn.fused import fused_with_logsumexp
 from manyheads.nn.mask import Mask
+from manyheads.nn.tiles import centred
+
+# Elements of the queries taken at once.
+PIECE = 2**20
 
 
 def possible(q: Tensor, mask: Mask) -> bool:
@@ -20,7 +26,29 @@ def possible(q: Tensor, mask: Mask) -> bool:
 
 
 def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None) -> dict[str, Tensor]:
-    """The core statistics of q (batch, kv_heads, group, queries, d_key) over centred keys, still grouped."""
+    """The core statistics of q (batch, kv_heads, group, queries, d_key) over k, still grouped.
+
+    Some sequences, or some heads of one, at a time, so that what is needed on the way stays small.
+    """
+    batch, kv_heads, group, queries, width = q.shape
+    sequences = max(1, PIECE // max(1, kv_heads * group * queries * width))
+    heads = max(1, min(kv_heads, PIECE // max(1, group * queries * width)))
+    rows = []
+    for start in range(0, max(1, batch), sequences):
+        members = slice(start, start + sequences)
+        lengths, real = (None if x is None else x[members] for x in (mask.lengths, mask.queries))
+        part = replace(mask, lengths=lengths, queries=real)
+        given = None if features is None else features[members]
+        pieces = [
+            _core(q[members, head : head + heads], k[members, head : head + heads], part, scale, given)
+            for head in range(0, kv_heads, heads)
+        ]
+        rows.append({name: torch.cat([piece[name] for piece in pieces], dim=1) for name in pieces[0]})
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+
+def _core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None) -> dict[str, Tensor]:
+    k, shift = centred(q, k, scale)
     width, offset, grouped = k.shape[3], k.shape[2] - q.shape[3], (k.shape[1], q.shape[2])
     heads_q, values, padded_k = q.flatten(1, 2), k, k
     if features is not None:
@@ -35,7 +63,7 @@ def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None
     lse = lse.masked_fill(nothing, torch.inf)  # so that every weight of such a query is zero
     seen = {
         "keys": count.to(lse.dtype),
-        "logsumexp": lse.masked_fill(nothing, -torch.inf),
+        "logsumexp": (lse + shift).masked_fill_(nothing, -torch.inf),
         "entropy": entropy,
     }
     i = torch.arange(offset, k.shape[2], device=q.device)

@@ -72,7 +72,7 @@ class Mask:
     def of_sequence(self, n: int, queries: int, keys: int) -> Mask:
         """What is left of the mask for sequence n of the batch once it is cut to its own queries and keys."""
         shape = range(queries), range(keys), slice(n, n + 1), slice(None)
-        tensors = tuple(_part(tensor, *shape) for tensor in self.tensors)
+        tensors = tuple(part_of(tensor, *shape) for tensor in self.tensors)
         return replace(self, lengths=None, queries=None, tensors=tensors)
 
     def key_range(self, rows: Span, keys: int, offset: int) -> tuple[int, int]:
@@ -127,7 +127,7 @@ class Mask:
             i = torch.arange(rows.start, rows.stop, device=device)[:, None] + offset
             bias = -self.slopes[heads].to(device)[:, None, None] * (i - j).abs()
         for tensor in self.tensors:
-            part = _part(tensor, rows, columns, batch, heads)
+            part = part_of(tensor, rows, columns, batch, heads)
             if part.dtype == torch.bool:
                 allowed = _both(allowed, part)
             else:
@@ -312,7 +312,7 @@ def _both(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a & b
 
 
-def _part(tensor: Tensor, rows: Span, columns: Span, batch: slice, heads: slice) -> Tensor:
+def part_of(tensor: Tensor, rows: Span, columns: Span, batch: slice, heads: slice) -> Tensor:
     """The part of a broadcastable tensor that covers these rows, columns, batch elements and heads."""
     tensor = tensor[(None,) * (4 - tensor.dim())]
     slices = (batch, heads, slice(rows.start, rows.stop), slice(columns.start, columns.stop))

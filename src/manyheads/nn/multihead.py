@@ -26,14 +26,13 @@ class MultiHeadAttention(nn.Module):
     kv_heads: number of key and value heads, a divisor of ``heads``; fewer of them are shared by groups of
         query heads (grouped-query attention), 1 is multi-query attention. Default: ``heads``.
     d_key, d_value: width of one head's keys and values. Default: ``d_model // heads``.
-    d_context: width of the keys and values that come in, for cross-attention from another model. Default:
-    ``d_model``.
+    d_context: width of the keys and values that come in, for cross-attention from another model.
+        Default: ``d_model``.
     bias: whether the four projections have biases.
     dropout: on the attention weights, while training.
     qk_norm: normalise queries and keys (root mean square, a learned gain) before they meet.
     rotary: a `Rotary` that turns queries and keys by their positions.
-    window, chunk: restrict attention to positions less than ``window`` away, or to pieces of ``chunk``
-    positions.
+    window, chunk: restrict attention to positions less than ``window`` away, or to pieces of ``chunk``.
     kernel: see `attention`.
 
     The projections are ``query``, ``key``, ``value`` and ``output``, plain `nn.Linear` modules; rows

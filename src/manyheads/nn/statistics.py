@@ -16,13 +16,13 @@ from manyheads.nn import fused_statistics
 from manyheads.nn.attention import check_mask, check_shapes
 from manyheads.nn.mask import Mask
 from manyheads.nn.tile_statistics import CORE, FULL, collect
-from manyheads.nn.tiles import Hidden, Tile, hidden, scratch
+from manyheads.nn.tiles import Hidden, Tile, centred, hidden, scratch
 from manyheads.nn.tiles import scores as scores_of_tile
 
 Which = Literal["core", "full"]
 
-# A bias at or below this is somebody's way of hiding a key (float16's lowest number is -65504).
-HIDING = -3e4
+# A bias at or below this hides a key: models write -1e4, -1e9, the dtype's lowest number or -inf.
+HIDING = -5e3
 
 
 @torch.no_grad()
@@ -44,10 +44,9 @@ def statistics(
     With p the query's weights and i its position:
 
     core
-        ``keys`` how many keys it may attend to; ``logsumexp`` of its scores; ``entropy`` of p, in nats; the
-        weight on
-        its own position, the one before, the one after and the first key: ``self``, ``previous``, ``next``,
-        ``first``.
+        ``keys`` how many keys it may attend to; ``logsumexp`` of its scores; ``entropy`` of p, in nats;
+        ``self``, ``previous``, ``next``, ``first``: the weight on its own position, the one before, the one
+        after, and the first key.
     full
         also ``confidence`` max p; ``collision`` sum p^2, whose inverse is the effective number of keys;
         ``distance`` E|i - j|; ``distance_spread``, the standard deviation of j; ``local``, the weight on
@@ -71,21 +70,18 @@ def statistics(
     names, features = _check(which, features, q.shape[0], k.shape[2], exact)
     group, offset = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
     queries = q.to(exact).unflatten(1, (k.shape[1], group))
-    keys = k.to(exact)
-    centre = keys.mean(2, keepdim=True) if k.shape[2] else keys.new_zeros(*k.shape[:2], 1, k.shape[3])
-    keys = (keys - centre).contiguous()
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-    shift = factor * (queries @ centre.unsqueeze(2).transpose(-2, -1)).squeeze(-1)
     if which == "core" and fused_statistics.possible(q, joined):
-        seen = fused_statistics.core(queries, keys, joined, factor, features)
-    else:
-        take = scratch(exact, q.device)
+        seen = fused_statistics.core(queries, k.to(exact), joined, factor, features)
+        return {name: value.flatten(1, 2) for name, value in seen.items()}
+    keys, shift = centred(queries, k.to(exact), factor)
+    take = scratch(exact, q.device)
 
-        def tile_scores(tile: Tile) -> tuple[Tensor, list[Hidden], Tensor | int]:
-            parts, count = hidden(joined, offset, group, keys, tile, HIDING)
-            return scores_of_tile(queries, keys, factor, tile, parts, take), parts, count
+    def tile_scores(tile: Tile) -> tuple[Tensor, list[Hidden], Tensor | int]:
+        parts, count = hidden(joined, offset, group, keys, tile, HIDING)
+        return scores_of_tile(queries, keys, factor, tile, parts, take), parts, count
 
-        seen = collect(tile_scores, joined, shift.shape, k.shape[2], keys, names, features)
+    seen = collect(tile_scores, joined, shift.shape, k.shape[2], keys, names, features)
     for name in seen.keys() & {"logsumexp", "largest_logit"}:
         seen[name] = seen[name] + shift
     return {name: value.flatten(1, 2) for name, value in seen.items()}

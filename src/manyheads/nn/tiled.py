@@ -1,9 +1,8 @@
 """Exact attention a tile at a time, forward and backward, for what the fused kernels cannot do.
 
 Dropout on the weights and the gradient of a learned bias need the weights themselves. Here they exist for
-one tile
-only: the backward pass makes them again from the saved log-sum-exp, and draws the same dropout again from
-its seed.
+one tile only: the backward pass makes them again from the saved log-sum-exp, and draws the same dropout
+again from its seed.
 
 The two passes are torch.library operators, so that torch.compile takes each as one opaque step.
 """
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.nn.mask import Mask
+from manyheads.nn.mask import Mask, part_of
 from manyheads.nn.tiles import Tile, exp_of_difference, hidden, scores, scratch, tiles
 
 
@@ -52,7 +51,8 @@ def _forward(
     for tile in tiles(mask, grouped.shape[:4], keys.shape[2], offset):
         parts, count = hidden(mask, offset, group, keys, tile)
         s = scores(grouped, keys, scale, tile, parts, take)
-        top, nothing = s.amax(-1, keepdim=True), _nothing(count)
+        top = s.amax(-1, keepdim=True)
+        nothing = (torch.as_tensor(count, device=q.device) == 0).unsqueeze(-1)
         p = exp_of_difference(s, top, parts, out=s)
         total = p.sum(-1, keepdim=True).masked_fill_(nothing, 1.0)
         tile.of_queries(grouped_lse).copy_((total.log() + top).squeeze(-1))
@@ -146,11 +146,6 @@ def _flat(x: Tensor) -> Tensor:
     return x.flatten(2, 3).flatten(0, 1)
 
 
-def _nothing(count: Tensor | int) -> Tensor:
-    """Which rows may attend to nothing, (..., rows, 1)."""
-    return (torch.as_tensor(count) == 0).unsqueeze(-1)
-
-
 def _tensors(bias: Tensor | None, allowed: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return (*allowed, *(() if bias is None else (bias,)))
 
@@ -185,12 +180,6 @@ def _add_bias_grad(total: Tensor, ds: Tensor, tile: Tile, group: int) -> None:
     """Add the tile's score gradients to the bias's, summed over the axes where the bias broadcasts."""
     heads = slice(tile.kv_heads.start * group, tile.kv_heads.stop * group)
     ds = ds.flatten(1, 2)
-    slices = (
-        tile.batch,
-        heads,
-        slice(tile.rows.start, tile.rows.stop),
-        slice(tile.columns.start, tile.columns.stop),
-    )
-    place = tuple(slice(None) if size == 1 else s for size, s in zip(total.shape, slices, strict=True))
     broadcast = [n for n, size in enumerate(total.shape) if size == 1]
-    total[place].add_(ds.sum(broadcast, keepdim=True) if broadcast else ds)
+    part = part_of(total, tile.rows, tile.columns, tile.batch, heads)
+    part.add_(ds.sum(broadcast, keepdim=True) if broadcast else ds)

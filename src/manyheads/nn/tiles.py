@@ -131,6 +131,12 @@ def scores(q: Tensor, k: Tensor, scale: float, tile: Tile, parts: list[Hidden], 
     return s
 
 
+def centred(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Keys (batch, kv_heads, keys, d_key) without their mean, and what each query's scores lose by that."""
+    centre = k.mean(2, keepdim=True) if k.shape[2] else k.new_zeros(*k.shape[:2], 1, k.shape[3])
+    return (k - centre).contiguous(), scale * (q @ centre.unsqueeze(2).transpose(-2, -1)).squeeze(-1)
+
+
 def exp_of_difference(s: Tensor, shift: Tensor, parts: list[Hidden], out: Tensor) -> Tensor:
     """exp(s - shift), exactly zero where hidden; s itself becomes s - shift.
 
@@ -160,7 +166,8 @@ def scratch(dtype: torch.dtype, device: torch.device) -> Scratch:
     def take(name: str, shape: Sequence[int]) -> Tensor:
         size = math.prod(shape)
         if name not in held or held[name].numel() < size:
-            held[name] = torch.empty(size, dtype=dtype, device=device)
+            # The whole at once: growing tile by tile would leave holes, and untouched memory costs nothing.
+            held[name] = torch.empty(max(size, TILE_ELEMENTS), dtype=dtype, device=device)
         return held[name][:size].view(*shape)
 
     return take
