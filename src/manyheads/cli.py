@@ -34,6 +34,9 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
 
   manyheads demo --sentence "Heads share the work." --out pictures
       the same with your sentence, the picture of all heads in pictures/
+
+  manyheads inspect MODEL --text corpus.txt
+      what every head of a model does on your text, counted exactly
 """,
 )
 
@@ -83,6 +86,53 @@ def demo(
     with progress.status("Drawing all maps"):
         draw([layer.seen for layer in way.layers], way.tokens, path, way.text)
     console.print(f"\nAll {sum(len(layer.seen) for layer in way.layers)} maps: {path}", soft_wrap=True)
+
+
+@app.command()
+def inspect(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A folder, a hub name, or package.module:factory; without it, the embedded MiniLM."
+        ),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="A text file, one text a line; - reads standard input.")
+    ] = None,
+    images: Annotated[str | None, typer.Option(help="A folder of pictures.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Token ids in a NumPy file: (sequences, length) or (length,).")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Cut longer sequences into pieces of this many tokens.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Read only so many texts, pictures or sequences.")] = None,
+    batch_tokens: Annotated[int, typer.Option(help="How many tokens run through the model at once.")] = 4096,
+    out: Annotated[Path, typer.Option(help="The folder for the results; made if it is not there.")] = Path(
+        "out/inspect"
+    ),
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """What every head of a model does on a corpus: exact, at any length, under the model's fast kernels.
+
+    Prints a map of layers and heads and the heads that stand out; writes heads.json, heads.csv and
+    summary.txt. Ctrl-C keeps what was counted so far. To use several processes, write
+    `torchrun --nproc-per-node 2 -m manyheads inspect ...` or the same with `accelerate launch`.
+    """
+    from manyheads.inspect_command import run
+
+    code = run(
+        model,
+        out,
+        text=text,
+        images=images,
+        tokens=tokens,
+        max_length=max_length,
+        limit=limit,
+        batch_tokens=batch_tokens,
+        machine=json,
+    )
+    raise typer.Exit(code)
 
 
 def main() -> None:

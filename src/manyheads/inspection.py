@@ -1,0 +1,257 @@
+"""What every head of a model does on a corpus: counted exactly, by one process or many, kept on Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.heads.table import HeadTable
+from manyheads.heads.watch import Watch, watch
+from manyheads.view.summary import summary_text
+
+
+@dataclass
+class Counted:
+    """What one process, or all together, have counted."""
+
+    table: HeadTable | None = None
+    units: int = 0  # tokens or images that were read
+    seconds: float = 0.0
+    stopped: bool = False  # by Ctrl-C
+    error: Exception | None = None
+    missed: dict[str, str] = field(default_factory=dict)
+
+
+def inspect(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    tokens: Mapping[str, Iterable[int]] | None = None,
+    out: str | os.PathLike[str] | None = None,
+) -> HeadTable:
+    """What every head of a model does on these batches: the full set of statistics, one row for each head.
+
+    Parameters
+    ----------
+    model: any torch.nn.Module. It runs in eval mode, without gradients.
+    batches: dicts (passed by name), tuples (passed in order) or tensors.
+    tokens: token ids by name, as in `watch`: adds the share of attention on each group.
+    out: a folder for ``heads.json``, ``heads.csv`` and ``summary.txt``; made if it is not there.
+
+    Ctrl-C ends the counting and keeps the whole batches that were counted so far. Under torchrun or
+    accelerate launch, give each process its own part of the batches: every process gets the table of all.
+
+    Examples
+    --------
+    >>> layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True)
+    >>> model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    >>> table = inspect(model, [torch.randn(2, 5, 8), torch.randn(1, 7, 8)])
+    >>> len(table), table["tokens"][0].item(), "distance" in table.columns
+    (6, 17.0, True)
+    """
+    if out is not None:
+        prepare(Path(out))
+    with one_interruption() as hold:
+        own = count(model, ((0, batch) for batch in batches), tokens)
+        hold()
+        counted = together(own)
+        if out is not None and counted.table is not None and rank() == 0:
+            write(counted.table, Path(out), summary_text(counted.table))
+    return finished(counted)
+
+
+def count(
+    model: nn.Module,
+    batches: Iterable[tuple[int, Any]],
+    tokens: Mapping[str, Iterable[int]] | None = None,
+    step: Callable[[int], None] = lambda units: None,
+) -> Counted:
+    """Run the model under watch. ``batches`` come with how much they hold, which ``step`` is told.
+
+    A batch counts in every layer or in none: what an error or Ctrl-C leaves is the table of whole batches.
+    """
+    counted = Counted()
+    started = time.perf_counter()
+    place = next((p.device for p in model.parameters()), torch.device("cpu"))
+    training = model.training
+    seen: Watch | None = None
+    try:
+        with torch.inference_mode(), watch(model.eval(), "full", tokens=tokens) as seen:
+            for units, batch in batches:
+                _run(model, _moved(batch, place))
+                counted.table, counted.units = _table(seen), counted.units + units
+                step(units)
+    except KeyboardInterrupt:
+        counted.stopped = True
+    except (ValueError, TypeError, OSError) as error:
+        counted.error = error
+    finally:
+        model.train(training)
+    counted.seconds = time.perf_counter() - started
+    counted.missed = seen.missed if seen is not None else {}
+    return counted
+
+
+def _table(seen: Watch) -> HeadTable:
+    try:
+        return seen.table
+    except ValueError as error:
+        raise ValueError(
+            f"MODEL: {str(error).removeprefix('watch: ')}; expected a transformer whose attention is made of "
+            "torch functions: give such a model"
+        ) from error
+
+
+def _run(model: nn.Module, batch: Any) -> None:
+    try:
+        if isinstance(batch, Mapping):
+            model(**batch)
+        elif isinstance(batch, tuple | list):
+            model(*batch)
+        else:
+            model(batch)
+    except Exception as error:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in _tensors(batch))
+        said = (str(error).strip().splitlines() or [""])[0][:300]
+        raise ValueError(
+            f"MODEL: failed on a batch of {shapes or type(batch).__name__} ({type(error).__name__}: {said}); "
+            "expected one that it can run: try shorter sequences, smaller batches, other ids"
+        ) from error
+
+
+def _tensors(batch: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(batch, Tensor):
+        yield "input", batch
+    elif isinstance(batch, Mapping):
+        yield from ((str(name), x) for name, x in batch.items() if isinstance(x, Tensor))
+    elif isinstance(batch, tuple | list):
+        yield from ((f"input {n}", x) for n, x in enumerate(batch) if isinstance(x, Tensor))
+
+
+def _moved(batch: Any, place: torch.device) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.to(place)
+    if isinstance(batch, Mapping):
+        return {name: _moved(x, place) for name, x in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(_moved(x, place) for x in batch)
+    return batch
+
+
+def finished(counted: Counted) -> HeadTable:
+    """The table, or the error that says why there is none."""
+    if counted.error is not None:
+        raise counted.error
+    if counted.table is None:
+        if counted.stopped:
+            raise KeyboardInterrupt
+        raise ValueError("batches: expected at least one, got none")
+    return counted.table
+
+
+@contextmanager
+def one_interruption() -> Iterator[Callable[[], None]]:
+    """Ctrl-C interrupts once; merging and writing, which follow, are not disturbed by a second one.
+
+    What it gives is called when there is nothing left to interrupt.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        yield lambda: None
+        return
+
+    def hold() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def first(*_: object) -> None:
+        hold()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield hold
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def rank() -> int:
+    """Which of the processes this one is, as torchrun and accelerate launch say."""
+    return int(os.environ.get("RANK", 0))
+
+
+def processes() -> int:
+    """How many processes share the work."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def together(own: Counted) -> Counted:
+    """What all processes have counted, merged exactly; the same in each of them."""
+    if processes() == 1:
+        return own
+    from torch import distributed
+
+    started_here = not distributed.is_initialized()
+    if started_here:
+        distributed.init_process_group("gloo")
+    try:
+        parts: list[Any] = [None] * distributed.get_world_size()
+        told = None if own.error is None else ValueError(str(own.error))  # others' errors may not travel
+        distributed.all_gather_object(parts, replace(own, error=told))
+    finally:
+        if started_here:
+            distributed.destroy_process_group()
+    tables = [part.table for part in parts if part.table is not None]
+    if len({table.model for table in tables}) > 1:
+        raise ValueError(
+            "MODEL: the processes made different models, so their counts do not add up; expected the same "
+            "weights in each: load them from a file, or draw them with a fixed seed"
+        )
+    return Counted(
+        table=tables[0].merge(*tables[1:]) if tables else None,
+        units=sum(part.units for part in parts),
+        seconds=max(part.seconds for part in parts),
+        stopped=any(part.stopped for part in parts),
+        error=next((part.error for part in parts if part.error), None),
+        missed={path: why for part in parts for path, why in part.missed.items()},
+    )
+
+
+def prepare(out: Path) -> None:
+    """Make the folder and see that it can be written, before the work and not after it."""
+    probe = out / f".probe.{os.getpid()}"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"\0")
+    except OSError as error:
+        raise OSError(f"out: {out} cannot be written ({error.strerror}); give another folder") from error
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def write(table: HeadTable, out: Path, text: str) -> list[Path]:
+    """Write the table and its summary under a folder, each file whole or not at all; returns the files."""
+    files = [out / name for name in ("heads.json", "heads.csv", "summary.txt")]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        table.save(files[0])
+        table.save(files[1])
+        unfinished = out / f".summary.txt.{os.getpid()}"
+        try:
+            unfinished.write_text(text, encoding="utf-8")
+            os.replace(unfinished, files[2])
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"out: writing under {out} failed ({error.strerror}); make room or give another folder"
+        ) from error
+    return files

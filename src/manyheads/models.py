@@ -1,0 +1,282 @@
+"""From what a person writes for MODEL to a model that runs, and what makes its input of texts or pictures."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from manyheads import embedded
+
+EXPECTED = "a folder with config.json and weights, a hub name (owner/name), or package.module:factory"
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_HUB = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)?")
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
+# Where configs keep how many positions a model has, by different names.
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length")
+
+
+@dataclass
+class Loaded:
+    """A model in eval mode, and how to make its input: a tokenizer for texts, a processor for pictures."""
+
+    name: str
+    model: nn.Module
+    tokenizer: Callable[[], Any]
+    processor: Callable[[], Any]
+
+    @property
+    def config(self) -> Any:
+        """The config of a transformers model; None for models that have none."""
+        config: Any = getattr(self.model, "config", None)
+        return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many token ids the model knows, at most; None when it has no table of them."""
+        if isinstance(size := getattr(self.config, "vocab_size", None), int):
+            return size
+        tables = [m.num_embeddings for m in self.model.modules() if isinstance(m, nn.Embedding)]
+        return max(tables, default=None)
+
+    @property
+    def positions(self) -> int | None:
+        """The longest sequence the model was made for; None when nothing says so."""
+        found = [getattr(self.config, name, None) for name in _POSITIONS]
+        return next((n for n in found if isinstance(n, int) and n > 0), None)
+
+    @property
+    def takes_mask(self) -> bool:
+        """Whether padding can be hidden from the model."""
+        return "attention_mask" in _parameters(self.model)
+
+    @property
+    def takes_names(self) -> bool:
+        """Whether the model takes ``input_ids`` by name; others get the ids as their first argument."""
+        return "input_ids" in _parameters(self.model)
+
+    @property
+    def start(self) -> int | None:
+        """The id that a decoder starts from, in a model of encoder and decoder."""
+        if not getattr(self.config, "is_encoder_decoder", False):
+            return None
+        ids = (getattr(self.config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
+        return next((number for number in ids if isinstance(number, int)), 0)
+
+
+def load(name: str | None = None) -> Loaded:
+    """The model of that name, on the fastest device there is; without a name the embedded MiniLM.
+
+    Parameters
+    ----------
+    name: a folder that transformers wrote, a name on the hub, or ``package.module:factory``: a function that
+        takes nothing and returns a model, or a model and its tokenizer or image processor.
+
+    Code that comes with a model is never run; what has to be made at random is the same every time.
+
+    Examples
+    --------
+    >>> loaded = load()
+    >>> loaded.name, loaded.vocabulary, loaded.positions
+    ('MiniLM', 30522, 512)
+    """
+    with _repeatable():
+        if name is None:
+            model, tokenizer = embedded.load()
+            loaded = Loaded("MiniLM", model, lambda: tokenizer, lambda: _no_processor("MiniLM"))
+        elif _FACTORY.fullmatch(name):
+            loaded = _made(name)
+        else:
+            loaded = _pretrained(name)
+    loaded.model.to(device()).eval()
+    return loaded
+
+
+def device() -> torch.device:
+    """Where models run: this process's accelerator, or the CPU."""
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        return torch.device(kind.type if kind else "cpu", int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device("cpu")
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Weights that a checkpoint lacks, or that a factory draws, are the same in every process."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def _parameters(model: nn.Module) -> set[str]:
+    return set(inspect.signature(model.forward).parameters)
+
+
+def _made(name: str) -> Loaded:
+    """A person's own model, from a function they name."""
+    where, _, factory = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does
+    try:
+        found: Any = importlib.import_module(where)
+    except ImportError as error:
+        raise ValueError(
+            f"MODEL: {name!r} names the module {where!r}, which cannot be imported from here ({error}); "
+            "run the command in the folder that holds it, or install it"
+        ) from error
+    for part in factory.split("."):
+        if not hasattr(found, part):
+            known = ", ".join(n for n, v in vars(found).items() if callable(v) and not n.startswith("_"))
+            raise ValueError(f"MODEL: {where} has no {factory!r}; it has {known or 'nothing to call'}")
+        found = getattr(found, part)
+    try:
+        result = found if isinstance(found, nn.Module) else found()
+    except Exception as error:
+        raise ValueError(
+            f"MODEL: {name} raised {_said(error)}; expected a function that takes nothing and returns a model"
+        ) from error
+    model, *others = result if isinstance(result, tuple | list) and result else [result]
+    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        raise ValueError(
+            f"MODEL: {name} returned a traced or scripted model, which shows nothing of what it does; "
+            "return the module it was made from"
+        )
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"MODEL: {name} returned {type(model).__name__}; expected a torch.nn.Module, or one and its "
+            "tokenizer or image processor"
+        )
+    given = others[0] if others else None
+    return Loaded(
+        name,
+        model,
+        lambda: given if given is not None else _no_tokenizer(name),
+        lambda: given if given is not None else _no_processor(name),
+    )
+
+
+def _pretrained(name: str) -> Loaded:
+    """A model that transformers knows, from a folder or the hub."""
+    folder = Path(name).expanduser()
+    if folder.is_file():
+        raise ValueError(
+            f"MODEL: {name} is a file; expected {EXPECTED}. For a traced or pickled model, write a function "
+            "that makes the module"
+        )
+    local = folder.is_dir()
+    if not local and not _HUB.fullmatch(name):
+        raise ValueError(f"MODEL: there is no folder {name}; expected {EXPECTED}")
+    if local and not (folder / "config.json").is_file():
+        raise ValueError(f"MODEL: the folder {name} has no config.json; expected {EXPECTED}")
+    try:
+        from huggingface_hub.utils import logging as hub_logging
+        from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+        from transformers.utils import logging
+    except ImportError:
+        raise ImportError(
+            "models of others need transformers: pip install 'manyheads[hub]'; or give package.module:factory"
+        ) from None
+    source = str(folder) if local else name
+    # A half-precision checkpoint is slower on a CPU, and its statistics are computed in float32 anyway.
+    dtype: Any = torch.float32 if device().type == "cpu" else "auto"
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hub_before = hub_logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
+    try:
+        model, info = AutoModel.from_pretrained(
+            source, trust_remote_code=False, local_files_only=local, output_loading_info=True, dtype=dtype
+        )
+    except Exception as error:
+        raise ValueError(_why_not(name, local, error)) from error
+    finally:
+        logging.set_verbosity(before)
+        hub_logging.set_verbosity(hub_before)
+        if bars:
+            logging.enable_progress_bar()
+    lost = sorted(key for key in info["missing_keys"] if any(part.isdigit() for part in key.split(".")))
+    if lost:  # a missing pooler changes nothing for heads, a missing layer is another model
+        raise ValueError(
+            f"MODEL: {name} is damaged: its weights lack {len(lost)} tensors that its config.json asks for, "
+            f"{lost[0]} among them; get the model again"
+        )
+
+    def tokenizer() -> Any:
+        if local and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+            return _no_tokenizer(name)
+        try:
+            return AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=local)
+        except Exception as error:
+            return _no_tokenizer(name, error)
+
+    def processor() -> Any:
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()
+        try:
+            return AutoImageProcessor.from_pretrained(source, trust_remote_code=False, local_files_only=local)
+        except Exception as error:
+            return _no_processor(name, error)
+        finally:
+            logging.set_verbosity(verbosity)
+
+    return Loaded(name, model, tokenizer, processor)
+
+
+def _why_not(name: str, local: bool, error: Exception) -> str:
+    """The sentence for a person behind what transformers raised."""
+    said = str(error)
+    if "trust_remote_code" in said or "custom code" in said:
+        return (
+            f"MODEL: {name} needs code that comes with the model, which is not run here; look at that code, "
+            "write a function that loads the model, and give package.module:function"
+        )
+    if "does not recognize this architecture" in said:
+        import transformers
+
+        kind = re.search(r"model type `([^`]*)`", said)
+        return (
+            f"MODEL: {name} is of the type {kind[1] if kind else 'unknown'}, which transformers "
+            f"{transformers.__version__} does not know; update transformers, or give package.module:factory"
+        )
+    if not local:
+        if "couldn't connect" in said or "offline" in said.lower():
+            return (
+                f"MODEL: {name!r} is no folder here, and the hub cannot be reached to look it up; go online, "
+                "or give the folder of a model that is on this machine"
+            )
+        return f"MODEL: {name!r} is neither a folder here nor a model the hub gives ({_said(error)})"
+    return f"MODEL: the folder {name} is damaged ({_said(error)}); expected {EXPECTED}"
+
+
+def _said(error: BaseException) -> str:
+    """An error of others in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+def _no_tokenizer(name: str, error: Exception | None = None) -> Any:
+    why = f" ({_said(error)})" if error else ""
+    raise ValueError(
+        f"text: {name} comes without a tokenizer{why}; give --tokens FILE.npy with token ids, "
+        "or a factory that returns (model, tokenizer)"
+    )
+
+
+def _no_processor(name: str, error: Exception | None = None) -> Any:
+    why = f" ({_said(error)})" if error else ""
+    raise ValueError(
+        f"images: {name} comes without an image processor{why}; give a model that reads pictures, "
+        "or a factory that returns (model, processor)"
+    )

@@ -1,0 +1,246 @@
+"""A table of heads told to a person: a small map of layers and heads, and the heads that stand out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from manyheads.heads.sites import blanked
+from manyheads.heads.table import HeadTable
+from manyheads.view.blocks import ASCII_SHADES, SHADES
+from manyheads.view.colour import colour
+
+WIDEST = 110
+# From this share of its attention on one kind of place, a head is said to look there.
+MUCH = 0.4
+# ... and at least so many times what it would give there if it did not care.
+TIMES = 2.0
+# A head whose attention is this near to even (1 is even) spreads over everything.
+EVEN = 0.95
+# A head whose output is shorter than this part of what is usual in its layer says little.
+QUIET = 0.5
+# Heads named in a line, as far as it reaches, and the narrowest and farthest ones.
+NAMED = 5
+
+
+class Place(NamedTuple):
+    """A kind of place that heads look at: the column that says how much, a letter for maps, words."""
+
+    column: str
+    letter: str
+    words: str
+
+
+# The first that holds gives a head its letter.
+PLACES = (
+    Place("previous", "p", "look at the token before"),
+    Place("next", "n", "look at the token after"),
+    Place("self", "s", "look at their own token"),
+    Place("first", "f", "rest on the first token"),
+    Place("special", "x", "rest on special tokens"),
+    Place("rare", "r", "look for rare tokens"),
+    Place("frequent", "c", "look for common tokens"),
+)
+
+Row = dict[str, Any]
+
+
+def summary(
+    table: HeadTable,
+    console: Console,
+    *,
+    title: str = "",
+    shares: Mapping[str, float] | None = None,
+    notes: Sequence[str] = (),
+) -> None:
+    """Print what the heads of a model do, and below it the notes.
+
+    ``shares`` says how much of the corpus the token groups in the table are, e.g. ``{"rare": 0.2}``: a head
+    looks for rare tokens when it gives them more than they are.
+
+    >>> import torch
+    >>> from manyheads.heads.table import Row
+    >>> rows = [Row("h.0.attn", 0, head, head, head, "causal") for head in range(2)]
+    >>> sums = {"previous": torch.tensor([[4.0, 4.0], [3.6, 0.2], [3.3, 0.1]])}
+    >>> sums["entropy_normalised"] = torch.tensor([[4.0, 4.0], [0.4, 2.0], [0.1, 1.2]])
+    >>> table = HeadTable(rows, torch.tensor([4.0, 4.0]), sums)
+    >>> summary(table, Console(width=70, color_system=None), title="A model")
+    A model
+    <BLANKLINE>
+    causal h.*.attn: 1 layer, 2 heads
+    <BLANKLINE>
+      layer   head 0  1
+          0        █p ▒
+    <BLANKLINE>
+      wide ░ ▒ ▓ █ narrow; letters as below, where 3.7 is head 7 of layer 3
+    <BLANKLINE>
+      p   look at the token before   1   0.0  90%
+    """
+    width = min(console.width, WIDEST)
+    say = Console.print
+    if title:
+        say(console, Text(title, "bold"), width=width)
+    stacks: dict[str, list[Row]] = {}
+    for row in table:
+        stacks.setdefault(f"{row['kind']} {blanked(row['site'].partition('#')[0])}", []).append(row)
+    for stack, rows in stacks.items():
+        layers = len({row["layer"] for row in rows})
+        heading = Text(stack, "bold cyan").append(
+            f": {layers} {'layer' if layers == 1 else 'layers'}, {len(rows)} heads", "not bold default"
+        )
+        say(console)
+        say(console, heading, width=width)
+        if "entropy_normalised" in table.sums:
+            say(console)
+            for line in heat_map(rows, console, width - 2, shares):
+                say(console, Text("  ").append_text(line), no_wrap=True, overflow="crop")
+            say(console)
+            say(console, Text("  ").append_text(_legend(console)), width=width)
+        say(console)
+        say(console, Padding(_outstanding(rows, width - 2, shares), (0, 0, 0, 2), expand=False), width=width)
+    for note in notes:
+        say(console, Text(f"\nNote: {note}"), width=width)
+
+
+def summary_text(table: HeadTable, **about: Any) -> str:
+    """The summary as plain text, 100 columns wide; keywords as in `summary`."""
+    text = StringIO()
+    summary(table, Console(file=text, width=100, color_system=None, force_terminal=False), **about)
+    return text.getvalue()
+
+
+def place(row: Row, shares: Mapping[str, float] | None = None) -> Place | None:
+    """The kind of place that a head looks at, if it looks at one.
+
+    >>> place({"previous": 0.2, "first": 0.7}).words, place({"first": 0.3})
+    ('rest on the first token', None)
+    >>> place({"special": 0.6}, shares={"special": 0.5})
+    """
+    return next((found for found in PLACES if _looks(row, found, shares)), None)
+
+
+def _looks(row: Row, at: Place, shares: Mapping[str, float] | None) -> bool:
+    least = max(MUCH, TIMES * (shares or {}).get(at.column, 0.0))
+    value = row.get(at.column, math.nan)
+    return bool(value >= min(least, 1.0))  # false for nan
+
+
+def heat_map(
+    rows: list[Row], console: Console, width: int, shares: Mapping[str, float] | None = None
+) -> list[Text]:
+    """Layers down, heads across: the narrower a head looks, the brighter; a letter for where it looks."""
+    heads = max(row["head"] for row in rows) + 1
+    cells = {(row["layer"], row["head"]): row for row in rows}
+    layers = sorted({row["layer"] for row in rows})
+    left = max(7, len(str(layers[-1])) + 2)
+    cell = 3 if left + 5 + 3 * heads <= width else 2 if left + 5 + 2 * heads <= width else 1
+    every = 1 if cell == 3 else 5  # as many numbers as there is room for
+    shown = min(heads, (width - left - 5) // cell)
+    numbers = "".join(f"{h:<{cell * every}}" for h in range(0, shown, every))
+    lines = [Text(f"{'layer':>5}   head {numbers}".rstrip(), "dim")]
+    for layer in layers:
+        line = Text().append(f"{layer:>5}        ", "dim")
+        for head in range(shown):
+            row = cells.get((layer, head))
+            line.append_text(Text(" " * cell) if row is None else _cell(row, console, cell, shares))
+        if console.color_system is None:
+            line.rstrip()
+        lines.append(line)
+    if shown < heads:
+        lines.append(Text(f"heads {shown} to {heads - 1} do not fit here; they are in the table", "dim"))
+    return lines
+
+
+def _cell(row: Row, console: Console, cell: int, shares: Mapping[str, float] | None) -> Text:
+    found = place(row, shares)
+    letter = found.letter if found else " "
+    focus = _focus(row)
+    if console.color_system is None:
+        return Text(
+            f"{_shade(focus, console)}{letter} "[:cell]
+            if cell > 1
+            else letter.strip() or _shade(focus, console)
+        )
+    red, green, blue = colour(focus**2)
+    ink = "black" if red + green + blue > 380 else "white"
+    text = f"{letter} " if cell == 2 else f" {letter} " if cell == 3 else letter
+    return Text(text, Style(color=ink, bgcolor=f"rgb({red},{green},{blue})", bold=True))
+
+
+def _focus(row: Row) -> float:
+    """1 for all attention on one token, 0 for even attention."""
+    value = 1.0 - row["entropy_normalised"]
+    return 0.0 if math.isnan(value) else min(max(value, 0.0), 1.0)
+
+
+def _shade(value: float, console: Console) -> str:
+    shades = _shades(console)
+    return shades[min(int(value * len(shades)), len(shades) - 1)]
+
+
+def _shades(console: Console) -> str:
+    """Without the blank one, which stands for no head."""
+    return (ASCII_SHADES if console.options.ascii_only else SHADES)[1:]
+
+
+def _legend(console: Console) -> Text:
+    if console.color_system is None:
+        line = Text(f"wide {' '.join(_shades(console))} narrow")
+    else:
+        line = Text("wide ")
+        for step in range(20):
+            line.append(" ", Style(bgcolor="rgb({},{},{})".format(*colour((step / 19) ** 2))))
+        line.append(" narrow")
+    return line.append("; letters as below, where 3.7 is head 7 of layer 3", "dim")
+
+
+def _outstanding(rows: list[Row], width: int, shares: Mapping[str, float] | None) -> Table:
+    """The heads that stand out: a letter, why, how many, and which (layer.head)."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    named = max(1, min(NAMED, (width - 46) // 12))
+    for style in ("bold", "", "bold", *[""] * named):
+        table.add_column(style=style, justify="right" if style and table.columns else "left", no_wrap=True)
+    table.add_column(style="dim", no_wrap=True)
+
+    def add(letter: str, words: str, found: list[Row], column: str, form: str, rising: bool = False) -> None:
+        if found:
+            found = sorted(found, key=lambda row: row[column], reverse=not rising)
+            names = [Text(f"{row['layer']}.{row['head']} ").append(form.format(row[column]), "dim")
+                     for row in found[:named]]  # fmt: skip
+            names += [Text()] * (named - len(names))
+            table.add_row(letter, words, str(len(found)), *names, "..." if len(found) > named else "")
+
+    letters = [(row, place(row, shares)) for row in rows]
+    for at in PLACES:
+        add(at.letter, at.words, [row for row, found in letters if found == at], at.column, "{:.0%}")
+    add("", "spread almost evenly", _with(rows, "entropy_normalised", EVEN), "entropy_normalised", "{:.0%}")
+    add("", "say little, against their layer", _quiet(rows), "quiet", "{:.0%}", rising=True)
+    narrow = sorted(_with(rows, "effective_keys", 0.0), key=lambda row: row["effective_keys"])[:named]
+    add("", "the narrowest: on how many tokens", narrow, "effective_keys", "{:.1f}", rising=True)
+    far = sorted(_with(rows, "distance", 0.0), key=lambda row: -row["distance"])[:named]
+    add("", "the farthest: how many tokens away", far, "distance", "{:.1f}")
+    return table
+
+
+def _with(rows: list[Row], column: str, least: float) -> list[Row]:
+    return [row for row in rows if row.get(column, math.nan) >= least]
+
+
+def _quiet(rows: list[Row]) -> list[Row]:
+    """Heads with an output far shorter than the median of their site, as ``quiet``: its part of it."""
+    found = []
+    for site in {row["site"]: None for row in rows}:
+        here = [row for row in _with(rows, "output_norm", 0.0) if row["site"] == site]
+        usual = sorted(row["output_norm"] for row in here)[len(here) // 2] if here else 0.0
+        found += [
+            row | {"quiet": row["output_norm"] / usual} for row in here if row["output_norm"] < QUIET * usual
+        ]
+    return found
