@@ -71,8 +71,10 @@ def _core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | Non
         # Queries [start, stop) have a key at this step from their own position.
         start, stop = max(0, -offset - step), min(q.shape[3], k.shape[2] - offset - step)
         part = k[:, :, None, start + offset + step : max(start, stop) + offset + step]
-        s = scale * _dot(q[..., start:stop, :], part)
         seen[name] = torch.zeros_like(lse)
+        if mask.causal and step > 0:
+            continue
+        s = scale * _dot(q[..., start:stop, :], part)
         seen[name][..., start:stop] = (s - lse[..., start:stop]).exp_()
         seen[name] *= _allowed(mask, i, i + step)
     seen["first"] = torch.zeros_like(lse)

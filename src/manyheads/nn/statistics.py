@@ -75,7 +75,7 @@ def statistics(
         seen = fused_statistics.core(queries, k.to(exact), joined, factor, features)
         return {name: value.flatten(1, 2) for name, value in seen.items()}
     keys, shift = centred(queries, k.to(exact), factor)
-    take = scratch(exact, q.device)
+    keys, take = keys.contiguous(), scratch(exact, q.device)
 
     def tile_scores(tile: Tile) -> tuple[Tensor, list[Hidden], Tensor | int]:
         parts, count = hidden(joined, offset, group, keys, tile, HIDING)

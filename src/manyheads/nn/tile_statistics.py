@@ -47,7 +47,8 @@ def collect(
         nothing = torch.as_tensor(count, device=s.device) == 0
         top = s.amax(-1, keepdim=True)
         e = exp_of_difference(s, top, parts, out=take("exp", s.shape))
-        total = e.sum(-1).masked_fill_(nothing, 1.0)
+        moments = _moments(e) if full else None
+        total = (e.sum(-1) if moments is None else moments[..., 0].sum(-1)).masked_fill_(nothing, 1.0)
         inverse, log = total.reciprocal().masked_fill_(nothing, 0.0), total.log()
         top = top.squeeze(-1).masked_fill_(nothing, -torch.inf)
         found = {
@@ -55,8 +56,8 @@ def collect(
             "logsumexp": log + top,
             "entropy": (log - s.mul_(e).sum(-1) * inverse).clamp_(min=0.0),
         } | _places(e, inverse, tile, offset, LOCAL if full else 1)
-        if full:
-            found |= _spread(e, inverse, tile, offset, mask.causal)
+        if moments is not None:
+            found |= _spread(e, moments, inverse, tile, offset, mask.causal)
             found["confidence"], found["largest_logit"] = inverse, top
             found["collision"] = (torch.linalg.vector_norm(e, dim=-1) * inverse).square_()
         if features is not None:
@@ -84,21 +85,27 @@ def _places(e: Tensor, inverse: Tensor, tile: Tile, offset: int, reach: int) -> 
     return places | {"first": first} | ({"local": near.sum(-1)} if reach == LOCAL else {})
 
 
-def _spread(e: Tensor, inverse: Tensor, tile: Tile, offset: int, causal: bool) -> dict[str, Tensor]:
+def _moments(e: Tensor) -> Tensor:
+    """Mass and first two moments of each SEGMENT of keys around its own middle: (..., rows, segments, 3)."""
+    t = torch.arange(SEGMENT, device=e.device, dtype=e.dtype) - SEGMENT // 2
+    basis = torch.stack((torch.ones_like(t), t, t.square()), dim=-1)
+    whole = e.shape[-1] // SEGMENT * SEGMENT
+    segments = e[..., :whole].unflatten(-1, (-1, SEGMENT)) @ basis
+    rest = e[..., whole:] @ basis[: e.shape[-1] - whole]
+    return torch.cat((segments, rest.unsqueeze(-2)), dim=-2)
+
+
+def _spread(
+    e: Tensor, moments: Tensor, inverse: Tensor, tile: Tile, offset: int, causal: bool
+) -> dict[str, Tensor]:
     """Mean distance from the query, and standard deviation of the position.
 
-    E[j^2] - E[j]^2 would cancel at long lengths. Here keys go in segments, each with its mass and first two
-    moments around its own middle (one thin matrix product); they add up around the mean without cancelling.
+    E[j^2] - E[j]^2 would cancel at long lengths; moments of segments add up around the mean without that.
     """
     middle = (tile.rows.start + tile.rows.stop) // 2  # positions are counted from here
     like: Any = {"device": e.device, "dtype": e.dtype}
     i = torch.arange(tile.rows.start - middle, tile.rows.stop - middle, **like)
     j = torch.arange(tile.columns.start - middle - offset, tile.columns.stop - middle - offset, **like)
-    whole = len(j) // SEGMENT * SEGMENT
-    t = torch.arange(SEGMENT, **like) - SEGMENT // 2
-    basis = torch.stack((torch.ones_like(t), t, t.square()), dim=-1)
-    moments = e[..., :whole].unflatten(-1, (-1, SEGMENT)) @ basis
-    moments = torch.cat((moments, (e[..., whole:] @ basis[: len(j) - whole]).unsqueeze(-2)), dim=-2)
     mass, first, second = (moments * inverse[..., None, None]).unbind(-1)  # (..., rows, segments)
     centre = torch.arange(mass.shape[-1], **like) * SEGMENT + (
         tile.columns.start - middle - offset + SEGMENT // 2

@@ -134,17 +134,19 @@ def scores(q: Tensor, k: Tensor, scale: float, tile: Tile, parts: list[Hidden], 
 def centred(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Keys (batch, kv_heads, keys, d_key) without their mean, and what each query's scores lose by that."""
     centre = k.mean(2, keepdim=True) if k.shape[2] else k.new_zeros(*k.shape[:2], 1, k.shape[3])
-    return (k - centre).contiguous(), scale * (q @ centre.unsqueeze(2).transpose(-2, -1)).squeeze(-1)
+    return k - centre, scale * (q @ centre.unsqueeze(2).transpose(-2, -1)).squeeze(-1)
 
 
 def exp_of_difference(s: Tensor, shift: Tensor, parts: list[Hidden], out: Tensor) -> Tensor:
     """exp(s - shift), exactly zero where hidden; s itself becomes s - shift.
 
-    What lies so low that its square is not a normal number is raised to that bound: it changes no sum that a
-    float can hold, and spares the processor its slow path for numbers near zero.
+    Hidden scores are raised first: numbers that vanish send the processor's exp down a slow path.
     """
-    bound = 0.5 * math.log(torch.finfo(s.dtype).tiny)
-    torch.exp(s.sub_(shift).clamp_(min=bound), out=out)
+    s.sub_(shift)
+    for columns, _, keep in parts:
+        if keep is not None:
+            s[..., columns].clamp_(min=0.5 * math.log(torch.finfo(s.dtype).tiny))
+    torch.exp(s, out=out)
     for columns, _, keep in parts:
         if keep is not None:
             out[..., columns] *= keep
