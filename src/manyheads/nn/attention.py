@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from manyheads.nn.fused import fused
+from manyheads.nn.fused import fused, saves_masks
 from manyheads.nn.mask import Mask, as_mask, check
 from manyheads.nn.mask import chunk as chunk_mask
 from manyheads.nn.mask import window as window_mask
@@ -72,21 +72,22 @@ def attention(
     conditions = check_mask(q, k, mask, causal, window, chunk)
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout}")
-    if kernel not in get_args(Kernel):
-        raise ValueError(f"kernel: expected one of {', '.join(get_args(Kernel))}, got {kernel!r}")
+    check_kernel(kernel)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     offset = k.shape[2] - q.shape[2]
     if kernel == "auto":
-        kernel = _choose(q, conditions, dropout)
+        kernel = _choose(q, k, conditions, dropout)
     run = {"reference": reference, "fused": fused, "tiled": tiled}[kernel]
     return run(q, k, v, conditions, scale, dropout, offset)
 
 
-def _choose(q: Tensor, mask: Mask, dropout: float) -> Kernel:
+def _choose(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> Kernel:
     if dropout > 0 and q.device.type == "cpu":
         return "tiled"
-    learns = torch.is_grad_enabled() and not torch.compiler.is_exporting()
-    return "tiled" if learns and any(tensor.requires_grad for tensor in mask.tensors) else "fused"
+    if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+        return "fused"
+    bias_learns = any(tensor.requires_grad for tensor in mask.tensors)
+    return "tiled" if bias_learns or saves_masks(q, k, mask) else "fused"
 
 
 def join(mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: int | None) -> Mask:
@@ -103,6 +104,17 @@ def join(mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: in
     if window is not None:
         joined = joined & window_mask(window)
     return joined if chunk is None else joined & chunk_mask(chunk)
+
+
+def check_kernel(kernel: str) -> None:
+    """Raise unless there is such a kernel.
+
+    >>> check_kernel("flash")
+    Traceback (most recent call last):
+    ValueError: kernel: expected one of auto, reference, fused, tiled, got 'flash'
+    """
+    if kernel not in get_args(Kernel):
+        raise ValueError(f"kernel: expected one of {', '.join(get_args(Kernel))}, got {kernel!r}")
 
 
 def check_mask(

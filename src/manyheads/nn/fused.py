@@ -46,6 +46,17 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: fl
     return out if d_value >= d_key else out[..., :d_value]
 
 
+def saves_masks(q: Tensor, k: Tensor, mask: Mask) -> bool:
+    """Whether the backward pass would keep mask tensors that together come near (queries, keys)."""
+    if torch.compiler.is_compiling():
+        return False
+    queries, keys = q.shape[2], k.shape[2]
+    structured = mask.window is not None or mask.chunk is not None
+    if mask.slopes is not None:
+        return q.shape[1] * queries * keys > MASK_ELEMENTS
+    return mask.causal and queries != keys and not structured and queries * keys > MASK_ELEMENTS
+
+
 def fused_with_logsumexp(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, offset: int
 ) -> tuple[Tensor, Tensor]:

@@ -57,12 +57,13 @@ def _core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | Non
         heads_q, padded_k = F.pad(heads_q, extra), F.pad(k, extra)
     means, lse = fused_with_logsumexp(heads_q, padded_k, values, mask, scale, offset)
     means, lse = means.unflatten(1, grouped), lse.unflatten(1, grouped)
-    count = mask.count(q.shape[3], k.shape[2], q.device)[:, None, None].expand(lse.shape)
+    count = mask.count(q.shape[3], k.shape[2], q.device)[:, None, None].expand(lse.shape).to(lse.dtype)
     nothing = count == 0
-    entropy = (lse - scale * _dot(q, means[..., :width])).clamp_(min=0.0).masked_fill_(nothing, 0.0)
+    entropy = (lse - scale * _dot(q, means[..., :width])).clamp_(min=0.0)
+    entropy = entropy.minimum(count.log()).masked_fill_(nothing, 0.0)
     lse = lse.masked_fill(nothing, torch.inf)  # so that every weight of such a query is zero
     seen = {
-        "keys": count.to(lse.dtype),
+        "keys": count,
         "logsumexp": (lse + shift).masked_fill_(nothing, -torch.inf),
         "entropy": entropy,
     }

@@ -62,7 +62,9 @@ class Mask:
     @property
     def geometric(self) -> bool:
         """True when only the positions of query and key decide: causal, window, chunk."""
-        return self.lengths is None and self.queries is None and self.slopes is None and not self.tensors
+        return (
+            self.lengths is None and self.queries is None and self.slopes is None and len(self.tensors) == 0
+        )
 
     @property
     def empty(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.nn.attention import Kernel, attention, check_mask, join
+from manyheads.nn.attention import Kernel, attention, check_kernel, check_mask, join
 from manyheads.nn.cache import KVCache
 from manyheads.nn.mask import Mask
 from manyheads.nn.positions import Rotary
@@ -76,12 +76,9 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
         d_context = d_model if d_context is None else d_context
-        for name, size in (
-            ("d_model", d_model),
-            ("heads", heads),
-            ("kv_heads", kv_heads),
-            ("d_context", d_context),
-        ):
+        sizes = {"d_model": d_model, "heads": heads, "kv_heads": kv_heads, "d_context": d_context}
+        sizes |= {name: size for name, size in (("d_key", d_key), ("d_value", d_value)) if size is not None}
+        for name, size in sizes.items():
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name}: expected a whole number of at least 1, got {size!r}")
         if heads % kv_heads:
@@ -93,13 +90,12 @@ class MultiHeadAttention(nn.Module):
             )
         d_key = d_model // heads if d_key is None else d_key
         d_value = d_model // heads if d_value is None else d_value
-        if d_key < 1 or d_value < 1:
-            raise ValueError(f"d_key, d_value: expected at least 1, got {d_key} and {d_value}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout}")
         if rotary is not None and rotary.width > d_key:
             raise ValueError(f"rotary: it turns {rotary.width} channels, a head has d_key {d_key}")
         join(None, False, window, chunk)  # raises on a window or chunk below 1
+        check_kernel(kernel)
         self.d_model, self.heads, self.kv_heads = d_model, heads, kv_heads
         self.d_key, self.d_value = d_key, d_value
         self.dropout, self.window, self.chunk, self.kernel = dropout, window, chunk, kernel
@@ -178,6 +174,8 @@ class MultiHeadAttention(nn.Module):
         ...     mha(torch.randn(3, 1, 16), cache=cache).shape
         torch.Size([3, 1, 16])
         """
+        if self.rotary is not None:
+            raise ValueError("rotary: it turns by positions in one sequence, and a memory is another one")
         k, v = self._keys_values(key, value, 0)
         cache = KVCache(k.shape[2])
         cache.belongs_to(self)
@@ -189,7 +187,7 @@ class MultiHeadAttention(nn.Module):
         self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: KVCache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (batch, heads, length, width), those in the cache included."""
-        _check("query", query, self.query.in_features)
+        _check("query", query, self.query)
         if cache is not None:
             cache.belongs_to(self)
         fixed = cache is not None and cache.fixed
@@ -211,8 +209,8 @@ class MultiHeadAttention(nn.Module):
 
     def _keys_values(self, key: Tensor, value: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
         value = key if value is None else value
-        _check("key", key, self.key.in_features)
-        _check("value", value, self.value.in_features)
+        _check("key", key, self.key)
+        _check("value", value, self.value)
         if value.shape[:2] != key.shape[:2]:
             raise ValueError(
                 f"value: expected the batch and length of key, {tuple(key.shape[:2])}, "
@@ -226,7 +224,7 @@ class MultiHeadAttention(nn.Module):
         dtype = x.dtype
         x = x.unflatten(2, (-1, self.d_key))
         if norm is not None:
-            x = norm(x).to(dtype)  # autocast lets norms answer in float32
+            x = norm(x.to(norm.weight.dtype)).to(dtype)  # under autocast x is narrower than the norm
         x = x.transpose(1, 2)
         return x if self.rotary is None else self.rotary(x, offset=start)
 
@@ -253,8 +251,13 @@ class MultiHeadAttention(nn.Module):
         return f"heads={self.heads}, kv_heads={self.kv_heads}, d_key={self.d_key}, d_value={self.d_value}"
 
 
-def _check(name: str, x: Tensor, width: int) -> None:
+def _check(name: str, x: Tensor, projection: nn.Linear) -> None:
+    width = projection.in_features
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor (batch, length, {width}), got {type(x).__name__}")
     if x.dim() != 3 or x.shape[2] != width:
         raise ValueError(f"{name}: expected (batch, length, {width}), got {tuple(x.shape)}")
+    dtype = projection.weight.dtype
+    mixes = x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
+    if x.dtype != dtype and not mixes:
+        raise TypeError(f"{name}: expected the dtype of the module, {dtype}, got {x.dtype}")
