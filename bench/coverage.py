@@ -1,0 +1,288 @@
+"""Which architectures `watch` sees right: every entry of transformers' model mapping, and other libraries.
+
+`python -m bench.coverage [NAME ...] [--out DIR] [--jobs N] [--again]` builds each architecture small and with
+random weights, runs it under `watch(statistics="full")`, and holds sites and numbers against the weights the
+model itself makes in eager mode (see `bench.coverage_check`). Each runs in a process of its own; results are kept
+in DIR/coverage.json, so that a stopped run goes on where it was.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+from bench import harness
+
+SECONDS, WALL_SECONDS, BYTES = 120, 900, 8 * 2**30  # of each architecture
+# Errors this small, or outputs that differ so much between the default implementation and eager, may be the noise of
+# float32: such a model is tried again with smaller weights.
+NEARLY, NOISE = 0.05, 1e-3
+NOT_RUN, NO_ATTENTION, RIGHT, WRONG = "does not run", "no attention", "right", "wrong"
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Build, run, watch and check one architecture."""
+    from bench import coverage_others
+
+    other = coverage_others.OTHERS.get(name)
+    return _checked(*other()) if other else _transformers(name)
+
+
+def _transformers(name: str) -> dict[str, Any]:
+    from bench import coverage_build as make
+    from bench.coverage_others import stand_in
+
+    stand_in("torchvision")  # timm, whose backbones some architectures use, loads it for its data sets
+    failures: list[str] = []
+    near: dict[str, Any] = {}
+    for how, divisor in make.SHRINKS:
+        for gain in (
+            1.0,
+            0.4,
+            0.0,
+        ):  # of the weights: the larger, the more there is to see, and the more noise
+            try:
+                model = make.build(name, how, divisor, gain)
+            except Exception as error:
+                failures.append(_one_line(error))
+                break
+            given = _first_that_runs(model, make.inputs(name, model), failures)
+            if given is None:
+                break
+            if gain and not _finite(model, given):
+                continue
+            found = _checked(model, lambda m, given=given: m(**given), make.to_eager)
+            found |= {"shrunk": f"{how} / {divisor}", "inputs": sorted(given), "gain": gain}
+            noisy = found.get("worst", 9.0) < NEARLY or found.get("gap", 0.0) > NOISE
+            if found["status"] != WRONG or not noisy:
+                return found
+            near = near or found
+        if near:
+            return near
+    common = Counter(failures).most_common(3)
+    return {"status": NOT_RUN, "reason": " | ".join(text for text, _ in common) or "no inputs known for it"}
+
+
+def _checked(
+    model: torch.nn.Module,
+    forward: Callable[[torch.nn.Module], Any],
+    eager: Callable[[torch.nn.Module], None],
+) -> dict[str, Any]:
+    from bench.coverage_check import check
+
+    try:
+        verdict = check(model, forward, eager)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(where.filename).name}:{where.lineno}"
+        return {"status": WRONG, "sites": 0, "reason": f"raised under watch: {_one_line(error)} ({place})"}
+    status = (RIGHT if verdict.right else WRONG) if verdict.attention else NO_ATTENTION
+    if not verdict.right:
+        status = WRONG
+    return {
+        "status": status,
+        "sites": verdict.sites,
+        "reason": "; ".join(verdict.reasons[:6]),
+        "routes": verdict.routes,
+        "worst": verdict.worst,
+        "gap": verdict.gap,
+    }
+
+
+def _first_that_runs(
+    model: torch.nn.Module, candidates: Iterable[dict[str, Any]], failures: list[str]
+) -> dict[str, Any] | None:
+    for given in candidates:
+        try:
+            with torch.no_grad():
+                model(**given)
+        except Exception as error:
+            failures.append(_one_line(error))
+        else:
+            return given
+    return None
+
+
+def _finite(model: torch.nn.Module, given: dict[str, Any]) -> bool:
+    from bench.coverage_check import tensors
+
+    with torch.no_grad():
+        return all(bool(x.isfinite().all()) for x in tensors(model(**given)) if x.is_floating_point())
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:220]
+
+
+def _child(name: str, pipe: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    try:
+        found = measure(name)
+    except BaseException as error:
+        found = {"status": NOT_RUN, "reason": _one_line(error)}
+    pipe.send(found)
+
+
+def _preload() -> None:
+    """What every child would otherwise load by itself."""
+    from transformers import BertModel, LlamaModel, ViTModel  # noqa: F401
+
+    from bench import coverage_build, coverage_check, coverage_others  # noqa: F401
+
+    _transformers("bert")
+
+
+def _all(names: Iterable[str], jobs: int, done: Callable[[str, dict[str, Any]], None]) -> None:
+    """Measure each in a process of its own, ``jobs`` at a time; whatever happens to one, the others go on."""
+    _preload()
+    context = multiprocessing.get_context("fork")  # the libraries are loaded once, here
+    waiting, running = list(names), {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            name = waiting.pop(0)
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_child, args=(name, theirs))
+            process.start()
+            theirs.close()
+            running[name] = process, ours, time.monotonic()
+        multiprocessing.connection.wait([pipe for _, pipe, _ in running.values()], timeout=5)
+        for name, (process, pipe, started) in list(running.items()):
+            seconds = time.monotonic() - started
+            if pipe.poll():
+                try:
+                    found = pipe.recv()
+                except EOFError:
+                    process.join()
+                    found = {"status": NOT_RUN, "reason": f"its process ended with {process.exitcode}"}
+            elif seconds > WALL_SECONDS:
+                found = {"status": NOT_RUN, "reason": f"still running after {WALL_SECONDS} s"}
+            else:
+                continue
+            process.kill()
+            process.join()
+            del running[name]
+            done(name, found | {"seconds": round(seconds, 1)})
+
+
+def names() -> tuple[list[str], list[str]]:
+    """The entries of transformers' model mapping, and the other models."""
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    from bench import coverage_others
+
+    return list(MODEL_MAPPING_NAMES), list(coverage_others.OTHERS)
+
+
+def collect(wanted: Iterable[str], out: Path, jobs: int, again: bool = False) -> dict[str, dict[str, Any]]:
+    """The results of these architectures, from ``out`` where they are known."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "coverage.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+
+    def done(name: str, found: dict[str, Any]) -> None:
+        known[name] = found
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(known, indent=1))
+        fresh.replace(path)
+        harness.say(f"{name}: {found['status']} {found['reason'][:160]}")
+
+    _all([name for name in wanted if again or name not in known], jobs, done)
+    return known
+
+
+def report(results: dict[str, dict[str, Any]]) -> str:
+    """The table of every architecture, the misses by name, and the counts against what is to be reached."""
+    mapping, others = names()
+    rows, misses = [], []
+    for name in (*mapping, *others):
+        found = results.get(name)
+        if found is None:
+            continue
+        status = found["status"]
+        ran, attention = status != NOT_RUN, status in (RIGHT, WRONG)
+        verdict = {RIGHT: "right", WRONG: "WRONG"}.get(status, "")
+        route = ", ".join(sorted(found.get("routes", {})))
+        rows.append([name, _yes(ran), _yes(attention) if ran else "", found.get("sites", ""), verdict, route])
+        if status in (NOT_RUN, WRONG):
+            misses.append([name, status, found["reason"].replace("|", "/")[:300]])
+    mapped = [results[name]["status"] for name in mapping if name in results]
+    ran = sum(status != NOT_RUN for status in mapped)
+    seen = sum(status in (RIGHT, WRONG) for status in mapped)
+    right = sum(status == RIGHT for status in mapped)
+    beyond = [results[name]["status"] for name in others if name in results]
+    counts = (
+        f"{len(mapping)} entries in the model mapping, {len(mapped)} tried: {ran} run, {seen} of those have "
+        f"attention, {right} of those are right. Beyond transformers: {beyond.count(RIGHT)} of {len(beyond)} right."
+    )
+    goals = harness.targets(
+        ("entries that run", ran, ">=", 400),
+        ("right, of those with attention", right / max(seen, 1), ">=", 0.95),
+    )
+    return "\n\n".join(
+        [
+            harness.table(["architecture", "runs", "attention", "sites", "verdict", "reference"], rows),
+            "Misses:",
+            harness.table(["architecture", "what", "reason"], misses),
+            counts,
+            goals,
+        ]
+    )
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def run(quick: bool = False, out: Path = Path("bench/results")) -> str:
+    """As a part of `python -m bench`: every architecture, or every twentieth."""
+    torch.set_num_threads(1)
+    mapping, others = names()
+    return report(collect([*(mapping[::20] if quick else mapping), *others], out, jobs=2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.coverage", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("name", nargs="*", metavar="NAME", help="architectures; default all")
+    parser.add_argument(
+        "--out", type=Path, default=Path("bench/results"), metavar="DIR", help="where results are kept"
+    )
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at a time")
+    parser.add_argument("--again", action="store_true", help="also those that are known already")
+    parser.add_argument(
+        "--missed", action="store_true", help="those known to be wrong or not to run, once more"
+    )
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    mapping, others = names()
+    wanted = options.name or [*mapping, *others]
+    path = options.out / "coverage.json"
+    if options.missed and path.exists():
+        known = json.loads(path.read_text())
+        wanted = [name for name in wanted if known.get(name, {}).get("status") in (NOT_RUN, WRONG)]
+    results = collect(wanted, options.out, options.jobs, options.again or options.missed)
+    text = report(results)
+    (options.out / "coverage.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
