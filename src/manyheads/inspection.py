@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def count(
     training = model.training
     seen: Watch | None = None
     try:
-        with torch.inference_mode(), watch(model.eval(), "full", tokens=tokens) as seen:
+        with torch.no_grad(), watch(model.eval(), "full", tokens=tokens) as seen:
             for units, batch in batches:
                 _run(model, _moved(batch, place))
                 counted.table, counted.units = _table(seen), counted.units + units
@@ -231,10 +231,11 @@ def prepare(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"\0")
+        probe.unlink()
     except OSError as error:
+        with suppress(OSError):
+            probe.unlink()
         raise OSError(f"out: {out} cannot be written ({error.strerror}); give another folder") from error
-    finally:
-        probe.unlink(missing_ok=True)
 
 
 def write(table: HeadTable, out: Path, text: str) -> list[Path]:

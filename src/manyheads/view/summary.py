@@ -72,17 +72,17 @@ def summary(
     >>> sums = {"previous": torch.tensor([[4.0, 4.0], [3.6, 0.2], [3.3, 0.1]])}
     >>> sums["entropy_normalised"] = torch.tensor([[4.0, 4.0], [0.4, 2.0], [0.1, 1.2]])
     >>> table = HeadTable(rows, torch.tensor([4.0, 4.0]), sums)
-    >>> summary(table, Console(width=70, color_system=None), title="A model")
+    >>> summary(table, Console(width=80, color_system=None), title="A model")
     A model
     <BLANKLINE>
     causal h.*.attn: 1 layer, 2 heads
     <BLANKLINE>
       layer   head 0  1
-          0        █p ▒
+          0        █p ▓
     <BLANKLINE>
       wide ░ ▒ ▓ █ narrow; letters as below, where 3.7 is head 7 of layer 3
     <BLANKLINE>
-      p   look at the token before   1   0.0  90%
+      p  look at the token before  1  0.0 90%
     """
     width = min(console.width, WIDEST)
     say = Console.print
