@@ -2,8 +2,9 @@
 
 `python -m bench.coverage [NAME ...] [--out DIR] [--jobs N] [--again]` builds each architecture small and with
 random weights, runs it under `watch(statistics="full")`, and holds sites and numbers against the weights the
-model itself makes in eager mode (see `bench.coverage_check`). Each runs in a process of its own; results are kept
-in DIR/coverage.json, so that a stopped run goes on where it was.
+model itself makes in eager mode (see `bench.coverage_check`). Each runs in a process of its own; results are
+kept in DIR/coverage.json, so that a stopped run goes on where it was. timm, diffusers and openai-whisper are
+looked at where they are installed (`pip install --no-deps timm openai-whisper` is enough).
 """
 
 import argparse
@@ -27,9 +28,10 @@ import torch
 
 from bench import harness
 
+OUT = Path("out/coverage")
 SECONDS, WALL_SECONDS, BYTES = 120, 900, 8 * 2**30  # of each architecture
-# Errors this small, or outputs that differ so much between the default implementation and eager, may be the noise of
-# float32: such a model is tried again with smaller weights.
+# Errors this small, or outputs that differ so much between the default implementation and eager, may be the
+# noise of float32: such a model is tried again with smaller weights.
 NEARLY, NOISE = 0.05, 1e-3
 NOT_RUN, NO_ATTENTION, RIGHT, WRONG = "does not run", "no attention", "right", "wrong"
 
@@ -221,7 +223,7 @@ def report(results: dict[str, dict[str, Any]]) -> str:
         route = ", ".join(sorted(found.get("routes", {})))
         rows.append([name, _yes(ran), _yes(attention) if ran else "", found.get("sites", ""), verdict, route])
         if status in (NOT_RUN, WRONG):
-            misses.append([name, status, found["reason"].replace("|", "/")[:300]])
+            misses.append(f"- {name} {'is ' * (status == WRONG)}{status}: {found['reason'][:300]}")
     mapped = [results[name]["status"] for name in mapping if name in results]
     ran = sum(status != NOT_RUN for status in mapped)
     seen = sum(status in (RIGHT, WRONG) for status in mapped)
@@ -229,7 +231,8 @@ def report(results: dict[str, dict[str, Any]]) -> str:
     beyond = [results[name]["status"] for name in others if name in results]
     counts = (
         f"{len(mapping)} entries in the model mapping, {len(mapped)} tried: {ran} run, {seen} of those have "
-        f"attention, {right} of those are right. Beyond transformers: {beyond.count(RIGHT)} of {len(beyond)} right."
+        f"attention, {right} of those are right. "
+        f"Beyond transformers: {beyond.count(RIGHT)} of {len(beyond)} right."
     )
     goals = harness.targets(
         ("entries that run", ran, ">=", 400),
@@ -239,7 +242,7 @@ def report(results: dict[str, dict[str, Any]]) -> str:
         [
             harness.table(["architecture", "runs", "attention", "sites", "verdict", "reference"], rows),
             "Misses:",
-            harness.table(["architecture", "what", "reason"], misses),
+            "\n".join(misses),
             counts,
             goals,
         ]
@@ -250,7 +253,7 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def run(quick: bool = False, out: Path = Path("bench/results")) -> str:
+def run(quick: bool = False, out: Path = OUT) -> str:
     """As a part of `python -m bench`: every architecture, or every twentieth."""
     torch.set_num_threads(1)
     mapping, others = names()
@@ -262,9 +265,7 @@ def main() -> None:
         prog="python -m bench.coverage", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("name", nargs="*", metavar="NAME", help="architectures; default all")
-    parser.add_argument(
-        "--out", type=Path, default=Path("bench/results"), metavar="DIR", help="where results are kept"
-    )
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where results are kept")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at a time")
     parser.add_argument("--again", action="store_true", help="also those that are known already")
     parser.add_argument(

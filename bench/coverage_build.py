@@ -22,7 +22,7 @@ VOCABULARY = 320
 GRIDS = ("grid_thw", "grid_hw", "grid_hws")  # how many patches of time, height and width each picture has
 LENGTH, BATCH, PADDED = 13, 2, 3
 LARGEST = 150_000_000  # parameters
-# What to divide, "widths" of heads or their number ("heads"), and by what: the first that builds and runs is used.
+# What to divide, the "widths" of heads or their number ("heads"), and by what: the first that runs is used.
 SHRINKS = (
     ("heads", 8),
     ("widths", 8),
@@ -225,7 +225,7 @@ def _wake(parameter: Tensor, embedding: bool, gain: float) -> None:
 
 
 def to_eager(model: nn.Module) -> Callable[[], None]:
-    """Have a transformers model materialise its weights, and return them where it can. Returns the way back."""
+    """Have a transformers model materialise its weights, and return them. Returns the way back."""
     before = model.config._attn_implementation
     with contextlib.suppress(ValueError, AttributeError):
         model.config.output_attentions = True
@@ -381,7 +381,8 @@ def _grid(config: Any) -> Iterator[dict[str, Any]]:
 
 def _features(config: Any) -> Iterator[dict[str, Any]]:
     own = find(config, "num_mel_bins", "n_mels", "feature_size", "input_dim", "feature_projection_input_dim",
-               "input_feat_size", "input_feat_per_channel", "input_channels", "n_mel_bins", "input_size")  # fmt: skip
+               "input_feat_size", "input_feat_per_channel", "input_channels", "n_mel_bins",
+               "input_size")  # fmt: skip
     positions = find(config, "max_source_positions", "max_length", default=100)
     for bins in dict.fromkeys([own or 80, 80, 128, 160, 320, 560]):
         for length in (2 * positions, positions, 96, 256) if positions <= 1500 else (96, 256):

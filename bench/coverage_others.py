@@ -1,4 +1,4 @@
-"""Models of other libraries, and hand-written ones: each gives (model, forward, eager) for `coverage_check.check`.
+"""Models of other libraries, and hand-written ones: each gives what `coverage_check.check` takes.
 
 ``eager`` switches to the branch of that library which materialises its weights.
 """
