@@ -117,7 +117,7 @@ def inspect(
 
     Prints a map of layers and heads and the heads that stand out; writes heads.json, heads.csv and
     summary.txt. Ctrl-C keeps what was counted so far. To use several processes, write
-    `torchrun --nproc-per-node 2 -m manyheads inspect ...` or the same with `accelerate launch`.
+    `torchrun --nproc-per-node 2 -m manyheads inspect ...`; `accelerate launch` works as well.
     """
     from manyheads.inspect_command import run
 
