@@ -23,15 +23,7 @@ GRIDS = ("grid_thw", "grid_hw", "grid_hws")  # how many patches of time, height 
 LENGTH, BATCH, PADDED = 13, 2, 3
 LARGEST = 150_000_000  # parameters
 # What to divide, the "widths" of heads or their number ("heads"), and by what: the first that runs is used.
-SHRINKS = (
-    ("heads", 8),
-    ("widths", 8),
-    ("heads", 4),
-    ("widths", 4),
-    ("widths", 16),
-    ("widths", 2),
-    ("widths", 1),
-)
+SHRINKS = (("widths", 8), ("heads", 8), ("widths", 4), ("heads", 4), ("widths", 1))
 
 _WIDTH = re.compile(
     r"(hidden_size|intermediate_size|embedding_size|hidden_dim|head_dim|embed_dim|proj_dim|_dims?|_rank|_width|"
@@ -121,10 +113,10 @@ def shrink(values: dict[str, Any], how: str, divisor: int, taken: list[int] | No
             values[name] = min(value, 2)
         elif name == "topk_group":
             values[name] = 1
-        elif _LAYERS.search(name) and type(value) is int:
-            values[name] = value if value in stages else min(value, new_layers)
         elif name == "num_kv_shared_layers":
             values[name] = 0
+        elif _LAYERS.search(name) and type(value) is int:
+            values[name] = value if value in stages else min(value, new_layers)
         elif name == "max_source_positions":
             values[name] = min(value, 96)
         elif _DEPTHS.search(name) and _whole_numbers(value):

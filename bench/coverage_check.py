@@ -6,6 +6,7 @@ What the heads do is then computed from those weights in float64.
 """
 
 import contextlib
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +39,9 @@ class Weights:
     path: str
     kind: str
     value: Tensor
-    how: str  # "returned" by a module, "softmax" or "sdpa" (the textbook formula)
+    how: (
+        str  # "returned" by a module, "softmax", "sdpa" (the textbook formula), "multi_head" (torch's module)
+    )
     claimed: bool = False
 
 
@@ -75,12 +78,23 @@ class Spy(TorchFunctionMode):
             out, weights, scores = textbook(*args, **kwargs)
             self._note(weights, scores, "sdpa")
             return out
+        if func is F.multi_head_attention_forward:
+            return self._multi_head(inspect.signature(func).bind(*args, **kwargs))
         out = func(*args, **kwargs)
         if func in SOFTMAXES and out.dim() >= 3:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             scores = args[0] if args else kwargs["input"]
             self._note(out.movedim(dim, -1), scores.movedim(dim, -1), "softmax")
         return out
+
+    def _multi_head(self, call: inspect.BoundArguments) -> tuple[Tensor, Tensor | None]:
+        """torch's own module, asked for the weights of each head whatever the caller wanted."""
+        call.apply_defaults()
+        wanted, averaged = call.arguments["need_weights"], call.arguments["average_attn_weights"]
+        call.arguments.update(need_weights=True, average_attn_weights=False)
+        out, weights = F.multi_head_attention_forward(*call.args, **call.kwargs)
+        self._note(weights, weights, "multi_head")
+        return out, (weights.mean(-3) if averaged else weights) if wanted else None
 
     def _note(self, weights: Tensor, scores: Tensor, how: str) -> None:
         if weights.shape[-1] > 1 or weights.dim() > 3:
@@ -92,14 +106,12 @@ class Spy(TorchFunctionMode):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator["Spy"]:
-        """Follow which module runs, and have nn.MultiheadAttention return the weights of each head."""
+        """Follow which module runs."""
         handles = []
         for path, module in self.model.named_modules():
             name = (path, type(module).__name__)
             handles.append(module.register_forward_pre_hook(self._enter(name)))
             handles.append(module.register_forward_hook(self._leave(name), always_call=True))
-            if isinstance(module, nn.MultiheadAttention):
-                handles.append(module.register_forward_pre_hook(_with_weights, with_kwargs=True))
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
@@ -149,10 +161,6 @@ def textbook(
         scores = scores + attn_mask
     weights = scores.float().softmax(-1).nan_to_num(0.0).to(value.dtype)
     return weights @ value, weights, scores
-
-
-def _with_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    return args, kwargs | {"need_weights": True, "average_attn_weights": False}
 
 
 def _look_like_weights(tensor: Tensor) -> bool:
@@ -248,6 +256,8 @@ def _reference(spy: Spy) -> list[Weights]:
     found = list(spy.seen)
     for mine in spy.returned:
         inside = [x for x in found if x.how != "returned" and _within(x.path, mine.path)]
+        if any(x.how == "multi_head" for x in inside):
+            continue  # which returns the mean of the heads
         same = [x for x in inside if _equal(x.value, mine.value)]
         alike = [
             x for x in inside
@@ -328,7 +338,7 @@ def _compare(verdict: Verdict, seen: Any, table: Any, reference: list[Weights]) 
         table_like = call.value.shape[-2] > 1 or call.value.dim() > 3
         if any(re.search(name, call.kind) for name in recipes.NO_QUERIES_AND_KEYS):
             continue
-        if call.how == "sdpa" or (_is_attention(call.kind) and table_like):
+        if call.how in ("sdpa", "multi_head") or (_is_attention(call.kind) and table_like):
             verdict.wrong(f"not seen: {call.how} {tuple(call.value.shape)} in {call.path} ({call.kind})")
     verdict.attention = bool(seen.sites) or not verdict.right
     for path, why in seen.missed.items():

@@ -38,6 +38,7 @@ CONFIG: dict[str, dict[str, Any]] = {
     "glm4v_text": {"rope_parameters": _MROPE},
     "glmga": {"text_config": {"rope_parameters": _MROPE}},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "vjepa2": {"crop_size": 64, "frames_per_clip": 8},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
 }
 
