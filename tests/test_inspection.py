@@ -16,6 +16,7 @@ from torch import distributed, nn
 
 import manyheads as mh
 from manyheads import cli, inspect_command, inspection
+from manyheads.heads.watch import Watch
 from manyheads.inspection import Counted, inspect, together
 
 FILES = ["heads.csv", "heads.json", "summary.txt"]
@@ -115,15 +116,26 @@ def test_an_interruption_before_anything_was_counted(tmp_path):
     assert files(tmp_path) == []
 
 
-def test_a_second_interruption_does_not_disturb_the_writing(tmp_path, monkeypatch):
-    save = mh.HeadTable.save
+def impatient(function):
+    """The function, with a Ctrl-C just before it."""
 
-    def impatient(table, path):
+    def interrupted(*arguments):
         os.kill(os.getpid(), signal.SIGINT)
-        save(table, path)
+        return function(*arguments)
 
-    monkeypatch.setattr(mh.HeadTable, "save", impatient)
-    inspect(interrupt_at(llama(), 2, signal.SIGINT), batches(), out=tmp_path)
+    return interrupted
+
+
+def test_an_interruption_does_not_disturb_the_writing(tmp_path, monkeypatch):
+    monkeypatch.setattr(mh.HeadTable, "save", impatient(mh.HeadTable.save))
+    same(inspect(llama(), batches(), out=tmp_path), inspect(llama(), batches()))
+    assert files(tmp_path) == FILES
+
+
+def test_a_second_interruption_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(Watch, "missed", property(impatient(Watch.missed.fget)))  # asked for at the end
+    table = inspect(interrupt_at(llama(), 3, signal.SIGINT), batches(), out=tmp_path)
+    assert table["tokens"][0] == 2 * 5 + 2 * 6
     assert files(tmp_path) == FILES
 
 
