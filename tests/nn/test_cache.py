@@ -102,6 +102,11 @@ def test_remember_with_values_of_their_own():
     )
 
 
+def test_remember_has_no_place_for_rotary_positions():
+    with pytest.raises(ValueError, match="rotary: it turns by positions in one sequence"):
+        module(rotary=Rotary(8)).remember(tokens(7))
+
+
 def test_append_returns_everything_in_order_as_views():
     cache = KVCache(5)
     k, v = torch.randn(2, 3, 4, 7), torch.randn(2, 3, 4, 2)
