@@ -23,7 +23,8 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: setup
-	$(BIN)/manyheads demo
+	$(BIN)/manyheads demo --out out/demo
+	$(BIN)/manyheads inspect --out out/inspect
 
 lint: setup
 	$(BIN)/ruff check .

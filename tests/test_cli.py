@@ -1,7 +1,6 @@
 """The command: teaches, is quick to answer, and tells a person's mistakes in one sentence."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -109,7 +108,7 @@ def test_an_unknown_verb(monkeypatch, capsys):
 
 def test_an_interruption_leaves_quietly(monkeypatch, capsys):
     def interrupted(*arguments):
-        os.kill(os.getpid(), signal.SIGINT)
+        raise KeyboardInterrupt
 
     monkeypatch.setattr("manyheads.embedded.load", interrupted)
     code, said = mistake(monkeypatch, capsys, "demo")
