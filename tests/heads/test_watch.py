@@ -263,3 +263,14 @@ def test_original_heads_of_a_cut_model() -> None:
     with watch(model) as seen:
         model(torch.zeros(2, 5, dtype=torch.long))
     assert seen.table["original_head"] == [0, 1, 2, 1, 4, 6]
+
+
+def test_empty_tensors_pass_by():
+    class Empties(nn.Module):
+        def forward(self, x):
+            return x[:, :0].reshape(x.shape[0], x.shape[1], 0).sum() + x
+
+    model = nn.Sequential(Empties())
+    with watch(model) as seen:
+        model(torch.randn(2, 3, 4))
+    assert not seen.sites

@@ -152,7 +152,7 @@ class Flow:
             old, new = before.shape, out.shape
             if len(old) == len(new) + 1 and old[-2:] == new[-2:] and old[-3] * old[-4] == new[-3]:
                 return int(old[-3]), int(new[-3])  # (..., batch, heads, length, width)
-            if len(old) == len(new) == 3 and old[0] == new[0] and new[2] < old[2]:
+            if len(old) == len(new) == 3 and old[0] == new[0] and 0 < new[2] < old[2]:
                 return int(old[2] // new[2]), int(new[1])  # (length, batch, d_model) to (length, n, width)
         return known if known[1] in out.shape else NOT_MERGED
 
