@@ -218,14 +218,20 @@ def _wake(parameter: Tensor, embedding: bool, gain: float) -> None:
 
 def to_eager(model: nn.Module) -> Callable[[], None]:
     """Have a transformers model materialise its weights, and return them. Returns the way back."""
-    before = model.config._attn_implementation
+    configs = [
+        module.config
+        for module in model.modules()
+        if isinstance(getattr(module, "config", None), PretrainedConfig)
+    ]
+    before = [(config, config._attn_implementation) for config in configs]
     with contextlib.suppress(ValueError, AttributeError):
         model.config.output_attentions = True
     _implementation(model, "eager")
 
     def back() -> None:
         model.config.output_attentions = False
-        _implementation(model, before)
+        for config, name in before:
+            config._attn_implementation = name
 
     return back
 
