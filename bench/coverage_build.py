@@ -218,12 +218,12 @@ def _wake(parameter: Tensor, embedding: bool, gain: float) -> None:
 
 def to_eager(model: nn.Module) -> Callable[[], None]:
     """Have a transformers model materialise its weights, and return them. Returns the way back."""
-    configs = [
-        module.config
+    configs = {
+        id(module.config): module.config
         for module in model.modules()
         if isinstance(getattr(module, "config", None), PretrainedConfig)
-    ]
-    before = [(config, config._attn_implementation) for config in configs]
+    }  # each once, the outer ones first: what is set in them is set in the inner ones, too
+    before = [(config, config._attn_implementation) for config in configs.values()]
     with contextlib.suppress(ValueError, AttributeError):
         model.config.output_attentions = True
     _implementation(model, "eager")
