@@ -21,11 +21,14 @@ class Visible(NamedTuple):
     real: (batch or 1, keys) False for a key that nobody may attend to, i.e. padding; None when all are real.
     offset: the position among the keys at which query 0 stands.
     ahead: whether a query may attend to a key after its own; None when one query alone cannot tell.
+    aligned: whether that is where the queries stand. Pooled queries, pooled keys, and blocks that read their
+        neighbours have no such place.
     """
 
     real: Tensor | None
     offset: int
     ahead: bool | None
+    aligned: bool = True
 
 
 def without_dead_rows(call: Call) -> Call:
@@ -41,6 +44,13 @@ def visible(call: Call) -> Visible:
 
     A cache that was made longer than it is filled has hidden keys at its end: queries stand before them.
     """
+    look = _look_at_call(call)
+    if call.queries == call.keys or not (call.blocked or look.ahead):
+        return look
+    return Visible(look.real, call.keys - call.queries, True, aligned=False)
+
+
+def _look_at_call(call: Call) -> Visible:
     queries, keys = call.queries, call.keys
     if call.scores is not None:
         left = call.sinks[0]
@@ -52,6 +62,22 @@ def visible(call: Call) -> Visible:
             real = torch.arange(keys, device=mask.lengths.device) < mask.lengths[:, None]
         return Visible(real, keys - queries, None if queries == 1 else _looks_ahead(mask))
     return _look_at(mask, queries, keys, call.value.device)
+
+
+def told(call: Call, look: Visible) -> Tensor | None:
+    """Let the site of a call know what the call tells of its kind; which queries are no padding.
+
+    (batch or 1, queries) on the device of the call, or None when every query counts.
+    """
+    site = call.site
+    if site.cross is None and call.queries > 1:
+        site.cross = call.queries != call.keys and bool(look.ahead)
+    site.ahead |= bool(look.ahead)
+    site.causal |= look.ahead is False
+    site.cached |= call.queries < call.keys and not site.cross
+    if look.real is None or site.cross or look.offset < 0:
+        return None
+    return look.real[:, look.offset : look.offset + call.queries].to(call.output.device)
 
 
 def _look_at(mask: Mask, queries: int, keys: int, device: torch.device) -> Visible:

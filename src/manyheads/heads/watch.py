@@ -19,7 +19,7 @@ from manyheads.heads.missed import missed
 from manyheads.heads.sites import Site
 from manyheads.heads.table import HeadTable, Row
 from manyheads.heads.tally import Tally
-from manyheads.heads.visible import Visible, visible, without_dead_rows
+from manyheads.heads.visible import Visible, told, visible, without_dead_rows
 
 
 def watch(
@@ -144,19 +144,12 @@ class Watch:
                 else "the model was not run while watched"
             )
             raise ValueError(f"watch: {ran}{unseen}")
-        original: Mapping[str, Sequence[int]] = getattr(self.model, "original_heads", None) or {}
-        rows: list[Row] = []
         sums: dict[str, list[Tensor]] = {}
         tokens: list[Tensor] = []
         profiles: dict[str, dict[str, Tensor]] = {}
         with self._lock:
             for site in self.sites:
                 tally = self._tallies[site.name]
-                before = original.get(site.name, range(site.heads))
-                rows += [
-                    Row(site.name, site.layer, h, before[h], site.kv_heads[h], site.kind)
-                    for h in range(site.heads)
-                ]
                 tokens.append(tally.tokens.cpu())
                 for name, value in tally.sums.items():
                     foreign = site.kind == "cross" and name in OF_ONE_SEQUENCE
@@ -164,6 +157,7 @@ class Watch:
                 if tally.profiles is not None:
                     profiles[site.name] = {name: value.cpu() for name, value in tally.profiles.items()}
         joined = {name: torch.cat(values, 1) for name, values in sums.items()}
+        rows = rows_of(self.model, self.sites)
         return HeadTable(rows, torch.cat(tokens), joined, self._fingerprint, profiles)
 
     def _see(self, call: Call) -> None:
@@ -178,22 +172,15 @@ class Watch:
             call = without_dead_rows(call)
             look = self._look(call)
             site = call.site
-            if site.cross is None and call.queries > 1:
-                site.cross = call.queries != call.keys and bool(look.ahead)
-            site.ahead |= bool(look.ahead)
-            site.causal |= look.ahead is False
-            site.cached |= call.queries < call.keys and not site.cross
+            own = told(call, look)
             features = self._features(call)
-            own = None  # (batch, queries): False for padding
-            if look.real is not None and not site.cross and look.offset >= 0:
-                own = look.real[:, look.offset : look.offset + call.queries].to(call.output.device)
             columns = None if features is None else features[1]
             received = self._profiles and self._which == "full"  # then nothing must come from padding
             found = measure(call, look, self._which, columns, own if received else None)
             counted = found["keys"] > 0
             if own is not None:
                 counted = counted & own.unsqueeze(1)
-            values = {name: found[name] for name in self._metrics}
+            values = {name: found[name] for name in self._metrics if name in found}
             if features is not None:
                 values |= dict(zip(features[0], found["features"].unbind(-1), strict=True))
             with self._lock:
@@ -246,6 +233,27 @@ class Watch:
             names = [*self._metrics, *self._tokens, *self._segments]
             tally = self._tallies[site.name] = Tally(names, site.heads, device, self._profiles)
         return tally
+
+
+def rows_of(model: nn.Module, sites: Iterable[Site]) -> list[Row]:
+    """The rows of a table of these sites: one for each head, with its number before the model was cut.
+
+    >>> [row.head for row in rows_of(nn.Identity(), [Site("attn", layer=0, heads=2, kv_heads=(0, 0))])]
+    [0, 1]
+    """
+    original: Mapping[str, Sequence[int]] = getattr(model, "original_heads", None) or {}
+    return [
+        Row(
+            site.name,
+            site.layer,
+            h,
+            original.get(site.name, range(site.heads))[h],
+            site.kv_heads[h],
+            site.kind,
+        )
+        for site in sites
+        for h in range(site.heads)
+    ]
 
 
 def fingerprint(model: nn.Module) -> str:
