@@ -15,7 +15,7 @@ import transformers as hf
 from torch import distributed, nn
 
 import manyheads as mh
-from manyheads import cli, inspect_command, inspection
+from manyheads import cli, inspection, models
 from manyheads.heads.watch import Watch
 from manyheads.inspection import Counted, inspect, together
 
@@ -299,9 +299,7 @@ def test_the_command_with_no_model_reads_our_own_text(here, monkeypatch, capsys)
 
 
 def test_the_command_interrupted(here, monkeypatch, capsys):
-    monkeypatch.setattr(
-        inspect_command, "load", lambda name, load=inspect_command.load: interrupted(load(name))
-    )
+    monkeypatch.setattr(models, "load", lambda name, load=models.load: interrupted(load(name)))
 
     def interrupted(loaded):
         interrupt_at(loaded.model, 3, signal.SIGINT)

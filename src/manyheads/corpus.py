@@ -244,6 +244,31 @@ def images(
     return Corpus(path, "images", [each] * len(files), make, batch_tokens)
 
 
+def choose(
+    loaded: Loaded,
+    text_file: str | None,
+    image_folder: str | None,
+    token_file: str | None,
+    max_length: int | None,
+    limit: int | None,
+    batch_tokens: int,
+) -> Corpus:
+    """The corpus that a command was asked for: one of --text, --images and --tokens, or a text of our own."""
+    named = {"--text": text_file, "--images": image_folder, "--tokens": token_file}
+    given = [name for name, path in named.items() if path is not None]
+    if len(given) > 1:
+        raise ValueError(f"got {' and '.join(given)}; expected one of --text, --images and --tokens")
+    for name, number in (("max-length", max_length), ("limit", limit), ("batch-tokens", batch_tokens)):
+        if number is not None and number < 1:
+            raise ValueError(f"{name}: got {number}; expected 1 or more")
+    if image_folder is not None:
+        return images(loaded, image_folder, limit=limit, batch_tokens=batch_tokens)
+    lengths: Any = {"max_length": max_length, "limit": limit, "batch_tokens": batch_tokens}
+    if token_file is not None:
+        return tokens(loaded, token_file, **lengths)
+    return text(loaded, text_file, **lengths)
+
+
 def _of_ids(
     loaded: Loaded,
     sequences: list[array[int]],

@@ -212,3 +212,24 @@ def test_damaged_files(tmp_path: Path, content: str, ending: str) -> None:
 def test_unknown_columns_are_listed(table: HeadTable) -> None:
     with pytest.raises(KeyError, match="no column 'colour'; there are site, layer"):
         table["colour"]
+
+
+def test_labels_and_matrices_survive_a_file(tmp_path: Path) -> None:
+    sums = {"entropy": torch.ones(3, HEADS)}
+    words = {"roles": ["induction", "", "sink, previous"]}
+    table = HeadTable(ROWS, torch.ones(HEADS), sums, "model", labels=words)
+    assert table.columns[6:8] == ["roles", "tokens"]
+    assert next(iter(table))["roles"] == "induction"
+    for name in ("heads.json", "heads.csv"):
+        table.save(tmp_path / name)
+        assert HeadTable.load(tmp_path / name).labels == words
+    pairs = torch.arange(HEADS**2, dtype=torch.float64).view(HEADS, HEADS)
+    table.matrices["js"] = pairs
+    table.save(tmp_path / "heads.json")
+    assert torch.equal(HeadTable.load(tmp_path / "heads.json").matrices["js"], pairs)
+    with pytest.raises(ValueError, match=r"matrices can only be kept in \.json"):
+        table.save(tmp_path / "heads.csv")
+    with pytest.raises(ValueError, match="expected 3 words, got 2"):
+        HeadTable(ROWS, torch.ones(HEADS), sums, labels={"roles": ["", ""]})
+    with pytest.raises(ValueError, match=r"expected shape \(3, 3\)"):
+        HeadTable(ROWS, torch.ones(HEADS), sums, matrices={"js": torch.ones(3, 2)})

@@ -34,8 +34,8 @@ def save(table: HeadTable, path: str | PathLike[str]) -> None:
     """
     path = Path(path)
     kind = _kind(path)
-    if kind != ".json" and table.profiles:
-        raise ValueError(f"{path.name}: profiles by position can only be kept in .json")
+    if kind != ".json" and (table.profiles or table.matrices):
+        raise ValueError(f"{path.name}: profiles and matrices can only be kept in .json; save it as one")
     if kind == ".json":
         _write(path, json.dumps(_as_json(table), indent=1).encode())
         return
@@ -116,7 +116,8 @@ def _as_json(table: HeadTable) -> dict[str, Any]:
     document = {
         "format": _FORMAT, "version": _VERSION, "model": table.model, "columns": list(Row._fields),
         "rows": [list(row) for row in table.rows], "tokens": table.tokens.tolist(), "sums": sums,
-        "profiles": profiles,
+        "profiles": profiles, "labels": table.labels,
+        "matrices": {name: matrix.tolist() for name, matrix in table.matrices.items()},
     }  # fmt: skip
     plain: dict[str, Any] = _finite(document)
     return plain
@@ -144,7 +145,9 @@ def _from_json(document: Any) -> HeadTable:
         for site, found in document["profiles"].items()
     }
     rows = [Row(*row) for row in document["rows"]]
-    return HeadTable(rows, _numbers(document["tokens"]), sums, document["model"], profiles)
+    matrices = {name: _numbers(matrix) for name, matrix in document.get("matrices", {}).items()}
+    labels = document.get("labels", {})
+    return HeadTable(rows, _numbers(document["tokens"]), sums, document["model"], profiles, labels, matrices)
 
 
 def _numbers(value: Any) -> torch.Tensor:
@@ -156,7 +159,8 @@ def _numbers(value: Any) -> torch.Tensor:
 
 def _flat(table: HeadTable) -> dict[str, list[Any]]:
     """Columns for people first, then the sums that make merging exact, and the model on each row."""
-    columns = {c: table[c] if c in Row._fields else table[c].tolist() for c in table.columns}
+    known = {c: table[c] for c in table.columns}
+    columns = {c: x.tolist() if isinstance(x, torch.Tensor) else x for c, x in known.items()}
     for name in table.metrics:
         for part, values in zip(_PARTS, table.sums[name].tolist(), strict=True):
             columns[f"{name}_{part}"] = values
@@ -166,6 +170,8 @@ def _flat(table: HeadTable) -> dict[str, list[Any]]:
 def _from_flat(columns: dict[str, list[Any]]) -> HeadTable:
     whole = {"layer", "head", "original_head", "kv_head"}
     keys = [[int(x) if c in whole else str(x) for x in columns[c]] for c in Row._fields]
+    before = list(columns)[: list(columns).index("tokens")]
+    labels = {c: [str(x) for x in columns[c]] for c in before if c not in Row._fields}
     names = [c.removesuffix("_squares") for c in columns if c.endswith("_squares")]
     sums = {name: [[float(x) for x in columns[f"{name}_{part}"]] for part in _PARTS] for name in names}
     tokens = [float(x) for x in columns["tokens"]]
@@ -174,4 +180,5 @@ def _from_flat(columns: dict[str, list[Any]]) -> HeadTable:
         raise ValueError("its rows are of several models")
     tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}
     rows = [Row(*key) for key in zip(*keys, strict=True)]
-    return HeadTable(rows, torch.tensor(tokens, dtype=torch.float64), tensors, str(models.pop()))
+    counts = torch.tensor(tokens, dtype=torch.float64)
+    return HeadTable(rows, counts, tensors, str(models.pop()), labels=labels)

@@ -43,6 +43,8 @@ class HeadTable:
     sums: for each metric its count, sum and sum of squares over queries (or batches), (3, heads) in float64.
     model: a fingerprint; tables of different models do not merge.
     profiles: for each site, for each metric its count and sum by position, (2, heads, positions).
+    labels: text columns, a list as long as the rows each: ``roles``, ``twin``. `merge` leaves them out.
+    matrices: numbers for each pair of heads, (heads, heads): ``js``, ``cka``. `merge` leaves them out, too.
 
     Examples
     --------
@@ -63,6 +65,8 @@ class HeadTable:
     sums: dict[str, Tensor]
     model: str = ""
     profiles: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    labels: dict[str, list[str]] = field(default_factory=dict)
+    matrices: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rows = [Row(*row) for row in self.rows]
@@ -73,6 +77,13 @@ class HeadTable:
                 raise ValueError(
                     f"sums[{name!r}]: expected shape (3, {len(self.rows)}), got {tuple(value.shape)}"
                 )
+        for name, words in self.labels.items():
+            if len(words) != len(self.rows):
+                raise ValueError(f"labels[{name!r}]: expected {len(self.rows)} words, got {len(words)}")
+        square = (len(self.rows), len(self.rows))
+        for name, matrix in self.matrices.items():
+            if matrix.shape != square:
+                raise ValueError(f"matrices[{name!r}]: expected shape {square}, got {tuple(matrix.shape)}")
         heads = {(row.site, row.head) for row in self.rows}
         if len(heads) < len(self.rows):
             raise ValueError("rows: the same head of the same site appears twice")
@@ -85,15 +96,18 @@ class HeadTable:
     @property
     def columns(self) -> list[str]:
         """The names of all columns."""
-        return [*Row._fields, "tokens", *(column for name in self.metrics for column in (name, f"{name}_se"))]
+        numbers = (column for name in self.metrics for column in (name, f"{name}_se"))
+        return [*Row._fields, *self.labels, "tokens", *numbers]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, column: str) -> Any:
-        """A column: a list for the keys, a float64 tensor (rows,) for numbers."""
+        """A column: a list for keys and labels, a float64 tensor (rows,) for numbers."""
         if column in Row._fields:
             return [getattr(row, column) for row in self.rows]
+        if column in self.labels:
+            return self.labels[column]
         if column == "tokens":
             return self.tokens
         name = column.removesuffix("_se")
@@ -108,7 +122,8 @@ class HeadTable:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The rows as dictionaries."""
-        values = {c: self[c] if c in Row._fields else self[c].tolist() for c in self.columns}
+        columns = {c: self[c] for c in self.columns}
+        values = {c: x.tolist() if isinstance(x, Tensor) else x for c, x in columns.items()}
         for i in range(len(self)):
             yield {column: values[column][i] for column in values}
 

@@ -1,51 +1,92 @@
-"""What ``manyheads inspect`` does: a model and a corpus by name, a progress bar, a summary, files."""
+"""``manyheads inspect``: a model and a corpus by name, a progress bar, a summary, files."""
 
 from __future__ import annotations
 
-import json
+import json as json_format
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from manyheads import corpus
-from manyheads.corpus import Corpus
-from manyheads.inspection import (
-    Counted,
-    count,
-    finished,
-    one_interruption,
-    prepare,
-    processes,
-    rank,
-    together,
-    write,
-)
-from manyheads.models import Loaded, load
-from manyheads.view.summary import summary, summary_text
+if TYPE_CHECKING:
+    from manyheads.corpus import Corpus
+    from manyheads.inspection import Counted
+
+
+def inspect(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A folder, a hub name, or package.module:factory; without it, the embedded MiniLM."
+        ),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="A text file, one text a line; - reads standard input.")
+    ] = None,
+    images: Annotated[str | None, typer.Option(help="A folder of pictures.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Token ids in a NumPy file: (sequences, length) or (length,).")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Cut longer sequences into pieces of this many tokens.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Read only so many texts, pictures or sequences.")] = None,
+    batch_tokens: Annotated[int, typer.Option(help="How many tokens run through the model at once.")] = 4096,
+    out: Annotated[Path, typer.Option(help="The folder for the results; made if it is not there.")] = Path(
+        "out/inspect"
+    ),
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """What every head of a model does on a corpus: exact, at any length, under the model's fast kernels.
+
+    Prints a map of layers and heads and the heads that stand out; writes heads.json, heads.csv and
+    summary.txt. Ctrl-C keeps what was counted so far. To use several processes, write
+    `torchrun --nproc-per-node 2 -m manyheads inspect ...`; `accelerate launch` works as well.
+    """
+    code = run(
+        model,
+        out,
+        text=text,
+        images=images,
+        tokens=tokens,
+        max_length=max_length,
+        limit=limit,
+        batch_tokens=batch_tokens,
+        machine=json,
+    )
+    raise typer.Exit(code)
 
 
 def run(
     model: str | None,
     out: Path,
     *,
-    text: str | None = None,
-    images: str | None = None,
-    tokens: str | None = None,
-    max_length: int | None = None,
-    limit: int | None = None,
-    batch_tokens: int = corpus.BATCH_TOKENS,
-    machine: bool = False,
+    text: str | None,
+    images: str | None,
+    tokens: str | None,
+    max_length: int | None,
+    limit: int | None,
+    batch_tokens: int,
+    machine: bool,
 ) -> int:
     """Count, tell, write; the exit code: 0, or 130 when Ctrl-C ended it early."""
     console, errors = Console(), Console(stderr=True)
     with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
+        from manyheads.corpus import choose
+        from manyheads.inspection import count, finished, one_interruption, prepare, processes, rank, together
+        from manyheads.models import load
+
+        if text == "-" and processes() > 1:
+            raise ValueError(
+                "text: several processes cannot share standard input; expected a file: save the text"
+            )
         loaded = load(model)
         read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens)
     prepare(out)
@@ -67,40 +108,13 @@ def run(
         return 130 if counted.stopped else 0
 
 
-def choose(
-    loaded: Loaded,
-    text: str | None,
-    images: str | None,
-    tokens: str | None,
-    max_length: int | None,
-    limit: int | None,
-    batch_tokens: int,
-) -> Corpus:
-    """The corpus that was asked for: one of text, images and tokens, or a text of our own."""
-    given = [
-        name for name, x in (("--text", text), ("--images", images), ("--tokens", tokens)) if x is not None
-    ]
-    if len(given) > 1:
-        raise ValueError(f"got {' and '.join(given)}; expected one of --text, --images and --tokens")
-    for name, number in (("max-length", max_length), ("limit", limit), ("batch-tokens", batch_tokens)):
-        if number is not None and number < 1:
-            raise ValueError(f"{name}: got {number}; expected 1 or more")
-    if text == "-" and processes() > 1:
-        raise ValueError(
-            "text: several processes cannot share standard input; expected a file: save the text"
-        )
-    if images is not None:
-        return corpus.images(loaded, images, limit=limit, batch_tokens=batch_tokens)
-    lengths: Any = {"max_length": max_length, "limit": limit, "batch_tokens": batch_tokens}
-    if tokens is not None:
-        return corpus.tokens(loaded, tokens, **lengths)
-    return corpus.text(loaded, text, **lengths)
-
-
 def _tell_and_write(
     counted: Counted, name: str, read: Corpus, out: Path, console: Console, machine: bool
 ) -> None:
     """On the terminal first: what cannot be written is not lost."""
+    from manyheads.inspection import write
+    from manyheads.view.summary import summary, summary_text
+
     assert counted.table is not None
     rate = counted.units / max(counted.seconds, 1e-9)
     title = (
@@ -129,7 +143,7 @@ def _tell_and_write(
 def as_json(counted: Counted, name: str, read: Corpus, out: Path) -> str:
     """What was counted for machines: one JSON object, with a row for each head; null where nothing counts."""
     assert counted.table is not None
-    return json.dumps(
+    return json_format.dumps(
         {
             "model": name,
             "fingerprint": counted.table.model,

@@ -1,0 +1,75 @@
+"""The ``manyheads`` command. Each verb is a file here: its options on top, then one call into the library.
+
+What needs torch is imported inside functions, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Annotated
+
+import typer
+
+import manyheads
+from manyheads.cli.demo import demo
+from manyheads.cli.inspect import inspect
+
+app = typer.Typer(
+    name="manyheads",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Build, see, measure and cut the attention heads of any transformer.
+
+A transformer looks at its input through many small attention heads.
+This command shows what they do, on real models and without a network.
+In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
+
+[bold]Examples[/bold]
+
+  manyheads demo
+      follow one sentence through a real sentence encoder, head by head
+
+  manyheads demo --sentence "Heads share the work." --out pictures
+      the same with your sentence, the picture of all heads in pictures/
+
+  manyheads inspect MODEL --text corpus.txt
+      what every head of a model does on your text, counted exactly
+""",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"manyheads {manyheads.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+for verb in (demo, inspect):
+    app.command()(verb)
+
+
+def main() -> None:
+    """Run the command; a mistake of the user is one sentence on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character still gets the rest
+    try:
+        app()
+    except (ValueError, ImportError, OSError) as error:
+        typer.echo(f"manyheads: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,42 @@
+"""``manyheads demo``: one sentence through the embedded MiniLM, every step shown."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SENTENCE = "The animal did not cross the street because it was too tired."
+
+
+def demo(
+    sentence: Annotated[str, typer.Option(help="What to send through the model.")] = SENTENCE,
+    out: Annotated[Path, typer.Option(help="The folder for the picture; made if it is not there.")] = Path(
+        "out/demo"
+    ),
+) -> None:
+    """Follow a sentence through the heads of MiniLM, a real sentence encoder of 6 layers with 12 heads each.
+
+    Prints every step with its shape and a few of its numbers: tokens, ids, embedding, positions, each head's
+    queries, keys and values, its attention map, concatenation, output projection, sentence embedding. Writes
+    a picture of all 72 maps. The attention is computed by this package, and held against MiniLM's own.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from rich.console import Console
+
+    console, progress = Console(), Console(stderr=True)
+    with progress.status("Loading torch and the embedded MiniLM"):
+        from manyheads.embedded import load
+        from manyheads.view.pipeline import pipeline
+
+        way = pipeline(*load(), sentence)
+    from manyheads.view.figure import draw
+    from manyheads.view.terminal import tell
+
+    tell(way, console)
+    path = out / "heads.png"
+    with progress.status("Drawing all maps"):
+        draw([layer.seen for layer in way.layers], way.tokens, path, way.text)
+    console.print(f"\nAll {sum(len(layer.seen) for layer in way.layers)} maps: {path}", soft_wrap=True)
