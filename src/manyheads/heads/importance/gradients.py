@@ -1,0 +1,40 @@
+"""Importance from one backward pass for all heads: `fisher` and `gradient`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from manyheads.heads.importance.observe import Sums, gate_gradients, moved, observed
+from manyheads.heads.importance.outputs import directions
+from manyheads.heads.importance.task import Task
+from manyheads.heads.table import HeadTable
+
+DRAWS = 1
+
+
+def fisher(task: Task, draws: int = DRAWS) -> HeadTable:
+    """What silencing each head would change, predicted to second order from gradients; no labels.
+
+    The gradient of a distance between a model and itself is zero, so its curvature is what counts: with j the
+    derivative of the output by a head's gate, half of j F j, where F is the Fisher information of the
+    output's distribution (or the tangent space of the sphere, for embeddings). F is the mean square of random
+    directions, so each backward pass along one of them estimates all heads at once. In the unit of
+    `leave_one_out` without a loss.
+    """
+    sums = Sums()
+    generator = torch.Generator().manual_seed(task.seed)
+    with observed(task.model) as observer:
+        for batch in moved(task.batches, observer.device):
+            forward = observer.forward(batch, gradients=True)
+            squares: dict[str, Tensor] = {}
+            for left in reversed(range(draws)):
+                drawn = directions(forward.output, generator)
+                found = gate_gradients(forward.heads, forward.output.value, drawn, again=left > 0)
+                for site, gradient in found.items():
+                    # one row for several sequences is the sum over them of what is independent
+                    square = gradient**2 * (len(gradient) / len(drawn) / 2 / draws)
+                    squares[site] = squares[site] + square if site in squares else square
+            sums.add(squares)
+            task.step(1.0)
+        return observer.table(sums.found)

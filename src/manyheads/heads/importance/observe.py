@@ -1,0 +1,256 @@
+"""Running a model on a batch while its heads' outputs are seen, with gradients, or with some silenced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.heads.calls import Call
+from manyheads.heads.importance.outputs import Output, read
+from manyheads.heads.intercept import Interceptor
+from manyheads.heads.maps import run
+from manyheads.heads.sites import Site
+from manyheads.heads.table import HeadTable
+from manyheads.heads.visible import told, visible
+from manyheads.heads.watch import fingerprint, rows_of
+
+
+@dataclass(eq=False)
+class Forward:
+    """One run of a model.
+
+    Attributes
+    ----------
+    result: what the model returned.
+    output: that, read as logits or embeddings.
+    heads: for each site the outputs of its heads, (batch, heads, queries, d_value) each, several where the
+        model made its attention in pieces.
+    """
+
+    result: Any
+    output: Output
+    heads: dict[str, list[Tensor]]
+
+
+class Observer:
+    """Sees the heads of a model at work. Made by `observed`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.tokens: dict[str, int] = {}  # queries counted, by site
+        self._interceptor = Interceptor(model, self._see)
+        self._silent: tuple[str, tuple[int, ...]] | None = None
+        self._mark: Callable[[str], None] | None = None
+        self._gradients = False
+        self._heads: dict[str, list[Tensor]] = {}
+        self._real: Tensor | None = None
+
+    @property
+    def sites(self) -> list[Site]:
+        """The sites seen so far, in the order of their first call."""
+        return list(self._interceptor.sites.by_name.values())
+
+    def forward(
+        self, batch: Any, gradients: bool = False, mark: Callable[[str], None] | None = None
+    ) -> Forward:
+        """Run the model and see its heads.
+
+        With ``gradients`` the output can be differentiated by them; ``mark`` is told each site when its
+        attention is called.
+        """
+        self._heads, self._real, self._gradients, self._mark = {}, None, gradients, mark
+        with torch.set_grad_enabled(gradients):
+            result = self._run(batch)
+            output = self.output(result)
+        if not self._heads:
+            raise ValueError(
+                "model: no attention was seen in it; expected a transformer whose attention is made of torch "
+                "functions"
+            )
+        if gradients and not output.value.requires_grad:
+            raise ValueError(
+                "model: its output has no gradient (is its forward under torch.no_grad, or quantised?); take "
+                "method='leave-one-out', which needs none"
+            )
+        return Forward(result, output, self._heads)
+
+    def without(self, batch: Any, site: str, *heads: int) -> Any:
+        """What the model returns with these heads of a site silenced, without gradients."""
+        self._silent = site, heads
+        try:
+            with torch.no_grad():
+                return self._run(batch)
+        finally:
+            self._silent = None
+
+    def output(self, result: Any) -> Output:
+        """What the model returned, read with the padding of the last `forward`."""
+        return read(result, self.model, self._real)
+
+    def table(self, sums: Mapping[str, Mapping[str, Tensor]]) -> HeadTable:
+        """A table of sums (3, heads) by column and site; sites that were never summed count nothing."""
+        tokens = [self.tokens.get(site.name, 0) for site in self.sites for _ in range(site.heads)]
+        empty = {site.name: torch.zeros(3, site.heads, dtype=torch.float64) for site in self.sites}
+        joined = {
+            column: torch.cat([found.get(name, empty[name]) for name in empty], 1)
+            for column, found in sums.items()
+        }
+        return HeadTable(
+            rows_of(self.model, self.sites), torch.tensor(tokens), joined, fingerprint(self.model)
+        )
+
+    def _run(self, batch: Any) -> Any:
+        try:
+            return run(self.model, batch)
+        except Exception as error:
+            said = (str(error).strip().splitlines() or [""])[0][:300]
+            raise ValueError(
+                f"batches: the model failed on one of {shapes(batch)} ({type(error).__name__}: {said}); "
+                "expected what it can run: other names, shorter sequences, other ids"
+            ) from error
+
+    def _see(self, call: Call) -> Tensor | None:
+        name = call.site.name
+        if self._silent is not None:
+            if name != self._silent[0] or not self._silent[1]:
+                return None
+            gate = call.output.new_ones(call.site.heads)
+            gate[list(self._silent[1])] = 0.0
+            return call.output * gate[:, None, None]
+        if self._mark is not None:
+            self._mark(name)
+        self._count(call)
+        output = call.output
+        if self._gradients and not output.requires_grad:
+            output = output.detach().requires_grad_()  # the first layer: nothing before it has a gradient
+        self._heads.setdefault(name, []).append(output)
+        # a copy: a model may change what it gets in place
+        return output.clone() if output is not call.output else None
+
+    def _count(self, call: Call) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            own = told(call, visible(call))  # (batch or 1, queries), False for padding
+            if not call.site.cross:
+                self._real = None if own is None else own.expand(call.output.shape[0], -1)
+            queries = call.output.shape[0] * call.queries if own is None else int(self._real.sum())
+        if not call.again:
+            self.tokens[call.site.name] = self.tokens.get(call.site.name, 0) + queries
+
+
+@contextmanager
+def observed(model: nn.Module) -> Iterator[Observer]:
+    """A context in which a model runs in eval mode, its parameters need no gradient, and its heads are seen.
+
+    >>> layer = nn.TransformerEncoderLayer(6, nhead=2, dim_feedforward=5, batch_first=True)
+    >>> with observed(layer) as observer:
+    ...     forward = observer.forward(torch.randn(3, 5, 6), gradients=True)
+    >>> forward.output.value.shape, forward.heads["self_attn"][0].shape
+    (torch.Size([3, 6]), torch.Size([3, 2, 5, 3]))
+    """
+    observer = Observer(model)
+    training = {module: module.training for module in model.modules()}
+    needed = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        model.eval()
+        for parameter in needed:
+            parameter.requires_grad_(False)
+        with observer._interceptor:
+            yield observer
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+        for parameter in needed:
+            parameter.requires_grad_(True)
+
+
+def gate_gradients(
+    heads: Mapping[str, list[Tensor]], value: Tensor, weights: Tensor, again: bool = False
+) -> dict[str, Tensor]:
+    """The gradient of each head's gate, for each sequence: {site: (batch, heads)} in float64.
+
+    A gate g multiplies the head's output o, so d value / d g = sum over tokens of (d value / d o) . o.
+    Where a model folds other things into the batch (windows, pieces), the sequences cannot be told apart and
+    one row (1, heads) is the gradient of a gate for all of them.
+
+    Parameters
+    ----------
+    heads: the outputs of the heads, from `Observer.forward`.
+    value: what is differentiated, with a batch as its first axis.
+    weights: shaped like it: the gradient of value . weights is taken.
+    again: keep the graph for another call.
+    """
+    outputs = [output for found in heads.values() for output in found]
+    gradients = iter(torch.autograd.grad(value, outputs, weights, retain_graph=again, allow_unused=True))
+    found: dict[str, Tensor] = {}
+    for site, pieces in heads.items():
+        total: Any = 0.0
+        for output in pieces:
+            gradient = next(gradients)
+            part = torch.zeros_like(output) if gradient is None else gradient * output.detach()
+            part = part.sum((2, 3), dtype=torch.float64)
+            total = total + (
+                part if len(pieces) == 1 and len(part) == len(value) else part.sum(0, keepdim=True)
+            )
+        found[site] = total.cpu()
+    return found
+
+
+@dataclass(eq=False)
+class Sums:
+    """Count, sum and sum of squares of each head's values, by column and site."""
+
+    found: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    def add(self, values: Mapping[str, Tensor], column: str = "importance") -> None:
+        """Count values {site: (units, heads)}; a unit is a sequence, or a batch."""
+        for site, value in values.items():
+            value = value.double().cpu()
+            parts = torch.stack([torch.ones_like(value).sum(0), value.sum(0), value.pow(2).sum(0)])
+            mine = self.found.setdefault(column, {})
+            mine[site] = mine[site] + parts if site in mine else parts
+
+
+def moved(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    """The batches on the model's device; raises when there are none."""
+    empty = True
+    for batch in batches:
+        empty = False
+        yield _moved(batch, device)
+    if empty:
+        raise ValueError("batches: expected at least one, got none")
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {name: _moved(item, device) for name, item in batch.items()}
+    return tuple(_moved(item, device) for item in batch) if isinstance(batch, tuple | list) else batch
+
+
+def tensors(batch: Any) -> dict[str, Tensor]:
+    """The tensors of a batch by name, or by number."""
+    if isinstance(batch, Tensor):
+        return {"0": batch}
+    named = (
+        batch.items()
+        if isinstance(batch, Mapping)
+        else enumerate(batch)
+        if isinstance(batch, tuple | list)
+        else ()
+    )
+    return {str(name): item for name, item in named if isinstance(item, Tensor)}
+
+
+def shapes(batch: Any) -> str:
+    """What a batch holds, for messages."""
+    return (
+        ", ".join(f"{name} {tuple(item.shape)}" for name, item in tensors(batch).items())
+        or type(batch).__name__
+    )

@@ -1,0 +1,158 @@
+"""What a model's output is, and how far two outputs are apart.
+
+Logits are compared as distributions, by KL(full || other) in nats for each token; anything else as a
+direction, by 1 - cosine of the masked mean of the last hidden state. Both are zero where nothing changed and
+grow with the square of a small change, which is what makes them predictable from gradients: see `directions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """What a model said about each sequence.
+
+    Attributes
+    ----------
+    value: logits (batch, tokens, classes), where one token stands for a whole sequence that is classified;
+        or embeddings (batch, width).
+    real: (batch, tokens), False for padding; None for embeddings.
+    """
+
+    value: Tensor
+    real: Tensor | None
+
+    @property
+    def measure(self) -> str:
+        """What `difference` is, in words."""
+        if self.real is None:
+            return "1 - cosine of the mean hidden state"
+        return "KL(full || silenced) in nats a token"
+
+
+def read(result: Any, model: nn.Module, real: Tensor | None = None) -> Output:
+    """The output in what a model returned.
+
+    ``logits`` by name, or a tensor whose last axis is as wide as the model's vocabulary, are logits. Else it
+    is ``last_hidden_state``, or the first tensor there is: (batch, length, width), of which the mean over
+    real positions is taken, or (batch, width).
+
+    Parameters
+    ----------
+    result: a tensor, a tuple or a mapping, as the model returned it.
+    model: for the size of its vocabulary.
+    real: (batch, length), False for padding; used where it fits the output.
+
+    >>> read({"logits": torch.zeros(2, 5, 7)}, nn.Identity()).value.shape     # (batch, tokens, classes)
+    torch.Size([2, 5, 7])
+    >>> read(torch.ones(2, 5, 3), nn.Identity()).value.shape                  # (batch, width)
+    torch.Size([2, 3])
+    """
+    name, value = _first(result)
+    if not value.is_floating_point() or value.dim() < 2:
+        raise ValueError(
+            f"model: expected an output of numbers (batch, ..., width), got {value.dtype} "
+            f"{tuple(value.shape)}"
+        )
+    if name == "logits" or (name != "last_hidden_state" and value.shape[-1] in _vocabularies(model)):
+        if value.shape[-1] == 1:
+            return Output(value.flatten(1), None)
+        value = value.flatten(1, -2) if value.dim() > 2 else value.unsqueeze(1)
+        fits = real is not None and real.shape == value.shape[:2]
+        shown = real if fits else torch.ones(value.shape[:2], dtype=torch.bool, device=value.device)
+        return Output(value, shown)
+    if value.dim() == 2:
+        return Output(value, None)
+    if value.dim() > 3:  # pictures: channels first
+        return Output(value.flatten(2).mean(2), None)
+    if real is None or real.shape != value.shape[:2]:
+        return Output(value.mean(1), None)
+    weights = real.to(value).unsqueeze(2)
+    return Output((value * weights).sum(1) / weights.sum(1).clamp(min=1.0), None)
+
+
+def _first(result: Any) -> tuple[str, Tensor]:
+    if isinstance(result, Tensor):
+        return "", result
+    if isinstance(result, Mapping):
+        for name in ("logits", "last_hidden_state"):
+            if isinstance(result.get(name), Tensor):
+                return name, result[name]
+        result = list(result.values())
+    if isinstance(result, tuple | list):
+        for item in result:
+            if isinstance(item, Tensor):
+                return "", item
+    raise ValueError(
+        f"model: expected a tensor, or one among a tuple or a mapping, as its output, got "
+        f"{type(result).__name__}; wrap the model in a module that returns it"
+    )
+
+
+def _vocabularies(model: nn.Module) -> set[int]:
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    return {table.num_embeddings for table in tables} - {table.embedding_dim for table in tables}
+
+
+def difference(full: Output, other: Output) -> Tensor:
+    """How far each sequence's output is from the full model's: (batch,) in float64.
+
+    >>> full, other = Output(torch.tensor([[3.0, 4.0]]), None), Output(torch.tensor([[4.0, 3.0]]), None)
+    >>> difference(full, other)                                               # 1 - 24/25
+    tensor([0.0400], dtype=torch.float64)
+    """
+    if full.value.shape != other.value.shape:
+        raise ValueError(
+            f"model: its output changed from {tuple(full.value.shape)} to {tuple(other.value.shape)} when a "
+            "head was silenced; expected the same shape"
+        )
+    if full.real is None:
+        a, b = (nn.functional.normalize(output.value.double(), dim=-1) for output in (full, other))
+        return (a - b).pow(2).sum(-1) / 2
+    rows = zip(full.value, other.value, full.real, strict=True)
+    return torch.stack([_divergence(a[real], b[real]).mean() for a, b, real in rows])
+
+
+def _divergence(full: Tensor, other: Tensor) -> Tensor:
+    """KL(full || other) of logits (tokens, classes) in float64 (tokens,).
+
+    With the change of the logits centred under p, KL = log sum p exp(change) = log1p(sum p (exp(change) - 1
+    - change)): a sum of numbers of one sign, so small divergences keep their digits in float32.
+    """
+    dtype = torch.promote_types(full.dtype, torch.float32)
+    p = full.to(dtype).softmax(-1)
+    change = torch.where(p > 0, other.to(dtype) - full.to(dtype), 0.0)
+    change = change - (p * change).sum(-1, keepdim=True)
+    return (p * (torch.expm1(change) - change)).sum(-1).double().log1p()
+
+
+def directions(output: Output, generator: torch.Generator) -> Tensor:
+    """A random gradient for the output, shaped like its value, such that half the square of what it finds is
+    on average the `difference` that a small change makes.
+
+    For logits: log p of tokens drawn from the model's own distribution p, the direction whose square has the
+    Fisher information as its mean. For embeddings: a normal direction in the tangent space of the sphere.
+
+    >>> directions(Output(torch.tensor([[3.0, 0.0]]), None), torch.Generator().manual_seed(0))
+    tensor([[ 0.0000, -0.0978]])
+    """
+    value = output.value.detach()
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    if output.real is None:
+        length = value.to(dtype).norm(dim=-1, keepdim=True)
+        along = value.to(dtype) / length
+        drawn = torch.randn(value.shape, generator=generator, dtype=dtype).to(value.device)
+        return ((drawn - (drawn * along).sum(-1, keepdim=True) * along) / length).to(value.dtype)
+    p = value.to(dtype).softmax(-1)
+    drawn = torch.rand(*p.shape[:2], 1, generator=generator, dtype=dtype).to(value.device)
+    chosen = (p.cumsum(-1) < drawn * p.sum(-1, keepdim=True)).sum(-1, keepdim=True).clamp(max=p.shape[-1] - 1)
+    weights = output.real.to(dtype) / output.real.sum(1, keepdim=True).clamp(min=1).sqrt()
+    found = p.neg_().scatter_add_(-1, chosen, torch.ones_like(drawn))
+    return (found * weights.unsqueeze(-1)).to(value.dtype)

@@ -1,0 +1,105 @@
+"""Running a model again from the middle: what was computed before a place is given back, not computed again.
+
+While the full model runs, `Recording` keeps the output of every module call that was complete when the
+attention at some site began. To change a head at that site, the model is run once more and each of those
+calls returns what it returned before. Nothing is assumed about the model but that a module called again with
+the same input gives the same output; whoever uses this compares once, and goes without where that fails.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+
+class _Call:
+    """One call of a module: what was called inside it, and what it returned."""
+
+    __slots__ = ("children", "module", "output")
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.children: list[_Call] = []
+        self.output: Any = None
+
+
+class Recording:
+    """What the modules of a model returned in one forward.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 5))
+    >>> recording = Recording(model)
+    >>> import torch
+    >>> x = torch.ones(1, 2)
+    >>> with recording.recorded():
+    ...     mark = model[1].register_forward_pre_hook(lambda *_: recording.mark("here"))
+    ...     y = model(x)
+    >>> with recording.given_back("here"):                                    # the first layer does not run
+    ...     model(torch.zeros(1, 2)).equal(y)
+    True
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._open: list[_Call] = []
+        self._before: dict[str, list[_Call]] = {}
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """A context for one forward of the model."""
+        self._open, self._before = [], {}
+        modules = list(self._model.modules())
+        handles = [module.register_forward_pre_hook(self._begin) for module in modules]
+        handles += [module.register_forward_hook(self._end) for module in modules]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._open = []
+
+    def mark(self, site: str) -> None:
+        """Say that the attention of a site is being called."""
+        if self._open and site not in self._before:
+            self._before[site] = [call for opened in self._open for call in opened.children]
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self._open.append(_Call(module))
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        call = self._open.pop()
+        call.output, call.children = output, []  # a site inside it has taken those that it needs
+        if self._open:
+            self._open[-1].children.append(call)
+
+    @contextmanager
+    def given_back(self, site: str) -> Iterator[None]:
+        """A context for one forward, in which the calls that were complete when the attention of a site was
+        called return what they returned then.
+        """
+        waiting = deque(self._before.get(site, ()))
+
+        def returning(module: nn.Module) -> Callable[..., Any]:
+            computed = module.forward
+
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                if waiting and waiting[0].module is module:
+                    return waiting.popleft().output
+                return computed(*args, **kwargs)
+
+            return forward
+
+        changed = {call.module: vars(call.module).get("forward") for call in waiting}
+        try:
+            for module in changed:
+                vars(module)["forward"] = returning(module)
+            yield
+        finally:
+            for module, own in changed.items():
+                if own is None:
+                    del vars(module)["forward"]
+                else:
+                    vars(module)["forward"] = own
