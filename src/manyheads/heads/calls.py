@@ -32,6 +32,10 @@ class Call:
     sinks: how many columns of `scores` before and after the keys are no keys, but learned sinks.
     tokens: (batch, keys) ids of the keys' tokens, where they could be followed.
     again: the weights are those of the call before, now on further values.
+    blocked: the batch holds pieces of one sequence (blocks, windows).
+    partial: value and output are those of some keys only; the model adds the others' to it.
+    own: the column of `scores` at which the queries' own keys begin, where several sets of keys stand side
+        by side; -1 otherwise.
     """
 
     site: Site
@@ -47,11 +51,14 @@ class Call:
     sinks: tuple[int, int] = (0, 0)
     tokens: Tensor | None = None
     again: bool = False
+    blocked: bool = False
+    partial: bool = False
+    own: int = -1
 
     @property
     def keys(self) -> int:
         """The number of keys."""
-        return self.value.shape[2]
+        return self.scores.shape[3] if self.partial and self.scores is not None else self.value.shape[2]
 
     @property
     def queries(self) -> int:

@@ -73,13 +73,16 @@ def _multi_head(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 def _matmul(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = func(*args, **kwargs)
     factors = written.operands(func, args, kwargs)
-    found = written.product(mode.state.flow, *factors, out) if factors is not None else None
+    found = None
+    if factors is not None:
+        found = written.product(mode.state.flow, *factors, out, _named(mode) if out.dim() == 5 else ())
     return _written(mode, func, args, kwargs, out, found)
 
 
 def _einsum(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = func(*args, **kwargs)
-    return _written(mode, func, args, kwargs, out, written.einsum(mode.state.flow, args, out))
+    named = _named(mode) if out.dim() == 5 else ()
+    return _written(mode, func, args, kwargs, out, written.einsum(mode.state.flow, args, out, named))
 
 
 def _softmax(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -178,31 +181,38 @@ def _written(
         canonical(found.value, found.value_roles, heads),
         canonical(out, found.output_roles, heads),
     )
+    if found.value_roles.count("b") < found.output_roles.count("b") > 1:  # blocks that all read the same keys
+        value = value.repeat_interleave(output.shape[0] // value.shape[0], 0)
     scores = canonical(weights.scores, weights.roles, heads)
     query = key = None
-    if product is not None:
+    partial = product is not None and product.joint and found.factor.shape != weights.scores.shape
+    if product is not None and not product.joint:
         query, key = (
             canonical(product.query, product.query_roles, heads),
             canonical(product.key, product.key_roles, heads),
         )
-    sinks = scores.shape[-1] - value.shape[2]
+    sinks = 0 if partial else scores.shape[-1] - value.shape[2]
     if sinks < 0 or scores.shape[1:3] != output.shape[1:3]:
         flow.follow(func, args, kwargs, out)
         return out
     mine, theirs = (product.streams if product else 0), flow.streams(found.value)
+    if partial and product is not None:
+        theirs = product.key_streams
     site = mode.owner.site(
         name,
         output.shape[1],
         lambda: _kv_heads(key, value, output.shape[1]),
         _cross(mine, theirs, flow.tracing),
     )
+    before = 0 if partial else found.before
     call = Call(
-        site, query, key, value, output, Mask(), scores=scores, sinks=(weights.before, sinks - weights.before)
-    )
-    if flow.ids:
+        site, query, key, value, output, Mask(), scores=scores, sinks=(before, sinks - before),
+        blocked=found.output_roles.count("b") > 1, partial=partial, own=product.own if product else -1,
+    )  # fmt: skip
+    if flow.ids and not (call.blocked or partial):
         call.tokens = flow.tokens(theirs, value.shape[0], value.shape[2])
     call.again = again
-    if not weights.dropout:
+    if not (weights.dropout or partial):
         call.weights = canonical(found.factor, found.factor_roles, heads)
     edited = mode.owner.emit(call)
     if edited is not None:
@@ -230,16 +240,25 @@ def _common(state: State, place: tuple[Any, ...]) -> Frame | None:
 def _heads(mode: Mode, name: str, frame: Frame, merged: int, followed: Merged) -> int:
     """How many heads a merged axis (batch * heads) holds."""
     known = mode.owner.sites.by_name.get(name)
-    named = (getattr(frame.module, attribute, 0) for attribute in _HEADS_ATTRIBUTES)
     for heads in (
         known.heads if known else 0,
         mode.state.heads,
         followed[0] if followed[1] == merged else 0,
-        *named,
+        *_attributes(frame),
     ):
-        if isinstance(heads, int) and heads > 0 and merged % heads == 0:
+        if heads > 0 and merged % heads == 0:
             return heads
     return 1
+
+
+def _named(mode: Mode) -> list[int]:
+    """The numbers of heads that the innermost module which names any does name."""
+    return next((found for frame in reversed(mode.state.frames) if (found := _attributes(frame))), [])
+
+
+def _attributes(frame: Frame) -> list[int]:
+    found = (getattr(frame.module, attribute, None) for attribute in _HEADS_ATTRIBUTES)
+    return [heads for heads in found if isinstance(heads, int)]
 
 
 def _cross(mine: int, theirs: int, tracing: bool) -> bool | None:

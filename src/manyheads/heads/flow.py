@@ -13,9 +13,11 @@ cross-attention.
 
 from __future__ import annotations
 
+import functools
+import operator
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,7 +39,12 @@ class Product:
     query_roles: Roles
     key_roles: Roles
     streams: int  # of the queries
+    key_streams: int
     merged: Merged
+    joint: bool = (
+        False  # the scores of several sets of keys side by side, which have values of their own each
+    )
+    own: int = -1  # of those, the column at which the queries' own keys begin; -1 when nobody can tell
 
 
 @dataclass(slots=True)
@@ -49,7 +56,6 @@ class Weights:
     product: Product | None
     place: tuple[Any, ...]  # the modules that were running
     name: str | None = None  # of the site, once they have multiplied values
-    before: int = 0  # columns dropped from the left since
     dropout: bool = False  # some weights were dropped at random since
 
 
@@ -62,6 +68,7 @@ class Tag:
     roles: Roles | None = None
     product: Product | None = None
     weights: Weights | None = None
+    before: int = 0  # columns of the weights dropped from the left
 
 
 @dataclass(slots=True)
@@ -137,13 +144,38 @@ class Flow:
             if carrier is not None and source is not None and carrier.roles is not None:
                 roles = roles_after(func, args, kwargs, carrier.roles, source, out)
             if roles is not None and carrier is not None and source is not None:
-                self.put(out, Tag(streams, carrier.merged, roles, carrier.product, carrier.weights))
-                if carrier.weights is not None and func is Tensor.__getitem__:
-                    carrier.weights.before += _start(args[1])
-                elif carrier.weights is not None and func in _DROPOUTS:
+                product = (
+                    self._joined(args[0] if args else kwargs["tensors"])
+                    if func in _JOINS
+                    else carrier.product
+                )
+                before = carrier.before + (_start(args[1]) if func is Tensor.__getitem__ else 0)
+                self.put(out, Tag(streams, carrier.merged, roles, product, carrier.weights, before))
+                if carrier.weights is not None and func in _DROPOUTS:
                     carrier.weights.dropout |= out is not source and not torch.equal(out, source)
             elif self.tracing and id(out) not in self.constants:
                 self.put(out, Tag(streams or self.root(), self._merged(args, out, merged)))
+
+    def _joined(self, parts: Sequence[Tensor]) -> Product | None:
+        """The product that scores side by side are."""
+        found: list[Product] = []
+        own: list[int] = []
+        column = 0
+        for part in parts:
+            tag = self.get(part)
+            if tag is not None and tag.product is not None:
+                found.append(tag.product)
+                if (
+                    tag.roles is not None
+                    and tag.roles[-2:] == ("q", "k")
+                    and part.shape[-2] == part.shape[-1]
+                ):
+                    own.append(column)
+            column += part.shape[-1]
+        if len(found) < 2:
+            return found[0] if found else None
+        streams = functools.reduce(operator.or_, (product.key_streams for product in found))
+        return replace(found[0], key_streams=streams, joint=True, own=own[0] if len(own) == 1 else -1)
 
     def _merged(self, args: tuple[Any, ...], out: Tensor, known: Merged) -> Merged:
         """What is known of an axis batch * heads in ``out``: a reshape may just have made it."""
@@ -157,6 +189,7 @@ class Flow:
         return known if known[1] in out.shape else NOT_MERGED
 
 
+_JOINS = {torch.cat, torch.concat, torch.concatenate}
 _DROPOUTS = {F.dropout, torch.dropout, torch.dropout_, F.alpha_dropout, torch.native_dropout}
 
 

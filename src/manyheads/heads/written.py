@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,7 @@ class Contraction(NamedTuple):
     weights: Weights
     factor: Tensor  # the weights as they are now
     factor_roles: Roles
+    before: int  # columns of the weights dropped from the left
     value: Tensor
     value_roles: Roles
     output_roles: Roles
@@ -53,8 +54,14 @@ def operands(
     return (left, right) if isinstance(left, Tensor) and isinstance(right, Tensor) else None
 
 
-def product(flow: Flow, left: Tensor, right: Tensor, out: Tensor) -> Contraction | None:
-    """Look at ``out = left @ right``: the end of attention, or perhaps its beginning, which is tagged."""
+def product(
+    flow: Flow, left: Tensor, right: Tensor, out: Tensor, heads: Collection[int]
+) -> Contraction | None:
+    """Look at ``out = left @ right``: the end of attention, or perhaps its beginning, which is tagged.
+
+    ``heads`` are numbers of heads that the running module names: of several leading axes, one of that size
+    is the heads.
+    """
     if left.dim() < 3 or right.dim() < 3:
         return None
     for factor, value, ends in ((left, right, "qkkdqd"), (right, left, "kqdkdq")):
@@ -63,26 +70,43 @@ def product(flow: Flow, left: Tensor, right: Tensor, out: Tensor) -> Contraction
             continue
         lead = (("b",) * value.dim() + tag.roles[:-2])[2 - value.dim() :]
         return Contraction(
-            tag.weights, factor, tag.roles, value, (*lead, *ends[2:4]), (*tag.roles[:-2], *ends[4:])
-        )
+            tag.weights, factor, tag.roles, tag.before, value,
+            (*lead, *ends[2:4]), (*tag.roles[:-2], *ends[4:]),
+        )  # fmt: skip
     if id(left) in flow.constants or id(right) in flow.constants:
         return None
-    axes = _lead(left, right, out.dim())
+    axes = _lead(left, right, out, heads)
     if axes is not None:
         query, key = (*axes[2 - left.dim() :], "q", "d"), (*axes[2 - right.dim() :], "d", "k")
         _begin(flow, left, right, query, key, out, (*axes, "q", "k"))
     return None
 
 
-def _lead(left: Tensor, right: Tensor, dim: int) -> Roles | None:
+def _lead(left: Tensor, right: Tensor, out: Tensor, heads: Collection[int]) -> Roles | None:
     """What the axes before the last two of a product are, by the customs of people who write attention."""
-    if dim == 3:
+    if out.dim() == 3:
         return ("n",)
-    if dim == 4:
+    if out.dim() == 4:
         return ("b", "h")
-    if dim == 5 and right.dim() == 5 and (right.shape[2] == 1 or right.stride(2) == 0):
-        return ("b", "h", "g")
-    return None
+    if out.dim() != 5:
+        return None
+    first, second = out.shape[1:3]
+    if right.dim() == 5 and (right.shape[2] == 1 or right.stride(2) == 0):
+        if first * second in heads or second not in heads:
+            return ("b", "h", "g")
+    elif (first in heads) != (second in heads):
+        return ("b", "h", "b") if first in heads else ("b", "b", "h")
+    elif any(_next_to_width(x, 1) for x in (left, right)):
+        return ("b", "h", "b")  # blocks of a sequence, or windows
+    return ("b", "b", "h")
+
+
+def _next_to_width(x: Tensor, axis: int) -> bool:
+    """Whether an axis lies next to the width in memory, as heads do where a projection left them."""
+    if x.dim() != 5:
+        return False
+    width = min((-1, -2), key=x.stride)
+    return x.shape[axis] > 1 and x.stride(axis) == x.shape[width] * x.stride(width) != x.stride(3 - axis)
 
 
 def _begin(
@@ -91,8 +115,9 @@ def _begin(
     left, right = flow.get(query), flow.get(key)
     merged = next((tag.merged for tag in (left, right) if tag is not None and tag.merged[0]), NOT_MERGED)
     streams = flow.streams(query)
-    found = Product(query, key, query_roles, key_roles, streams, merged)
-    flow.put(out, Tag(streams | flow.streams(key), merged, roles, found))
+    theirs = flow.streams(key)
+    found = Product(query, key, query_roles, key_roles, streams, theirs, merged)
+    flow.put(out, Tag(streams | theirs, merged, roles, found))
 
 
 def softmax(
@@ -116,7 +141,7 @@ def softmax(
         if found is not None:
             found = Product(
                 found.key, found.query, _exchanged(found.key_roles), _exchanged(found.query_roles),
-                flow.streams(found.key), found.merged,
+                found.key_streams, found.streams, found.merged,
             )  # fmt: skip
     streams = tag.streams if tag is not None else flow.streams(scores)
     flow.put(
@@ -135,7 +160,7 @@ def _exchanged(roles: Roles) -> Roles:
     return tuple({"q": "k", "k": "q"}.get(role, role) for role in roles)
 
 
-def einsum(flow: Flow, args: tuple[Any, ...], out: Tensor) -> Contraction | None:
+def einsum(flow: Flow, args: tuple[Any, ...], out: Tensor, heads: Collection[int]) -> Contraction | None:
     """Look at an einsum of two tensors as `product` looks at a matrix product."""
     factors = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
     if not isinstance(args[0], str) or len(factors) != 2:
@@ -154,10 +179,17 @@ def einsum(flow: Flow, args: tuple[Any, ...], out: Tensor) -> Contraction | None
             result = tuple(role.get(letter, "d") for letter in letters[2])
             if result.count("d") != 1 or "q" not in result or factors[other].dim() < 3:
                 return None
-            return Contraction(tag.weights, factors[mine], tag.roles, factors[other], values, result)
+            return Contraction(
+                tag.weights, factors[mine], tag.roles, tag.before, factors[other], values, result
+            )
     if any(factor.dim() < 3 or id(factor) in flow.constants for factor in factors):
         return None
-    found = _roles_of_scores(letters)
+    sizes = {
+        c: size
+        for word, x in zip(letters, factors, strict=False)
+        for c, size in zip(word, x.shape, strict=True)
+    }
+    found = _roles_of_scores(letters, sizes, heads)
     if found is not None:
         named = [tuple(found[letter] for letter in word) for word in letters]
         _begin(flow, factors[0], factors[1], named[0], named[1], out, named[2])
@@ -178,9 +210,11 @@ def _letters(equation: str, dims: list[int], out: int) -> list[str] | None:
     return full
 
 
-def _roles_of_scores(letters: list[str]) -> dict[str, str] | None:
+def _roles_of_scores(
+    letters: list[str], sizes: dict[str, int], heads: Collection[int]
+) -> dict[str, str] | None:
     """Roles of the letters of ``scores = einsum(query, key)``: shared letters are batch, the last of them
-    heads.
+    heads, unless only another has the size of a number of heads.
     """
     first, second, result = letters
     shared = [c for c in first if c in second and c in result]
@@ -190,6 +224,7 @@ def _roles_of_scores(letters: list[str]) -> dict[str, str] | None:
     if len(summed) != 1 or len(columns) != 1 or not shared or len(rows) not in (1, 2):
         return None
     role = dict.fromkeys(shared, "b") | {summed[0]: "d", columns[0]: "k"}
+    head = next((c for c in reversed(shared[1:]) if sizes[c] in heads), shared[-1])
     if (
         len(rows) == 2
     ):  # one key head for several query heads: their letter follows that of the key heads or batch
@@ -197,8 +232,10 @@ def _roles_of_scores(letters: list[str]) -> dict[str, str] | None:
         group = after if after in rows else rows[0]
         rows.remove(group)
         role[group] = "h" if len(shared) == 1 else "g"
+        if role[group] == "g" and sizes[head] in heads and sizes[head] * sizes[group] not in heads:
+            role[group] = "b"  # blocks of queries that all read the same keys
     if len(shared) > 1:
-        role[shared[-1]] = "h"
+        role[head] = "h"
     elif "h" not in role.values():
         role[shared[0]] = "n"
     role[rows[0]] = "q"
