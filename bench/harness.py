@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cache
+from statistics import median
 
 import torch
 from rich.console import Console
@@ -18,6 +19,7 @@ from rich.console import Console
 MIB = 2**20
 GIB = 2**30
 SLOWER = 2.5
+NOISE = 1.1
 _console = Console(stderr=True, highlight=False)
 _started = time.perf_counter()
 
@@ -30,27 +32,30 @@ def say(text: str) -> None:
 def race(contestants: Mapping[str, Callable[[], object]], quick: bool = False) -> dict[str, float]:
     """Fastest call of each contestant, in seconds, all running interleaved.
 
-    One untimed call each, then rounds until the time is up. Who is more than SLOWER times slower than the
-    fastest after two rounds keeps the better of those two and leaves the race: its time is known well enough,
-    and the rest of the budget is better spent on those that are close.
+    One untimed call each, then rounds until the time is up, three times as long where somebody's usual call
+    is more than NOISE above their fastest: then something else was running. Who is more than SLOWER times
+    slower than the fastest after two rounds keeps the better of those two and leaves the race: its time is
+    known well enough, and the rest of the budget is better spent on those that are close.
     """
     for call in contestants.values():
         call()
     seconds, fewest, most = (0.5, 2, 5) if quick else (8.0, 5, 200)
-    best = dict.fromkeys(contestants, math.inf)
+    calls: dict[str, list[float]] = {name: [] for name in contestants}
     racing = list(contestants)
     started = time.perf_counter()
     for number in range(most):
-        if number >= fewest and time.perf_counter() - started > seconds:
+        noisy = any(median(calls[name] or [1.0]) > NOISE * min(calls[name] or [1.0]) for name in racing)
+        if number >= fewest and time.perf_counter() - started > seconds * (3 if noisy and not quick else 1):
             break
         first = number % len(racing)  # nobody is always first
         for name in racing[first:] + racing[:first]:
             before = time.perf_counter()
             contestants[name]()
-            best[name] = min(best[name], time.perf_counter() - before)
+            calls[name].append(time.perf_counter() - before)
         if number == 1:
-            racing = [name for name in racing if best[name] <= SLOWER * min(best.values())]
-    return best
+            fastest = min(map(min, calls.values()))
+            racing = [name for name in racing if min(calls[name]) <= SLOWER * fastest]
+    return {name: min(times) for name, times in calls.items()}
 
 
 def against(times: Mapping[str, float], ours: str, peers: Iterable[str]) -> tuple[str, float]:

@@ -24,15 +24,22 @@ D_MODEL, HEADS, LAYERS, CHUNK = 256, 8, 4, 512
 BUDGETS = (2, 24, 80)  # GiB
 SHORT = (512, 1024, 1536, 2048, 3072)  # for those that hold length^2 tensors
 LONG = (4096, 8192, 12288, 16384)
-# glibc keeps freed pieces below 32 MiB for itself, up to half of the peak at these lengths; long sequences
-# have no tensors that small. Lowering its limit shows at short lengths what holds at long ones.
+LONGER = (
+    8192,
+    16384,
+    32768,
+    65536,
+)  # minutes each; from shorter ones the fit sees squares that are not there
+# glibc keeps freed pieces up to 32 MiB for itself (mallopt(3), M_MMAP_THRESHOLD), up to half of the peak at
+# these lengths; long sequences have no tensors that small. Lowering its limit shows at short lengths what
+# holds at long ones.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**18)}
 VARIANTS = {
     "textbook": SHORT,
     "textbook, checkpointed": SHORT,
     "chunked": LONG,
     "fused": LONG,
-    "fused, checkpointed": LONG,
+    "fused, checkpointed": LONGER,
 }
 BEST = "fused, checkpointed"
 
