@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from manyheads.heads.silence import silence as silence
     from manyheads.heads.table import HeadTable as HeadTable
     from manyheads.heads.watch import watch as watch
+    from manyheads.inspection import inspect as inspect
     from manyheads.nn import mask as mask
     from manyheads.nn.attention import attention as attention
     from manyheads.nn.blocks import FeedForward as FeedForward
@@ -45,6 +46,7 @@ _NAMES = {
     "manyheads.heads.silence": ("gates", "silence"),
     "manyheads.heads.table": ("HeadTable",),
     "manyheads.heads.watch": ("watch",),
+    "manyheads.inspection": ("inspect",),
     "manyheads.nn.attention": ("attention",),
     "manyheads.nn.blocks": ("FeedForward", "TransformerBlock"),
     "manyheads.nn.cache": ("KVCache",),
