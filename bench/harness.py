@@ -32,19 +32,17 @@ def say(text: str) -> None:
 def race(contestants: Mapping[str, Callable[[], object]], quick: bool = False) -> dict[str, float]:
     """Fastest call of each contestant, in seconds, all running interleaved.
 
-    One untimed call each, then rounds until the time is up, three times as long where somebody's usual call
-    is more than NOISE above their fastest: then something else was running. Who is more than SLOWER times
-    slower than the fastest after two rounds keeps the better of those two and leaves the race: its time is
-    known well enough, and the rest of the budget is better spent on those that are close.
+    One call each to warm up, then rounds until the time is up, three times as long where somebody's usual
+    call is more than NOISE above their fastest: then something else was running. Who is more than SLOWER
+    times slower than the fastest after two calls keeps the better of those two and leaves the race: its time
+    is known well enough, and the rest of the budget is better spent on those that are close.
     """
-    for call in contestants.values():
-        call()
     seconds, fewest, most = (0.5, 2, 5) if quick else (8.0, 5, 200)
     calls: dict[str, list[float]] = {name: [] for name in contestants}
     racing = list(contestants)
     started = time.perf_counter()
-    for number in range(most):
-        noisy = any(median(calls[name] or [1.0]) > NOISE * min(calls[name] or [1.0]) for name in racing)
+    for number in range(-1, most):
+        noisy = any(median(calls[name][1:] or [1.0]) > NOISE * min(calls[name] or [1.0]) for name in racing)
         if number >= fewest and time.perf_counter() - started > seconds * (3 if noisy and not quick else 1):
             break
         first = number % len(racing)  # nobody is always first
@@ -52,7 +50,7 @@ def race(contestants: Mapping[str, Callable[[], object]], quick: bool = False) -
             before = time.perf_counter()
             contestants[name]()
             calls[name].append(time.perf_counter() - before)
-        if number == 1:
+        if number == 0:
             fastest = min(map(min, calls.values()))
             racing = [name for name in racing if min(calls[name]) <= SLOWER * fastest]
     return {name: min(times) for name, times in calls.items()}
