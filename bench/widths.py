@@ -61,7 +61,7 @@ def run(quick: bool) -> str:
             ),
             f"Batch {BATCH}, {HEADS} heads, length {LENGTH}; same answers to 1e-5. Peak for 3x: the share of "
             f"this machine's matrix product peak, {matmul_peak() / 1e9:.0f} GFLOP/s, that {GOAL:g} times "
-            "SDPA's speed would take if only the products needed were computed; fused kernels reach about 70%.",
+            "SDPA's speed would take with nothing but the products needed; fused kernels reach about 70%.",
             targets(
                 ("SDPA's time over ours, geometric mean", geometric_mean(ratios), ">=", GOAL),
                 ("SDPA's time over ours, smallest", min(ratios), ">=", GOAL),
