@@ -100,6 +100,8 @@ def _checked(
         "sites": verdict.sites,
         "reason": "; ".join(verdict.reasons[:6]),
         "routes": verdict.routes,
+        "checked": verdict.checked,
+        "excused": verdict.excused,
         "worst": verdict.worst,
         "gap": verdict.gap,
     }
@@ -120,7 +122,7 @@ def _first_that_runs(
 
 
 def _finite(model: torch.nn.Module, given: dict[str, Any]) -> bool:
-    from bench.coverage_check import tensors
+    from bench.coverage_spy import tensors
 
     with torch.no_grad():
         return all(bool(x.isfinite().all()) for x in tensors(model(**given)) if x.is_floating_point())

@@ -107,9 +107,7 @@ INPUTS: dict[str, Callable[[nn.Module], Iterator[dict[str, Any]]]] = {
 }
 
 # Softmaxes in modules named attention that are no attention of queries to keys: by class, what they are.
+# (Those of a linear map of one sequence, `bench.coverage_spy` knows by itself.)
 NO_QUERIES_AND_KEYS = {
-    "DeformableAttention": "weights of a few points sampled for each query, from the query alone",
-    "ConvBertSelfAttention": "kernels of a convolution",
     "GroupViTAssignAttention": "each patch chooses a group: the softmax is over the groups, not the keys",
-    "MobileViTV2LinearSelfAttention": "one context score for each position, no queries",
 }

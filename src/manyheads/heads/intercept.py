@@ -137,7 +137,7 @@ class Mode(TorchFunctionMode):
             return channel(self, func, args, kwargs)
         out = func(*args, **kwargs)
         flow = self.flow
-        if (flow.tracing or flow.tags) and (isinstance(out, Tensor) or type(out) in (tuple, list)):
+        if (flow.tracing or flow.tags) and isinstance(out, Tensor | tuple | list):
             flow.follow(func, args, kwargs, out)
         return out
 

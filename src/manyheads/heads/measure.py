@@ -11,7 +11,7 @@ from torch import Tensor
 from manyheads.heads.calls import Call
 from manyheads.heads.visible import Visible
 from manyheads.nn.mask import Mask
-from manyheads.nn.statistics import statistics, statistics_of_scores
+from manyheads.nn.statistics import HIDING, statistics, statistics_of_scores
 
 Which = Literal["core", "full"]
 
@@ -19,6 +19,8 @@ CORE = ("entropy", "entropy_normalised", "self", "previous", "next", "first", "o
 FULL = (*CORE, "effective_keys", "confidence", "distance", "distance_spread", "local", "largest_logit")
 # What has no meaning when queries and keys stand in different sequences.
 OF_ONE_SEQUENCE = frozenset({"self", "previous", "next", "distance", "local"})
+# What has none, besides, when the keys are a part of their sequence, or several sequences side by side.
+OF_WHOLE_KEYS = frozenset({"first", "distance_spread"})
 
 
 def measure(
@@ -28,7 +30,8 @@ def measure(
 
     Each is (batch, heads, queries); ``features`` (batch, heads, queries, n) and ``received`` (batch, heads,
     keys) where asked for. Keys past the last query (a cache that is not yet full) are left out, and so are
-    queries where ``rows`` (batch, queries) is False: they attend to nothing.
+    queries where ``rows`` (batch, queries) is False: they attend to nothing. What has no meaning in the call
+    is absent.
     """
     keys = min(call.keys, look.offset + call.queries) if call.queries <= call.keys else call.keys
     if features is not None:
@@ -62,7 +65,10 @@ def measure(
     found["output_norm"] = torch.linalg.vector_norm(call.output, dim=-1, dtype=exact)
     if which == "full":
         found["effective_keys"] = 1 / found["collision"]
-    return found
+    absent = {"output_norm"} if call.partial else set()
+    if not look.aligned:
+        absent |= OF_ONE_SEQUENCE | (OF_WHOLE_KEYS if call.blocked or call.partial else set())
+    return {name: value for name, value in found.items() if name not in absent} if absent else found
 
 
 def _first_keys(mask: Mask, keys: int) -> Mask:
@@ -83,7 +89,8 @@ def _with_sinks(found: dict[str, Tensor], scores: Tensor, sinks: Tensor) -> dict
     weights = (sinks - total.unsqueeze(-1)).exp()
     surprise = -torch.special.xlogy(weights, weights).sum(-1) - torch.special.xlogy(share, share)
     out = found | {"logsumexp": total, "entropy": share * found["entropy"] + surprise}
-    out["keys"] = torch.where(found["keys"] > 0, found["keys"] + sinks.shape[-1], found["keys"])
+    shown = (sinks > HIDING).sum(-1)
+    out["keys"] = torch.where(found["keys"] > 0, found["keys"] + shown, found["keys"])
     for name in ("self", "previous", "next", "first", "local"):
         if name in found:
             out[name] = share * found[name]

@@ -71,13 +71,14 @@ def told(call: Call, look: Visible) -> Tensor | None:
     """
     site = call.site
     if site.cross is None and call.queries > 1:
-        site.cross = call.queries != call.keys and bool(look.ahead)
+        site.cross = call.queries != call.keys and bool(look.ahead) and not call.blocked
     site.ahead |= bool(look.ahead)
     site.causal |= look.ahead is False
-    site.cached |= call.queries < call.keys and not site.cross
-    if look.real is None or site.cross or look.offset < 0:
+    site.cached |= call.queries < call.keys and not site.cross and look.aligned
+    first = look.offset if look.aligned else call.own
+    if look.real is None or site.cross or first < 0:
         return None
-    return look.real[:, look.offset : look.offset + call.queries].to(call.output.device)
+    return look.real[:, first : first + call.queries].to(call.output.device)
 
 
 def _look_at(mask: Mask, queries: int, keys: int, device: torch.device) -> Visible:
