@@ -1,0 +1,188 @@
+"""One batch through a model, and what its heads did with it: attention rows, outputs, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.heads.calls import Call
+from manyheads.heads.diversity.rows import attention_rows
+from manyheads.heads.importance.observe import shapes
+from manyheads.heads.intercept import Interceptor
+from manyheads.heads.maps import run
+from manyheads.heads.sites import Site
+from manyheads.heads.surroundings import in_backward
+from manyheads.heads.visible import told, visible, without_dead_rows
+from manyheads.nn.mask import Mask
+from manyheads.nn.statistics import HIDING
+
+# Queries whose mask is looked at together.
+_BLOCK = 256
+
+
+@dataclass(eq=False)
+class Seen:
+    """What one attention call showed.
+
+    Attributes
+    ----------
+    site: where it happened.
+    meeting: calls of one batch with the same are about the same queries and keys, so they can be compared.
+    tokens: how many queries count.
+    places: (tokens,) where in (batch, queries) they stand.
+    rows: attention of sampled queries (heads, rows, keys), or None.
+    outputs: of the queries that count, (tokens, heads, d_value), or None.
+    gate: ones (batch, heads, queries) that the output was multiplied by, or None.
+    gradient: by the gate, of the queries that count, (tokens, heads), once somebody has taken it.
+    """
+
+    site: Site
+    meeting: Hashable
+    tokens: int
+    places: Tensor
+    rows: Tensor | None
+    outputs: Tensor | None
+    gate: Tensor | None = None
+    gradient: Tensor | None = None
+
+
+class Collector:
+    """Sees the heads of a model, batch by batch.
+
+    Parameters
+    ----------
+    model: any torch.nn.Module, in eval mode.
+    rows: how many queries of each batch to sample for their attention; 0 for none.
+    outputs: whether to keep the outputs of the heads.
+    gates: whether to multiply them by gates that a gradient can be taken by.
+    seed: of the sampling.
+
+    >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
+    >>> with Collector(layer, rows=4, outputs=True, gates=False, seed=0) as collector:
+    ...     seen, _ = collector.run([torch.randn(3, 5, 6)] * 3)
+    >>> seen[0].rows.shape, seen[0].outputs.shape
+    (torch.Size([2, 4, 5]), torch.Size([15, 2, 3]))
+    """
+
+    def __init__(self, model: nn.Module, *, rows: int, outputs: bool, gates: bool, seed: int) -> None:
+        self.model = model
+        self.rows, self.outputs, self.gates, self.seed = rows, outputs, gates, seed
+        self.padding: Tensor | None = None  # (batch, queries) False for padding, of the last self-attention
+        self._interceptor = Interceptor(model, self._see, reruns=gates, tokens=True)
+        self._batch = 0
+        self._seen: list[Seen] = []
+
+    def __enter__(self) -> Collector:
+        self._interceptor.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._interceptor.__exit__(*error)
+
+    @property
+    def sites(self) -> list[Site]:
+        """The sites seen so far, in the order of their first call."""
+        return list(self._interceptor.sites.by_name.values())
+
+    def run(self, batch: Any) -> tuple[list[Seen], Any]:
+        """Run the model on a batch: what its attention calls showed, and what it returned."""
+        self._seen, self.padding = [], None
+        self._batch += 1
+        try:
+            with torch.set_grad_enabled(self.gates):
+                result = run(self.model, batch)
+        except Exception as error:
+            said = (str(error).strip().splitlines() or [""])[0][:300]
+            raise ValueError(
+                f"batches: the model failed on one of {shapes(batch)} ({type(error).__name__}: {said}); "
+                "expected what it can run: other names, shorter sequences, other ids"
+            ) from error
+        seen, self._seen = self._seen, []
+        return seen, result
+
+    def _see(self, call: Call) -> Tensor | None:
+        if in_backward():  # a checkpoint's repetition must do what was done before
+            return call.output * _gate(call).unsqueeze(-1) if self._gated(call) else None
+        if call.again:
+            return None
+        device = call.output.device.type
+        autocast = (
+            torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+        )
+        with torch._C.DisableTorchFunction(), torch.no_grad(), autocast:
+            seen = self._look(call)
+        if self._gated(call):
+            seen.gate = _gate(call)
+        self._seen.append(seen)
+        return None if seen.gate is None else call.output * seen.gate.unsqueeze(-1)
+
+    def _gated(self, call: Call) -> bool:
+        return self.gates and not call.again and not call.partial
+
+    def _look(self, call: Call) -> Seen:
+        call = without_dead_rows(call)
+        look = visible(call)
+        own = told(call, look)  # (batch or 1, queries)
+        counted = seeing(call)
+        if own is not None:
+            counted = counted & own
+        if not call.site.cross:
+            self.padding = counted
+        places = counted.flatten().nonzero().flatten()
+        turn = sum(seen.site is call.site for seen in self._seen)  # of a model that loops over pieces
+        chosen = self._choose(places, turn)
+        tokens = None if call.tokens is None else call.tokens.cpu().numpy().tobytes()
+        kind = turn, bool(call.site.cross), look.ahead, tuple(counted.shape), call.keys, call.sinks
+        rows = outputs = None
+        if self.rows and len(chosen):
+            rows = attention_rows(call, chosen // call.queries, chosen % call.queries)
+        if self.outputs and not call.partial:
+            outputs = call.output.transpose(1, 2).flatten(0, 1)[places]
+        meeting = *kind, tokens, places.cpu().numpy().tobytes()
+        return Seen(call.site, meeting, len(places), places, rows, outputs)
+
+    def _choose(self, places: Tensor, turn: int) -> Tensor:
+        """Some of the places, the same for every site that has the same ones."""
+        generator = torch.Generator().manual_seed(hash((self.seed, self._batch, turn)) % 2**63)
+        order = torch.randperm(len(places), generator=generator)[: self.rows].sort().values
+        return places[order.to(places.device)]
+
+
+def _gate(call: Call) -> Tensor:
+    return torch.ones(
+        call.output.shape[:3], dtype=call.output.dtype, device=call.output.device, requires_grad=True
+    )
+
+
+def seeing(call: Call) -> Tensor:
+    """Which queries may attend to anything: (batch, queries).
+
+    >>> x = torch.zeros(2, 1, 3, 4)
+    >>> site = Site("attn", layer=0, heads=1, kv_heads=(0,))
+    >>> seeing(Call(site, x, x, x, x, Mask(lengths=torch.tensor([3, 0]))))
+    tensor([[ True,  True,  True],
+            [False, False, False]])
+    """
+    shape, device = (call.output.shape[0], call.queries), call.output.device
+    if call.scores is not None:
+        return (call.scores > HIDING).any(-1).any(1)
+    mask, keys = call.mask, call.keys
+    counted = (mask.count(call.queries, keys, device) > 0).expand(shape)
+    if not mask.tensors:
+        return counted
+    only = Mask(causal=mask.causal, window=mask.window, chunk=mask.chunk, tensors=mask.tensors)
+    parts = []
+    for start in range(0, call.queries, _BLOCK):
+        block = range(start, min(start + _BLOCK, call.queries))
+        allowed, bias = only.rectangle(block, range(keys), keys - call.queries, device)
+        if bias is not None:
+            allowed = bias > HIDING if allowed is None else allowed & (bias > HIDING)
+        if allowed is not None:
+            there = allowed[(None,) * (4 - allowed.dim())].any(-1).any(1)
+            parts.append(there.expand(shape[0], len(block)))
+    return counted & torch.cat(parts, 1) if parts else counted

@@ -1,0 +1,133 @@
+"""A table of distances made readable: the nearest twin of each head, groups of like heads, a map of all."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# More groups than this are no summary.
+MOST = 20
+
+
+class Layout(NamedTuple):
+    """Where each head stands.
+
+    twin: (heads,) the number of the nearest head, -1 where there is none.
+    cluster: (heads,) the number of its group, from 0, the largest first.
+    silhouette: (heads,) how much better its own group fits than the next one, from -1 to 1.
+    place: (heads, 2) its place on the map; distances on it are as near to the true ones as a plane allows.
+    """
+
+    twin: Tensor
+    cluster: Tensor
+    silhouette: Tensor
+    place: Tensor
+
+
+def layout(distance: Tensor) -> Layout:
+    """Twins, groups and a map from distances (heads, heads), NaN between heads that cannot be compared.
+
+    Heads that can be compared with each other make a map of their own.
+
+    >>> line = torch.tensor([0.0, 0.1, 1.0, 1.1, 1.3], dtype=torch.float64)
+    >>> found = layout((line[:, None] - line).abs())
+    >>> found.twin, found.cluster
+    (tensor([1, 0, 3, 2, 3]), tensor([1, 1, 0, 0, 0]))
+    >>> round((found.place[0] - found.place[4]).norm().item(), 4)
+    1.3
+    """
+    size = len(distance)
+    twin, cluster = torch.full((size,), -1), torch.zeros(size, dtype=torch.long)
+    silhouette = torch.zeros(size, dtype=torch.float64)
+    place = torch.zeros(size, 2, dtype=torch.float64)
+    used = 0
+    for heads in islands(distance):
+        near = distance[heads][:, heads]
+        twin[heads] = _twins(near, heads)
+        groups, silhouette[heads] = _clusters(near)
+        cluster[heads] = groups + used
+        used += int(groups.max()) + 1
+        place[heads] = _map(near)
+    return Layout(twin, cluster, silhouette, place)
+
+
+def islands(distance: Tensor) -> list[Tensor]:
+    """The heads that can be compared with each other, as lists of their numbers; a head alone is one, too.
+
+    >>> islands(torch.tensor([[0.0, 1.0, torch.nan], [1.0, 0.0, torch.nan], [torch.nan, torch.nan, 0.0]]))
+    [tensor([0, 1]), tensor([2])]
+    """
+    left = list(range(len(distance)))
+    found = []
+    while left:
+        known = distance[left[0]].isfinite()
+        together = [left[0], *(head for head in left[1:] if known[head])]
+        left = [head for head in left if head not in together]
+        found.append(torch.tensor(together))
+    return found
+
+
+def _twins(near: Tensor, heads: Tensor) -> Tensor:
+    if len(heads) == 1:
+        return torch.tensor([-1])
+    return heads[near.clone().fill_diagonal_(math.inf).argmin(1)]
+
+
+def _clusters(near: Tensor) -> tuple[Tensor, Tensor]:
+    """Ward's linkage, cut where the mean silhouette is largest, and the silhouette of each head."""
+    one, none = torch.zeros(len(near), dtype=torch.long), torch.zeros(len(near), dtype=torch.float64)
+    if len(near) < 3 or not near.any():
+        return one, none
+    try:
+        from scipy.cluster.hierarchy import fcluster, linkage
+        from scipy.spatial.distance import squareform
+        from sklearn.metrics import silhouette_samples
+    except ImportError:
+        raise _needed() from None
+    values = near.numpy()
+    # average linkage splits off one odd head after another; groups are to be of some size
+    tree = linkage(squareform(values, checks=False), "ward")
+    best, silhouette = one, none
+    for count in range(2, min(MOST, len(near) - 1) + 1):
+        groups = fcluster(tree, count, "maxclust")
+        if 1 < len(set(groups)) < len(near):
+            scores = torch.from_numpy(silhouette_samples(values, groups, metric="precomputed"))
+            if best is one or scores.mean() > silhouette.mean():
+                best, silhouette = torch.from_numpy(groups).long(), scores.double()
+    _, inverse, sizes = best.unique(return_inverse=True, return_counts=True)
+    rank = sizes.argsort(descending=True, stable=True).argsort()
+    return rank[inverse], silhouette
+
+
+def _map(near: Tensor) -> Tensor:
+    """Multidimensional scaling into a plane, started from the classical solution: (heads, 2)."""
+    place = torch.zeros(len(near), 2, dtype=torch.float64)
+    if len(near) == 2:
+        place[1, 0] = near[0, 1]
+    if len(near) < 3 or not near.any():
+        return place
+    try:
+        from sklearn.manifold import MDS
+    except ImportError:
+        raise _needed() from None
+    mds = MDS(2, metric="precomputed", init="classical_mds", n_init=1, random_state=0)
+    return torch.from_numpy(mds.fit_transform(near.numpy())).double()
+
+
+def stress(distance: Tensor, place: Tensor) -> float:
+    """How far the distances on a map (heads, 2) are off: the root of the squared errors over the squared
+    distances, 0 for a perfect map.
+
+    >>> stress(torch.tensor([[0.0, 2.0], [2.0, 0.0]]), torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
+    0.5
+    """
+    known = distance.isfinite()
+    off = (torch.cdist(place, place) - distance)[known].square().sum()
+    return (off / distance[known].square().sum()).sqrt().item() if distance[known].any() else 0.0
+
+
+def _needed() -> ImportError:
+    return ImportError("diversity needs scipy and scikit-learn: pip install 'manyheads[judge]'")

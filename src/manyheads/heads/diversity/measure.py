@@ -1,0 +1,169 @@
+"""diversity: which heads of a model are alike, which differ, and how they work together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.heads.diversity.collect import Collector, Seen
+from manyheads.heads.diversity.result import table
+from manyheads.heads.diversity.sums import Sums
+from manyheads.heads.diversity.weights import found_weights
+from manyheads.heads.importance.observe import moved
+from manyheads.heads.importance.outputs import directions, read
+from manyheads.heads.importance.task import Loss, no_step
+from manyheads.heads.projections import Projections
+from manyheads.heads.table import HeadTable
+
+MEASURES = ("attention", "outputs", "subspaces", "contributions", "gradients")
+
+
+def diversity(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    measures: Sequence[str] = MEASURES,
+    rows: int = 128,
+    loss: Loss | None = None,
+    seed: int = 0,
+    step: Callable[[float], None] = no_step,
+) -> HeadTable:
+    """Which heads are alike, which differ, who adds to whom and who cancels whom: every pair of heads.
+
+    Heads are compared where they saw the same queries and keys: within a layer and across the layers of a
+    stack, not an encoder's with a decoder's. Other pairs are NaN.
+
+    Parameters
+    ----------
+    model: any torch.nn.Module; run in eval mode and left as it was.
+    batches: dicts (passed by name), tuples (passed in order) or tensors; one pass.
+    measures: which families of measures to take, of
+        ``attention``: ``js``, the Jensen-Shannon distance between the rows of attention (0 the same, 1
+        nothing in common), with ``js_se``; ``js_divergence``, its square; ``overlap``, the chance that both
+        heads look at the same key, with ``overlap_se``;
+        ``outputs``: ``cka``, linear CKA of what heads give (1 the same up to rotation);
+        ``subspaces``: ``query_angle``, ``key_angle``, ``value_angle``, the mean principal angle in degrees
+        between what heads read, and ``query_orthogonality`` and so on, its mean squared sine; from weights;
+        ``contributions``: ``contribution_cosine``, between what heads add to the residual stream after the
+        output projection, negative for heads that cancel each other;
+        ``gradients``: ``gradient_cosine``, over tokens, between the gradients of the heads' gates: heads
+        that the loss, or else the model's output, wants more or less of on the same tokens.
+    rows: how many queries of each batch are sampled for ``attention``.
+    loss: ``loss(what the model returned, batch)`` for ``gradients``; without one, random directions of the
+        model's output take its place, so that heads with the same effect on it are alike.
+    seed: of what is drawn.
+    step: told after each batch, with 1.0.
+
+    Returns
+    -------
+    A `HeadTable` with `matrices` by the names above, in the order of its rows, and with the columns ``twin``
+    (the head with the nearest attention), ``twin_distance`` with its standard error, ``cluster`` (groups of
+    heads with like attention) and its ``silhouette``, ``x`` and ``y`` (a map of all heads); ``rank`` and
+    ``rank_99`` of a layer's outputs together. `layers` sums it up.
+
+    Examples
+    --------
+    >>> layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True)
+    >>> model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    >>> table = diversity(model, [torch.randn(2, 5, 8), torch.randn(1, 7, 8)])
+    >>> table.matrices["js"].shape, table["twin"][0] in {"0.1", "1.0", "1.1", "2.0", "2.1"}
+    (torch.Size([6, 6]), True)
+    """
+    _check(measures, rows)
+    sums = Sums()
+    gradients = "gradients" in measures
+    training = {module: module.training for module in model.modules()}
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, Projections] = {}
+    outputs = bool({"outputs", "contributions"} & set(measures))
+    collector = Collector(
+        model, rows=rows if "attention" in measures else 0, outputs=outputs, gates=gradients, seed=seed
+    )
+    try:
+        model.eval()
+        for number, batch in enumerate(moved(batches, device)):
+            with collector:
+                seen, result = collector.run(batch)
+            if not seen:
+                raise ValueError(
+                    "model: no attention was seen in it; expected a transformer whose attention is made of "
+                    "torch functions"
+                )
+            if number == 0 and {"subspaces", "contributions"} & set(measures):
+                found = _probe(model, batch)
+            if gradients and collector.gates:
+                collector.gates = _gradients(model, seen, result, batch, collector.padding, loss, generator)
+            del result
+            sums.add(seen)
+            step(1.0)
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+    return table(model, collector.sites, sums, found, measures)
+
+
+def _check(measures: Sequence[str], rows: int) -> None:
+    if isinstance(measures, str):
+        raise TypeError(f"measures: expected several, as in [{measures!r}], got {measures!r}")
+    for name in measures:
+        if name not in MEASURES:
+            raise ValueError(f"measures: expected some of {', '.join(MEASURES)}, got {name!r}")
+    if not measures:
+        raise ValueError(f"measures: expected some of {', '.join(MEASURES)}, got none")
+    if isinstance(rows, bool) or not isinstance(rows, int):
+        raise TypeError(f"rows: expected a whole number, got {rows!r}")
+    if rows < 2:
+        raise ValueError(f"rows: expected at least 2, for a standard error, got {rows}")
+
+
+def _probe(model: nn.Module, batch: Any) -> dict[str, Projections]:
+    try:
+        return found_weights(model, batch)
+    except Exception as error:  # whatever a strange model does under a probe, the other measures stand
+        warnings.warn(
+            f"diversity: which weights belong to which head could not be found ({error}); subspaces and "
+            "contributions are left out",
+            stacklevel=3,
+        )
+        return {}
+
+
+def _gradients(
+    model: nn.Module,
+    seen: list[Seen],
+    result: Any,
+    batch: Any,
+    padding: Tensor | None,
+    loss: Loss | None,
+    generator: torch.Generator,
+) -> bool:
+    """Take the gradients of the gates of one batch; whether there were any."""
+    weights = None
+    if loss is None:
+        output = read(result, model, padding)
+        value, weights = output.value, directions(output, generator)
+    else:
+        value = loss(result, batch)
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            got = type(value).__name__
+            raise ValueError(f"loss: expected a floating tensor from loss(output, batch), got {got}")
+        value = value.sum()
+    if not value.requires_grad:
+        what = "the model's output" if loss is None else "the loss"
+        warnings.warn(
+            f"diversity: {what} has no gradient (a forward under torch.no_grad, or quantised weights?); "
+            "gradients are left out",
+            stacklevel=3,
+        )
+        return False
+    gates = {one: one.gate for one in seen if one.gate is not None}
+    found = torch.autograd.grad(value, list(gates.values()), weights, allow_unused=True)
+    for one, gradient in zip(gates, found, strict=True):
+        if gradient is not None:
+            one.gradient = gradient.transpose(1, 2).flatten(0, 1)[one.places].double()
+    return True
