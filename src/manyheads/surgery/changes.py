@@ -1,0 +1,163 @@
+"""What a cut does to a model besides its numbers, as plain data: kept with the model and in heads.json."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.surgery.inputs import Narrow
+from manyheads.surgery.torch_attention import TorchAttention
+
+ATTRIBUTE = "_manyheads_changes"  # of a cut model
+
+
+@dataclass
+class Changes:
+    """How a cut model differs from the one that its class and config make.
+
+    shapes: of every parameter and buffer that was cut.
+    attributes: ``{module path: {attribute path: value}}``, such as its number of heads.
+    configs: the same for modules that read a config, which then have a copy of their own.
+    inputs: ``{module path: [options of Narrow]}`` for modules that are given something for every head.
+    copied: ``{module path: module path}``: the first makes a table for itself as the second does.
+    replaced: paths of modules that were nn.MultiheadAttention and are `TorchAttention` now.
+    """
+
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    inputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    copied: dict[str, str] = field(default_factory=dict)
+    replaced: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def changes_of(model: nn.Module) -> Changes:
+    """The changes of a cut model, a copy; none for any other model."""
+    known = getattr(model, ATTRIBUTE, None)
+    return copy.deepcopy(known) if isinstance(known, Changes) else Changes()
+
+
+def set_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put another tensor in the place of a parameter or buffer, and of everything tied to it."""
+    old = get_tensor(model, name)
+    new: Any = nn.Parameter(tensor, old.requires_grad) if isinstance(old, nn.Parameter) else tensor
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for key, held in store.items():
+                if held is old:
+                    store[key] = new
+                    _set_features(module, key, old)
+
+
+def get_tensor(model: nn.Module, name: str) -> Tensor:
+    """The parameter or buffer of this name."""
+    path, _, key = name.rpartition(".")
+    tensor: Tensor = getattr(model.get_submodule(path), key)
+    return tensor
+
+
+def _set_features(module: nn.Module, key: str, old: Tensor) -> None:
+    """The sizes that torch's own modules repeat beside their weight."""
+    weight = module._parameters.get("weight")
+    if key != "weight" or weight is None:
+        return
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = weight.shape
+    elif isinstance(module, nn.Embedding):
+        module.num_embeddings, module.embedding_dim = weight.shape
+    elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        module.normalized_shape = tuple(weight.shape)
+    elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        if module.groups == old.shape[0] != 1:
+            module.groups = weight.shape[0]
+        module.out_channels, module.in_channels = weight.shape[0], weight.shape[1] * module.groups
+
+
+def set_value(owner: Any, path: Sequence[str], value: Any) -> None:
+    """Set a number inside an attribute: ``("num_heads",)``, or ``("axes", "h")`` inside a dict or tuple."""
+    first, *rest = path
+    inside = owner[first] if isinstance(owner, dict) else getattr(owner, first)
+    new = _with(inside, rest, value) if rest else value
+    if isinstance(owner, dict):
+        owner[first] = new
+    else:
+        setattr(owner, first, new)
+
+
+def _with(container: Any, path: Sequence[str], value: Any) -> Any:
+    """A copy of a dict, list or tuple with one number in it changed."""
+    first, *rest = path
+    if isinstance(container, dict):
+        changed = dict(container)
+        changed[first] = _with(container[first], rest, value) if rest else value
+        return changed
+    items = list(container)
+    place = int(first)
+    items[place] = _with(items[place], rest, value) if rest else value
+    return tuple(items) if isinstance(container, tuple) else items
+
+
+def own_config(module: nn.Module, values: dict[str, Any]) -> None:
+    """Give a module a copy of its config, with other values."""
+    config = copy.copy(module.config)
+    for name, value in values.items():
+        setattr(config, name, value)
+    module.config = config
+
+
+def copy_source(model: nn.Module, path: str, source: str) -> None:
+    """Have a module make for itself what another made for it: it takes over what only that one has."""
+    receiver, maker = model.get_submodule(path), model.get_submodule(source)
+    for name, module in maker._modules.items():
+        if name not in receiver._modules and module is not None:
+            receiver.add_module(name, copy.deepcopy(module))
+    for name, value in vars(maker).items():
+        if isinstance(value, bool) and getattr(receiver, name, None) is not value and name != "training":
+            setattr(receiver, name, value)
+
+
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
+    """Put a module in the place of another, everywhere; gives the model, for the path '' the module."""
+    if not path:
+        return module
+    old = model.get_submodule(path)
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = module
+    return model
+
+
+def reshape(model: nn.Module, changes: Changes) -> nn.Module:
+    """Make a fresh model of the same class and config look as the cut one did; its cut tensors are empty."""
+    for path in changes.replaced:
+        model = replace_module(model, path, TorchAttention.like(model.get_submodule(path)))
+    for path, source in changes.copied.items():
+        copy_source(model, path, source)
+    for name, shape in changes.shapes.items():
+        set_tensor(model, name, torch.empty(shape, dtype=get_tensor(model, name).dtype))
+    settle(model, changes)
+    return model
+
+
+def settle(model: nn.Module, changes: Changes) -> None:
+    """Set the numbers of heads and narrow the inputs that changes name, and let the model remember them."""
+    for path, values in changes.attributes.items():
+        for name, value in values.items():
+            set_value(model.get_submodule(path), name.split("."), value)
+    for path, values in changes.configs.items():
+        own_config(model.get_submodule(path), values)
+    for path, narrowed in changes.inputs.items():
+        module = model.get_submodule(path)
+        for options in narrowed:
+            Narrow(**options).attach(module)
+    setattr(model, ATTRIBUTE, changes)

@@ -1,0 +1,125 @@
+"""cut: take heads out of a model for good."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from manyheads.heads.calls import Call
+from manyheads.heads.intercept import Interceptor, module_paths
+from manyheads.heads.maps import run
+from manyheads.heads.projections import projections
+from manyheads.heads.sites import Heads, Selection, Site
+from manyheads.surgery.changes import Changes, changes_of, replace_module, settle
+from manyheads.surgery.probe_batch import probe_batch
+from manyheads.surgery.regions import find_inputs, narrow, regions_of, separate, tell
+from manyheads.surgery.shrink import apply, check_groups, shrinks
+from manyheads.surgery.torch_attention import TorchAttention
+from manyheads.surgery.verify import capture, evaluating, verify
+
+
+def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
+    """A smaller copy of a model, without these heads: rows and columns of its projections are gone.
+
+    Which weights belong to a head is found by running the model, whatever its class. The copy is run, too:
+    it gives what the model gives with those heads silenced (1e-5 in float32), also when it generates with a
+    cache.
+
+    Parameters
+    ----------
+    model: any torch.nn.Module. It is left as it is.
+    heads: ``{layer number or site: [head numbers]}``, the heads to remove. Where several heads share a key
+        head: whole groups, or the same number from every group.
+    batch: something small that the model runs on: a dict (given as keyword arguments), a tuple or list (as
+        positional ones), or a tensor. For transformers models one is made.
+
+    Returns
+    -------
+    The copy. Its ``original_heads`` says, for each site that lost some, which heads of the uncut model its
+    heads were. It can be trained, copied, saved (`save`) and cut again.
+
+    Raises
+    ------
+    ValueError for heads that do not exist, for all heads of everything, for groups left unequal, for heads
+    that share weights with others that stay; RuntimeError when the copy does not give what the silenced model
+    gives, with the first module that differs.
+
+    Examples
+    --------
+    >>> layer = nn.MultiheadAttention(6, num_heads=3, batch_first=True)
+    >>> import torch
+    >>> x = torch.randn(2, 5, 6)
+    >>> smaller = cut(layer, {0: [1]}, (x, x, x))
+    >>> smaller.query.weight.shape, smaller.output.weight.shape, smaller.original_heads
+    (torch.Size([4, 6]), torch.Size([6, 4]), {'': [0, 2]})
+    """
+    batch = probe_batch(model) if batch is None else batch
+    sites, removed = _resolved(model, heads, batch)
+    for name, numbers in removed.items():
+        check_groups(sites[name], numbers)
+    if all(len(removed.get(name, ())) == site.heads for name, site in sites.items()):
+        raise ValueError("heads: these are all heads of the whole model; leave at least one")
+    copied, changes = copy.deepcopy(model), changes_of(model)
+    if not removed:
+        return copied
+    copied = _own_attention(copied, removed, changes)
+    found = projections(copied, batch)
+    regions = regions_of(found)
+    for path, calls in capture(model, batch, removed, regions).items():
+        regions[path].calls = calls
+    find_inputs(model, regions, found)
+    only, own = separate(copied, regions, found, removed, changes)
+    shrunk = shrinks(found, removed, only) | own
+    apply(copied, shrunk, changes)
+    narrowed = narrow(copied, regions, removed, changes)
+    lost = [r for r in regions.values() if r in narrowed or any(name in removed for name in r.sites)]
+    tell(copied, lost, found, removed, shrunk, changes)
+    settle(copied, changes)
+    setattr(copied, "original_heads", _original(model, sites, removed))  # noqa: B010
+    verify(model, copied, batch, removed, [region.path for region in lost])
+    return copied
+
+
+def _resolved(model: nn.Module, heads: Heads, batch: Any) -> tuple[dict[str, Site], dict[str, list[int]]]:
+    """The sites of the model, and the heads to remove by site name."""
+    chosen = Selection(heads, module_paths(model).values())
+    removed: dict[str, list[int]] = {}
+
+    def see(call: Call) -> None:
+        numbers = chosen.at(call.site)
+        if numbers:
+            removed[call.site.name] = sorted(numbers)
+
+    with evaluating(model), Interceptor(model, see) as interceptor:
+        run(model, batch)
+    sites = interceptor.sites.by_name
+    chosen.finish(sites.values())
+    if not sites:
+        raise ValueError("cut: no attention was seen in the model")
+    return dict(sites), removed
+
+
+def _own_attention(model: nn.Module, removed: Mapping[str, list[int]], changes: Changes) -> nn.Module:
+    """Put our module in the place of each nn.MultiheadAttention that loses heads."""
+    for name in removed:
+        path = name.partition("#")[0]
+        module = model.get_submodule(path)
+        if isinstance(module, nn.MultiheadAttention):
+            model = replace_module(model, path, TorchAttention.like(module))
+            changes.replaced.append(path)
+    return model
+
+
+def _original(
+    model: nn.Module, sites: Mapping[str, Site], removed: Mapping[str, list[int]]
+) -> dict[str, list[int]]:
+    """Which heads of the uncut model the heads of the cut one were, by site."""
+    before: Mapping[str, list[int]] = getattr(model, "original_heads", None) or {}
+    after = {name: list(numbers) for name, numbers in before.items()}
+    for name, numbers in removed.items():
+        old = before.get(name, range(sites[name].heads))
+        after[name] = [old[head] for head in range(sites[name].heads) if head not in numbers]
+    return after

@@ -1,0 +1,192 @@
+"""Holding a cut model to the silenced one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.heads.maps import run
+from manyheads.heads.silence import silence
+from manyheads.surgery.counts import Captured, difference, tensors
+from manyheads.surgery.inputs import arguments
+from manyheads.surgery.torch_attention import TorchAttention
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_NOISE = 1e-2  # a difference up to this may be rounding that a deep model made larger
+_STEPS = 3
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; afterwards every module is as it was."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def tolerance(model: nn.Module) -> float:
+    """How far outputs may be apart, by the least exact dtype of the weights."""
+    found = {parameter.dtype for parameter in model.parameters()}
+    return max((TOLERANCE[dtype] for dtype in found if dtype in TOLERANCE), default=1e-5)
+
+
+def capture(
+    model: nn.Module, batch: Any, removed: Mapping[str, list[int]], paths: Iterable[str]
+) -> dict[str, list[Captured]]:
+    """What the modules at these paths were given and gave, call by call, while the heads were silent."""
+    found: dict[str, list[Captured]] = {path: [] for path in paths}
+    given_out: dict[int, tuple[str, Any]] = {}  # what modules gave, and which first
+    with ExitStack() as stack:
+        for path, calls in found.items():
+
+            def before(_: nn.Module, args: Any, kwargs: Any, calls: list[Captured] = calls) -> None:
+                handed = {
+                    argument: given_out[id(value)][0]
+                    for argument, value in arguments(args, kwargs)
+                    if id(value) in given_out
+                }
+                calls.append(Captured(*copy.deepcopy((args, kwargs)), handed=handed))
+
+            def after(
+                _: nn.Module, args: Any, output: Any, path: str = path, calls: list[Captured] = calls
+            ) -> None:
+                calls[-1].output = output
+                for _name, tensor in tensors(output):
+                    given_out.setdefault(id(tensor), (path, tensor))
+
+            module = model.get_submodule(path)
+            hook = module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+            stack.callback(hook.remove)
+            stack.callback(module.register_forward_hook(after).remove)
+        with evaluating(model), silence(model, removed):
+            run(model, batch)
+    return found
+
+
+def verify(
+    model: nn.Module, cut: nn.Module, batch: Any, removed: Mapping[str, list[int]], modules: Iterable[str]
+) -> None:
+    """Raise unless the cut model gives what the silenced one does, also when it generates.
+
+    modules: paths inside which the two may differ.
+    """
+    allowed = tolerance(model)
+    off = _apart(model, cut, batch, removed)
+    if off > allowed and off < _NOISE and allowed == TOLERANCE[torch.float32]:
+        exact = _apart(copy.deepcopy(model).double(), copy.deepcopy(cut).double(), _double(batch), removed)
+        off = off if exact > TOLERANCE[torch.float64] else 0.0
+    if off > allowed:
+        where = first_difference(model, cut, batch, removed, tuple(modules), allowed)
+        raise RuntimeError(
+            f"cut: the cut model differs from the silenced one by {off:.2g} (allowed: {allowed:.0e}), first "
+            f"at {where}; nothing was changed"
+        )
+    _verify_generation(model, cut, batch, removed)
+
+
+def _apart(model: nn.Module, cut: nn.Module, batch: Any, removed: Mapping[str, list[int]]) -> float:
+    with evaluating(model), silence(model, removed):
+        wanted = run(model, batch)
+    with evaluating(cut):
+        got = run(cut, batch)
+    return difference(own_output(cut, wanted), own_output(cut, got))
+
+
+def own_output(module: nn.Module, output: Any) -> Any:
+    """What a module gives that must not change: torch's attention also gives a mean over the heads."""
+    return output[0] if isinstance(module, TorchAttention) else output
+
+
+def _double(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.double() if batch.is_floating_point() else batch
+    if isinstance(batch, Mapping):
+        return {name: _double(value) for name, value in batch.items()}
+    return type(batch)(_double(value) for value in batch) if isinstance(batch, list | tuple) else batch
+
+
+def _verify_generation(
+    model: nn.Module, cut: nn.Module, batch: Any, removed: Mapping[str, list[int]]
+) -> None:
+    """The same for a few generated tokens, with the cache. Models that cannot generate from this batch are
+    passed over.
+    """
+    able = getattr(model, "can_generate", None)
+    if not isinstance(batch, Mapping) or not callable(able) or not able():
+        return
+    given = {  # one sequence: padding on the right is no start for generation
+        name: value[:1] if isinstance(value, Tensor) else value
+        for name, value in batch.items()
+        if not name.startswith("decoder_")
+    }
+    try:
+        with evaluating(model), silence(model, removed):
+            wanted = _generated(model, given)
+    except Exception:  # the uncut model does not generate from this either
+        return
+    with evaluating(cut):
+        got = _generated(cut, given)
+    for step, (a, b) in enumerate(zip(wanted.logits, got.logits, strict=False)):
+        off = difference(a, b)
+        if off > (_NOISE if step else _NOISE / 10):
+            raise RuntimeError(
+                f"cut: generating with the cache, the cut model differs from the silenced one by {off:.2g} "
+                f"at new token {step + 1}; nothing was changed"
+            )
+        if not torch.equal(a.argmax(-1), b.argmax(-1)):
+            break  # a tie: from here on they say different things
+
+
+def _generated(model: Any, given: Mapping[str, Any]) -> Any:
+    return model.generate(
+        **given, max_new_tokens=_STEPS, min_new_tokens=_STEPS, do_sample=False, num_beams=1, use_cache=True,
+        return_dict_in_generate=True, output_logits=True,
+    )  # fmt: skip
+
+
+def first_difference(
+    model: nn.Module,
+    cut: nn.Module,
+    batch: Any,
+    removed: Mapping[str, list[int]],
+    modules: tuple[str, ...],
+    allowed: float,
+) -> str:
+    """The path of the first module, by the end of its run, whose output differs."""
+    inside = tuple(f"{path}." for path in modules)
+    paths = [path for path, _ in cut.named_modules() if not path.startswith(inside)]
+    wanted = _outputs(model, batch, paths, removed)
+    got = _outputs(cut, batch, paths, None)
+    for path, outputs in got.items():
+        for mine, theirs in zip(outputs, wanted.get(path, []), strict=False):
+            if difference(theirs, mine) > allowed and any(True for _ in tensors(theirs)):
+                return repr(path) if path else "the model's own output"
+    return "a place that could not be found"
+
+
+def _outputs(
+    model: nn.Module, batch: Any, paths: list[str], removed: Mapping[str, list[int]] | None
+) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    with ExitStack() as stack:
+        for path in paths:
+
+            def after(_: nn.Module, args: Any, output: Any, path: str = path) -> None:
+                found.setdefault(path, []).append(output)
+
+            stack.callback(model.get_submodule(path).register_forward_hook(after).remove)
+        stack.enter_context(evaluating(model))
+        if removed is not None:
+            stack.enter_context(silence(model, removed))
+        run(model, batch)
+    return found
