@@ -125,8 +125,9 @@ def _probe(model: nn.Module, batch: Any) -> dict[str, Projections]:
     try:
         return found_weights(model, batch)
     except Exception as error:  # whatever a strange model does under a probe, the other measures stand
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         warnings.warn(
-            f"diversity: which weights belong to which head could not be found ({error}); subspaces and "
+            f"diversity: which weights belong to which head could not be found ({said}); subspaces and "
             "contributions are left out",
             stacklevel=3,
         )
