@@ -214,7 +214,8 @@ def collect(wanted: Iterable[str], out: Path, jobs: int, again: bool = False) ->
 def report(results: dict[str, dict[str, Any]]) -> str:
     """The table of every architecture, the misses by name, and the counts against what is to be reached."""
     mapping, others = names()
-    rows, misses = [], []
+    rows, misses, excused = [], [], []
+    compared: Counter[str] = Counter()
     for name in (*mapping, *others):
         found = results.get(name)
         if found is None:
@@ -226,6 +227,10 @@ def report(results: dict[str, dict[str, Any]]) -> str:
         rows.append([name, _yes(ran), _yes(attention) if ran else "", found.get("sites", ""), verdict, route])
         if status in (NOT_RUN, WRONG):
             misses.append(f"- {name} {'is ' * (status == WRONG)}{status}: {found['reason'][:300]}")
+        if found.get("excused"):
+            excused.append(f"- {name}: {'; '.join(sorted(set(found['excused'])))[:300]}")
+        if status == RIGHT:
+            compared.update(found["checked"] | {"sites": found["sites"]})
     mapped = [results[name]["status"] for name in mapping if name in results]
     ran = sum(status != NOT_RUN for status in mapped)
     seen = sum(status in (RIGHT, WRONG) for status in mapped)
@@ -236,6 +241,8 @@ def report(results: dict[str, dict[str, Any]]) -> str:
         f"attention, {right} of those are right. "
         f"Beyond transformers: {beyond.count(RIGHT)} of {len(beyond)} right."
     )
+    sites = compared.pop("sites", 0)
+    metrics = ", ".join(f"{name} at {count} of {sites} sites" for name, count in sorted(compared.items()))
     goals = harness.targets(
         ("entries that run", ran, ">=", 400),
         ("right, of those with attention", right / max(seen, 1), ">=", 0.95),
@@ -245,6 +252,9 @@ def report(results: dict[str, dict[str, Any]]) -> str:
             harness.table(["architecture", "runs", "attention", "sites", "verdict", "reference"], rows),
             "Misses:",
             "\n".join(misses),
+            "Softmaxes in modules named attention that are no attention of queries to keys:",
+            "\n".join(excused),
+            f"Compared where it has a meaning and the reference tells it: {metrics}.",
             counts,
             goals,
         ]

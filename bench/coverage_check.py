@@ -264,7 +264,10 @@ def _absent(site: Any, p: Tensor, blocked: bool) -> set[str]:
         return set()
     if blocked:
         return {*OF_ONE_SEQUENCE, *OF_WHOLE_KEYS}
-    ahead = queries > keys or bool(p.triu(keys - queries + 1).any())
+    reached = (
+        int(p[:, :, -1].any(0).any(0).nonzero()[-1:].sum()) + 1
+    )  # a longer cache is hidden from there on
+    ahead = queries > keys or bool(p.triu(max(0, reached - queries) + 1).any())
     return set(OF_ONE_SEQUENCE) if ahead else set()
 
 
