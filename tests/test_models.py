@@ -60,6 +60,28 @@ def test_a_folder(saved):
     assert again.model.pooler.dense.weight.equal(loaded.model.pooler.dense.weight)
 
 
+def test_with_its_head(saved):
+    loaded = models.load(str(saved), head=True)
+    assert isinstance(loaded.model, hf.BertForMaskedLM)
+    assert not loaded.model.training
+    batch = torch.tensor([[5, 6, 7]])
+    original = hf.BertForMaskedLM.from_pretrained(saved).eval()
+    with torch.no_grad():
+        assert loaded.model(batch).logits.equal(original(batch).logits)
+
+
+def test_a_head_that_is_not_in_the_weights_is_not_made_up(folder):
+    change(folder, architectures=["BertForSequenceClassification"])
+    assert type(models.load(str(folder), head=True).model) is hf.BertModel
+
+
+@pytest.mark.parametrize("named", [None, [], ["NobodyKnowsThis"], ["BertConfig"], ["BertModel"]])
+def test_a_config_that_names_no_head(folder, named):
+    hf.BertModel(hf.BertConfig(**CONFIG)).save_pretrained(folder)
+    change(folder, architectures=named)
+    assert type(models.load(str(folder), head=True).model) is hf.BertModel
+
+
 def test_loading_leaves_the_random_numbers_alone(saved):
     torch.manual_seed(3)
     expected = torch.rand(1)

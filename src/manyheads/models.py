@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,13 +74,15 @@ class Loaded:
         return next((number for number in ids if isinstance(number, int)), 0)
 
 
-def load(name: str | None = None) -> Loaded:
+def load(name: str | None = None, *, head: bool = False) -> Loaded:
     """The model of that name, on the fastest device there is; without a name the embedded MiniLM.
 
     Parameters
     ----------
     name: a folder that transformers wrote, a name on the hub, or ``package.module:factory``: a function that
         takes nothing and returns a model, or a model and its tokenizer or image processor.
+    head: with what the model was trained to say on top (a language model's logits, a classifier's classes),
+        where its config names such a class of transformers and its weights are there; else without.
 
     Code that comes with a model is never run; what has to be made at random is the same every time.
 
@@ -97,7 +99,7 @@ def load(name: str | None = None) -> Loaded:
         elif _FACTORY.fullmatch(name):
             loaded = _made(name)
         else:
-            loaded = _pretrained(name)
+            loaded = _pretrained(name, head)
     loaded.model.to(device()).eval()
     return loaded
 
@@ -166,7 +168,7 @@ def _made(name: str) -> Loaded:
     )
 
 
-def _pretrained(name: str) -> Loaded:
+def _pretrained(name: str, head: bool) -> Loaded:
     """A model that transformers knows, from a folder or the hub."""
     folder = Path(name).expanduser()
     if folder.is_file():
@@ -181,7 +183,7 @@ def _pretrained(name: str) -> Loaded:
         raise ValueError(f"MODEL: the folder {name} has no config.json; expected {EXPECTED}")
     try:
         from huggingface_hub.utils import logging as hub_logging
-        from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+        from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer
         from transformers.utils import logging
     except ImportError:
         raise ImportError(
@@ -196,9 +198,12 @@ def _pretrained(name: str) -> Loaded:
     logging.disable_progress_bar()
     hub_logging.set_verbosity_error()
     try:
-        model, info = AutoModel.from_pretrained(
-            source, trust_remote_code=False, local_files_only=local, output_loading_info=True, dtype=dtype
-        )
+        where: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local}
+        options = where | {"output_loading_info": True, "dtype": dtype}
+        whole = _class_with_head(AutoConfig.from_pretrained(source, **where)) if head else None
+        model, info = (whole or AutoModel).from_pretrained(source, **options)
+        if whole is not None and _made_up_head(model, info["missing_keys"]):
+            model, info = AutoModel.from_pretrained(source, **options)
     except Exception as error:
         raise ValueError(_why_not(name, local, error)) from error
     finally:
@@ -232,6 +237,22 @@ def _pretrained(name: str) -> Loaded:
             logging.set_verbosity(verbosity)
 
     return Loaded(name, model, tokenizer, processor)
+
+
+def _class_with_head(config: Any) -> Any:
+    """The class of transformers that a config says its weights are of; None when it says none of them."""
+    import transformers
+
+    named = (getattr(transformers, name, None) for name in getattr(config, "architectures", None) or [])
+    return next(
+        (c for c in named if isinstance(c, type) and issubclass(c, transformers.PreTrainedModel)), None
+    )
+
+
+def _made_up_head(model: Any, missing: Iterable[str]) -> bool:
+    """Whether some weight outside the body of a model was not in its files, and so was drawn at random."""
+    body = f"{model.base_model_prefix}."
+    return model.base_model is not model and any(not key.startswith(body) for key in missing)
 
 
 def _why_not(name: str, local: bool, error: Exception) -> str:

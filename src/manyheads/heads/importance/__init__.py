@@ -1,4 +1,8 @@
-"""Which heads matter: several ways to say so, each with its standard error."""
+"""Which heads matter: several ways to say so, each with its standard error.
+
+A method is a function that takes a `Task` and returns a HeadTable with the column ``importance``. To add one,
+write the function in a file of its own and put it into `METHODS`: docs/importance.md shows how.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,27 @@ from typing import Any
 
 from torch import nn
 
-from manyheads.heads.importance.gradients import fisher
+from manyheads.heads.importance.agreement import Agreement, agreement
+from manyheads.heads.importance.gradients import fisher, gradient
+from manyheads.heads.importance.learned import gates
 from manyheads.heads.importance.leave_one_out import leave_one_out
-from manyheads.heads.importance.losses import Loss
+from manyheads.heads.importance.losses import Loss, named
+from manyheads.heads.importance.relevance import relevance
+from manyheads.heads.importance.statistics import confidence, output_norm, random
 from manyheads.heads.importance.task import Task, no_step
 from manyheads.heads.table import HeadTable
 
+__all__ = ["METHODS", "Agreement", "agreement", "importance"]
+
 METHODS: dict[str, Callable[[Task], HeadTable]] = {
     "fisher": fisher,
+    "gradient": gradient,
     "leave-one-out": leave_one_out,
+    "confidence": confidence,
+    "output-norm": output_norm,
+    "relevance": relevance,
+    "gates": gates,
+    "random": random,
 }
 
 
@@ -25,13 +41,39 @@ def importance(
     model: nn.Module,
     batches: Iterable[Any],
     method: str = "fisher",
-    loss: Loss | None = None,
+    loss: str | Loss | None = None,
     *,
+    keep: int | None = None,
     seed: int = 0,
     state: str | PathLike[str] | None = None,
     step: Callable[[float], None] = no_step,
 ) -> HeadTable:
     """How much each head of a model matters: a table with the column ``importance`` and its standard error.
+
+    Parameters
+    ----------
+    model: any torch.nn.Module. It runs in eval mode; nothing about it changes.
+    batches: dicts (passed by name), tuples (passed in order) or tensors.
+    method: ``fisher`` predicts what silencing a head would change, for all heads from one backward pass, and
+        needs no labels; ``leave-one-out`` silences one after the other, exact and slow; ``gradient`` is the
+        slope of a loss by each head's gate; ``gates`` learns which heads to keep; ``relevance`` follows the
+        output back to the heads; ``confidence`` and ``output-norm`` look at the heads alone; ``random`` is
+        the control.
+    loss: a name (``causal``, ``masked``, ``classification``, ``seq2seq``, ``embedding``) or a function of
+        what the model returned and the batch, which gives a number or one for each sequence. For
+        ``gradient``, ``leave-one-out`` and ``gates``; without it ``gradient`` takes the one that fits the
+        model, the others look at what changes in the output.
+    keep: how many heads ``gates`` is to keep; half without it.
+    seed: of all that is drawn.
+    state: a file in which ``leave-one-out`` keeps what it has, to go on from when it was interrupted.
+    step: called with the share of a batch that was done, for a progress bar.
+
+    Returns
+    -------
+    A HeadTable. What the output is, and what counts as a change of it: `outputs.read` and
+    `outputs.difference`. ``fisher`` and ``leave-one-out`` without a loss are in the same unit: nats a token
+    for logits, 1 - cosine for embeddings. Standard errors are over sequences where every number belongs to
+    one, else over batches, and over repetitions for ``gates``.
 
     Examples
     --------
@@ -46,4 +88,5 @@ def importance(
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     where = None if state is None else Path(state)
-    return METHODS[method](Task(model, batches, loss, seed=seed, state=where, step=step))
+    task = Task(model, batches, named(loss), seed=seed, keep=keep, state=where, step=step)
+    return METHODS[method](task)

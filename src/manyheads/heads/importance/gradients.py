@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from manyheads.heads.importance.losses import fitting, units
 from manyheads.heads.importance.observe import Sums, gate_gradients, moved, observed
 from manyheads.heads.importance.outputs import directions
 from manyheads.heads.importance.task import Task
@@ -36,5 +37,28 @@ def fisher(task: Task, draws: int = DRAWS) -> HeadTable:
                     square = gradient**2 * (len(gradient) / len(drawn) / 2 / draws)
                     squares[site] = squares[site] + square if site in squares else square
             sums.add(squares)
+            task.step(1.0)
+        return observer.table(sums.found)
+
+
+def gradient(task: Task) -> HeadTable:
+    """How steeply the loss depends on each head's gate: the mean of |d loss / d gate| over sequences (or
+    batches, for a loss that is one number for all).
+
+    Without a loss, the one that fits the model (see `losses.fitting`).
+    """
+    sums = Sums()
+    with observed(task.model) as observer:
+        for batch in moved(task.batches, observer.device):
+            forward = observer.forward(batch, gradients=True)
+            loss = task.loss or fitting(forward.result, task.model, observer.sites)
+            with torch.enable_grad():
+                value = units(loss, forward.result, batch)
+            if not value.requires_grad:
+                raise ValueError(
+                    "loss: its value has no gradient; expected one computed from what the model returned"
+                )
+            found = gate_gradients(forward.heads, value, torch.ones_like(value))
+            sums.add({site: g.abs() * (len(g) / len(value)) for site, g in found.items()})
             task.step(1.0)
         return observer.table(sums.found)

@@ -57,25 +57,25 @@ def _silenced(
     """What silencing each head of a site changes, (units, heads): a unit is a sequence or the batch."""
     columns = []
     before = None if loss is None else units(loss, full.result, batch)
-    for head in range(full.heads[site][0].shape[1]):
+    for gate in 1 - torch.eye(full.heads[site][0].shape[1]):
         with recording.given_back(site) if recording else nullcontext():
-            result = observer.without(batch, site, head)
+            result = observer.gated(batch, {site: gate})
         if loss is None or before is None:
-            columns.append(difference(full.output, observer.output(result)))
+            columns.append(difference(full.output, observer.output(result, full)))
         else:
             columns.append(units(loss, result, batch) - before)
     return torch.stack(columns, 1).double().cpu()
 
 
 def _sound(observer: Observer, recording: Recording, batch: Any, full: Forward, site: str) -> bool:
-    """Whether running from a site on gives the same to the bit. Calls of a shared module cannot be told apart
-    when some of them are left out.
+    """Whether running from a site on shows its attention, and gives the same to the bit. Calls of a shared
+    module cannot be told apart when some of them are left out.
     """
     if any("#" in name for name in full.heads):
         return False
     with recording.given_back(site):
-        again = observer.output(observer.without(batch, site))
-    return again.value.equal(full.output.value)
+        again = observer.gated(batch, {site: torch.ones(full.heads[site][0].shape[1])})
+    return site in observer.gated_sites and observer.output(again, full).value.equal(full.output.value)
 
 
 class State:

@@ -1,24 +1,232 @@
-"""The losses that come with the package. A loss takes what the model returned and the batch, and returns one
-number, or one for each sequence.
+"""The losses that come with the package, and how to read what they need from a batch.
 
-Any function of that kind can be given instead.
+A loss takes what the model returned and the batch, and returns one number, or one for each sequence. Any
+function of that kind can be given instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from manyheads.heads.importance.outputs import main_tensor, read
+from manyheads.heads.sites import Site
 
 Loss = Callable[[Any, Any], Tensor]
 IGNORED = -100  # in labels, as transformers has it
+TEMPERATURE = 0.05
+
+
+def causal(result: Any, batch: Any) -> Tensor:
+    """Cross-entropy of each next token, (batch,): of ``labels``, or of ``input_ids`` that are no padding.
+
+    >>> causal({"logits": torch.zeros(2, 5, 7)}, {"input_ids": torch.ones(2, 5, dtype=torch.long)})
+    tensor([1.9459, 1.9459])
+    """
+    labels = _given(batch, "labels")
+    if labels is None:
+        labels = _ids(batch, "causal", first=True)
+        real = _given(batch, "attention_mask")
+        if real is not None and real.shape == labels.shape:
+            labels = labels.masked_fill(real == 0, IGNORED)
+    return _cross_entropy(_logits(result, "causal", 3)[:, :-1], labels[:, 1:], "causal")
+
+
+def masked(result: Any, batch: Any) -> Tensor:
+    """Cross-entropy of the tokens that were masked, (batch,): ``labels`` has their ids, and -100 elsewhere.
+
+    >>> masked({"logits": torch.zeros(1, 3, 7)}, {"labels": torch.tensor([[-100, 4, -100]])})
+    tensor([1.9459])
+    """
+    return _cross_entropy(_logits(result, "masked", 3), _labels(batch, "masked"), "masked")
+
+
+def classification(result: Any, batch: Any) -> Tensor:
+    """Cross-entropy of each sequence's class, (batch,): ``labels`` are (batch,).
+
+    >>> classification({"logits": torch.zeros(2, 3)}, {"labels": torch.tensor([0, 2])})
+    tensor([1.0986, 1.0986])
+    """
+    logits, labels = _logits(result, "classification", 2), _labels(batch, "classification")
+    return _cross_entropy(logits.unsqueeze(1), labels.reshape(-1, 1), "classification")
+
+
+def seq2seq(result: Any, batch: Any) -> Tensor:
+    """Cross-entropy of each token written, (batch,): of ``labels``, or of what the decoder reads next.
+
+    >>> target = torch.ones(2, 5, dtype=torch.long)
+    >>> seq2seq({"logits": torch.zeros(2, 5, 7)}, {"decoder_input_ids": target})
+    tensor([1.9459, 1.9459])
+    """
+    logits, labels = _logits(result, "seq2seq", 3), _given(batch, "labels")
+    if labels is not None:
+        return _cross_entropy(logits, labels, "seq2seq")
+    read_next = _given(batch, "decoder_input_ids")
+    if read_next is None:
+        read_next = _ids(batch, "seq2seq", first=False)
+    real = _given(batch, "decoder_attention_mask")
+    if real is not None:
+        read_next = read_next.masked_fill(real == 0, IGNORED)
+    return _cross_entropy(logits[:, :-1], read_next[:, 1:], "seq2seq")
+
+
+def embedding(result: Any, batch: Any) -> Tensor:
+    """How hard it is to tell the sentences of a batch apart by their embeddings; one number, no labels.
+
+    Each sentence is to be found among all by the cosine of its embedding with itself and the others: the
+    cross-entropy of softmax(cosine / 0.05). Zero when all stand at right angles; heads that make sentences
+    different lower it.
+
+    >>> embedding(torch.eye(3), None) < 1e-7
+    tensor(True)
+    """
+    value = read(result, nn.Identity(), _real(batch)).value
+    if len(value) < 2:
+        raise ValueError(
+            "batches: loss 'embedding' compares the sentences of a batch; expected at least 2 in each"
+        )
+    unit = F.normalize(value, dim=-1)
+    return F.cross_entropy(unit @ unit.T / TEMPERATURE, torch.arange(len(value), device=value.device))
+
+
+LOSSES: dict[str, Loss] = {
+    "causal": causal,
+    "masked": masked,
+    "classification": classification,
+    "seq2seq": seq2seq,
+    "embedding": embedding,
+}
+
+
+def named(loss: str | Loss | None) -> Loss | None:
+    """A loss by its name, or the function itself.
+
+    >>> named("causal") is causal
+    True
+    """
+    if loss is None or callable(loss):
+        return loss
+    if loss not in LOSSES:
+        raise ValueError(f"loss: expected one of {', '.join(LOSSES)}, or a function, got {loss!r}")
+    return LOSSES[loss]
+
+
+def fitting(result: Any, model: nn.Module, sites: Iterable[Site]) -> Loss:
+    """The loss that a model was probably trained with, by what it returned and how it attends.
+
+    >>> fitting({"last_hidden_state": torch.zeros(2, 5, 3)}, nn.Identity(), []) is embedding
+    True
+    """
+    if read(result, model).real is None:
+        return embedding
+    if main_tensor(result)[1].dim() == 2:
+        return classification
+    kinds = {site.kind for site in sites}
+    if "cross" in kinds:
+        return seq2seq
+    return causal if kinds == {"causal"} else masked
 
 
 def units(loss: Loss, result: Any, batch: Any) -> Tensor:
-    """The value of a loss, one for each sequence (batch,) or one for all (1,)."""
+    """The value of a loss: one for each sequence (batch,), or one for all (1,).
+
+    >>> units(lambda result, batch: result.mean(), torch.ones(2, 3), None)
+    tensor([1.])
+    """
     value = loss(result, batch)
     if not isinstance(value, Tensor) or value.dim() > 1 or not value.is_floating_point():
         got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"loss: expected a number or one for each sequence, (batch,), got {got}")
     return value.reshape(-1)
+
+
+def hide_tokens(
+    batch: Mapping[str, Tensor], mask_token: int, special: Iterable[int], generator: torch.Generator
+) -> dict[str, Tensor]:
+    """A batch for the masked loss: 15% of its tokens, special ones never, replaced by the mask token.
+
+    >>> batch = {"input_ids": torch.arange(40).view(2, 20), "attention_mask": torch.ones(2, 20)}
+    >>> hidden = hide_tokens(batch, 99, [0], torch.Generator().manual_seed(0))
+    >>> (hidden["input_ids"] == 99).equal(hidden["labels"] != -100), (hidden["labels"] != -100).sum()
+    (True, tensor(4))
+    """
+    ids = batch["input_ids"]
+    may = ~torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype))
+    if "attention_mask" in batch:
+        may &= batch["attention_mask"] != 0
+    hidden = may & (torch.rand(ids.shape, generator=generator) < 0.15)
+    return {
+        **batch,
+        "input_ids": ids.masked_fill(hidden, mask_token),
+        "labels": ids.masked_fill(~hidden, IGNORED),
+    }
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, name: str) -> Tensor:
+    """The mean over the labelled tokens of each sequence, (batch,); zero for one without any."""
+    if logits.shape[:2] != labels.shape:
+        raise ValueError(
+            f"batches: loss {name!r} got labels {tuple(labels.shape)} for logits "
+            f"{tuple(logits.shape)}; expected one label for each token"
+        )
+    if labels.is_floating_point():
+        raise ValueError(f"batches: loss {name!r} expected whole numbers as labels, got {labels.dtype}")
+    each = F.cross_entropy(logits.transpose(1, 2), labels.long(), ignore_index=IGNORED, reduction="none")
+    counted = labels != IGNORED
+    if not counted.any():
+        raise ValueError(
+            f"batches: loss {name!r} found no label in a batch that counts; expected at least one"
+        )
+    return each.sum(1) / counted.sum(1).clamp(min=1)
+
+
+def _logits(result: Any, name: str, axes: int) -> Tensor:
+    what, value = main_tensor(result)
+    wanted = "(batch, classes)" if axes == 2 else "(batch, length, vocabulary)"
+    if what == "last_hidden_state" or value.dim() != axes:
+        raise ValueError(
+            f"model: loss {name!r} needs logits {wanted}, and the model returned {what or 'a tensor'} "
+            f"{tuple(value.shape)}; load it with its head, or take another loss"
+        )
+    return value
+
+
+def _given(batch: Any, name: str) -> Tensor | None:
+    found = batch.get(name) if isinstance(batch, Mapping) else None
+    return found if isinstance(found, Tensor) else None
+
+
+def _real(batch: Any) -> Tensor | None:
+    real = _given(batch, "attention_mask")
+    return None if real is None else real != 0
+
+
+def _labels(batch: Any, name: str) -> Tensor:
+    labels = _given(batch, "labels")
+    if labels is None:
+        raise ValueError(f"batches: loss {name!r} needs 'labels' in each batch, got {_names(batch)}")
+    return labels
+
+
+def _ids(batch: Any, name: str, first: bool) -> Tensor:
+    """The token ids of a batch that has no labels."""
+    if isinstance(batch, Mapping):
+        whole = [item for item in [_given(batch, "input_ids")] if item is not None and first]
+    else:
+        items = batch if isinstance(batch, tuple | list) else [batch]
+        whole = [item for item in items if isinstance(item, Tensor) and item.dim() == 2]
+        whole = [item for item in whole if not item.is_floating_point() and item.dtype != torch.bool]
+    if not whole or (not first and len(whole) < 2):
+        ids = "input_ids" if first else "decoder_input_ids"
+        raise ValueError(
+            f"batches: loss {name!r} needs 'labels' or {ids!r} in each batch, got {_names(batch)}"
+        )
+    return whole[0] if first else whole[1]
+
+
+def _names(batch: Any) -> str:
+    return ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__

@@ -28,12 +28,14 @@ class Forward:
     ----------
     result: what the model returned.
     output: that, read as logits or embeddings.
+    real: (batch, queries) of the last attention within one sequence, False for padding; None without any.
     heads: for each site the outputs of its heads, (batch, heads, queries, d_value) each, several where the
         model made its attention in pieces.
     """
 
     result: Any
     output: Output
+    real: Tensor | None
     heads: dict[str, list[Tensor]]
 
 
@@ -45,7 +47,8 @@ class Observer:
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.tokens: dict[str, int] = {}  # queries counted, by site
         self._interceptor = Interceptor(model, self._see)
-        self._silent: tuple[str, tuple[int, ...]] | None = None
+        self.gated_sites: set[str] = set()
+        self._gates: Mapping[str, Tensor] | None = None
         self._mark: Callable[[str], None] | None = None
         self._gradients = False
         self._heads: dict[str, list[Tensor]] = {}
@@ -67,7 +70,7 @@ class Observer:
         self._heads, self._real, self._gradients, self._mark = {}, None, gradients, mark
         with torch.set_grad_enabled(gradients):
             result = self._run(batch)
-            output = self.output(result)
+            output = read(result, self.model, self._real)
         if not self._heads:
             raise ValueError(
                 "model: no attention was seen in it; expected a transformer whose attention is made of torch "
@@ -78,20 +81,23 @@ class Observer:
                 "model: its output has no gradient (is its forward under torch.no_grad, or quantised?); take "
                 "method='leave-one-out', which needs none"
             )
-        return Forward(result, output, self._heads)
+        return Forward(result, output, self._real, self._heads)
 
-    def without(self, batch: Any, site: str, *heads: int) -> Any:
-        """What the model returns with these heads of a site silenced, without gradients."""
-        self._silent = site, heads
+    def gated(self, batch: Any, gates: Mapping[str, Tensor], gradients: bool = False) -> Any:
+        """What the model returns when the heads of these sites are multiplied by numbers (heads,).
+
+        `gated_sites` has those where that happened.
+        """
+        self._gates, self.gated_sites = gates, set()
         try:
-            with torch.no_grad():
+            with torch.set_grad_enabled(gradients):
                 return self._run(batch)
         finally:
-            self._silent = None
+            self._gates = None
 
-    def output(self, result: Any) -> Output:
-        """What the model returned, read with the padding of the last `forward`."""
-        return read(result, self.model, self._real)
+    def output(self, result: Any, full: Forward) -> Output:
+        """What the model returned for a batch, read with the padding seen when the full model ran on it."""
+        return read(result, self.model, full.real)
 
     def table(self, sums: Mapping[str, Mapping[str, Tensor]]) -> HeadTable:
         """A table of sums (3, heads) by column and site; sites that were never summed count nothing."""
@@ -117,12 +123,11 @@ class Observer:
 
     def _see(self, call: Call) -> Tensor | None:
         name = call.site.name
-        if self._silent is not None:
-            if name != self._silent[0] or not self._silent[1]:
+        if self._gates is not None:
+            if name not in self._gates:
                 return None
-            gate = call.output.new_ones(call.site.heads)
-            gate[list(self._silent[1])] = 0.0
-            return call.output * gate[:, None, None]
+            self.gated_sites.add(name)
+            return call.output * self._gates[name][:, None, None].to(call.output)
         if self._mark is not None:
             self._mark(name)
         self._count(call)
@@ -136,9 +141,10 @@ class Observer:
     def _count(self, call: Call) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad():
             own = told(call, visible(call))  # (batch or 1, queries), False for padding
+            real = None if own is None else own.expand(call.output.shape[0], -1)
             if not call.site.cross:
-                self._real = None if own is None else own.expand(call.output.shape[0], -1)
-            queries = call.output.shape[0] * call.queries if own is None else int(self._real.sum())
+                self._real = real
+            queries = call.output.shape[0] * call.queries if real is None else int(real.sum())
         if not call.again:
             self.tokens[call.site.name] = self.tokens.get(call.site.name, 0) + queries
 

@@ -55,7 +55,7 @@ def read(result: Any, model: nn.Module, real: Tensor | None = None) -> Output:
     >>> read(torch.ones(2, 5, 3), nn.Identity()).value.shape                  # (batch, width)
     torch.Size([2, 3])
     """
-    name, value = _first(result)
+    name, value = main_tensor(result)
     if not value.is_floating_point() or value.dim() < 2:
         raise ValueError(
             f"model: expected an output of numbers (batch, ..., width), got {value.dtype} "
@@ -78,7 +78,12 @@ def read(result: Any, model: nn.Module, real: Tensor | None = None) -> Output:
     return Output((value * weights).sum(1) / weights.sum(1).clamp(min=1.0), None)
 
 
-def _first(result: Any) -> tuple[str, Tensor]:
+def main_tensor(result: Any) -> tuple[str, Tensor]:
+    """The tensor that matters in what a model returned, and its name if it has one.
+
+    >>> main_tensor((None, torch.ones(2)))
+    ('', tensor([1., 1.]))
+    """
     if isinstance(result, Tensor):
         return "", result
     if isinstance(result, Mapping):
@@ -146,13 +151,14 @@ def directions(output: Output, generator: torch.Generator) -> Tensor:
     value = output.value.detach()
     dtype = torch.promote_types(value.dtype, torch.float32)
     if output.real is None:
-        length = value.to(dtype).norm(dim=-1, keepdim=True)
+        length = torch.linalg.vector_norm(value, dim=-1, keepdim=True, dtype=dtype)
         along = value.to(dtype) / length
         drawn = torch.randn(value.shape, generator=generator, dtype=dtype).to(value.device)
-        return ((drawn - (drawn * along).sum(-1, keepdim=True) * along) / length).to(value.dtype)
+        tangent = drawn - (drawn * along).sum(-1, keepdim=True) * along
+        return (tangent / length).to(value.dtype)
     p = value.to(dtype).softmax(-1)
     drawn = torch.rand(*p.shape[:2], 1, generator=generator, dtype=dtype).to(value.device)
     chosen = (p.cumsum(-1) < drawn * p.sum(-1, keepdim=True)).sum(-1, keepdim=True).clamp(max=p.shape[-1] - 1)
     weights = output.real.to(dtype) / output.real.sum(1, keepdim=True).clamp(min=1).sqrt()
-    found = p.neg_().scatter_add_(-1, chosen, torch.ones_like(drawn))
-    return (found * weights.unsqueeze(-1)).to(value.dtype)
+    found = p.neg_().scatter_add_(-1, chosen, torch.ones_like(drawn)) * weights.unsqueeze(-1)
+    return found.to(value.dtype)

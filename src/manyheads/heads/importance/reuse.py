@@ -1,9 +1,10 @@
 """Running a model again from the middle: what was computed before a place is given back, not computed again.
 
-While the full model runs, `Recording` keeps the output of every module call that was complete when the
-attention at some site began. To change a head at that site, the model is run once more and each of those
-calls returns what it returned before. Nothing is assumed about the model but that a module called again with
-the same input gives the same output; whoever uses this compares once, and goes without where that fails.
+While the full model runs, `Recording` keeps the output of every call of a module (one that has modules
+inside) that was complete when the attention at some site was made. To change a head at that site, the model is
+run once more, and each of those calls returns what it returned before. Nothing is assumed about the model but
+that a module called again with the same input gives the same output; whoever uses this compares once, and goes
+without where that fails.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Call:
 class Recording:
     """What the modules of a model returned in one forward.
 
-    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 5))
+    >>> model = nn.Sequential(nn.Sequential(nn.Linear(2, 3)), nn.ReLU(), nn.Linear(3, 5))
     >>> recording = Recording(model)
     >>> import torch
     >>> x = torch.ones(1, 2)
@@ -51,7 +52,8 @@ class Recording:
     def recorded(self) -> Iterator[None]:
         """A context for one forward of the model."""
         self._open, self._before = [], {}
-        modules = list(self._model.modules())
+        # what is small is computed again: it may be a step of the attention that is to be seen
+        modules = [module for module in self._model.modules() if next(module.children(), None) is not None]
         handles = [module.register_forward_pre_hook(self._begin) for module in modules]
         handles += [module.register_forward_hook(self._end) for module in modules]
         try:
