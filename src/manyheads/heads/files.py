@@ -71,6 +71,11 @@ def load(path: str | PathLike[str]) -> HeadTable:
         raise ValueError(f"{path}: not a table that manyheads wrote, or a damaged one ({error})") from error
 
 
+def write_text(path: str | PathLike[str], text: str) -> None:
+    """Write a text file, whole or not at all."""
+    _write(Path(path), text.encode())
+
+
 def _kind(path: Path) -> str:
     if path.suffix not in _KINDS:
         raise ValueError(f"{path.name}: expected a name that ends in {', '.join(_KINDS)}")
@@ -96,8 +101,10 @@ def _write(path: Path, content: bytes) -> None:
             file.write(content)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # not the file beside it
         raise
 
 
