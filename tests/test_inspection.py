@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 
@@ -354,33 +353,46 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(here, monkeypatch, capsys,
     assert not (here / "found").exists() or files(here / "found") == []
 
 
+def test_a_disk_that_is_really_full_keeps_the_table_on_the_terminal(here):
+    """Files may not grow beyond a few bytes: one sentence, the numbers as JSON, nothing half-written."""
+    limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64)); "
+    start = limit + "sys.argv[0] = 'manyheads'; runpy.run_module('manyheads', run_name='__main__')"
+    arguments = ["inspect", "tiny_models:llama", "--tokens", "ids.npy", "--out", "found"]
+    found = subprocess.run([sys.executable, "-B", "-c", start, *arguments], capture_output=True, text=True)
+    assert found.returncode == 2
+    said = found.stderr.splitlines()[-1]
+    assert said.startswith(
+        "manyheads: out: writing under found failed (File too large); make room or give another"
+    )
+    assert "Traceback" not in found.stderr
+    assert files(here / "found") == []
+    assert len(json.loads(found.stdout.splitlines()[-1])["heads"]) == 18
+
+
 def test_two_processes_count_what_one_does(here):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = ["tiny_models:llama", "--tokens", "ids.npy", "--batch-tokens", "26", "--out"]
-    start = [sys.executable, "-m", "manyheads", "inspect", *arguments]
-    common = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-    }
-    both = [
-        subprocess.Popen(
-            [*start, "two"],
-            env=common | {"RANK": str(n)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for n in range(2)
+    arguments = [
+        "-m",
+        "manyheads",
+        "inspect",
+        "tiny_models:llama",
+        "--tokens",
+        "ids.npy",
+        "--batch-tokens",
+        "26",
     ]
-    told = [process.communicate(timeout=120) for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
-    assert "143 tokens" in told[0][0]
-    assert told[1][0] == ""
-    assert subprocess.run([*start, "one"], capture_output=True).returncode == 0
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    told = {}
+    for name, launcher in (("one", []), ("two", torchrun)):
+        found = subprocess.run(
+            [sys.executable, *launcher, *arguments, "--out", name],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert found.returncode == 0, found.stderr
+        told[name] = found.stdout
+    assert told["two"].count("143 tokens") == 1  # only one of them speaks
     one, two = (mh.HeadTable.load(f"{name}/heads.json") for name in ("one", "two"))
     assert one["tokens"].tolist() == [143.0] * 18
     same(one, two, within=1e-6)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,7 +128,7 @@ def table() -> HeadTable:
     return seen.table
 
 
-@pytest.mark.parametrize("ending", ["json", "csv"])
+@pytest.mark.parametrize("ending", ["json", "csv", "parquet"])
 def test_files_keep_everything_exactly(table: HeadTable, tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"heads.{ending}"
     table.save(path)
@@ -157,20 +160,26 @@ def test_parquet_without_pyarrow_says_so(
     assert not list(tmp_path.iterdir())
 
 
-def test_parquet(table: HeadTable, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    table.save(tmp_path / "a.parquet")
-    again = HeadTable.load(tmp_path / "a.parquet")
-    assert again.rows == table.rows
-    assert all(torch.equal(again.sums[name], value) for name, value in table.sums.items())
+def test_other_programs_read_the_columns_of_a_parquet_file(table: HeadTable, tmp_path: Path) -> None:
+    import pandas
+
+    labelled = replace(table, labels={"roles": ["", "previous", "", "", "first, previous", ""]})
+    labelled.save(tmp_path / "a.parquet")
+    assert HeadTable.load(tmp_path / "a.parquet").labels == labelled.labels
+    frame = pandas.read_parquet(tmp_path / "a.parquet")
+    pandas.testing.assert_frame_equal(frame[labelled.columns], labelled.to_pandas())
+    assert set(frame["model"]) == {table.model}
+    assert frame["entropy_count"].tolist() == table.sums["entropy"][0].tolist()
 
 
-def test_pandas(table: HeadTable) -> None:
-    pandas = pytest.importorskip("pandas")
+def test_pandas_has_a_row_for_each_head(table: HeadTable) -> None:
     frame = table.to_pandas()
-    assert isinstance(frame, pandas.DataFrame)
     assert list(frame.columns) == table.columns
-    assert len(frame) == 6
+    assert frame["head"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert frame["site"].tolist() == table["site"]
+    assert frame["entropy"].tolist() == table["entropy"].tolist()
+    by_layer = frame.groupby("layer")["previous"].mean()
+    torch.testing.assert_close(torch.tensor(by_layer.tolist()), table["previous"].view(2, 3).mean(1).float())
 
 
 def test_pandas_missing_says_so(table: HeadTable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,13 +196,30 @@ def test_a_failed_write_leaves_the_old_file(
     before = path.read_bytes()
 
     def full_disk(*_: object) -> None:
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.replace", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left on device: '.*a.json'"):
         table.save(path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("ending", ["json", "csv", "parquet"])
+def test_a_disk_that_is_really_full(table: HeadTable, tmp_path: Path, ending: str) -> None:
+    """Where files may not grow beyond a few bytes, the old one stays, and nothing else."""
+    path = tmp_path / f"a.{ending}"
+    table.save(path)
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # Python ignores the signal, so that writing raises
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"File too large: '.*a.{ending}'"):
+            table.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize(

@@ -143,12 +143,14 @@ class HeadTable:
             if other.model != self.model:
                 raise ValueError(
                     f"merge: the tables are of different models, {self.model or 'unknown'} and "
-                    f"{other.model or 'unknown'}"
+                    f"{other.model or 'unknown'}; expected one model with the same weights: keep the tables of "
+                    "each apart"
                 )
             if set(other.sums) != set(self.sums):
                 odd = sorted(set(other.sums) ^ set(self.sums))
                 raise ValueError(
-                    f"merge: only one of the tables has {', '.join(odd)}; collect the same statistics"
+                    f"merge: only one of the tables has {', '.join(odd)}; expected the same columns in all: "
+                    "watch with the same statistics, tokens and segments"
                 )
         rows: dict[tuple[str, int], Row] = {}
         for table in sorted(tables, key=lambda t: float(t.tokens.sum())):
