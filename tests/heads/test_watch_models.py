@@ -242,6 +242,21 @@ def test_generate_counts_each_token_once(cache: str, implementation: str) -> Non
     assert set(seen.table["kind"]) == {"causal"}
 
 
+def test_shares_on_tokens_are_counted_while_the_keys_are_the_tokens_at_hand() -> None:
+    """While decoding, most keys are in the cache, and nobody knows which tokens they were."""
+    model, ids = models.llama(), tokens(batch=2)["input_ids"]
+    chosen = ids[0, :3].tolist()
+    with watch(model, tokens={"chosen": chosen}) as seen:
+        model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    with torch.no_grad(), watch(model, tokens={"chosen": chosen}) as of_prompt:
+        model(ids)
+    assert seen.table["tokens"].tolist() == [22.0] * 12
+    assert torch.equal(seen.table.sums["chosen"], of_prompt.table.sums["chosen"])
+    weights = eager(model, {"input_ids": ids})[1]
+    share = (weights.double() * torch.isin(ids, torch.tensor(chosen))[:, None, None]).sum(-1).mean((0, 2))
+    torch.testing.assert_close(seen.table["chosen"][6:], share, rtol=1e-5, atol=1e-6)
+
+
 def test_generate_with_beams_of_an_encoder_and_decoder() -> None:
     model, batch = models.t5(), tokens()
     with watch(model) as seen:

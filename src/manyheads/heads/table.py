@@ -143,8 +143,8 @@ class HeadTable:
             if other.model != self.model:
                 raise ValueError(
                     f"merge: the tables are of different models, {self.model or 'unknown'} and "
-                    f"{other.model or 'unknown'}; expected one model with the same weights: keep the tables of "
-                    "each apart"
+                    f"{other.model or 'unknown'}; expected one model with the same weights: keep the tables "
+                    "of each apart"
                 )
             if set(other.sums) != set(self.sums):
                 odd = sorted(set(other.sums) ^ set(self.sums))
