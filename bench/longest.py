@@ -2,14 +2,18 @@
 
 One training step (forward, backward, AdamW) runs in a fresh process at several lengths, and
 bytes = constant + a * length + b * length^2 is fitted to the peaks and solved for the length that fits a
-budget. The predictions for 2 GiB are then run for real. Budgets are for the whole process; what the
-interpreter and its imports take is given beside them.
+budget. The prediction for 2 GiB is then run for real, and for the larger budgets fitted again with what that
+run took: it is several times longer than the others, so it says more about length. Budgets are for the whole
+process; what the interpreter and its imports take is given beside them.
 
-Memory does not depend on who else uses the machine: this part needs no quiet, only time.
+Memory does not depend on who else uses the machine: this part needs no quiet, only time. What was measured is
+kept in results/longest.json, and not measured again: delete the file to begin anew.
 """
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -39,9 +43,10 @@ VARIANTS = {
     "textbook, checkpointed": SHORT,
     "chunked": LONG,
     "fused": LONG,
-    "fused, checkpointed": LONGER,
+    "fused, checkpointed": LONG,
 }
 BEST = "fused, checkpointed"
+RECORD = Path(__file__).parent / "results" / "longest.json"
 
 
 class InBlock(Textbook):
@@ -106,19 +111,36 @@ def fit(lengths: Sequence[int], sizes: Sequence[float]) -> Fit:
 
 
 def run(quick: bool) -> str:
-    fits, imports, measured = {}, 0, []
+    points: dict[str, list[tuple[int, float]]] = {}
     for variant, lengths in VARIANTS.items():
-        sizes = []
-        for length in lengths[:3] if quick else lengths:
-            weighed = peak("longest:step", ALLOCATOR, variant=variant, length=length)
-            imports = weighed.before
-            sizes.append(weighed.highest)
-            measured.append([variant, length, f"{weighed.highest / MIB:.0f}", f"{weighed.seconds:.1f}"])
-            say(f"{variant} at {length}: {weighed.highest / MIB:.0f} MiB, {weighed.seconds:.1f} s")
-        fits[variant] = fit(lengths[: len(sizes)], sizes)
-    longest = {name: [found.longest(budget * GIB) for budget in BUDGETS] for name, found in fits.items()}
-    alone = {
-        name: [found.longest(budget * GIB + imports) for budget in BUDGETS] for name, found in fits.items()
+        points[variant] = [(n, weigh(variant, n)["highest"]) for n in (lengths[:3] if quick else lengths)]
+    measured = [[name, n, f"{size / MIB:.0f}"] for name, found in points.items() for n, size in found]
+    predicted = {
+        name: fit(*zip(*found, strict=True)).longest(BUDGETS[0] * GIB) for name, found in points.items()
+    }
+    confirmed = ""
+    if not quick:
+        runs = {name: weigh(name, length) for name, length in predicted.items()}
+        confirmed = table(
+            [f"run at its {BUDGETS[0]} GiB length", "tokens", "peak, MiB", "off by", "seconds"],
+            [
+                [
+                    name,
+                    predicted[name],
+                    f"{found['highest'] / MIB:.0f}",
+                    f"{found['highest'] / (BUDGETS[0] * GIB) - 1:+.1%}",
+                    f"{found['seconds']:.1f}",
+                ]
+                for name, found in runs.items()
+            ],
+        )
+        for name, found in runs.items():
+            points[name].append((predicted[name], found["highest"]))
+    fits = {name: fit(*zip(*found, strict=True)) for name, found in points.items()}
+    imports = weigh(BEST, VARIANTS[BEST][0])["before"]
+    longest = {
+        name: [predicted[name], *(found.longest(budget * GIB) for budget in BUDGETS[1:])]
+        for name, found in fits.items()
     }
     rows = [
         [
@@ -127,52 +149,44 @@ def run(quick: bool) -> str:
             f"{found.per_token:.0f}",
             f"{found.per_pair:.3g}",
             *longest[name],
-            *alone[name],
         ]
         for name, found in fits.items()
     ]
-    budgets = [f"{budget} GiB" for budget in BUDGETS]
-    header = [
-        "",
-        "constant, MiB",
-        "bytes per token",
-        "per token^2",
-        *budgets,
-        *(f"{name}, step alone" for name in budgets),
-    ]
+    goals = zip(BUDGETS[:2], (25, 70), strict=True)
     return "\n\n".join(
         [
-            table(["measured", "length", "peak of the process, MiB", "seconds"], measured),
-            table(header, rows),
-            "Tokens that fit. The first three columns of lengths count the whole process, of which the "
-            f"interpreter and its imports are {imports / MIB:.0f} MiB; the last three give the budget to the "
-            "step alone (model, optimiser, input and activations).",
+            table(["measured", "length", "peak of the process, MiB"], measured),
+            confirmed,
+            table(
+                ["", "constant, MiB", "bytes per token", "per token^2", *(f"{size} GiB" for size in BUDGETS)],
+                rows,
+            ),
+            "Tokens that fit into a budget for the whole process, of which the interpreter and its imports are "
+            f"{imports / MIB:.0f} MiB. {BUDGETS[0]} GiB is what was predicted from the lengths above and then "
+            "run; the larger budgets are by the fit through all runs.",
             targets(
                 *(
                     (
-                        f"{BEST} over textbook, {budget} GiB{kind}",
-                        sizes[BEST][n] / sizes["textbook"][n],
+                        f"{BEST} over textbook, {budget} GiB",
+                        longest[BEST][n] / longest["textbook"][n],
                         ">=",
                         goal,
                     )
-                    for kind, sizes in (("", longest), (", step alone", alone))
-                    for n, (budget, goal) in enumerate(zip(BUDGETS[:2], (25, 70), strict=True))
+                    for n, (budget, goal) in enumerate(goals)
                 )
             ),
-            "" if quick else _confirm({name: lengths[0] for name, lengths in longest.items()}),
         ]
     )
 
 
-def _confirm(predictions: dict[str, int]) -> str:
-    """Run each variant at the length predicted for the smallest budget."""
-    rows = []
-    for variant, length in predictions.items():
-        say(f"confirming {variant} at {length} tokens")
-        weighed = peak("longest:step", ALLOCATOR, variant=variant, length=length)
-        off = weighed.highest / (BUDGETS[0] * GIB) - 1
-        rows.append(
-            [variant, length, f"{weighed.highest / MIB:.0f}", f"{off:+.1%}", f"{weighed.seconds:.1f}"]
-        )
-        say(f"{variant} at {length}: {weighed.highest / MIB:.0f} MiB, {weighed.seconds:.1f} s")
-    return table([f"run at its {BUDGETS[0]} GiB length", "tokens", "peak, MiB", "off by", "seconds"], rows)
+def weigh(variant: str, length: int) -> dict[str, float]:
+    """Bytes before and at the peak of one step, and its seconds; from the record if it is there."""
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    key = f"{variant} at {length}"
+    if key not in record:
+        say(f"running {key}")
+        record[key] = peak("longest:step", ALLOCATOR, variant=variant, length=length)._asdict()
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    say(f"{key}: {record[key]['highest'] / MIB:.0f} MiB, {record[key]['seconds']:.1f} s")
+    found: dict[str, float] = record[key]
+    return found
