@@ -161,9 +161,9 @@ def run(quick: bool) -> str:
                 ["", "constant, MiB", "bytes per token", "per token^2", *(f"{size} GiB" for size in BUDGETS)],
                 rows,
             ),
-            "Tokens that fit into a budget for the whole process, of which the interpreter and its imports are "
-            f"{imports / MIB:.0f} MiB. {BUDGETS[0]} GiB is what was predicted from the lengths above and then "
-            "run; the larger budgets are by the fit through all runs.",
+            "Tokens that fit into a budget for the whole process, of which the interpreter and its imports "
+            f"are {imports / MIB:.0f} MiB. {BUDGETS[0]} GiB is what was predicted from the lengths above and "
+            "then run; the larger budgets are by the fit through all runs.",
             targets(
                 *(
                     (
