@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from manyheads.heads.maps import maps as maps
+    from manyheads.heads.roles import roles as roles
     from manyheads.heads.silence import gates as gates
     from manyheads.heads.silence import silence as silence
     from manyheads.heads.table import HeadTable as HeadTable
@@ -39,10 +40,20 @@ if TYPE_CHECKING:
     from manyheads.nn.transformers import Decoder as Decoder
     from manyheads.nn.transformers import Encoder as Encoder
     from manyheads.nn.transformers import Seq2Seq as Seq2Seq
+    from manyheads.surgery.cut import cut as cut
+    from manyheads.surgery.elimination import elimination as elimination
+    from manyheads.surgery.files import load as load
+    from manyheads.surgery.files import save as save
+    from manyheads.surgery.plan import Plan as Plan
+    from manyheads.surgery.plan import plan as plan
+    from manyheads.surgery.prune import prune as prune
+    from manyheads.surgery.recover import recover as recover
+    from manyheads.surgery.refit import refit as refit
 
 # Where each public name lives. They load when first used, so that `import manyheads` costs nothing.
 _NAMES = {
     "manyheads.heads.maps": ("maps",),
+    "manyheads.heads.roles": ("roles",),
     "manyheads.heads.silence": ("gates", "silence"),
     "manyheads.heads.table": ("HeadTable",),
     "manyheads.heads.watch": ("watch",),
@@ -57,6 +68,13 @@ _NAMES = {
     "manyheads.nn.stack": ("DecoderCache",),
     "manyheads.nn.statistics": ("statistics", "statistics_of_scores"),
     "manyheads.nn.transformers": ("Decoder", "Encoder", "Seq2Seq"),
+    "manyheads.surgery.cut": ("cut",),
+    "manyheads.surgery.elimination": ("elimination",),
+    "manyheads.surgery.files": ("load", "save"),
+    "manyheads.surgery.plan": ("Plan", "plan"),
+    "manyheads.surgery.prune": ("prune",),
+    "manyheads.surgery.recover": ("recover",),
+    "manyheads.surgery.refit": ("refit",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

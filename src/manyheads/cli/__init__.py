@@ -14,6 +14,7 @@ import typer
 import manyheads
 from manyheads.cli.demo import demo
 from manyheads.cli.inspect import inspect
+from manyheads.cli.prune import prune
 
 app = typer.Typer(
     name="manyheads",
@@ -57,7 +58,7 @@ def _options(
     """Options of the command itself."""
 
 
-for verb in (demo, inspect):
+for verb in (demo, inspect, prune):
     app.command()(verb)
 
 

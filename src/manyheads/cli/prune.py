@@ -1,0 +1,280 @@
+"""``manyheads prune``: a smaller model in a folder, and a card that says what it costs and saves."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from manyheads.corpus import Corpus
+    from manyheads.surgery.card import Card
+    from manyheads.surgery.plan import Plan
+
+HELD_OUT = 10  # every tenth text
+FEWEST = 20
+DOING = {"rank": "Ranking", "cut": "Cutting", "refit": "Refitting", "recover": "Recovering", "curve": "Curve"}
+
+
+def prune(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A folder, a hub name, or package.module:factory; without it, the embedded MiniLM."
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="A text file, one text a line, to rank, refit and recover on; - reads standard input."
+        ),
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Token ids in a NumPy file: (sequences, length) or (length,).")
+    ] = None,
+    keep: Annotated[
+        float | None, typer.Option(help="The share of heads that stays, between 0 and 1.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan.json to follow instead; it must be of this very model.")
+    ] = None,
+    refit: Annotated[
+        bool, typer.Option("--refit/--no-refit", help="Fit the maps that are left to the uncut model.")
+    ] = True,
+    recover: Annotated[
+        int, typer.Option(help="Train for so many steps to say what the uncut model says.")
+    ] = 0,
+    rounds: Annotated[int, typer.Option(help="Remove heads in so many goes, and rank again in between.")] = 1,
+    method: Annotated[
+        str, typer.Option(help="How heads are ranked: elimination, or a method of manyheads importance.")
+    ] = "elimination",
+    uniform: Annotated[
+        bool, typer.Option("--uniform", help="The same number of heads from every layer.")
+    ] = False,
+    floor: Annotated[int, typer.Option(help="Heads that every layer keeps at least.")] = 1,
+    protect: Annotated[str, typer.Option(help="Heads that stay, as layer.head: 3.5,4.0")] = "",
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Quality by your own function of the model, package.module:function, in the card."),
+    ] = None,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Also draw quality against heads kept, with the random control.")
+    ] = False,
+    max_length: Annotated[
+        int | None, typer.Option(help="Cut longer sequences into pieces of this many tokens.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Read only so many texts or sequences.")] = None,
+    batch_tokens: Annotated[int, typer.Option(help="How many tokens run through the model at once.")] = 2048,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder for the smaller model; it must not exist yet.")
+    ] = Path("out/prune"),
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Cut a model to a share of its heads, refit what is left, and save it.
+
+    Every tenth text is held out: the card compares the two models there, by perplexity or by the cosine with
+    the uncut model's embedding, and tells sizes and measured times. The folder holds the model for mh.load,
+    plan.json, card.json and, with --curve, curve.png. After Ctrl-C during --recover the model is saved as far
+    as it got, and the state stays beside the folder: remove the folder and repeat the command to go on.
+    """
+    if (keep is None) == (plan is None):
+        raise ValueError("keep: expected one of --keep and --plan")
+    if keep is not None and not 0 < keep < 1:
+        raise ValueError(f"keep: got {keep}; expected the share of heads that stays, between 0 and 1")
+    if recover < 0:
+        raise ValueError(f"recover: got {recover}; expected a number of steps, 0 for none")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"out: {out} exists already; choose another folder, or remove it first")
+    console, errors = Console(), Console(stderr=True)
+    with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
+        from manyheads.corpus import choose
+        from manyheads.models import load
+
+        loaded = load(model, head=True)
+        read = choose(loaded, text, None, tokens, max_length, limit, batch_tokens)
+        judge = None if metric is None else _metric(metric)
+        given = None if plan is None else _plan(plan, loaded.model)
+        kept = _heads(protect)
+    fitted, held_out = split(read)
+    state = out.with_name(f"{out.name}.recovery.safetensors") if recover else None
+    if state is not None:
+        state.parent.mkdir(parents=True, exist_ok=True)
+    from manyheads.surgery import card, files
+    from manyheads.surgery.plan import Plan
+    from manyheads.surgery.prune import prune as pruned
+
+    with _progress(errors) as step:
+        small = pruned(
+            loaded.model,
+            fitted,
+            keep if keep is not None else 0.5,
+            rounds=rounds,
+            refit=refit,
+            recover=recover,
+            method=method,
+            scope="layer" if uniform else "global",
+            floor=floor,
+            protect=kept,
+            using=given,
+            state=state,
+            step=step,
+        )
+        found = card.card(loaded.model, small, held_out, metric=judge)
+        drawn = _curve(loaded.model, fitted, held_out, method, refit, uniform, step) if curve else None
+    tokenizer = loaded.tokenizer() if text is not None or tokens is None else None
+    files.save(small, out, tokenizer)
+    removed = Plan.of(loaded.model, small, fitted[0])
+    removed.save(out / "plan.json")
+    document = {"model": loaded.name, "corpus": read.what, "out": str(out), **found.as_json()}
+    document["original_heads"] = getattr(small, "original_heads", {})
+    stopped = state is not None and _unfinished(state, recover)
+    if state is not None and not stopped:
+        state.unlink(missing_ok=True)
+    if drawn is not None:
+        from manyheads.view.curve import draw
+
+        document["curve"] = asdict(drawn)
+        draw(drawn, out / "curve.png", f"{loaded.name}, {read.what}")
+    from manyheads.heads.files import write_text
+
+    written = json_format.dumps(document, indent=1)
+    write_text(out / "card.json", written)
+    if json:
+        print(written, flush=True)
+    else:
+        tell(found, removed, loaded.name, out, console)
+    if stopped:
+        errors.print(f"Stopped before {recover} steps of recovery were done; {state} keeps where it was.")
+    raise typer.Exit(130 if stopped else 0)
+
+
+def split(read: Corpus) -> tuple[list[Any], list[Any]]:
+    """Batches to fit on, and batches held out: every tenth sequence."""
+    from manyheads.corpus import bucketed
+
+    if len(read.sizes) < FEWEST:
+        raise ValueError(
+            f"text: {read.what} has {len(read.sizes)} texts; expected at least {FEWEST}, better thousands, to "
+            "fit on some and measure on others"
+        )
+    parts = []
+    for held in (False, True):
+        indices = [i for i in range(len(read.sizes)) if (i % HELD_OUT == HELD_OUT - 1) == held]
+        places = bucketed([read.sizes[i] for i in indices], read.batch_tokens, read.padding)
+        parts.append([read.make([indices[place] for place in batch]) for batch in places])
+    return parts[0], parts[1]
+
+
+def tell(found: Card, removed: Plan, name: str, out: Path, console: Console) -> None:
+    """Print the card."""
+    before, after = found.before.heads, found.after.heads
+    table = Table(title=f"{name}: {before} heads, {after} kept ({after / before:.0%})", title_justify="left")
+    table.add_column("")
+    table.add_column("before", justify="right")
+    table.add_column("after", justify="right")
+    for row in found.rows():
+        table.add_row(*row)
+    console.print(table)
+    kept = [f"{size - len(removed.get(site, []))} of {size}" for site, size in removed.sizes.items()]
+    console.print(Text(f"Heads kept by layer: {', '.join(kept)}"), soft_wrap=True)
+    console.print(Text(f'The model: {out}; mh.load("{out}") gives it back.'), soft_wrap=True)
+
+
+def _curve(
+    model: nn.Module,
+    fitted: list[Any],
+    held_out: list[Any],
+    method: str,
+    refit: bool,
+    uniform: bool,
+    step: Any,
+) -> Any:
+    from manyheads.surgery.curve import METHODS
+    from manyheads.surgery.curve import curve as measured
+
+    methods = tuple(dict.fromkeys((method, *METHODS)))
+    return measured(
+        model,
+        fitted,
+        held_out,
+        methods=methods,
+        refit=refit,
+        scope="layer" if uniform else "global",
+        step=lambda share: step("curve", share),
+    )
+
+
+def _plan(path: Path, model: nn.Module) -> Plan:
+    from manyheads.surgery.plan import Plan
+
+    made = Plan.load(path)
+    made.check(model)
+    return made
+
+
+def _heads(written: str) -> dict[int, list[int]]:
+    """3.5,4.0 as {3: [5], 4: [0]}."""
+    found: dict[int, list[int]] = {}
+    for part in written.split(","):
+        layer, dot, head = part.strip().partition(".")
+        if not part.strip():
+            continue
+        if not dot or not layer.isdecimal() or not head.isdecimal():
+            raise ValueError(f"protect: got {part.strip()!r}; expected heads as layer.head, such as 3.5,4.0")
+        found.setdefault(int(layer), []).append(int(head))
+    return found
+
+
+def _metric(name: str) -> Callable[[nn.Module], float]:
+    """A person's own function of a model."""
+    import importlib
+    import sys
+
+    where, _, function = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = getattr(importlib.import_module(where), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"metric: {name!r} cannot be imported ({error}); expected package.module:function"
+        ) from error
+    if not callable(found):
+        raise ValueError(
+            f"metric: {name} is no function; expected one that takes the model and returns a number"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _unfinished(state: Path, steps: int) -> bool:
+    """Whether a recovery stopped before its last step."""
+    from manyheads.surgery.recover import steps_done
+
+    return state.exists() and steps_done(state) < steps
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[str, float], None]]:
+    """A bar for what is being done, on a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        tasks: dict[str, Any] = {}
+
+        def step(what: str, share: float) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(DOING[what], total=1.0)
+            progress.update(tasks[what], completed=share)
+
+        yield step

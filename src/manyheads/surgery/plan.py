@@ -1,0 +1,287 @@
+"""plan: which heads to remove, from how much each one matters."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from manyheads.heads.files import _write
+from manyheads.heads.intercept import Interceptor
+from manyheads.heads.maps import run
+from manyheads.heads.sites import Heads, Selection, Site
+from manyheads.heads.table import HeadTable
+from manyheads.heads.watch import fingerprint
+from manyheads.surgery.probe_batch import probe_batch
+from manyheads.surgery.verify import evaluating
+
+_FORMAT = "manyheads plan"
+_VERSION = 1
+
+Scope = Literal["global", "layer"]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan(Mapping[str, list[int]]):
+    """The heads to remove, ``{site: [head numbers]}``, and the model that they are heads of.
+
+    Examples
+    --------
+    >>> made = Plan({"h.0.attn": [1]}, {"h.0.attn": 3, "h.1.attn": 3}, model="5e1a")
+    >>> dict(made), made.removed, made.keep
+    ({'h.0.attn': [1]}, 1, 0.833...)
+    """
+
+    heads: dict[str, list[int]]
+    sizes: dict[str, int]  # how many heads each site has
+    model: str  # fingerprint
+
+    def __getitem__(self, site: str) -> list[int]:
+        return self.heads[site]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.heads)
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def __repr__(self) -> str:
+        return f"Plan(remove {self.removed} of {sum(self.sizes.values())} heads: {self.heads})"
+
+    @property
+    def removed(self) -> int:
+        """How many heads it removes."""
+        return sum(map(len, self.heads.values()))
+
+    @property
+    def keep(self) -> float:
+        """The share of heads that stay."""
+        return 1 - self.removed / sum(self.sizes.values())
+
+    def check(self, model: nn.Module) -> None:
+        """Raise a ValueError unless the plan was made for this model, weights and all."""
+        found = fingerprint(model)
+        if found != self.model:
+            raise ValueError(
+                f"plan: it was made for the model {self.model or 'unknown'}, and this one is {found}: other "
+                "shapes or other weights; rank the heads of this model and plan again"
+            )
+
+    @staticmethod
+    def of(model: nn.Module, small: nn.Module, batch: Any = None) -> Plan:
+        """The plan that makes a cut model of an uncut one."""
+        after: Mapping[str, list[int]] = getattr(small, "original_heads", None) or {}
+        before: Mapping[str, list[int]] = getattr(model, "original_heads", None) or {}
+        batch = probe_batch(model) if batch is None else batch
+        with torch.no_grad(), evaluating(model), Interceptor(model, lambda call: None) as interceptor:
+            run(model, batch)
+        sizes = {site.name: site.heads for site in interceptor.sites.by_name.values()}
+        heads = {}
+        for site, size in sizes.items():
+            old = before.get(site, list(range(size)))
+            gone = [number for number, head in enumerate(old) if head not in after.get(site, old)]
+            heads |= {site: gone} if gone else {}
+        return Plan(heads, sizes, fingerprint(model))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the plan as JSON; the file is there whole or not at all."""
+        document = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "model": self.model,
+            "sizes": self.sizes,
+            "remove": self.heads,
+        }
+        _write(Path(path), json.dumps(document, indent=1).encode())
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Plan:
+        """Read what `save` wrote. Raises a ValueError that names the file when it is no such thing."""
+        try:
+            document = json.loads(Path(path).read_bytes())
+            if document["format"] != _FORMAT:
+                raise ValueError(f"its format is {document['format']!r}")
+            version = document["version"]
+            heads = {str(site): [int(n) for n in numbers] for site, numbers in document["remove"].items()}
+            sizes = {str(site): int(size) for site, size in document["sizes"].items()}
+            wrong = [site for site in heads if not set(heads[site]) <= set(range(sizes.get(site, 0)))]
+            if wrong:
+                raise ValueError(f"{wrong[0]!r} has no such heads: {heads[wrong[0]]}")
+            made = Plan(heads, sizes, str(document["model"]))
+        except FileNotFoundError:
+            raise ValueError(f"plan: there is no file {path}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"plan: {path} is no plan, or a damaged one ({error})") from error
+        if version > _VERSION:
+            raise ValueError(f"plan: {path} is from a newer manyheads (format {version}); update manyheads")
+        return made
+
+
+def plan(
+    table: HeadTable,
+    keep: float = 0.5,
+    *,
+    scope: Scope = "global",
+    floor: int = 1,
+    protect: Heads | None = None,
+) -> Plan:
+    """The heads to remove so that at least the share ``keep`` stays: those of the least importance.
+
+    Grouped heads, which share a key head, leave a site as a whole group or as one head of every group,
+    whichever matters less for each head; so the groups of a site always stay equal, as `cut` needs them.
+    Sites that are calls of one shared module lose the same heads.
+
+    Parameters
+    ----------
+    table: with the column ``importance``, as `importance` and `elimination` make it.
+    keep: between 0 and 1.
+    scope: ``"global"`` ranks all heads of the model together; with ``"layer"`` each site keeps this share of
+        its own, so that sites of equal size stay of equal size.
+    floor: each site keeps at least so many heads; 0 allows to remove all attention of a site.
+    protect: ``{layer number or site: [head numbers]}`` that stay, whatever the table says.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from manyheads.heads.table import Row
+    >>> rows = [Row(f"h.{layer}.attn", layer, h, h, h, "causal") for layer in range(2) for h in range(3)]
+    >>> values = torch.tensor([5.0, 1.0, 4.0, 2.0, 3.0, 6.0])
+    >>> table = HeadTable(rows, torch.ones(6), {"importance": torch.stack([values**0, values, values**2])})
+    >>> plan(table, keep=0.5)
+    Plan(remove 3 of 6 heads: {'h.0.attn': [1], 'h.1.attn': [0, 1]})
+    >>> plan(table, keep=0.5, protect={1: [0]})
+    Plan(remove 3 of 6 heads: {'h.0.attn': [1, 2], 'h.1.attn': [1]})
+    >>> plan(table, keep=0.6, scope="layer")
+    Plan(remove 2 of 6 heads: {'h.0.attn': [1], 'h.1.attn': [0]})
+    """
+    if not isinstance(keep, int | float) or isinstance(keep, bool) or not 0 < keep < 1:
+        raise ValueError(f"keep: got {keep!r}; expected the share of heads that stays, between 0 and 1")
+    if scope not in ("global", "layer"):
+        raise ValueError(f"scope: got {scope!r}; expected 'global' or 'layer'")
+    if floor < 0:
+        raise ValueError(f"floor: got {floor}; expected 0 or more heads that each site keeps")
+    importance, places = _importance(table), _places(table, protect or {})
+    for part in [places] if scope == "global" else [[place] for place in places]:
+        _remove(part, importance, int((1 - keep) * sum(place.size for place in part) + 1e-9), floor)
+    if all(place.left == place.size for place in places):
+        shared = any(len(place.groups) < place.size for place in places)
+        within = " (heads that share keys leave a whole group at a time)" if shared else ""
+        raise ValueError(
+            f"keep: {keep} leaves every head where it is{within}; give a smaller share, "
+            "a lower floor, or protect less"
+        )
+    if not any(place.left for place in places):
+        raise ValueError(f"keep: {keep} leaves no head at all; keep at least one")
+    heads = {site: place.removed for place in places if place.removed for site in place.sites}
+    sizes = {site: place.size for place in places for site in place.sites}
+    return Plan(heads, sizes, table.model)
+
+
+class Place:
+    """The heads of one module, in groups that share a key head, as they leave.
+
+    sites: the sites that are calls of it.
+    kv_heads: the key head of each head.
+    protected: the heads that stay.
+
+    Examples
+    --------
+    >>> place = Place(["attn"], [0, 0, 1, 1], protected={3})
+    >>> place.moves(lambda heads: -sum(heads))                    # a whole group, or one head of each
+    [[0, 1], [1, 2]]
+    >>> place.leave([1, 2]); place.groups, place.removed
+    ([[0], [3]], [1, 2])
+    """
+
+    def __init__(self, sites: list[str], kv_heads: list[int], protected: set[int]) -> None:
+        self.sites, self.protected, self.size = sites, protected, len(kv_heads)
+        self.groups = [[h for h in range(self.size) if kv_heads[h] == kv] for kv in sorted(set(kv_heads))]
+
+    @property
+    def left(self) -> int:
+        """How many heads are left."""
+        return sum(map(len, self.groups))
+
+    @property
+    def removed(self) -> list[int]:
+        """The heads that left."""
+        return sorted(set(range(self.size)) - {head for group in self.groups for head in group})
+
+    def moves(self, price: Callable[[list[int]], float]) -> list[list[int]]:
+        """Sets of heads that may leave next: the cheapest whole group, the cheapest head of every group."""
+        whole = [group for group in self.groups if not self.protected & set(group)]
+        found = [min(whole, key=price)] if whole else []
+        if self.groups and len(self.groups[0]) > 1:
+            free = [[head for head in group if head not in self.protected] for group in self.groups]
+            if all(free):
+                found.append([min(group, key=lambda head: price([head])) for group in free])
+        return found
+
+    def leave(self, heads: list[int]) -> None:
+        """Remove heads."""
+        self.groups = [[head for head in group if head not in heads] for group in self.groups]
+        self.groups = [group for group in self.groups if group]
+
+
+def _remove(places: list[Place], importance: dict[str, list[float]], count: int, floor: int) -> None:
+    """Remove at most ``count`` heads from the places, those that matter least first."""
+    while True:
+        moves = []
+        for i, place in enumerate(places):
+
+            def price(heads: list[int], place: Place = place) -> float:
+                return sum(importance[site][head] for site in place.sites for head in heads) / len(heads)
+
+            moves += [
+                (price(move), i, move)
+                for move in place.moves(price)
+                if len(move) <= count and place.left - len(move) >= floor
+            ]
+        if not moves:
+            return
+        _, i, move = min(moves)
+        places[i].leave(move)
+        count -= len(move)
+
+
+def _importance(table: HeadTable) -> dict[str, list[float]]:
+    """How much each head matters, by site."""
+    if "importance" not in table.columns:
+        raise ValueError(
+            f"table: expected a column importance, got {', '.join(table.columns)}; "
+            "make it with mh.importance(model, batches)"
+        )
+    found: dict[str, list[float]] = {}
+    for row, value in zip(table.rows, table["importance"].tolist(), strict=True):
+        if not math.isfinite(value):
+            raise ValueError(
+                f"table: head {row.head} of {row.site!r} has no finite importance; "
+                "rank on batches that reach it"
+            )
+        found.setdefault(row.site, []).append(value)
+    return found
+
+
+def _places(table: HeadTable, protect: Heads) -> list[Place]:
+    """The modules that have heads; calls of a shared module are one place."""
+    kv_heads: dict[str, list[int]] = {}
+    layers: dict[str, int] = {}
+    for row in table.rows:
+        kv_heads.setdefault(row.site, []).append(row.kv_head)
+        layers[row.site] = row.layer
+    chosen = Selection(protect)
+    sites = [Site(name, layers[name], len(each), tuple(each)) for name, each in kv_heads.items()]
+    places: dict[str, Place] = {}
+    for site in sites:
+        place = places.setdefault(site.path, Place([], list(site.kv_heads), set()))
+        place.sites.append(site.name)
+        place.protected.update(chosen.at(site))
+    chosen.finish(sites)
+    return list(places.values())

@@ -1,0 +1,268 @@
+"""recover: a short distillation, in which a cut model learns to say again what the uncut one says."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from manyheads.heads.files import _write
+from manyheads.heads.importance.observe import Observer, moved, observed
+from manyheads.heads.importance.outputs import main_tensor, read
+from manyheads.heads.maps import run
+from manyheads.heads.watch import fingerprint
+
+_FORMAT = "manyheads recovery"
+_WARM_UP = 0.1  # of all steps
+_KEPT_EVERY = 50  # steps
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What became of a recovery.
+
+    losses: the loss of each step, over all sittings.
+    steps: how many there were to be.
+    """
+
+    losses: list[float]
+    steps: int
+
+    @property
+    def stopped(self) -> bool:
+        """Whether Ctrl-C ended it early."""
+        return len(self.losses) < self.steps
+
+
+def recover(
+    small: nn.Module,
+    batches: Iterable[Any],
+    *,
+    teacher: nn.Module,
+    steps: int = 300,
+    learning_rate: float = 1e-4,
+    state: str | PathLike[str] | None = None,
+    seed: int = 0,
+    step: Callable[[float], None] = lambda share: None,
+) -> Recovered:
+    """Train a cut model, in place, to give the uncut model's outputs; no labels are needed.
+
+    Logits are compared as distributions, by KL(uncut || cut); hidden states by their directions, one minus
+    the cosine of every token plus that of the mean over the sequence. AdamW, with a short warm-up and a
+    cosine down to zero; without dropout; tables of embeddings stay as they are.
+
+    Parameters
+    ----------
+    small: the cut model, changed in place.
+    batches: dicts, tuples or tensors; one is taken each step, in a mixed order, over and over.
+    teacher: the uncut model.
+    steps: how many batches to learn from.
+    learning_rate: the highest.
+    state: a ``.safetensors`` file that keeps weights and optimizer every 50 steps, on Ctrl-C and at the end.
+        When it is there, it is gone on from: it must come from the same cut model, steps and learning rate.
+    seed: of the order of the batches.
+    step: told the share that is done.
+
+    Ctrl-C ends it after the step that runs; the model then is as far as it got.
+
+    Examples
+    --------
+    >>> import copy
+    >>> from manyheads.nn.transformers import Encoder
+    >>> _ = torch.manual_seed(0)
+    >>> model = Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
+    >>> small = copy.deepcopy(model)
+    >>> _ = small.blocks[0].attention.output.weight.data[:, :4].zero_()             # head 0 is silent
+    >>> found = recover(small, [torch.randint(17, (7, 11))], teacher=model, steps=20, learning_rate=1e-2)
+    >>> len(found.losses), found.losses[-1] < found.losses[0]
+    (20, True)
+    """
+    if steps < 1:
+        raise ValueError(f"steps: got {steps}; expected at least 1")
+    if not learning_rate > 0:
+        raise ValueError(f"learning_rate: got {learning_rate}; expected a number above 0")
+    device = next((p.device for p in small.parameters()), torch.device("cpu"))
+    own = list(moved(batches, device))
+    tables = {id(p) for m in small.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    learned = {name: p for name, p in small.named_parameters() if id(p) not in tables}
+    optimizer = torch.optim.AdamW(learned.values(), lr=learning_rate, weight_decay=0.0)
+    kept = _Kept(state, fingerprint(small), steps, learning_rate)
+    losses = kept.load(learned, optimizer)
+    with _prepared(small, learned), observed(teacher) as observer, _interruption() as interrupted:
+        for number in range(len(losses), steps):
+            if interrupted():
+                break
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate * _schedule(number, steps)
+            batch = own[_turn(number, len(own), seed)]
+            loss = _distance(small, batch, observer)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(learned.values(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+            if not math.isfinite(losses[-1]):
+                raise ValueError(
+                    f"learning_rate: {learning_rate} is too high, the loss is no number any more"
+                )
+            if len(losses) % _KEPT_EVERY == 0:
+                kept.save(learned, optimizer, losses)
+            step((number + 1) / steps)
+        kept.save(learned, optimizer, losses)
+    return Recovered(losses, steps)
+
+
+def _distance(small: nn.Module, batch: Any, observer: Observer) -> Tensor:
+    """How far the cut model's output is from the uncut one's."""
+    forward = observer.forward(batch)
+    result = run(small, batch)
+    wanted, got = forward.output, read(result, small, forward.real)
+    if wanted.real is not None:
+        a, b = (output.value[wanted.real].float().log_softmax(-1) for output in (wanted, got))
+        return F.kl_div(b, a, reduction="batchmean", log_target=True)
+    loss = 1 - F.cosine_similarity(wanted.value, got.value).mean()
+    tokens, others = main_tensor(forward.result)[1], main_tensor(result)[1]
+    if tokens.dim() == 3:
+        apart = 1 - F.cosine_similarity(tokens, others, dim=-1)  # (batch, length)
+        fits = forward.real is not None and forward.real.shape == apart.shape
+        loss = loss + (apart[forward.real] if fits else apart).mean()
+    return loss
+
+
+def steps_done(state: str | PathLike[str]) -> int:
+    """How many steps the recovery had done that wrote this file."""
+    from safetensors import safe_open
+
+    with safe_open(state, "pt") as file:
+        return len(json.loads(file.metadata()["losses"]))
+
+
+def _schedule(number: int, steps: int) -> float:
+    """The share of the highest learning rate."""
+    warm = max(1, round(_WARM_UP * steps))
+    if number < warm:
+        return (number + 1) / warm
+    return 0.5 * (1 + math.cos(math.pi * (number - warm) / max(1, steps - warm)))
+
+
+def _turn(number: int, count: int, seed: int) -> int:
+    """Which batch is taken at a step: each once in every round, each round in another order."""
+    order = list(range(count))
+    random.Random(seed * 1_000_003 + number // count).shuffle(order)
+    return order[number % count]
+
+
+@contextmanager
+def _prepared(small: nn.Module, learned: dict[str, nn.Parameter]) -> Iterator[None]:
+    """The cut model without dropout, with gradients for what is learned and for nothing else."""
+    training = [module for module in small.modules() if module.training]
+    before = {p: p.requires_grad for p in small.parameters()}
+    wanted = {id(p) for p in learned.values()}
+    small.eval()
+    for parameter in before:
+        parameter.requires_grad_(id(parameter) in wanted)
+    try:
+        yield
+    finally:
+        for parameter, needed in before.items():
+            parameter.requires_grad_(needed)
+            parameter.grad = None
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _interruption() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C is noted rather than raised, so that no step is left half done; a second one is raised."""
+    seen: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+
+    def note(*_: Any) -> None:
+        seen.append(1)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(seen)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Kept:
+    """What a recovery can be gone on from, in one file, or nothing."""
+
+    def __init__(
+        self, path: str | PathLike[str] | None, model: str, steps: int, learning_rate: float
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        if self.path is not None and self.path.suffix != ".safetensors":
+            raise ValueError(f"state: got {self.path.name}; expected a name that ends in .safetensors")
+        self.about = {
+            "format": _FORMAT,
+            "model": model,
+            "steps": str(steps),
+            "learning_rate": repr(learning_rate),
+        }
+
+    def load(self, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> list[float]:
+        """Put weights and optimizer where they were; the losses so far."""
+        if self.path is None or not self.path.exists():
+            return []
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.path, "pt") as file:
+                about = file.metadata() or {}
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"state: {self.path} is damaged ({error}); take it away to start anew") from None
+        for name, value in self.about.items():
+            if about.get(name) != value:
+                raise ValueError(
+                    f"state: {self.path} is of another recovery: its {name} is {about.get(name)}, here it is "
+                    f"{value}; take it away to start anew"
+                )
+        losses: list[float] = json.loads(about["losses"])
+        with torch.no_grad():
+            for name, parameter in learned.items():
+                if f"weight.{name}" not in found:  # it never had a gradient
+                    continue
+                parameter.copy_(found[f"weight.{name}"])
+                optimizer.state[parameter] = {
+                    "step": torch.tensor(float(len(losses))),
+                    "exp_avg": found[f"mean.{name}"].to(parameter.device),
+                    "exp_avg_sq": found[f"square.{name}"].to(parameter.device),
+                }
+        return losses
+
+    def save(
+        self, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, losses: list[float]
+    ) -> None:
+        """Write everything; the file is there whole or not at all."""
+        if self.path is None or not losses:
+            return
+        from safetensors.torch import save
+
+        tensors = {}
+        for name, parameter in learned.items():
+            moments = optimizer.state.get(parameter)
+            if not moments:
+                continue
+            tensors[f"weight.{name}"] = parameter.detach().contiguous()
+            tensors[f"mean.{name}"] = moments["exp_avg"].contiguous()
+            tensors[f"square.{name}"] = moments["exp_avg_sq"].contiguous()
+        _write(self.path, save(tensors, self.about | {"losses": json.dumps(losses)}))
