@@ -47,8 +47,10 @@ def inspect(
     """What every head of a model does on a corpus: exact, at any length, under the model's fast kernels.
 
     Prints a map of layers and heads and the heads that stand out; writes heads.json, heads.csv and
-    summary.txt. Ctrl-C keeps what was counted so far. To use several processes, write
-    `torchrun --nproc-per-node 2 -m manyheads inspect ...`; `accelerate launch` works as well.
+    summary.txt. Ctrl-C keeps what was counted so far. To use several processes, with or without GPUs, write
+    `torchrun --nproc-per-node 2 -m manyheads inspect ...` or
+    `accelerate launch --multi_gpu --num_processes 2 -m manyheads inspect ...`
+    (accelerate starts a single process when it is given `--cpu`).
     """
     code = run(
         model,
