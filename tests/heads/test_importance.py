@@ -187,7 +187,7 @@ def test_gradient_is_the_slope_of_a_loss(per_sequence: bool) -> None:
             each = (2 * plain_output(model, batch) * jacobian(model, columns, batch)).mean((1, 2))
             slopes.append(each if per_sequence else each.mean(0, keepdim=True))
         assert table["importance"][row].item() == pytest.approx(
-            torch.cat(slopes).abs().mean().item(), rel=1e-6
+            torch.cat(slopes).abs().mean().item(), rel=1e-4
         )
 
 

@@ -23,7 +23,7 @@ from manyheads.heads.importance.statistics import confidence, output_norm, rando
 from manyheads.heads.importance.task import Task, no_step
 from manyheads.heads.table import HeadTable
 
-__all__ = ["METHODS", "Agreement", "agreement", "importance"]
+__all__ = ["METHODS", "WITH_LOSS", "Agreement", "agreement", "importance"]
 
 METHODS: dict[str, Callable[[Task], HeadTable]] = {
     "fisher": fisher,
@@ -35,6 +35,7 @@ METHODS: dict[str, Callable[[Task], HeadTable]] = {
     "gates": gates,
     "random": random,
 }
+WITH_LOSS = ("gradient", "leave-one-out", "gates")
 
 
 def importance(
@@ -87,6 +88,10 @@ def importance(
     """
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+    if loss is not None and method not in WITH_LOSS:
+        raise ValueError(f"loss: {method} takes none; expected one only with {', '.join(WITH_LOSS)}")
+    if keep is not None and method != "gates":
+        raise ValueError(f"keep: {method} ranks all heads; expected a number only with gates")
     where = None if state is None else Path(state)
     task = Task(model, batches, named(loss), seed=seed, keep=keep, state=where, step=step)
     return METHODS[method](task)

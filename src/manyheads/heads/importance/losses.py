@@ -208,7 +208,8 @@ def _real(batch: Any) -> Tensor | None:
 def _labels(batch: Any, name: str) -> Tensor:
     labels = _given(batch, "labels")
     if labels is None:
-        raise ValueError(f"batches: loss {name!r} needs 'labels' in each batch, got {_names(batch)}")
+        hint = "; losses.hide_tokens makes them, and so does --loss masked" if name == "masked" else ""
+        raise ValueError(f"batches: loss {name!r} needs 'labels' in each batch, got {_names(batch)}{hint}")
     return labels
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ class Observer:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        taken = inspect.signature(model.forward).parameters.values()
+        self._takes_labels = any(p.name == "labels" or p.kind is p.VAR_KEYWORD for p in taken)
         self.tokens: dict[str, int] = {}  # queries counted, by site
         self._interceptor = Interceptor(model, self._see)
         self.gated_sites: set[str] = set()
@@ -112,6 +115,8 @@ class Observer:
         )
 
     def _run(self, batch: Any) -> Any:
+        if isinstance(batch, Mapping) and "labels" in batch and not self._takes_labels:
+            batch = {name: item for name, item in batch.items() if name != "labels"}  # they are the loss's
         try:
             return run(self.model, batch)
         except Exception as error:

@@ -151,7 +151,7 @@ def directions(output: Output, generator: torch.Generator) -> Tensor:
     value = output.value.detach()
     dtype = torch.promote_types(value.dtype, torch.float32)
     if output.real is None:
-        length = torch.linalg.vector_norm(value, dim=-1, keepdim=True, dtype=dtype)
+        length: Tensor = torch.linalg.vector_norm(value, dim=-1, keepdim=True, dtype=dtype)
         along = value.to(dtype) / length
         drawn = torch.randn(value.shape, generator=generator, dtype=dtype).to(value.device)
         tangent = drawn - (drawn * along).sum(-1, keepdim=True) * along
@@ -159,6 +159,6 @@ def directions(output: Output, generator: torch.Generator) -> Tensor:
     p = value.to(dtype).softmax(-1)
     drawn = torch.rand(*p.shape[:2], 1, generator=generator, dtype=dtype).to(value.device)
     chosen = (p.cumsum(-1) < drawn * p.sum(-1, keepdim=True)).sum(-1, keepdim=True).clamp(max=p.shape[-1] - 1)
-    weights = output.real.to(dtype) / output.real.sum(1, keepdim=True).clamp(min=1).sqrt()
+    weights = output.real.to(dtype) / output.real.sum(1, keepdim=True).clamp(min=1).to(dtype).sqrt()
     found = p.neg_().scatter_add_(-1, chosen, torch.ones_like(drawn)) * weights.unsqueeze(-1)
     return found.to(value.dtype)

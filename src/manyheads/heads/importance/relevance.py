@@ -61,9 +61,9 @@ def said(output: Output) -> Tensor:
     value = output.value.detach()
     if output.real is None:
         return F.normalize(value, dim=-1)
-    weights = output.real / output.real.sum(1, keepdim=True).clamp(min=1)
+    weights = output.real.to(value.dtype) / output.real.sum(1, keepdim=True).clamp(min=1)
     largest = F.one_hot(value.argmax(-1), value.shape[-1])
-    return largest.to(value.dtype) * weights.unsqueeze(-1).to(value.dtype)
+    return largest.to(value.dtype) * weights.unsqueeze(-1)
 
 
 class Linear(TorchFunctionMode):

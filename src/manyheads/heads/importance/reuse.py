@@ -1,10 +1,10 @@
 """Running a model again from the middle: what was computed before a place is given back, not computed again.
 
 While the full model runs, `Recording` keeps the output of every call of a module (one that has modules
-inside) that was complete when the attention at some site was made. To change a head at that site, the model is
-run once more, and each of those calls returns what it returned before. Nothing is assumed about the model but
-that a module called again with the same input gives the same output; whoever uses this compares once, and goes
-without where that fails.
+inside) that was complete when the attention at some site was made. To change a head at that site, the model
+is run once more, and each of those calls returns what it returned before. Nothing is assumed about the model
+but that a module called again with the same input gives the same output; whoever uses this compares once, and
+goes without where that fails.
 """
 
 from __future__ import annotations
