@@ -25,7 +25,7 @@ TOLERANCES = {  # absolute, plus the same relative; without centred keys each of
 )
 @pytest.mark.parametrize("offset", [100.0, -1000.0, 0.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_keys_far_from_zero(dtype, offset, options, which, kind):
+def test_keys_far_from_zero(dtype, offset, options, which, kind, engine):
     """The oracle sees the very numbers the statistics see, after their rounding to the dtype."""
     q, k, features = random((2, 4, 2, 131, 131, 8), dtype, offset)
     seen = formula.allowed(131, 131, lengths=[131, 67], **options)
@@ -40,12 +40,33 @@ def test_keys_far_from_zero(dtype, offset, options, which, kind):
 
 
 @pytest.mark.parametrize("which", ["core", "full"])
-def test_very_sharp_attention(which):
+def test_very_sharp_attention(which, engine):
     q, k, _ = random((1, 2, 2, 131, 131, 8), torch.float32)
     found = statistics(100 * q, k, causal=True, which=which)
     expected = formula.statistics(formula.scores(100 * q, k), formula.allowed(131, 131, causal=True))
     torch.testing.assert_close(found["entropy"].double(), expected["entropy"], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found["self"].double(), expected["self"], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": "padding"}, {"mask": "bias"}], ids=str)
+@pytest.mark.parametrize("size", [60.0, 300.0, -300.0])
+def test_scores_too_large_for_exp(options, size):
+    """One head of three has scores whose exp overflows, or vanishes for all keys of a query."""
+    q, k, _ = random((2, 3, 3, 37, 37, 5), torch.float32)
+    q[:, 1] *= 40
+    seen, bias = formula.allowed(37, 37, causal=options.get("causal", False)), None
+    if options.get("mask") == "padding":
+        options = {"mask": mask.padding(torch.tensor([37, 11]))}
+        seen = formula.allowed(37, 37, lengths=[37, 11])
+    elif options.get("mask") == "bias":
+        bias = torch.full((1, 3, 37, 1), size)
+        options = {"mask": bias}
+    else:
+        k[:, 1, :, 0] += size * (torch.arange(37) % 5 == 0)
+    expected = formula.statistics(formula.scores(q, k, bias), seen)
+    found = statistics(q, k, which="full", **options)
+    for name in FULL - {"distance_spread", "keys"}:
+        same({name: found[name]}, expected, {name}, 2e-3)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from manyheads.heads.calls import Call
 from manyheads.heads.visible import Visible
-from manyheads.nn.mask import Mask
 from manyheads.nn.statistics import HIDING, statistics, statistics_of_scores
 
 Which = Literal["core", "full"]
@@ -33,7 +32,7 @@ def measure(
     queries where ``rows`` (batch, queries) is False: they attend to nothing. What has no meaning in the call
     is absent.
     """
-    keys = min(call.keys, look.offset + call.queries) if call.queries <= call.keys else call.keys
+    keys = look.keys
     if features is not None:
         features = features[:, :keys].expand(call.output.shape[0], -1, -1)
     if call.scores is not None:
@@ -47,16 +46,15 @@ def measure(
                 found, scores, torch.cat([call.scores[..., :left], call.scores[..., left + call.keys :]], -1)
             )
     elif call.query is not None and call.key is not None:
-        key, mask = call.key, call.mask
+        key, mask = call.key[:, :, :keys], look.mask
         group = call.site.heads // (max(call.site.kv_heads) + 1)
         if key.shape[1] == call.site.heads and call.site.kv_heads == tuple(
             h // group for h in range(call.site.heads)
         ):
             key = key[:, ::group]  # the model repeated its key heads
-        if keys < call.keys:
-            key, mask = key[:, :, :keys], _first_keys(mask, keys)
         if rows is not None:
-            mask = mask & rows[:, None, :, None]
+            padded = mask.lengths is not None and keys == call.queries
+            mask = replace(mask, queries=mask.lengths) if padded else mask & rows[:, None, :, None]
         found = statistics(call.query, key, mask=mask, scale=call.scale, which=which, features=features)
     else:
         raise ValueError(f"{call.site.name}: a call with neither scores nor queries and keys")
@@ -69,11 +67,6 @@ def measure(
     if not look.aligned:
         absent |= OF_ONE_SEQUENCE | (OF_WHOLE_KEYS if call.blocked or call.partial else set())
     return {name: value for name, value in found.items() if name not in absent} if absent else found
-
-
-def _first_keys(mask: Mask, keys: int) -> Mask:
-    tensors = tuple(tensor[..., :keys] if tensor.shape[-1] > 1 else tensor for tensor in mask.tensors)
-    return replace(mask, tensors=tensors)
 
 
 def _with_sinks(found: dict[str, Tensor], scores: Tensor, sinks: Tensor) -> dict[str, Tensor]:

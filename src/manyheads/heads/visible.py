@@ -1,9 +1,10 @@
-"""What a call's mask says about its keys: which are padding, whether a query looks ahead, where the queries
-stand.
+"""What a call's mask says: who may attend to whom in the fewest words, which keys are padding, whether a
+query looks ahead, where the queries stand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ from manyheads.heads.calls import Call
 from manyheads.nn.mask import Mask
 from manyheads.nn.statistics import HIDING
 
+# Entries of a mask compared at once.
+PIECE = 2**22
+
 
 class Visible(NamedTuple):
     """What the mask of a call says.
@@ -21,6 +25,8 @@ class Visible(NamedTuple):
     real: (batch or 1, keys) False for a key that nobody may attend to, i.e. padding; None when all are real.
     offset: the position among the keys at which query 0 stands.
     ahead: whether a query may attend to a key after its own; None when one query alone cannot tell.
+    keys: how many keys there are up to the last query: a cache that is longer than it is filled has more.
+    mask: the mask over those keys, without tensors where causality, a window and lengths say the same.
     aligned: whether that is where the queries stand. Pooled queries, pooled keys, and blocks that read their
         neighbours have no such place.
     """
@@ -28,6 +34,8 @@ class Visible(NamedTuple):
     real: Tensor | None
     offset: int
     ahead: bool | None
+    keys: int
+    mask: Mask
     aligned: bool = True
 
 
@@ -47,21 +55,21 @@ def visible(call: Call) -> Visible:
     look = _look_at_call(call)
     if call.queries == call.keys or not (call.blocked or look.ahead):
         return look
-    return Visible(look.real, call.keys - call.queries, True, aligned=False)
+    keys, mask = (look.keys, look.mask) if look.keys == call.keys else (call.keys, call.mask)
+    return Visible(look.real, call.keys - call.queries, True, keys, mask, aligned=False)
 
 
 def _look_at_call(call: Call) -> Visible:
-    queries, keys = call.queries, call.keys
+    queries, keys, mask = call.queries, call.keys, call.mask
     if call.scores is not None:
         left = call.sinks[0]
-        return _look(call.scores[..., left : left + keys] > HIDING, queries, keys)
-    mask = call.mask
-    if not mask.tensors:
-        real = None
-        if mask.lengths is not None:
-            real = torch.arange(keys, device=mask.lengths.device) < mask.lengths[:, None]
-        return Visible(real, keys - queries, None if queries == 1 else _looks_ahead(mask))
-    return _look_at(mask, queries, keys, call.value.device)
+        return _look(call.scores[..., left : left + keys] > HIDING, queries, keys, Mask())
+    if mask.tensors:
+        return _look_at(mask, call.value.shape[0], queries, keys, call.value.device)
+    real = None
+    if mask.lengths is not None:
+        real = torch.arange(keys, device=mask.lengths.device) < mask.lengths[:, None]
+    return Visible(real, keys - queries, None if queries == 1 else _looks_ahead(mask), keys, mask)
 
 
 def told(call: Call, look: Visible) -> Tensor | None:
@@ -81,25 +89,45 @@ def told(call: Call, look: Visible) -> Tensor | None:
     return look.real[:, first : first + call.queries].to(call.output.device)
 
 
-def _look_at(mask: Mask, queries: int, keys: int, device: torch.device) -> Visible:
+def _look_at(mask: Mask, batch: int, queries: int, keys: int, device: torch.device) -> Visible:
     if queries > 1 and all(tensor.dim() < 2 or tensor.shape[-2] == 1 for tensor in mask.tensors):
-        geometry = Mask(causal=mask.causal, window=mask.window, chunk=mask.chunk)
-        same_for_all = _look_at(Mask(lengths=mask.lengths, tensors=mask.tensors), 1, keys, device)
-        return Visible(same_for_all.real, keys - queries, _looks_ahead(geometry))
+        of_keys, rest = (
+            Mask(lengths=mask.lengths, tensors=mask.tensors),
+            replace(mask, lengths=None, tensors=()),
+        )
+        allowed, adds = _allowed(of_keys, 1, keys, device)
+        shown = allowed.any(2).any(1).expand(-1, keys)
+        words = of_keys if adds else in_words(allowed, batch, 1, keys)
+        real = None if bool(shown.all()) else shown
+        return Visible(real, keys - queries, _looks_ahead(rest), keys, words & rest)
+    allowed, adds = _allowed(mask, queries, keys, device)
+    look = _look(allowed, queries, keys, mask)
+    if not adds:
+        return look._replace(mask=in_words(allowed[..., : look.keys], batch, queries, look.keys))
+    tensors = tuple(x[..., : look.keys] if x.shape[-1] > 1 else x for x in mask.tensors)
+    return look._replace(mask=replace(mask, tensors=tensors))
+
+
+def _allowed(mask: Mask, queries: int, keys: int, device: torch.device) -> tuple[Tensor, bool]:
+    """Who may attend to whom, (batch or 1, heads or 1, queries or 1, keys), and whether the mask also adds to
+    the scores of those who may.
+    """
     allowed, bias = mask.rectangle(range(queries), range(keys), keys - queries, device)
+    adds = False
     if bias is not None:
         shown = bias > HIDING
+        adds = bool((shown & (bias != 0)).any())
         allowed = shown if allowed is None else allowed & shown
-    if allowed is None:
-        return Visible(None, keys - queries, None if queries == 1 else True)
-    return _look(allowed[(None,) * (4 - allowed.dim())], queries, keys)
+    assert allowed is not None  # a mask with tensors says something
+    allowed = allowed[(None,) * (4 - allowed.dim())]
+    return allowed.expand(-1, -1, -1, keys), adds
 
 
 def _looks_ahead(mask: Mask) -> bool:
     return not mask.causal and (mask.window is None or mask.window > 1) and mask.chunk != 1
 
 
-def _look(allowed: Tensor, queries: int, keys: int) -> Visible:
+def _look(allowed: Tensor, queries: int, keys: int, mask: Mask) -> Visible:
     """From ``allowed``, a boolean that broadcasts to (batch, heads, queries, keys)."""
     real = allowed.any(2).any(1).expand(-1, keys)
     offset = keys - queries
@@ -110,4 +138,63 @@ def _look(allowed: Tensor, queries: int, keys: int) -> Visible:
     ahead = None if queries == 1 else bool(allowed.expand(-1, -1, queries, keys).triu(offset + 1).any())
     if ahead:
         offset = keys - queries
-    return Visible(None if bool(real.all()) else real, offset, ahead)
+    reached = min(keys, offset + queries) if queries <= keys else keys
+    return Visible(None if bool(real.all()) else real, offset, ahead, reached, mask)
+
+
+def in_words(allowed: Tensor, batch: int, queries: int, keys: int) -> Mask:
+    """The mask that allows just what ``allowed`` (batch or 1, heads or 1, queries or 1, keys or 1) does.
+
+    Models pass on causality, windows and padding as one dense tensor, which no kernel can take advantage of.
+    What is found is compared with every entry, and holds as tensors what has no other words.
+
+    >>> allowed = torch.ones(3, 3, dtype=torch.bool).tril() & torch.tensor([True, True, False])
+    >>> mask = in_words(allowed[None, None], batch=1, queries=3, keys=3)
+    >>> mask.causal, mask.lengths
+    (True, tensor([2]))
+    """
+    if allowed.shape[1] > 1:
+        return Mask(tensors=(allowed,))
+    allowed = allowed.expand(-1, -1, queries, keys)
+    shown = allowed.any(2)[:, 0]  # (batch or 1, keys)
+    for geometry in _geometries(allowed):
+        if _says(geometry, shown, allowed):
+            lengths = shown.sum(-1)
+            if bool(shown.all()):
+                return geometry
+            if torch.equal(torch.arange(keys, device=shown.device) < lengths[:, None], shown):
+                return replace(geometry, lengths=lengths.expand(batch))
+            return replace(geometry, tensors=(shown[:, None, None],))
+    return Mask(tensors=(allowed,))
+
+
+def _geometries(allowed: Tensor) -> Iterator[Mask]:
+    """Geometries that ``allowed`` (batch, 1, queries, keys) may have, judging by its first and last query."""
+    queries, keys = allowed.shape[2:]
+    alive = allowed.any(3).any(0)[0].nonzero()
+    if queries == 1 or not alive.numel():
+        yield Mask()
+        return
+    rows = int(alive[0]), int(alive[-1])
+    first, last = (allowed[:, 0, row].any(0).nonzero() for row in rows)
+    ahead, back = int(first[-1]) - rows[0] - (keys - queries), rows[1] + (keys - queries) - int(last[0])
+    if ahead > 0:
+        yield Mask()
+        yield Mask(window=ahead + 1)
+    else:
+        yield Mask(causal=True)
+        yield Mask(causal=True, window=max(0, back) + 1)
+
+
+def _says(geometry: Mask, shown: Tensor, allowed: Tensor) -> bool:
+    """Whether ``allowed`` is what the geometry allows of the keys that are shown at all."""
+    batch, _, queries, keys = allowed.shape
+    rows = max(1, PIECE // max(1, batch * keys))
+    for start in range(0, queries, rows):
+        block = range(start, min(queries, start + rows))
+        drawn = geometry.rectangle(block, range(keys), keys - queries, allowed.device)[0]
+        wanted = shown[:, None] if drawn is None else shown[:, None] & drawn
+        part = allowed[:, 0, block.start : block.stop]
+        if not torch.equal(wanted.expand(part.shape), part):
+            return False
+    return True

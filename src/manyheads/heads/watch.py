@@ -176,7 +176,8 @@ class Watch:
             features = self._features(call)
             columns = None if features is None else features[1]
             received = self._profiles and self._which == "full"  # then nothing must come from padding
-            found = measure(call, look, self._which, columns, own if received else None)
+            spared = call.scores is None and look.mask.lengths is not None and look.keys == call.queries
+            found = measure(call, look, self._which, columns, own if received or spared else None)
             counted = found["keys"] > 0
             if own is not None:
                 counted = counted & own.unsqueeze(1)

@@ -18,11 +18,16 @@ from manyheads.nn.tiles import centred
 
 # Elements of the queries taken at once.
 PIECE = 2**20
+# With fewer keys the tiles are faster.
+SHORTEST = 4096
 
 
-def possible(q: Tensor, mask: Mask) -> bool:
-    """Whether this engine serves: a kernel that tells lse, and a mask whose single entries have a formula."""
-    return q.device.type == "cpu" and mask.slopes is None and not mask.tensors
+def pays(q: Tensor, k: Tensor, mask: Mask) -> bool:
+    """Whether this engine serves (a kernel that tells lse, a mask whose single entries have a formula), and
+    is faster than tiles: for long sequences.
+    """
+    possible = q.device.type == "cpu" and mask.slopes is None and not mask.tensors
+    return possible and k.shape[2] >= SHORTEST
 
 
 def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ is taken from all keys, and what is left to round is small.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -16,8 +17,7 @@ from manyheads.nn import fused_statistics
 from manyheads.nn.attention import check_mask, check_shapes
 from manyheads.nn.mask import Mask
 from manyheads.nn.tile_statistics import CORE, FULL, collect
-from manyheads.nn.tiles import Hidden, Tile, centred, hidden, scratch
-from manyheads.nn.tiles import scores as scores_of_tile
+from manyheads.nn.tiles import Hidden, Tile, hidden, mean_key, products, scratch
 
 Which = Literal["core", "full"]
 
@@ -71,19 +71,38 @@ def statistics(
     group, offset = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
     queries = q.to(exact).unflatten(1, (k.shape[1], group))
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-    if which == "core" and fused_statistics.possible(q, joined):
+    if which == "core" and fused_statistics.pays(q, k, joined):
         seen = fused_statistics.core(queries, k.to(exact), joined, factor, features)
         return {name: value.flatten(1, 2) for name, value in seen.items()}
-    keys, shift = centred(queries, k.to(exact), factor)
-    keys, take = keys.contiguous(), scratch(exact, q.device)
+    keys, take = k.to(exact), scratch(exact, q.device)
+    mean, real = mean_key(keys), joined.queries
+    visible = replace(joined, queries=None)  # rows of queries that attend to nothing need no hiding
+    known: dict[tuple[int, range, range], tuple[list[Hidden], Tensor | int]] = {}  # of the last tile
+    centred: dict[int, Tensor] = {}  # the keys of its sequences
 
     def tile_scores(tile: Tile) -> tuple[Tensor, list[Hidden], Tensor | int]:
-        parts, count = hidden(joined, offset, group, keys, tile, HIDING)
-        return scores_of_tile(queries, keys, factor, tile, parts, take), parts, count
+        place = 0 if joined.lengths is None else tile.batch.start, tile.rows, tile.columns
+        if place not in known or joined.tensors or joined.slopes is not None:
+            known.clear()
+            known[place] = hidden(visible, offset, group, keys, tile, HIDING)
+        parts, count = known[place]
+        if real is not None:
+            i = torch.arange(tile.rows.start, tile.rows.stop, device=q.device)
+            count = count * (i < real[tile.batch].to(q.device)[:, None, None, None])
+        if tile.batch.start not in centred:
+            centred.clear()
+            given = keys[tile.batch]
+            out = take("keys", given.shape)
+            centred[tile.batch.start] = torch.sub(given, mean[tile.batch].unsqueeze(2), out=out)
+        part = centred[tile.batch.start][:, tile.kv_heads, tile.columns.start : tile.columns.stop]
+        return products(tile.of_queries(queries) * factor, part, parts, take), parts, count
 
-    seen = collect(tile_scores, joined, shift.shape, k.shape[2], keys, names, features)
+    careful = q.device.type != "cpu"  # looking at numbers would make a GPU wait
+    shape = queries.shape[:4]
+    seen = collect(tile_scores, joined, shape, k.shape[2], keys, names, features, careful)
+    lacking = factor * (queries @ mean[:, :, None, :, None]).squeeze(-1)
     for name in seen.keys() & {"logsumexp", "largest_logit"}:
-        seen[name] = seen[name] + shift
+        seen[name] += lacking
     return {name: value.flatten(1, 2) for name, value in seen.items()}
 
 
@@ -109,7 +128,8 @@ def statistics_of_scores(
         return s, [Hidden(slice(0, s.shape[-1]), None, shown.to(exact))], shown.sum(-1)
 
     like = torch.empty(0, dtype=exact, device=scores.device)
-    seen = collect(tile_scores, Mask(), grouped.shape[:4], scores.shape[3], like, names, features)
+    shape = grouped.shape[:4]
+    seen = collect(tile_scores, Mask(), shape, scores.shape[3], like, names, features, careful=True)
     return {name: value.flatten(1, 2) for name, value in seen.items()}
 
 

@@ -1,125 +1,213 @@
-"""Every statistic of attention in one pass over tiles of its scores: the engine behind `statistics`."""
+"""Every statistic of attention in one pass over tiles of its scores: the engine behind `statistics`.
+
+A tile yields sums of e = exp(s) and no more, in few operations while it is near the processor. What they mean
+is worked out at the end, for all queries at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from manyheads.nn.mask import Mask
-from manyheads.nn.tiles import Hidden, Tile, exp_of_difference, scratch, tiles
+from manyheads.nn.tiles import Hidden, Tile, exp_of_difference, hide, scratch, tiles
 
 # "local" counts the attention to positions at most this far away.
 LOCAL = 8
 # Keys whose moments are taken together. In float32 a spread is then right to 0.005 positions, at any length.
 SEGMENT = 32
+# Scores of a tile: 2^18 of them and their exp would stay in the processor's own cache, but so small a tile is
+# done before the next operations have started. 2^20 is where statistics were fastest.
+ELEMENTS = 2**20
+# Sums of exp(s) within these bounds have lost nothing, nor have sums of squares. Others are taken again from
+# scores less the largest of their query.
+SAFE = 1e-12, 1e18
 CORE = ("keys", "logsumexp", "entropy", "self", "previous", "next", "first")
 FULL = (*CORE, "confidence", "collision", "distance", "distance_spread", "local", "largest_logit")
 
+_STEPS = {"previous": -1, "self": 0, "next": 1}
+_SUMS = ("keys", "shift", "total", "weighted", "first", *_STEPS)
+_FULL_SUMS = (*_SUMS, "largest", "norm", "local", "among")
+
+# A tile's scores, what is hidden in them, and how many keys each query may attend to.
+TileScores = Callable[[Tile], tuple[Tensor, list[Hidden], Tensor | int]]
+
 
 def collect(
-    tile_scores: Callable[[Tile], tuple[Tensor, list[Hidden], Tensor | int]],
+    tile_scores: TileScores,
     mask: Mask,
     shape: Sequence[int],
     keys: int,
     like: Tensor,
     names: tuple[str, ...],
     features: Tensor | None,
+    careful: bool = False,
 ) -> dict[str, Tensor]:
     """Run over the tiles for the names CORE or FULL; results are (batch, kv_heads, group, queries).
 
-    ``tile_scores`` gives a tile's scores, what is hidden in them, and how many keys each query may attend to;
-    ``shape`` is (batch, kv_heads, group, queries), ``like`` gives dtype and device.
+    ``shape`` is (batch, kv_heads, group, queries), ``like`` gives dtype and device. Unless ``careful``, exp
+    is taken of the scores as they are, and only where that fails of scores less their largest.
     """
     offset, full = keys - shape[3], names == FULL
-    seen = {name: like.new_zeros(shape) for name in names}
-    for name in seen.keys() & {"logsumexp", "largest_logit"}:
-        seen[name].fill_(-torch.inf)
-    if features is not None:
-        seen["features"] = like.new_zeros(*shape, features.shape[2])
-    if full:
-        seen["received"] = like.new_zeros(*shape[:3], keys)
-    take = scratch(like.dtype, like.device)
-    for tile in tiles(mask, shape, keys, offset):
+    sums = _FULL_SUMS if full else _SUMS
+    raw = like.new_zeros(len(sums), *shape)
+    received = like.new_zeros(*shape[:3], keys) if full else None
+    moments = like.new_zeros(*shape, 5, dtype=torch.float64) if full else None
+    means = None if features is None else like.new_zeros(*shape, features.shape[2])
+    take, grid, basis = scratch(like.dtype, like.device), None, _basis(like)
+    large: set[int] = set()  # key heads whose scores were too large for exp
+    for tile in tiles(mask, shape, keys, offset, ELEMENTS):
         s, parts, count = tile_scores(tile)
-        nothing = torch.as_tensor(count, device=s.device) == 0
-        top = s.amax(-1, keepdim=True)
-        e = exp_of_difference(s, top, parts, out=take("exp", s.shape))
-        moments = _moments(e) if full else None
-        total = (e.sum(-1) if moments is None else moments[..., 0].sum(-1)).masked_fill_(nothing, 1.0)
-        inverse, log = total.reciprocal().masked_fill_(nothing, 0.0), total.log()
-        top = top.squeeze(-1).masked_fill_(nothing, -torch.inf)
-        found = {
-            "keys": count,
-            "logsumexp": log + top,
-            "entropy": (log - s.mul_(e).sum(-1) * inverse).clamp_(min=0.0),
-        } | _places(e, inverse, tile, offset, LOCAL if full else 1)
-        if moments is not None:
-            found |= _spread(e, moments, inverse, tile, offset, mask.causal)
-            found["confidence"], found["largest_logit"] = inverse, top
-            found["collision"] = (torch.linalg.vector_norm(e, dim=-1) * inverse).square_()
-        if features is not None:
-            part = features[tile.batch, None, None, tile.columns.start : tile.columns.stop]
-            found["features"] = (e @ part) * inverse.unsqueeze(-1)
-        if full:
-            columns = slice(tile.columns.start, tile.columns.stop)
-            from_tile = (inverse.unsqueeze(-2) @ e).squeeze(-2)
-            seen["received"][tile.batch, tile.kv_heads, :, columns] += from_tile
-        for name, value in found.items():
-            target = tile.of_queries(seen[name])
-            target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
+        rows = tile.of_queries(raw, 1)
+        found = dict(zip(sums, rows.unbind(), strict=True))
+        found["keys"].copy_(count) if isinstance(count, Tensor) else found["keys"].fill_(count)
+        columns = s.shape[-1]
+        e = wide = take("exp", (*s.shape[:-1], -(-columns // SEGMENT) * SEGMENT))
+        if wide.shape[-1] > columns:
+            e = wide[..., :columns]
+            wide[..., columns:] = 0.0
+        heads = range(tile.kv_heads.start, tile.kv_heads.stop)
+        shifted = careful or not large.isdisjoint(heads)
+        if not shifted:
+            torch.exp(s, out=e)
+            for part, _, keep in parts:
+                if keep is not None:
+                    e[..., part] *= keep
+            torch.sum(e, -1, out=found["total"])
+            shifted = not _safe(found["total"], count)
+        if shifted:
+            large.update(heads)
+            hide(s, parts)
+            top = s.amax(-1, keepdim=True)
+            exp_of_difference(s, top, parts, out=e)
+            torch.sum(e, -1, out=found["total"])
+            found["shift"].copy_(top.squeeze(-1))
+        if isinstance(count, Tensor):
+            found["total"].masked_fill_(count == 0, 0.0)
+        torch.sum(s.mul_(e), -1, out=found["weighted"])
+        _places(found, e, tile, offset, mask.causal)
+        if means is not None and features is not None:
+            given = features[tile.batch, None, None, tile.columns.start : tile.columns.stop]
+            tile.of_queries(means).copy_(e @ given)
+        if received is not None and moments is not None:
+            if grid is None or (grid.rows, grid.columns) != (tile.rows, tile.columns):
+                grid = _grid(tile, offset, like)
+            _full(found, e, grid, mask.causal)
+            place = tile.batch, tile.kv_heads, slice(None), slice(tile.columns.start, tile.columns.stop)
+            received[place] += (_inverse(found["total"]).unsqueeze(-2) @ e).squeeze(-2)
+            segments = (wide.view(-1, SEGMENT) @ basis).view(*wide.shape[:-1], -1)
+            tile.of_queries(moments).copy_(segments.to(torch.float64) @ grid.weights)
+    summed = dict(zip(sums, raw.unbind(), strict=True))
+    seen = _core(summed)
+    if means is not None:
+        seen["features"] = means.mul_(_inverse(summed["total"]).unsqueeze(-1))
+    if received is not None and moments is not None:
+        seen |= _of_full(summed, moments, offset, mask.causal) | {"received": received}
     return seen
 
 
-def _places(e: Tensor, inverse: Tensor, tile: Tile, offset: int, reach: int) -> dict[str, Tensor]:
-    """Weights at the query's own position and around it, and at the first key. e is p before its division."""
-    here = torch.arange(tile.rows.start, tile.rows.stop, device=e.device) + offset - tile.columns.start
-    around = here[:, None] + torch.arange(-reach, reach + 1, device=e.device)
-    inside = (around >= 0) & (around < len(tile.columns))
-    index = around.clamp(0, len(tile.columns) - 1).expand(*e.shape[:-1], -1)
-    near = e.gather(-1, index) * inside * inverse.unsqueeze(-1)
-    first = e[..., 0] * inverse if tile.columns.start == 0 else torch.zeros_like(inverse)
-    places = {name: near[..., reach + step] for name, step in (("previous", -1), ("self", 0), ("next", 1))}
-    return places | {"first": first} | ({"local": near.sum(-1)} if reach == LOCAL else {})
+def _safe(total: Tensor, count: Tensor | int) -> bool:
+    """Whether nothing overflowed or vanished in these sums, of queries that may attend to something."""
+    low, high = torch.aminmax(total.masked_fill(count == 0, 1.0) if isinstance(count, Tensor) else total)
+    return SAFE[0] < low.item() and high.item() < SAFE[1]
 
 
-def _moments(e: Tensor) -> Tensor:
-    """Mass and first two moments of each SEGMENT of keys around its own middle: (..., rows, segments, 3)."""
-    t = torch.arange(SEGMENT, device=e.device, dtype=e.dtype) - SEGMENT // 2
-    basis = torch.stack((torch.ones_like(t), t, t.square()), dim=-1)
-    whole = e.shape[-1] // SEGMENT * SEGMENT
-    segments = e[..., :whole].unflatten(-1, (-1, SEGMENT)) @ basis
-    rest = e[..., whole:] @ basis[: e.shape[-1] - whole]
-    return torch.cat((segments, rest.unsqueeze(-2)), dim=-2)
+def _inverse(total: Tensor) -> Tensor:
+    return total.reciprocal().masked_fill_(total == 0, 0.0)
 
 
-def _spread(
-    e: Tensor, moments: Tensor, inverse: Tensor, tile: Tile, offset: int, causal: bool
-) -> dict[str, Tensor]:
-    """Mean distance from the query, and standard deviation of the position.
+def _places(found: dict[str, Tensor], e: Tensor, tile: Tile, offset: int, causal: bool) -> None:
+    """At the query's own position and beside it, and at the first key."""
+    if tile.columns.start == 0:
+        found["first"].copy_(e[..., 0])
+    here = tile.rows.start + offset - tile.columns.start
+    for name, step in _STEPS.items():
+        start = max(0, -here - step)
+        if start < len(tile.rows) and here + step < len(tile.columns) and not (causal and step > 0):
+            beside = e.diagonal(here + step, -2, -1)
+            found[name][..., start : start + beside.shape[-1]] = beside
 
-    E[j^2] - E[j]^2 would cancel at long lengths; moments of segments add up around the mean without that.
+
+class _Grid(NamedTuple):
+    """What tiles with the same rows and columns have in common."""
+
+    rows: range
+    columns: range
+    near: Tensor  # (rows, 2 * LOCAL + 1) the columns around each query's own
+    inside: Tensor  # 1 where there is such a column, else 0
+    among: slice  # the columns of segments that are neither all before nor all behind every query
+    distance: Tensor  # (rows, among) from the query
+    weights: Tensor  # (segments * 3, 5) from mass and moments of segments to those of all, in float64
+
+
+def _grid(tile: Tile, offset: int, like: Tensor) -> _Grid:
+    columns, segments = len(tile.columns), -(-len(tile.columns) // SEGMENT)
+    start, stop = (i + offset - tile.columns.start for i in (tile.rows.start, tile.rows.stop))
+    here = torch.arange(start, stop, device=like.device)[:, None]
+    near = here + torch.arange(-LOCAL, LOCAL + 1, device=like.device)
+    inside = ((near >= 0) & (near < columns)).to(like.dtype)
+    before = min(max(0, start // SEGMENT), segments)
+    behind = min(max(before, -(-stop // SEGMENT)), segments)
+    among = slice(min(before * SEGMENT, columns), min(behind * SEGMENT, columns))
+    distance = (here - torch.arange(among.start, among.stop, device=like.device)).abs_().to(like.dtype)
+    number = torch.arange(segments, device=like.device)
+    c = (tile.columns.start + number * SEGMENT + SEGMENT // 2).to(torch.float64)
+    sign = (number < before).to(torch.float64) - (number >= behind).to(torch.float64)
+    none, one = torch.zeros_like(c), torch.ones_like(c)
+    of_mass = torch.stack((one, c, c * c, sign, sign * c), dim=-1)
+    of_first = torch.stack((none, one, 2 * c, none, sign), dim=-1)
+    of_second = torch.stack((none, none, one, none, none), dim=-1)
+    weights = torch.stack((of_mass, of_first, of_second), dim=1).flatten(0, 1)
+    return _Grid(tile.rows, tile.columns, near.clamp_(0, columns - 1), inside, among, distance, weights)
+
+
+def _basis(like: Tensor) -> Tensor:
+    """From the weights of a segment to its mass and first two moments around its middle."""
+    t = torch.arange(SEGMENT, device=like.device, dtype=like.dtype) - SEGMENT // 2
+    return torch.stack((torch.ones_like(t), t, t.square()), dim=-1)
+
+
+def _full(found: dict[str, Tensor], e: Tensor, grid: _Grid, causal: bool) -> None:
+    """The largest, the square, what is nearby, and the distance among the tile's own queries."""
+    torch.amax(e, -1, out=found["largest"])
+    torch.linalg.vector_norm(e, dim=-1, out=found["norm"])
+    near = e.gather(-1, grid.near.expand(*e.shape[:-1], -1))
+    torch.sum(near.mul_(grid.inside), -1, out=found["local"])
+    if not causal:
+        torch.sum(e[..., grid.among] * grid.distance, -1, out=found["among"])
+
+
+def _core(raw: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the sums over all tiles say; queries that may attend to nothing have a total of zero."""
+    nothing, inverse = raw["total"] == 0, _inverse(raw["total"])
+    log = raw["total"].masked_fill(nothing, 1.0).log_()
+    seen = {
+        "keys": raw["keys"],
+        "logsumexp": (log + raw["shift"]).masked_fill_(nothing, -torch.inf),
+        "entropy": (log - raw["weighted"] * inverse).clamp_(min=0.0),
+    }
+    return seen | {name: raw[name] * inverse for name in (*_STEPS, "first")}
+
+
+def _of_full(raw: dict[str, Tensor], moments: Tensor, offset: int, causal: bool) -> dict[str, Tensor]:
+    """What the full set has besides. E[j^2] - E[j]^2 would cancel in float32; in float64 it does not matter,
+    given that the mass is the sum of the very same numbers.
     """
-    middle = (tile.rows.start + tile.rows.stop) // 2  # positions are counted from here
-    like: Any = {"device": e.device, "dtype": e.dtype}
-    i = torch.arange(tile.rows.start - middle, tile.rows.stop - middle, **like)
-    j = torch.arange(tile.columns.start - middle - offset, tile.columns.stop - middle - offset, **like)
-    mass, first, second = (moments * inverse[..., None, None]).unbind(-1)  # (..., rows, segments)
-    centre = torch.arange(mass.shape[-1], **like) * SEGMENT + (
-        tile.columns.start - middle - offset + SEGMENT // 2
-    )
-    mean = (first + centre * mass).sum(-1)
-    around = centre - mean.unsqueeze(-1)
-    variance = (second + 2 * around * first + around.square() * mass).sum(-1).clamp_(min=0.0)
-    if causal:  # no key lies behind its query
-        return {"distance": ((i - mean) * (inverse > 0)).clamp_(min=0.0), "distance_spread": variance.sqrt()}
-    # Away from the tile's own queries i - j has one sign for a whole segment; among them, weight by weight.
-    before = min(max(0, (tile.rows.start + offset - tile.columns.start) // SEGMENT), mass.shape[-1])
-    behind = min(max(before, -(-(tile.rows.stop + offset - tile.columns.start) // SEGMENT)), mass.shape[-1])
-    distance = i * mass[..., :before].sum(-1) - (first + centre * mass)[..., :before].sum(-1)
-    distance += (first + centre * mass)[..., behind:].sum(-1) - i * mass[..., behind:].sum(-1)
-    among = slice(before * SEGMENT, behind * SEGMENT)
-    distance += (e[..., among] * (i[:, None] - j[among]).abs_()).sum(-1) * inverse
-    return {"distance": distance, "distance_spread": variance.sqrt()}
+    nothing, inverse = raw["total"] == 0, _inverse(raw["total"])
+    mass, first, second, signed_mass, signed_first = moments.unbind(-1)
+    whole = _inverse(mass).masked_fill_(nothing, 0.0)
+    mean = first * whole
+    i = torch.arange(offset, offset + mass.shape[-1], device=mass.device, dtype=mass.dtype)
+    # |i - j| is i - j for segments before the queries, j - i for those behind; among them it was summed.
+    distance = i * mass - first if causal else i * signed_mass - signed_first + raw["among"]
+    return {
+        "confidence": raw["largest"] * inverse,
+        "collision": (raw["norm"] * inverse).square_(),
+        "distance": (distance * whole).clamp_(min=0.0).to(inverse.dtype),
+        "distance_spread": (second * whole - mean * mean).clamp_(min=0.0).sqrt_().to(inverse.dtype),
+        "local": raw["local"] * inverse,
+        "largest_logit": (raw["largest"].log() + raw["shift"]).masked_fill_(nothing, -torch.inf),
+    }

@@ -7,6 +7,7 @@ in the reach of those queries. Its rows are whole, so a softmax over it is exact
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from manyheads.nn.mask import Mask
 
 # Scores held at once. Smaller tiles stay nearer to the processor, larger ones start its threads less often:
-# 2^21 (8 MB in float32) is where statistics and dropout were fastest.
+# 2^21 (8 MB in float32) is where dropout was fastest.
 TILE_ELEMENTS = 2**21
 # Fewer rows than this make the matrix products slow; more make causal tiles compute what they hide.
 TILE_ROWS = 128
@@ -30,17 +31,21 @@ class Tile(NamedTuple):
     rows: range
     columns: range
 
-    def of_queries(self, x: Tensor) -> Tensor:
-        """The part of x (batch, kv_heads, group, queries, ...) that belongs to the tile."""
-        return x[self.batch, self.kv_heads, :, self.rows.start : self.rows.stop]
+    def of_queries(self, x: Tensor, lead: int = 0) -> Tensor:
+        """The tile's part of x (..., batch, kv_heads, group, queries, ...), after ``lead`` other axes."""
+        part = self.batch, self.kv_heads, slice(None), slice(self.rows.start, self.rows.stop)
+        return x[(slice(None),) * lead + part]
 
     def of_keys(self, x: Tensor) -> Tensor:
         """The part of x (batch, kv_heads, keys, ...) that belongs to the tile."""
         return x[self.batch, self.kv_heads, self.columns.start : self.columns.stop]
 
 
-def tiles(mask: Mask, queries_shape: Sequence[int], keys: int, offset: int) -> Iterator[Tile]:
-    """Cut attention into tiles of about TILE_ELEMENTS scores, leaving out what no query of a tile can reach.
+def tiles(
+    mask: Mask, queries_shape: Sequence[int], keys: int, offset: int, elements: int | None = None
+) -> Iterator[Tile]:
+    """Cut attention into tiles of about ``elements`` scores (TILE_ELEMENTS unless given), leaving out what no
+    query of a tile can reach.
 
     ``queries_shape`` is (batch, kv_heads, group, queries). Queries that can reach nothing are in no tile.
 
@@ -48,25 +53,33 @@ def tiles(mask: Mask, queries_shape: Sequence[int], keys: int, offset: int) -> I
     [range(0, 128), range(0, 256)]
     """
     batch, kv_heads, group, queries = queries_shape
-    lengths = None
+    elements = TILE_ELEMENTS if elements is None else elements
+    lengths, real = [keys] * batch, [queries] * batch
     if mask.lengths is not None and mask.lengths.device.type == "cpu":
         lengths = mask.lengths.clamp(0, keys).tolist()
+    if mask.queries is not None and mask.queries.device.type == "cpu":
+        real = mask.queries.clamp(0, queries).tolist()
     widest = min(keys, 2 * mask.window + TILE_ROWS) if mask.window is not None else keys
     widest = max(1, widest if mask.chunk is None else min(widest, 2 * mask.chunk + TILE_ROWS))
-    rows = max(1, min(queries, TILE_ROWS, TILE_ELEMENTS // (group * widest)))
-    heads = max(1, min(kv_heads, TILE_ELEMENTS // (group * rows * widest)))
+    # Fewer than 64 rows make a poor matrix product, however long they are.
+    rows = max(1, min(queries, TILE_ROWS, max(64 // group, elements // (group * widest))))
+    heads = max(1, min(kv_heads, elements // (group * rows * widest)))
     sequences = 1
     if rows == queries and heads == kv_heads:
-        sequences = max(1, min(batch, TILE_ELEMENTS // (group * rows * widest * heads)))
+        sequences = max(1, min(batch, elements // (group * rows * widest * heads)))
     for first in range(0, batch, sequences):
         members = slice(first, min(batch, first + sequences))
-        longest = keys if lengths is None else max(lengths[members])
-        for start in range(0, queries, rows):
-            block = range(start, min(queries, start + rows))
+        longest, last = max(lengths[members]), max(real[members])
+        for start in range(0, last, rows):
+            block = range(start, min(last, start + rows))
             low, high = mask.key_range(block, keys, offset)
             columns = range(min(low, longest), min(high, longest))
-            for head in range(0, kv_heads if columns else 0, heads):
-                yield Tile(members, slice(head, min(kv_heads, head + heads)), block, columns)
+            if not columns:
+                continue
+            size = len(lengths[members]) * group * len(block) * len(columns)
+            many = max(heads, min(kv_heads, elements // size))  # early blocks of causal attention are narrow
+            for head in range(0, kv_heads, many):
+                yield Tile(members, slice(head, min(kv_heads, head + many)), block, columns)
 
 
 class Hidden(NamedTuple):
@@ -91,8 +104,12 @@ def hidden(
     """
     start, stop = tile.columns.start, tile.columns.stop
     edges = [range(start, stop)]
-    if mask.geometric:  # only the columns that some of the queries see and others do not
+    if mask.slopes is None and not mask.tensors and mask.queries is None:
+        # Only the columns that some of the queries see and others do not.
         low, high = mask.open_range(tile.rows, stop, offset)
+        if mask.lengths is not None:
+            known = mask.lengths.device.type == "cpu"  # reading numbers would make a GPU wait
+            high = min(high, int(mask.lengths[tile.batch].min())) if known else start
         edges = [range(start, max(low, start)), range(max(high, start), stop)] if low < high else edges
     heads = slice(tile.kv_heads.start * group, tile.kv_heads.stop * group)
     parts: list[Hidden] = []
@@ -118,23 +135,41 @@ def scores(q: Tensor, k: Tensor, scale: float, tile: Tile, parts: list[Hidden], 
 
     q is (batch, kv_heads, group, queries, d_key), k is (batch, kv_heads, keys, d_key).
     """
-    part_q, part_k = tile.of_queries(q) * scale, tile.of_keys(k)
-    shape = (*part_q.shape[:-1], part_k.shape[2])
+    s = products(tile.of_queries(q) * scale, tile.of_keys(k), parts, take)
+    hide(s, parts)
+    return s
+
+
+def products(q: Tensor, k: Tensor, parts: list[Hidden], take: Scratch) -> Tensor:
+    """Scores (batch, kv_heads, group, rows, columns) of a tile's queries, already scaled, and its keys, with
+    what is added to them but nothing hidden.
+    """
+    shape = (*q.shape[:-1], k.shape[2])
     s = take("scores", shape)
     flat = s.view(shape[0] * shape[1], -1, shape[-1])
-    torch.bmm(part_q.flatten(2, 3).flatten(0, 1), part_k.flatten(0, 1).transpose(1, 2), out=flat)
-    for columns, bias, keep in parts:
+    torch.bmm(q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1).transpose(1, 2), out=flat)
+    for columns, bias, _ in parts:
         if bias is not None:
             s[..., columns] += bias
+    return s
+
+
+def hide(s: Tensor, parts: list[Hidden]) -> None:
+    """Put the scores that are hidden far below all others."""
+    for columns, _, keep in parts:
         if keep is not None:
             s[..., columns] += (keep - 1) * 1e30  # adding is several times faster than filling by a mask
-    return s
 
 
 def centred(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Keys (batch, kv_heads, keys, d_key) without their mean, and what each query's scores lose by that."""
-    centre = k.mean(2, keepdim=True) if k.shape[2] else k.new_zeros(*k.shape[:2], 1, k.shape[3])
-    return k - centre, scale * (q @ centre.unsqueeze(2).transpose(-2, -1)).squeeze(-1)
+    mean = mean_key(k)
+    return k - mean.unsqueeze(2), scale * (q @ mean[:, :, None, :, None]).squeeze(-1)
+
+
+def mean_key(k: Tensor) -> Tensor:
+    """The mean (batch, kv_heads, d_key) of the keys (batch, kv_heads, keys, d_key)."""
+    return k.mean(2) if k.shape[2] else k.new_zeros(*k.shape[:2], k.shape[3])
 
 
 def exp_of_difference(s: Tensor, shift: Tensor, parts: list[Hidden], out: Tensor) -> Tensor:
@@ -154,23 +189,33 @@ def exp_of_difference(s: Tensor, shift: Tensor, parts: list[Hidden], out: Tensor
 
 
 Scratch = Callable[[str, Sequence[int]], Tensor]
+_kept = threading.local()
 
 
 def scratch(dtype: torch.dtype, device: torch.device) -> Scratch:
     """Memory to borrow by name, again and again: fresh pages for every tile cost more than the arithmetic.
+
+    On the CPU each thread keeps what its tiles touched (a few megabytes): fresh pages cost at every call.
 
     >>> take = scratch(torch.float32, torch.device("cpu"))
     >>> take("scores", (2, 3)).data_ptr() == take("scores", (3, 2)).data_ptr()
     True
     """
     held: dict[str, Tensor] = {}
+    if device.type == "cpu" and not torch.is_inference_mode_enabled():
+        held = vars(_kept).setdefault(str(dtype), held)
+    views: dict[tuple[str, Sequence[int]], Tensor] = {}
 
     def take(name: str, shape: Sequence[int]) -> Tensor:
-        size = math.prod(shape)
-        if name not in held or held[name].numel() < size:
-            # The whole at once: growing tile by tile would leave holes, and untouched memory costs nothing.
-            held[name] = torch.empty(max(size, TILE_ELEMENTS), dtype=dtype, device=device)
-        return held[name][:size].view(*shape)
+        view = views.get((name, shape))
+        if view is None:
+            size = math.prod(shape)
+            if name not in held or held[name].numel() < size:
+                # The whole at once: growing tile by tile would leave holes; untouched memory costs nothing.
+                held[name] = torch.empty(max(size, TILE_ELEMENTS), dtype=dtype, device=device)
+                views.clear()
+            view = views[name, shape] = held[name][:size].view(*shape)
+        return view
 
     return take
 
