@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from manyheads.heads.diversity import diversity as diversity
     from manyheads.heads.maps import maps as maps
     from manyheads.heads.roles import roles as roles
     from manyheads.heads.silence import gates as gates
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 # Where each public name lives. They load when first used, so that `import manyheads` costs nothing.
 _NAMES = {
+    "manyheads.heads.diversity": ("diversity",),
     "manyheads.heads.maps": ("maps",),
     "manyheads.heads.roles": ("roles",),
     "manyheads.heads.silence": ("gates", "silence"),

@@ -26,6 +26,8 @@ class Changes:
     inputs: ``{module path: [options of Narrow]}`` for modules that are given something for every head.
     copied: ``{module path: module path}``: the first makes a table for itself as the second does.
     replaced: paths of modules that were nn.MultiheadAttention and are `TorchAttention` now.
+    counts: of every site, cut or not: heads and key heads ``before`` and ``after``, ``d_key``, and the
+        original numbers of the heads that went, ``removed``.
     """
 
     shapes: dict[str, list[int]] = field(default_factory=dict)
@@ -34,6 +36,11 @@ class Changes:
     inputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     copied: dict[str, str] = field(default_factory=dict)
     replaced: list[str] = field(default_factory=list)
+    counts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def removed(self) -> dict[str, list[int]]:
+        """Which heads of the uncut model are gone, by site."""
+        return {site: count["removed"] for site, count in self.counts.items() if count["removed"]}
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""

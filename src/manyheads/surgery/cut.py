@@ -78,7 +78,10 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     lost = [r for r in regions.values() if r in narrowed or any(name in removed for name in r.sites)]
     tell(copied, lost, found, removed, shrunk, changes)
     settle(copied, changes)
-    setattr(copied, "original_heads", _original(model, sites, removed))  # noqa: B010
+    kept = _original(model, sites, removed)
+    setattr(copied, "original_heads", kept)  # noqa: B010
+    for name, site in sites.items():
+        _count(changes, site, removed.get(name, []), kept, found[name].d_key)
     verify(model, copied, batch, removed, [region.path for region in lost])
     return copied
 
@@ -111,6 +114,18 @@ def _own_attention(model: nn.Module, removed: Mapping[str, list[int]], changes: 
             model = replace_module(model, path, TorchAttention.like(module))
             changes.replaced.append(path)
     return model
+
+
+def _count(
+    changes: Changes, site: Site, removed: list[int], kept: Mapping[str, list[int]], d_key: int | None
+) -> None:
+    """Note how many heads a site had before it was ever cut, and has now."""
+    left = [head for head in range(site.heads) if head not in removed]
+    after = [len(left), len({site.kv_heads[head] for head in left})]
+    first = changes.counts.get(site.name)
+    before = first["before"] if first else [site.heads, len(set(site.kv_heads))]
+    gone = sorted(set(range(before[0])) - set(kept.get(site.name, range(before[0]))))
+    changes.counts[site.name] = {"before": before, "after": after, "d_key": d_key, "removed": gone}
 
 
 def _original(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor
+from manyheads.nn.mask import Mask
 
 
 class Input(NamedTuple):
@@ -70,8 +72,12 @@ class Narrow:
 
     def narrowed(self, value: Any) -> Any:
         """What the module gets in the place of this value."""
-        if self.keep is None or not isinstance(value, Tensor):
-            return None if self.keep is None else value
+        if self.keep is None:
+            return None
+        if isinstance(value, Mask):
+            return value if value.slopes is None else replace(value, slopes=self.narrowed(value.slopes))
+        if not isinstance(value, Tensor):
+            return value
         size = value.shape[self.axis]
         if size == 1 or size % self.heads:
             return value
@@ -111,8 +117,13 @@ def inputs_of_heads(
             and any(size % many == 0 for size in value.shape)
         ):
             leaves[argument] = value.detach().clone().requires_grad_(True)
+    found = [
+        Input(argument, 0, _still_there(value.slopes.shape[0], narrowed.get(argument)))
+        for argument, value in arguments(args, kwargs)
+        if isinstance(value, Mask) and value.slopes is not None
+    ]
     if not leaves:
-        return []
+        return found
     args = tuple(leaves.get(place, value) for place, value in enumerate(args))
     kwargs = {name: leaves.get(name, value) for name, value in kwargs.items()}
     touched: dict[str | int, list[Tensor]] = {}
@@ -124,7 +135,6 @@ def inputs_of_heads(
 
     with torch.enable_grad(), Interceptor(module, see):
         module(*args, **kwargs)
-    found = []
     for argument, axes in touched.items():
         many = narrowed[argument].heads if argument in narrowed else heads
         for axis, rows in enumerate(axes):
@@ -160,6 +170,12 @@ def _touch(
                 for axis, rows in enumerate(axes):
                     others = [other for other in range(marks.dim()) if other != axis]
                     rows[head] |= marks.any(others).cpu()
+
+
+def _still_there(many: int, narrowed: Narrow | None) -> tuple[int | None, ...]:
+    """The head of each of ``many`` entries, where some are passed over already."""
+    keep = list(range(many)) if narrowed is None or narrowed.keep is None else narrowed.keep
+    return tuple(keep.index(place) if place in keep else None for place in range(many))
 
 
 def _of_heads(rows: Tensor, many: int) -> tuple[int | None, ...] | None:

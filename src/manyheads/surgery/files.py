@@ -1,0 +1,237 @@
+"""save and load: a cut model in a folder, and back, to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+import manyheads
+from manyheads.surgery import own, plain
+from manyheads.surgery.changes import ATTRIBUTE, Changes, changes_of, reshape, set_tensor
+
+_FORMAT, _VERSION = "manyheads model", 1
+_PLAN, _WEIGHTS, _BUFFERS = "heads.json", "model.safetensors", "buffers.safetensors"
+
+
+def save(model: nn.Module, dir: str | PathLike[str], tokenizer: Any = None) -> None:
+    """Write a model, cut or not, to a folder: weights as safetensors, its config, and ``heads.json``.
+
+    The folder appears whole or not at all. If every layer kept as many heads as the others, and the class can
+    say so in its config, plain ``from_pretrained`` loads it, too; ``heads.json`` tells ("plain").
+
+    Parameters
+    ----------
+    model: a module; one of transformers or of manyheads can be loaded without a factory.
+    dir: a folder that does not exist yet, or is empty.
+    tokenizer: written beside the model; anything with ``save_pretrained``. Default: ``model.tokenizer``, if
+        there is one.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> layer = manyheads.MultiHeadAttention(6, heads=3)
+    >>> x = torch.randn(2, 5, 6)
+    >>> smaller = manyheads.cut(layer, {0: [1]}, x)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(smaller, f"{folder}/small")
+    ...     again = load(f"{folder}/small")
+    >>> torch.equal(again(x), smaller(x)), again.original_heads
+    (True, {'': [0, 2]})
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    folder = Path(dir)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"dir: {folder} exists already; choose another folder, or remove it first")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".partial"))
+    try:
+        os.chmod(temporary, 0o755)
+        _write(model, temporary, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None))
+        os.replace(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _write(model: nn.Module, folder: Path, tokenizer: Any) -> None:
+    safetensors = _safetensors()
+    persistent, others = _state(model)
+    safetensors.torch.save_file(persistent, folder / _WEIGHTS, metadata={"format": "pt"})
+    if others:
+        safetensors.torch.save_file(others, folder / _BUFFERS)
+    if hasattr(tokenizer, "save_pretrained"):
+        tokenizer.save_pretrained(str(folder))
+    changes = changes_of(model)
+    description: dict[str, Any] = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "manyheads": manyheads.__version__,
+        "class": f"{type(model).__module__}.{type(model).__qualname__}",
+        "options": own.describe(model, {site: c["before"] for site, c in changes.counts.items()}),
+        "attention": getattr(getattr(model, "config", None), "_attn_implementation", None),
+        "original_heads": getattr(model, "original_heads", None) or {},
+        "removed": changes.removed(),
+        "plain": False,
+        "changes": changes.as_json(),
+    }
+    if plain.is_transformers(model):
+        description["plain"] = plain.write_config(model, folder, changes)
+    description["files"] = {path.name: _hash(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    description["sha256"] = _hash_of(description)
+    (folder / _PLAN).write_text(json.dumps(description, indent=1), encoding="utf-8")
+
+
+def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What the model's class says is its state, and floating buffers beside it; each tensor once."""
+    seen: set[int] = set()
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor) and id(tensor) not in seen:
+            seen.add(id(tensor))
+            state[name] = tensor.detach().cpu().contiguous().clone()
+    others = {
+        name: buffer.detach().cpu().contiguous().clone()
+        for name, buffer in model.named_buffers()
+        if id(buffer) not in seen and buffer.is_floating_point()
+    }
+    return state, others
+
+
+def load(dir: str | PathLike[str], factory: Callable[[], nn.Module] | None = None) -> nn.Module:
+    """The model that `save` wrote, in eval mode; equal to the bit.
+
+    Nothing in the folder is run or unpickled.
+
+    Parameters
+    ----------
+    dir: the folder.
+    factory: a function without arguments that makes the model as it was before anything was cut, with any
+        weights. Not needed for classes of transformers and manyheads.
+
+    Raises
+    ------
+    ValueError when the folder is none that `save` wrote, is damaged or incomplete, was written by a newer
+    manyheads, or holds other weights than the model needs.
+
+    Examples
+    --------
+    See `save`.
+    """
+    folder = Path(dir)
+    description = _read(folder)
+    model = _made(folder, description, factory)
+    changes = Changes(**description["changes"])
+    try:
+        model = reshape(model, changes)
+    except (AttributeError, TypeError, KeyError) as error:
+        raise ValueError(f"{folder}: heads.json does not fit {type(model).__name__} ({error})") from error
+    _fill(model, folder, description)
+    if changes.counts:
+        setattr(model, ATTRIBUTE, changes)
+    if description["original_heads"]:
+        setattr(model, "original_heads", description["original_heads"])  # noqa: B010
+    return model.eval()
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """heads.json, checked against itself and against the files it names."""
+    path = folder / _PLAN
+    if not path.is_file():
+        raise ValueError(
+            f"dir: {folder} has no {_PLAN}: it is no folder that manyheads.save wrote, or an incomplete one"
+        )
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error}); get the model again") from error
+    if not isinstance(description, dict) or description.get("format") != _FORMAT:
+        raise ValueError(f"{path}: not written by manyheads.save")
+    version = description.get("version")
+    if not isinstance(version, int) or version > _VERSION:
+        raise ValueError(
+            f"{path}: written by a newer manyheads ({description.get('manyheads')}, format {version}; this "
+            f"one reads {_VERSION}); update manyheads"
+        )
+    if description.pop("sha256", None) != _hash_of(description):
+        raise ValueError(f"{path}: damaged, it does not say what it said when it was written")
+    for name, digest in description["files"].items():
+        file = folder / name
+        if Path(name).name != name or not file.is_file():
+            raise ValueError(f"{folder}: {name} is missing; the folder is incomplete, get the model again")
+        if _hash(file) != digest:
+            raise ValueError(f"{file}: damaged, or changed since it was written; get the model again")
+    return description
+
+
+def _made(folder: Path, description: Mapping[str, Any], factory: Callable[[], nn.Module] | None) -> nn.Module:
+    """The uncut model, with any weights."""
+    kind = str(description["class"])
+    if factory is not None:
+        model = factory()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"factory: expected it to return a torch.nn.Module, got {type(model).__name__}")
+        return model
+    package, _, name = kind.rpartition(".")
+    if package.startswith("manyheads.") and description["options"] is not None:
+        return own.build(name, description["options"])
+    if package.startswith("transformers."):
+        return plain.build(folder, name, description["attention"])
+    raise ValueError(
+        f"factory: {folder} holds a {kind}, which is no class of transformers or manyheads; give a function "
+        "that makes the uncut model"
+    )
+
+
+def _fill(model: nn.Module, folder: Path, description: Mapping[str, Any]) -> None:
+    """Put the tensors of the files into the model; they must be exactly those that it needs."""
+    safetensors = _safetensors()
+    try:
+        persistent = safetensors.torch.load_file(folder / _WEIGHTS)
+        others = safetensors.torch.load_file(folder / _BUFFERS) if _BUFFERS in description["files"] else {}
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{folder}: its weights cannot be read ({error})") from error
+    held = {**dict(model.named_buffers()), **model.state_dict(keep_vars=True)}
+    for name, tensor in (persistent | others).items():
+        if name not in held:
+            raise ValueError(f"{folder}: its weights hold {name}, which {type(model).__name__} does not have")
+        if held[name].shape != tensor.shape:
+            raise ValueError(
+                f"{folder}: {name} is {tuple(tensor.shape)}, but {type(model).__name__} needs "
+                f"{tuple(held[name].shape)}; is the factory's model the one that was cut?"
+            )
+        if held[name].is_floating_point() != tensor.is_floating_point():
+            raise ValueError(f"{folder}: {name} is {tensor.dtype}, but {held[name].dtype} is needed")
+    filled = {id(held[name]) for name in persistent}
+    lost = [name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) not in filled]
+    if lost:
+        raise ValueError(f"{folder}: its weights lack {len(lost)} tensors, {lost[0]} among them")
+    for name, tensor in (persistent | others).items():
+        set_tensor(model, name, tensor)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors
+        import safetensors.torch
+    except ImportError:
+        raise ImportError("models are kept as safetensors: pip install 'manyheads[hub]'") from None
+    return safetensors
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_of(description: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
