@@ -13,6 +13,7 @@ import typer
 
 import manyheads
 from manyheads.cli.demo import demo
+from manyheads.cli.diversity import diversity
 from manyheads.cli.inspect import inspect
 from manyheads.cli.prune import prune
 
@@ -58,7 +59,7 @@ def _options(
     """Options of the command itself."""
 
 
-for verb in (demo, inspect, prune):
+for verb in (demo, diversity, inspect, prune):
     app.command()(verb)
 
 

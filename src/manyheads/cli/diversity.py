@@ -1,0 +1,141 @@
+"""``manyheads diversity``: which heads are alike, told and drawn."""
+
+from __future__ import annotations
+
+import json as json_format
+import math
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from manyheads.heads.table import HeadTable
+
+
+def diversity(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A folder, a hub name, or package.module:factory; without it, the embedded MiniLM."
+        ),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="A text file, one text a line; - reads standard input.")
+    ] = None,
+    images: Annotated[str | None, typer.Option(help="A folder of pictures.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Token ids in a NumPy file: (sequences, length) or (length,).")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Cut longer sequences into pieces of this many tokens.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Read only so many texts, pictures or sequences.")] = None,
+    batch_tokens: Annotated[int, typer.Option(help="How many tokens run through the model at once.")] = 2048,
+    rows: Annotated[int, typer.Option(help="How many queries of each batch to compare attention on.")] = 128,
+    measures: Annotated[
+        str | None,
+        typer.Option(help="Some of attention,outputs,subspaces,contributions,gradients; all without it."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder for the results; made if it is not there.")] = Path(
+        "out/diversity"
+    ),
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Which heads of a model are alike, which differ, which work together and which cancel each other.
+
+    Compares every pair of heads: where they look, what they say, what their weights read, what they add to
+    the residual stream, how the output depends on them. Prints how distinct the heads of each layer are and
+    the pairs that stand out; draws map.png, on which like heads stand together, and matrices.png; writes
+    diversity.json and diversity.txt.
+    """
+    console, errors = Console(), Console(stderr=True)
+    with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
+        from manyheads import corpus
+        from manyheads.heads.diversity import MEASURES
+        from manyheads.heads.diversity import diversity as compare
+        from manyheads.inspection import prepare
+        from manyheads.models import load
+
+        loaded = load(model, head=True)
+        read = corpus.choose(loaded, text, images, tokens, max_length, limit, batch_tokens)
+    prepare(out)
+    bar = TextColumn("Comparing heads"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with (
+        warnings.catch_warnings(record=True) as warned,
+        Progress(*bar, console=errors, transient=True, disable=not errors.is_terminal) as progress,
+    ):
+        warnings.simplefilter("always")
+        task = progress.add_task("", total=len(read.plan()))
+        table = compare(
+            loaded.model,
+            (batch for _, batch in read.batches()),
+            measures=MEASURES if measures is None else [name.strip() for name in measures.split(",")],
+            rows=rows,
+            step=lambda done: progress.advance(task, done),
+        )
+    said = (str(each.message) for each in warned)
+    notes = [note.removeprefix("diversity: ") for note in said if note.startswith("diversity: ")]
+    tokens_read = int(table["tokens"].max())
+    title = f"{loaded.name} on {read.what}: {len(table)} heads, {tokens_read:,} tokens"
+    if json:
+        print(as_json(table, loaded.name, read.what, notes, out), flush=True)
+    else:
+        from manyheads.view.diversity import tell
+
+        tell(table, console, title=title, notes=notes)
+    with errors.status("Drawing"):
+        files = write(table, out, title, loaded.name, notes)
+    if not json:
+        for what, file in files.items():
+            console.print(Text(f"{what}: {file}"), soft_wrap=True)
+
+
+def as_json(table: HeadTable, model: str, what: str, notes: list[str], out: Path) -> str:
+    """The table and its summary for machines: one JSON object; null where nothing was measured."""
+    from manyheads.heads.diversity import layers
+
+    return json_format.dumps(
+        _plain(
+            {
+                "model": model,
+                "fingerprint": table.model,
+                "corpus": what,
+                "notes": notes,
+                "out": str(out),
+                "layers": [layer._asdict() for layer in layers(table)],
+                "heads": list(table),
+                "matrices": {name: matrix.tolist() for name, matrix in table.matrices.items()},
+            }
+        )
+    )
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: null stands for it."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write(table: HeadTable, out: Path, title: str, name: str, notes: list[str]) -> dict[str, Path]:
+    """Write the table, its summary and the pictures under a folder; what each file is."""
+    from manyheads.heads.files import write_text
+    from manyheads.view.diversity import as_text
+    from manyheads.view.diversity_figure import draw_map, draw_matrices
+
+    files = {"\nEvery pair, to load in Python": out / "diversity.json", "This summary": out / "diversity.txt"}
+    table.save(out / "diversity.json")
+    write_text(out / "diversity.txt", as_text(table, title=title, notes=notes))
+    if "js" in table.matrices:
+        files["The map of all heads"] = out / "map.png"
+        draw_map(table, out / "map.png", name)
+    files["The matrices of all pairs"] = out / "matrices.png"
+    draw_matrices(table, out / "matrices.png", name)
+    return files
