@@ -16,6 +16,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from manyheads.heads.diversity import diversity as diversity
+    from manyheads.heads.importance import agreement as agreement
+    from manyheads.heads.importance import importance as importance
     from manyheads.heads.maps import maps as maps
     from manyheads.heads.roles import roles as roles
     from manyheads.heads.silence import gates as gates
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 # Where each public name lives. They load when first used, so that `import manyheads` costs nothing.
 _NAMES = {
     "manyheads.heads.diversity": ("diversity",),
+    "manyheads.heads.importance": ("agreement", "importance"),
     "manyheads.heads.maps": ("maps",),
     "manyheads.heads.roles": ("roles",),
     "manyheads.heads.silence": ("gates", "silence"),

@@ -14,6 +14,7 @@ import typer
 import manyheads
 from manyheads.cli.demo import demo
 from manyheads.cli.diversity import diversity
+from manyheads.cli.importance import importance
 from manyheads.cli.inspect import inspect
 from manyheads.cli.prune import prune
 
@@ -59,7 +60,7 @@ def _options(
     """Options of the command itself."""
 
 
-for verb in (demo, diversity, inspect, prune):
+for verb in (demo, diversity, importance, inspect, prune):
     app.command()(verb)
 
 
