@@ -186,7 +186,7 @@ def as_json(table: HeadTable, model: str, what: str, out: Path) -> str:
 
 def write(table: HeadTable, out: Path, title: str) -> list[Path]:
     """Write the table and its summary under a folder; returns the files."""
-    from manyheads.heads.files import _write
+    from manyheads.heads.files import write_text
 
     files = [out / name for name in ("roles.json", "roles.csv", "roles.txt")]
     out.mkdir(parents=True, exist_ok=True)
@@ -194,5 +194,5 @@ def write(table: HeadTable, out: Path, title: str) -> list[Path]:
     table.save(files[1])
     plain = StringIO()
     tell(table, Console(file=plain, width=110, color_system=None), title)
-    _write(files[2], plain.getvalue().encode())
+    write_text(files[2], plain.getvalue())
     return files

@@ -144,12 +144,10 @@ def induction(rows: Rows) -> Cases:
 def _in_first_copy(rows: Rows, name: str) -> Cases:
     """The weight at a place of the first copy, against the mean weight on those that are no place to be."""
     same, after = rows.target("duplicate"), rows.target("induction")
-    copy = rows.facts.copy
+    copy, place = rows.facts.copy, rows.target(name)
     others = rows.mean((rows.keys >= copy.start) & (rows.keys < copy.stop)) - rows.at(same) - rows.at(after)
-    place = rows.target(name)
-    return Cases(
-        rows.at(place), others / (copy.stop - copy.start - 2), rows.counted & (place >= 0) & rows.may(place)
-    )
+    number = len(copy) - 1 - (after >= 0).long()
+    return Cases(rows.at(place), others / number, rows.counted & (place >= 0) & rows.may(place))
 
 
 @role(

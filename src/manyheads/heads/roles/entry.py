@@ -86,7 +86,9 @@ def roles(
             _look(model, given, given_batches, treebank, tokenizer, wanted, collected)
     finally:
         model.train(training)
-    return judge(collected.table(), least, collected.left_out)
+    table = collected.table()
+    unseen = {role.name: "" for role in wanted if not any(c.startswith(role.name) for c in table.sums)}
+    return judge(table, least, unseen | collected.left_out)
 
 
 def _chosen(only: Sequence[str] | None, treebank: Any) -> list[Role]:

@@ -21,7 +21,7 @@ def judge(table: HeadTable, least: int = LEAST, left_out: Mapping[str, str] | No
     """The table with its text columns: ``roles``, ``evidence`` and ``not_judged``.
 
     `roles` calls it; call it yourself after merging tables of roles, which leaves text columns out.
-    ``left_out`` says why roles were not looked for.
+    ``left_out`` says why roles were not looked for, or nothing of roles that no case was found of.
 
     >>> import torch
     >>> from manyheads.heads.table import Row

@@ -36,7 +36,8 @@ class Lens:
         written = output @ self.matrices[site][heads].to(output.dtype)
         # A norm scales by a positive number and, for LayerNorm, takes the mean away and adds a bias.
         normed = self.norm(written) - self.norm(torch.zeros_like(written[:1, :1, :1]))
-        return normed @ self.vocabulary[ids].to(normed.dtype).transpose(1, 2).unsqueeze(1)
+        logits: Tensor = normed @ self.vocabulary[ids].to(normed.dtype).transpose(1, 2).unsqueeze(1)
+        return logits
 
 
 def lens(model: nn.Module, batch: Any, vocabulary: int) -> Lens:
@@ -117,4 +118,4 @@ def _matrix(module: nn.Module, output: Tensor) -> Tensor:
     _, heads, _, width = output.shape
     one = torch.eye(heads * width, dtype=output.dtype, device=output.device)
     matrix: Tensor = module(one) - module(torch.zeros_like(one[:1]))
-    return matrix.unflatten(0, (heads, width))
+    return matrix.view(heads, width, -1)

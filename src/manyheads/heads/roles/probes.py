@@ -127,13 +127,15 @@ def _common(ids: Iterable[Tensor], special: set[int], first: bool) -> list[int]:
 
 def _like(batch: Any, ids: Tensor) -> Any:
     if isinstance(batch, Tensor):
-        return ids.to(batch.device)
+        return ids.clamp(min=0).to(batch.device)
     if isinstance(batch, tuple | list):
         if any(
             not isinstance(x, Tensor) or x.shape != batch[0].shape or x.is_floating_point() for x in batch
         ):
             raise ValueError("a batch holds more than token ids, and nobody knows how to make the rest")
-        return tuple(ids.to(x.device) for x in batch)
+        masks = [bool((x <= 1).all()) for x in batch]
+        parts = zip(masks, batch, strict=True)
+        return tuple((ids >= 0).to(x) if mask else ids.clamp(min=0).to(x.device) for mask, x in parts)
     made = {}
     for name, value in batch.items():
         if name.endswith("input_ids"):
