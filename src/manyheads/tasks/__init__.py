@@ -1,0 +1,1 @@
+"""Real work for heads: one file a task, each with its data, model, loss, metric and prediction."""

@@ -1,0 +1,255 @@
+"""Language: text learned by predicting the next token, or tokens that were hidden."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.nn.generate import generate
+from manyheads.nn.transformers import Encoder
+from manyheads.tasks import texts
+from manyheads.tasks.architecture import Architecture
+from manyheads.training.batches import Examples
+from manyheads.training.options import option
+from manyheads.training.task import Data
+
+HIDDEN, UNKNOWN = "<hidden>", "<unknown>"
+# Of the tokens that are to be predicted: most are hidden, some replaced, some left as they are.
+CHOSEN, REPLACED, LEFT = 0.15, 0.1, 0.1
+IGNORED = -100
+HELD_OUT = 0.1
+
+
+class MaskedLanguage(nn.Module):
+    """An encoder that says for every place which token stands there: the model of ``masked`` language.
+
+    Examples
+    --------
+    >>> model = MaskedLanguage(vocabulary=101, d_model=12, heads=3, layers=2)
+    >>> model(torch.randint(101, (2, 7))).shape                       # (batch, length, vocabulary)
+    torch.Size([2, 7, 101])
+    """
+
+    def __init__(self, vocabulary: int, **options: Any) -> None:
+        super().__init__()
+        self.encoder = Encoder(vocabulary=vocabulary, **options)
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+
+    def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Ids ``(batch, length)`` to logits ``(batch, length, vocabulary)``."""
+        assert self.encoder.embedding is not None
+        return F.linear(self.encoder(ids, lengths=lengths), self.encoder.embedding.weight, self.bias)
+
+
+@dataclass(kw_only=True)
+class Language(Architecture):
+    """A language model on bytes, characters or pieces of words.
+
+    ``data`` is a text file, a folder of them, or a data set of the hub with a column ``text``; without, the
+    documents that Python's standard library brings along. The last tenth is held out unless ``valid`` names
+    something else.
+
+    Examples
+    --------
+    >>> task = Language(context=16, d_model=12, heads=3, layers=2)
+    >>> data = task.open(None)
+    >>> batch = task.collate(data.train.take([0, 1]))
+    >>> batch["ids"].shape                                            # (batch, context)
+    torch.Size([2, 16])
+    """
+
+    name: ClassVar[str] = "language"
+    metric: ClassVar[str] = "loss"
+    higher_is_better: ClassVar[bool] = False
+    training: ClassVar[dict[str, Any]] = {
+        "steps": 600,
+        "batch_tokens": 2048,
+        "learning_rate": 2e-3,
+        "beta2": 0.99,
+        "weight_decay": 0.1,
+        "evaluate_examples": 128,
+    }
+
+    masked: bool = option(False, "Hide tokens and predict them from both sides, instead of the next token.")
+    tokens: str = option("characters", "What a token is: bytes, characters or pieces (byte-pair encoding).")
+    vocabulary: int = option(2000, "How many different pieces there are.")
+    context: int = option(128, "Tokens that the model sees at once.")
+
+    def __post_init__(self) -> None:
+        if self.tokens not in ("bytes", "characters", "pieces"):
+            raise ValueError(f"tokens: expected bytes, characters or pieces, got {self.tokens!r}")
+        if self.context < 2:
+            raise ValueError(f"context: expected 2 or more, got {self.context}")
+        self.tokenizer: Any = None
+
+    def open(self, data: str | None, valid: str | None = None) -> Data:
+        """The text in windows of ``context`` tokens."""
+        documents = standard_library() if data is None else texts.read_documents(data)
+        text = "\n".join(documents)
+        cut = len(text) if valid is not None else int(len(text) * (1 - HELD_OUT))
+        if self.tokenizer is None:
+            self.tokenizer = self._learn(text[:cut])
+        held_out = text[cut:] if valid is None else "\n".join(texts.read_documents(valid))
+        notes = [f"{len(text):,} characters, {len(held_out):,} of them held out"] if valid is None else []
+        return Data(self._windows(text[:cut], jitter=True), self._windows(held_out, jitter=False), notes)
+
+    def read(self, data: str) -> Examples:
+        """All of a text, in windows one after the other."""
+        return self._windows("\n".join(texts.read_documents(data)), jitter=False)
+
+    def describe(self) -> dict[str, Any]:
+        """A `Decoder`, or a `MaskedLanguage`."""
+        where = f"{__name__}:MaskedLanguage" if self.masked else "manyheads.nn.transformers:Decoder"
+        options = self.of_the_stack(max_length=self.context)
+        return {"class": where, "options": options | {"vocabulary": self.tokenizer.get_vocab_size()}}
+
+    def collate(self, examples: list[Any]) -> dict[str, Tensor]:
+        """Ids and what is to be predicted, ``(batch, context)`` each; nothing is where there is no token."""
+        longest = max(len(ids) for ids, _ in examples)
+        ids = torch.zeros(len(examples), longest, dtype=torch.int64)
+        labels = torch.full((len(examples), longest), IGNORED)
+        for row, (known, wanted) in enumerate(examples):
+            ids[row, : len(known)], labels[row, : len(wanted)] = known, wanted
+        batch = {"ids": ids, "labels": labels}
+        if any(len(known) < longest for known, _ in examples):
+            batch["lengths"] = torch.tensor([len(known) for known, _ in examples])
+        return batch
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Cross-entropy in nats, summed over the tokens that are to be predicted."""
+        logits = model(batch["ids"], lengths=batch.get("lengths"))
+        labels = batch["labels"].flatten()
+        summed = F.cross_entropy(logits.flatten(0, 1).float(), labels, ignore_index=IGNORED, reduction="sum")
+        return summed, (labels != IGNORED).sum()
+
+    def measure(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[float, int, int]:
+        """Loss, tokens, and the bytes these tokens stand for."""
+        summed, count = self.loss(model, batch)
+        labels = batch["labels"][batch["labels"] != IGNORED]
+        return summed.item(), int(count), int(self._bytes()[labels.cpu()].sum())
+
+    def metrics(self, parts: list[tuple[float, int, int]]) -> dict[str, float]:
+        """Loss in nats a token and perplexity; bits per byte compare causal models of any vocabulary."""
+        loss, count, size = (sum(column) for column in zip(*parts, strict=True))
+        found = {"loss": loss / count, "perplexity": math.exp(min(loss / count, 700.0))}
+        if not self.masked:
+            found["bits_per_byte"] = loss / math.log(2) / size
+        return found
+
+    def predict(
+        self,
+        model: nn.Module,
+        inputs: list[str],
+        *,
+        new_tokens: int = 200,
+        temperature: float | None = 0.8,
+        seed: int = 0,
+    ) -> list[str]:
+        """Continue each text; or, with a masked model, fill in every ``<hidden>``."""
+        device = next(model.parameters()).device
+        random = torch.Generator(device).manual_seed(seed)
+        out = []
+        for text in inputs:
+            ids = torch.tensor([self.tokenizer.encode(text or "\n").ids], device=device)
+            if self.masked:
+                out.append(self._fill(model, text, ids))
+                continue
+            written = ids
+            while (left := ids.shape[1] + new_tokens - written.shape[1]) > 0:
+                # the model knows `context` places: from then on it goes on from the later half of them
+                seen = written[:, -(self.context // 2) :]
+                most = min(left, self.context - seen.shape[1] + 1)
+                more = generate(
+                    model,  # type: ignore[arg-type]
+                    seen,
+                    new_tokens=max(most, 1),
+                    temperature=temperature,
+                    generator=random if temperature is not None else None,
+                )
+                written = torch.cat([written, more], 1)
+            out.append(text + self.tokenizer.decode(written[0, ids.shape[1] :].tolist()))
+        return out
+
+    def save(self, folder: Path) -> None:
+        """Write the vocabulary as tokenizer.json."""
+        self.tokenizer.save(str(folder / "tokenizer.json"))
+
+    def restore(self, folder: Path) -> None:
+        """Read the vocabulary."""
+        self.tokenizer = texts.load_tokenizer(folder)
+
+    def _learn(self, text: str) -> Any:
+        special = [HIDDEN, UNKNOWN]
+        if self.tokens == "characters":
+            return texts.characters([text], special)
+        return texts.pieces(texts.lines_of(text), self.vocabulary, special, merge=self.tokens == "pieces")
+
+    def _windows(self, text: str, jitter: bool) -> Examples:
+        """Stretches of ``context`` tokens; to learn from, each begins at a random place near its own."""
+        encoded = self.tokenizer.encode_batch_fast(list(texts.lines_of(text)), add_special_tokens=False)
+        ids = torch.tensor([number for line in encoded for number in line.ids])
+        ahead = 0 if self.masked else 1
+        if len(ids) < 2:
+            raise ValueError(f"data: {len(ids)} tokens of text are too few; expected {self.context} or more")
+        length = min(self.context, len(ids) - ahead)
+        starts = (
+            range(0, len(ids) - ahead, length)
+            if not jitter
+            else range(0, len(ids) - ahead - length + 1, length)
+        )
+
+        def make(index: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+            start = starts[index]
+            if jitter:
+                start += int(torch.randint(length, (1,), generator=random))
+                start = min(start, len(ids) - ahead - length)
+            if self.masked:
+                return self._hide(ids[start : start + length], random)
+            stretch = ids[start : start + length + 1]
+            return stretch[:-1], stretch[1:]
+
+        return Examples([min(length, len(ids) - ahead - start) for start in starts], make)
+
+    def _hide(self, ids: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Ids some of which are hidden, and these as labels; at least one."""
+        chosen = torch.rand(len(ids), generator=random) < CHOSEN
+        chosen[int(torch.randint(len(ids), (1,), generator=random))] = True
+        how = torch.rand(len(ids), generator=random)
+        hidden = torch.where(how < 1 - REPLACED - LEFT, self.tokenizer.token_to_id(HIDDEN), ids)
+        others = torch.randint(self.tokenizer.get_vocab_size(), (len(ids),), generator=random)
+        hidden = torch.where(how >= 1 - REPLACED, others, hidden)
+        return torch.where(chosen, hidden, ids), torch.where(chosen, ids, IGNORED)
+
+    def _fill(self, model: nn.Module, text: str, ids: Tensor) -> str:
+        place = self.tokenizer.token_to_id(HIDDEN)
+        if not bool((ids == place).any()):
+            raise ValueError(f"text: expected {HIDDEN} where the model is to fill in, got {text!r}")
+        with torch.no_grad():
+            logits = model.eval()(ids)
+        logits[..., place] = -torch.inf
+        filled = torch.where(ids == place, logits.argmax(-1), ids)
+        return str(self.tokenizer.decode(filled[0].tolist()))
+
+    def _bytes(self) -> Tensor:
+        """How many bytes of text each token stands for, (vocabulary,)."""
+        known = self.tokenizer.get_vocab()
+        sizes = torch.zeros(len(known), dtype=torch.int64)
+        for token, number in known.items():
+            sizes[number] = len(token.encode()) if self.tokens == "characters" else len(token)
+        return sizes
+
+
+def standard_library() -> list[str]:
+    """The documents of the language reference that come with Python; a text of ours where they do not."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        return [resources.files("manyheads").joinpath("data/text.txt").read_text(encoding="utf-8")]
+    return [topics[name] for name in sorted(topics)]

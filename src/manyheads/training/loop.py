@@ -1,0 +1,324 @@
+"""The training loop, on Hugging Face Accelerate: one process or many, any device, mixed precision.
+
+What happens at a step depends on the seed, the step, the weights and the optimiser's state, and on nothing
+else: random numbers are seeded anew at every step. That is all a checkpoint has to hold for a run to go on
+to the bit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from manyheads.surgery.described import build
+from manyheads.training import checkpoint
+from manyheads.training.averaging import Average
+from manyheads.training.batches import Order, seed_of, spread
+from manyheads.training.conditions import interruption, undisturbed
+from manyheads.training.evaluation import evaluate, moved
+from manyheads.training.live import looking
+from manyheads.training.log import Log
+from manyheads.training.options import Options, rate, with_options
+from manyheads.training.report import Report, line, track
+from manyheads.training.run import Run
+from manyheads.training.task import Data, Task
+
+
+@dataclass
+class Result:
+    """What came of a run: the metrics of the best weights on all validation examples, and why it ended."""
+
+    out: Path
+    model: nn.Module
+    step: int
+    best_step: int
+    metrics: dict[str, float]
+    ended: str  # "finished", "early" or "interrupted"
+
+
+Callback = Callable[[Report], None]
+
+
+def train(
+    task: Task,
+    data: str | None = None,
+    *,
+    out: str | PathLike[str],
+    valid: str | None = None,
+    resume: bool = False,
+    callbacks: Iterable[Callback] = (),
+    trackers: Sequence[str] = (),
+    **options: Any,
+) -> Result:
+    """Train the model of a task; the best weights by its metric are kept in a folder that `load` reads.
+
+    Parameters
+    ----------
+    task: such as `manyheads.tasks.language.Language`; its fields are the model's options.
+    data: what to learn from, as the task understands it; its embedded default without.
+    out: the folder of the run.
+    valid: what to measure on; a part of the data is held out without.
+    resume: go on with the run in ``out`` after its last checkpoint: the same batches, losses and weights as
+        if it had never stopped.
+    callbacks: called with a `Report` after every step.
+    trackers: names of Accelerate's trackers, such as "tensorboard", which writes under ``out``.
+    options: those of `manyheads.training.options.Options`; the task prefers some.
+
+    Ctrl-C ends the run after a checkpoint; a second one ends it at once.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from manyheads.tasks.language import Language
+    >>> task = Language(context=16, d_model=8, heads=2, layers=1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = train(task, out=folder, steps=3, batch_tokens=64, evaluate_examples=2, watch_every=0)
+    >>> result.ended, sorted(result.metrics)
+    ('finished', ['bits_per_byte', 'loss', 'perplexity'])
+    """
+    chosen = with_options(dict(task.training), options)
+    run = Run(Path(out))
+    accelerator = Accelerator(
+        mixed_precision=chosen.precision, log_with=list(trackers) or None, project_dir=str(run.out)
+    )
+    if accelerator.is_main_process:
+        read = _begin(task, run, chosen, data, valid, resume)
+    accelerator.wait_for_everyone()
+    if not accelerator.is_main_process:  # a vocabulary is learned once, and the others read it
+        task.restore(run.out)
+        read = task.open(data, valid)
+    with undisturbed(accelerator.device), interruption() as interrupted:
+        loop = Loop(task, read, run, chosen, accelerator)
+        with ExitStack() as stack:
+            told = [*callbacks]
+            if accelerator.is_main_process:
+                log = stack.enter_context(Log(run.log, loop.step))
+                told.append(lambda report: log.add(line(report)))
+            if trackers:
+                accelerator.init_trackers(task.name)
+                stack.callback(accelerator.end_training)
+                told.append(lambda report: track(report, accelerator))
+            ended = loop.run_to_the_end(told, interrupted)
+        return loop.result(ended)
+
+
+class Loop:
+    """One run in progress."""
+
+    def __init__(self, task: Task, data: Data, run: Run, options: Options, accelerator: Accelerator) -> None:
+        self.task, self.data, self.run, self.options = task, data, run, options
+        self.accelerator = accelerator
+        torch.manual_seed(seed_of(options.seed))
+        self.model = build(task.describe())
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in self.model.parameters() if p.dim() > 1]},
+            {"params": [p for p in self.model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=options.learning_rate,
+            betas=(0.9, options.beta2),
+            weight_decay=options.weight_decay,
+            fused=accelerator.device.type in ("cpu", "cuda"),
+        )
+        self.wrapped, self.optimizer = accelerator.prepare(self.model, optimizer)
+        self.average = Average(self.model, options.ema) if options.ema else None
+        self.order = Order(data.train.sizes, options.batch_tokens, options.seed)
+        self.step = 0
+        self.best: float | None = None
+        self.best_step = 0
+        self.worse = 0  # evaluations since the best
+        self._resume()
+
+    def run_to_the_end(self, callbacks: Sequence[Callback], interrupted: Callable[[], bool]) -> str:
+        """Make updates until they are all made, nothing gets better any more, or somebody interrupts."""
+        options = self.options
+        while self.step < options.steps and not self._given_up():
+            started = time.perf_counter()
+            look = bool(options.watch_every) and (self.step + 1) % options.watch_every == 0
+            report, stop = self._update(look, interrupted())
+            report.seconds = time.perf_counter() - started
+            self.step += 1
+            last = self.step == options.steps or stop
+            if self.step % options.evaluate_every == 0 or self.step == options.steps:
+                report.metrics = self._evaluate(spread(len(self.data.valid), options.evaluate_examples))
+                report.best = self._judge(report.metrics)
+            for callback in callbacks:
+                callback(report)
+            if self.step % options.save_every == 0 or last or self._given_up():
+                self._save()
+            if stop:
+                return "interrupted"
+        return "early" if self._given_up() and self.step < options.steps else "finished"
+
+    def result(self, ended: str) -> Result:
+        """The best weights in the model, measured on all validation examples unless it was interrupted."""
+        metrics: dict[str, float] = {}
+        if self.run.weights.exists():
+            checkpoint.put(checkpoint.read_weights(self.run.weights), self.model)
+        if ended != "interrupted":
+            metrics = evaluate(self.task, self.model, self.data.valid, batch_tokens=self.options.batch_tokens)
+            if self.accelerator.is_main_process:
+                document = {"step": self.step, "best_step": self.best_step, "ended": ended, **metrics}
+                checkpoint.write(self.run.metrics, json.dumps(document, indent=1).encode())
+        self.accelerator.wait_for_everyone()
+        return Result(self.run.out, self.model.eval(), self.step, self.best_step, metrics, ended)
+
+    def _update(self, look: bool, interrupted: bool) -> tuple[Report, bool]:
+        """One update of the weights, from the same examples however many processes share them."""
+        options, accelerator, step = self.options, self.accelerator, self.step
+        rank, processes = accelerator.process_index, accelerator.num_processes
+        torch.manual_seed(seed_of(options.seed, step, rank))
+        learning_rate = rate(step, options)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        indices = self.order.batch(step)
+        key = (options.seed, self.order.epoch(step))
+        parts = options.accumulate * processes
+        self.wrapped.train()
+        totals = torch.zeros(3, dtype=torch.float64, device=accelerator.device)  # loss, tokens, interruptions
+        totals[2] = float(interrupted)
+        with looking(self.model) if look else nullcontext() as seen:
+            for part in range(options.accumulate):
+                mine = indices[part * processes + rank :: parts]
+                examples = self.data.train.take(mine or indices[:1], *key)
+                batch = moved(self.task.collate(examples), accelerator.device)
+                waits = part + 1 < options.accumulate
+                with accelerator.no_sync(self.wrapped) if waits else nullcontext():
+                    with accelerator.autocast():
+                        loss, count = self.task.loss(self.wrapped, batch)
+                    if not mine:  # fewer examples than processes: this one only keeps the others company
+                        loss, count = loss * 0, count * 0
+                    # by a number that all know beforehand; the tokens there really were are known at the end
+                    accelerator.backward(loss / options.batch_tokens)
+                totals[0] += loss.detach()
+                totals[1] += count
+        total, tokens, stops = accelerator.reduce(totals, "sum").tolist()
+        loss_value = total / tokens if tokens else math.nan
+        if not math.isfinite(loss_value):
+            raise ValueError(
+                f"the loss became {loss_value} at step {step + 1}; try a smaller learning_rate, a longer "
+                f"warmup, or clip. The checkpoints in {self.run.checkpoints} are as they were"
+            )
+        accelerator.unscale_gradients()
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        torch._foreach_mul_(gradients, options.batch_tokens * processes / tokens)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), options.clip or math.inf)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update(step)
+        report = Report(step + 1, options.steps, loss_value, learning_rate, float(norm), int(tokens), 0.0)
+        report.heads = seen.table if seen is not None else None
+        return report, stops > 0
+
+    def _evaluate(self, indices: Sequence[int]) -> dict[str, float]:
+        with self.average.in_place() if self.average is not None else nullcontext():
+            return evaluate(
+                self.task, self.model, self.data.valid, indices, batch_tokens=self.options.batch_tokens
+            )
+
+    def _judge(self, metrics: dict[str, float]) -> bool:
+        """Whether these are the best so far; then the weights are written down."""
+        value = metrics[self.task.metric]
+        sign = 1 if self.task.higher_is_better else -1
+        if self.best is not None and not sign * value > sign * self.best:
+            self.worse += 1
+            return False
+        self.best, self.best_step, self.worse = value, self.step, 0
+        if self.accelerator.is_main_process:
+            values = self.average.values if self.average is not None else checkpoint.weights(self.model)
+            with _writing(self.run.out):
+                checkpoint.write(self.run.weights, checkpoint.model_bytes(values))
+        return True
+
+    def _given_up(self) -> bool:
+        return 0 < self.options.patience <= self.worse
+
+    def _save(self) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        tensors = {"model": checkpoint.weights(self.model), "optimizer": self._optimizer_state()}
+        if self.average is not None:
+            tensors["average"] = self.average.values
+        scaler = self.accelerator.scaler
+        state = {
+            "best": self.best,
+            "best_step": self.best_step,
+            "worse": self.worse,
+            "data": self._digest(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+        }
+        with _writing(self.run.out):
+            checkpoint.save(self.run.checkpoints, self.step, tensors, state)
+
+    def _resume(self) -> None:
+        checkpoint.tidy(self.run.checkpoints)
+        known = checkpoint.found(self.run.checkpoints)
+        if not known:
+            return
+        state, tensors = checkpoint.load(known[0])
+        if state["data"] != self._digest():
+            raise ValueError(
+                f"data: not what the run in {self.run.out} began with; --resume needs the same files"
+            )
+        checkpoint.put(tensors["model"], self.model)
+        if self.average is not None:
+            for name, value in self.average.values.items():
+                value.copy_(tensors["average"][name])
+        for name, parameter in self.model.named_parameters():
+            kept = {
+                key: tensors["optimizer"][f"{key}/{name}"]
+                for key in ("step", "exp_avg", "exp_avg_sq")
+                if f"{key}/{name}" in tensors["optimizer"]
+            }
+            if kept:
+                self.optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in kept.items()}
+        if state["scaler"] is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.step, self.best = state["step"], state["best"]
+        self.best_step, self.worse = state["best_step"], state["worse"]
+
+    def _optimizer_state(self) -> dict[str, Tensor]:
+        return {
+            f"{key}/{name}": value
+            for name, parameter in self.model.named_parameters()
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+        }
+
+    def _digest(self) -> list[str]:
+        return [self.data.train.digest(), self.data.valid.digest()]
+
+
+def _begin(task: Task, run: Run, options: Options, data: str | None, valid: str | None, resume: bool) -> Data:
+    if resume and run.config.exists():
+        task.restore(run.out)
+        read = task.open(data, valid)
+        run.check(task, options)
+    else:
+        run.free()
+        read = task.open(data, valid)
+        run.begin(task, options, data, valid)
+    return read
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"out: writing under {out} failed ({error.strerror}); the last good checkpoint is kept: make "
+            "room, then go on with --resume"
+        ) from error

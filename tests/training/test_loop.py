@@ -1,0 +1,233 @@
+"""The loop on a task of a few numbers: what it computes, and that nothing but seed and step decide it."""
+
+import json
+import math
+import signal
+import threading
+from itertools import pairwise
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from manyheads.surgery.described import build
+from manyheads.tasks.language import Language
+from manyheads.training import checkpoint
+from manyheads.training.batches import Order
+from manyheads.training.log import read
+from manyheads.training.loop import train
+from manyheads.training.options import Options, rate
+
+SMALL = {"d_model": 10, "heads": 5, "layers": 2, "context": 13}
+QUICK = {
+    "batch_tokens": 130, "evaluate_every": 4, "evaluate_examples": 7, "save_every": 3, "watch_every": 5,
+    "warmup": 2, "learning_rate": 0.01, "steps": 11,
+}  # fmt: skip
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A text with something to learn in it."""
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"{n} and {n + 1} are {2 * n + 1}.\n" for n in range(97)), encoding="utf-8")
+    return str(path)
+
+
+class KilledError(Exception):
+    pass
+
+
+def run(text, out, *, kill_after=None, task=None, resume=False, **options):
+    def kill(report):
+        if report.step == kill_after:
+            raise KilledError
+
+    task = task or Language(dropout=0.1, **SMALL)
+    return train(task, text, out=out, resume=resume, callbacks=[kill], **(QUICK | options))
+
+
+def files(out):
+    """All that must be the same however often a run was interrupted."""
+    last = checkpoint.found(out / "checkpoints")[0]
+    tensors = {f"{file.stem}/{name}": value for file in last.glob("*.safetensors")
+               for name, value in load_file(file).items()}  # fmt: skip
+    tensors |= load_file(out / "model.safetensors")
+    return read(out / "log.jsonl"), json.loads((out / "metrics.json").read_text()), tensors
+
+
+def same(one, other):
+    assert one[:2] == other[:2]
+    assert one[2].keys() == other[2].keys()
+    for name, value in one[2].items():
+        assert torch.equal(value, other[2][name]), name
+
+
+def test_a_run_learns(text, tmp_path):
+    result = run(text, tmp_path / "out", steps=60, evaluate_every=20, watch_every=0)
+    losses = [line["loss"] for line in read(tmp_path / "out" / "log.jsonl")]
+    assert len(losses) == 60
+    assert losses[0] == pytest.approx(math.log(21), abs=0.6)
+    assert sum(losses[-5:]) / 5 < 0.75 * losses[0]
+    assert result.ended == "finished"
+    assert result.metrics["loss"] < 0.75 * losses[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"ema": 0.8, "accumulate": 2}], ids=["plain", "averaged"])
+def test_killed_runs_go_on_to_the_bit(text, tmp_path, options):
+    whole = run(text, tmp_path / "whole", **options)
+    broken = tmp_path / "broken"
+    with pytest.raises(KilledError):
+        run(text, broken, kill_after=2, **options)  # before the first checkpoint
+    with pytest.raises(KilledError):
+        run(text, broken, kill_after=8, resume=True, **options)  # after the second, and an evaluation later
+    again = run(text, broken, resume=True, **options)
+    same(files(tmp_path / "whole"), files(broken))
+    for one, other in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_watching_and_random_numbers_of_others_change_nothing(text, tmp_path):
+    run(text, tmp_path / "watched", watch_every=1)
+    torch.manual_seed(77)
+    before = torch.get_rng_state()
+    run(text, tmp_path / "alone", watch_every=0)
+    assert torch.equal(torch.get_rng_state(), before)
+    same(files(tmp_path / "watched"), files(tmp_path / "alone"))
+
+
+def test_the_parts_of_a_batch_make_the_same_update(text, tmp_path):
+    task = Language(**SMALL)
+    run(text, tmp_path / "one", task=task)
+    run(text, tmp_path / "three", task=task, accumulate=3)
+    one, three = (read(tmp_path / name / "log.jsonl") for name in ("one", "three"))
+    assert [line["tokens"] for line in one] == [line["tokens"] for line in three]
+    for a, b in zip(one, three, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+        assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-4)
+
+
+def test_the_first_update_is_that_of_adamw(text, tmp_path):
+    """One step against torch's own AdamW on the mean loss, with clipping, made by hand."""
+    task = Language(**SMALL)
+    options = QUICK | {"steps": 1, "warmup": 0, "clip": 0.25, "weight_decay": 0.5, "watch_every": 0}
+    train(task, text, out=tmp_path / "out", **options)
+    chosen = Options(**options)
+    data = task.open(text)
+    from manyheads.training.batches import seed_of
+
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed_of(0))
+        model = build(task.describe())
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=chosen.learning_rate, betas=(0.9, 0.98), weight_decay=0.5)
+    examples = data.train.take(Order(data.train.sizes, 130, 0).batch(0), 0, 0)
+    loss, count = task.loss(model, task.collate(examples))
+    (loss / count).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+    optimizer.step()
+    line = read(tmp_path / "out" / "log.jsonl")[0]
+    assert line["loss"] == pytest.approx((loss / count).item(), rel=1e-6)
+    assert line["gradient_norm"] == pytest.approx(norm.item(), rel=1e-5)
+    kept = load_file(checkpoint.found(tmp_path / "out" / "checkpoints")[0] / "model.safetensors")
+    for name, value in checkpoint.weights(model).items():
+        torch.testing.assert_close(kept[name], value, rtol=1e-4, atol=2e-5)
+
+
+def test_ctrl_c_keeps_a_checkpoint(text, tmp_path):
+    def press(report):
+        if report.step == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    out = tmp_path / "out"
+    result = train(Language(dropout=0.1, **SMALL), text, out=out, callbacks=[press], **QUICK)
+    assert (result.ended, result.step) == ("interrupted", 5)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert checkpoint.found(out / "checkpoints")[0].name == "step-00000005"
+    run(text, out, resume=True)
+    run(text, tmp_path / "whole")
+    same(files(out), files(tmp_path / "whole"))
+
+
+def test_a_second_ctrl_c_ends_at_once(text, tmp_path):
+    def press(report):
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Language(**SMALL), text, out=tmp_path / "out", callbacks=[press, press], **QUICK)
+
+
+def test_training_in_a_thread_needs_no_signals(text, tmp_path):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(run(text, tmp_path / "out", steps=1)))
+    thread.start()
+    thread.join()
+    assert found[0].ended == "finished"
+
+
+class Scripted(Language):
+    """A task whose metric says what the test wants."""
+
+    script = (3.0, 1.0, 2.0, 1.0, 2.0, 9.0)
+
+    def metrics(self, parts):
+        Scripted.calls += 1
+        return {"loss": self.script[min(Scripted.calls, 5)]}
+
+
+def test_the_best_weights_are_kept_and_patience_ends(text, tmp_path):
+    Scripted.calls = -1
+    options = {"steps": 40, "decay": "none", "evaluate_every": 2, "patience": 3}
+    out = tmp_path / "out"
+    result = run(text, out, task=Scripted(**SMALL), **options)
+    assert (result.ended, result.step, result.best_step) == ("early", 10, 4)
+    run(text, tmp_path / "four", task=Language(**SMALL), steps=4, decay="none")
+    best = load_file(tmp_path / "four" / "model.safetensors")
+    for name, value in load_file(out / "model.safetensors").items():
+        assert torch.equal(value, best[name]), name
+    assert run(text, out, task=Scripted(**SMALL), resume=True, **options).step == 10
+
+
+def test_a_folder_with_a_run_is_not_overwritten(text, tmp_path):
+    run(text, tmp_path / "out", steps=1)
+    with pytest.raises(ValueError, match=r"out: .* holds a run already"):
+        run(text, tmp_path / "out", steps=1)
+
+
+def test_resume_refuses_other_options_and_other_data(text, tmp_path):
+    out = tmp_path / "out"
+    run(text, out, steps=3)
+    with pytest.raises(ValueError, match=r"steps: .* began with 3, got 5"):
+        run(text, out, resume=True, steps=5)
+    with pytest.raises(ValueError, match=r"heads: .* began with 5, got 2"):
+        run(text, out, resume=True, steps=3, task=Language(dropout=0.1, **(SMALL | {"heads": 2})))
+    with open(text, "a") as file:
+        file.write("more\n" * 20)
+    with pytest.raises(ValueError, match="data: not what the run"):
+        run(text, out, resume=True, steps=3)
+
+
+def test_a_loss_that_is_no_number_ends_the_run(text, tmp_path):
+    with pytest.raises(ValueError, match="the loss became nan at step"):
+        run(text, tmp_path / "out", learning_rate=1e30, clip=0.0, warmup=0, decay="none")
+    assert checkpoint.found(tmp_path / "out" / "checkpoints") == []
+
+
+def test_unknown_options_are_refused(text, tmp_path):
+    with pytest.raises(TypeError, match="stepz: no option of training"):
+        run(text, tmp_path / "out", stepz=3)
+    with pytest.raises(ValueError, match="decay: expected one of"):
+        run(text, tmp_path / "out", decay="exponential")
+    assert not (tmp_path / "out").exists()
+
+
+def test_rates_rise_and_fall():
+    options = Options(steps=100, warmup=10, learning_rate=2.0)
+    rates = [rate(step, options) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.2 * n for n in range(1, 11)])
+    assert rates[10] == 2.0
+    assert rates[55] == pytest.approx(1.0)
+    assert all(a > b for a, b in pairwise(rates[10:]))
+    assert rates[-1] < 0.001
