@@ -17,6 +17,7 @@ from manyheads.cli.diversity import diversity
 from manyheads.cli.importance import importance
 from manyheads.cli.inspect import inspect
 from manyheads.cli.prune import prune
+from manyheads.cli.roles import roles
 
 app = typer.Typer(
     name="manyheads",
@@ -41,6 +42,9 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
 
   manyheads inspect MODEL --text corpus.txt
       what every head of a model does on your text, counted exactly
+
+  manyheads roles MODEL --treebank sentences.conllu
+      which head is for what, each claim against a baseline
 """,
 )
 
@@ -60,7 +64,7 @@ def _options(
     """Options of the command itself."""
 
 
-for verb in (demo, diversity, importance, inspect, prune):
+for verb in (demo, diversity, importance, inspect, prune, roles):
     app.command()(verb)
 
 

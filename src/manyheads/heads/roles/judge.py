@@ -26,7 +26,8 @@ def judge(table: HeadTable, least: int = LEAST, left_out: Mapping[str, str] | No
     >>> import torch
     >>> from manyheads.heads.table import Row
     >>> score = torch.tensor([[200.0, 40.0], [198.0, 40.0], [198.0, 40.0]])
-    >>> sums = {"positional:previous_score": score, "positional:previous_baseline": 0.1 * score}
+    >>> chance = torch.tensor([[200.0, 40.0], [20.0, 4.0], [2.0, 0.4]])
+    >>> sums = {"positional:previous_score": score, "positional:previous_baseline": chance}
     >>> rows = [Row("h.0.attn", 0, head, head, head, "causal") for head in range(2)]
     >>> table = judge(HeadTable(rows, torch.ones(2), sums))
     >>> table["roles"], table["evidence"][0]
