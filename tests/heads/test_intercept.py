@@ -123,10 +123,20 @@ def softcapped(self: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.softmax(-1) @ v
 
 
+def by_logsumexp(self: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT * WIDTH**-0.5
+    return torch.exp(scores - torch.logsumexp(scores, dim=-1, keepdim=True)) @ v
+
+
+def by_log_softmax(self: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.log_softmax(q @ k.mT * WIDTH**-0.5, dim=-1).exp() @ v
+
+
 CORES = [
     by_name, by_operator, three_axes, ours, matmuls, in_float32, softmax_module, merged,
     merged_before_unpacking, sequence_first, added, einsums,
     einsums_of_another_order, values_first, one_key_head_each, softcapped,
+    by_logsumexp, by_log_softmax,
 ]  # fmt: skip
 
 

@@ -91,6 +91,17 @@ def _softmax(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return out
 
 
+def _exp(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The last step of a softmax written as ``exp(scores - logsumexp(scores))``, or any other."""
+    out = func(*args, **kwargs)
+    tag = mode.flow.get(args[0]) if args else None
+    if tag is not None and tag.of is not None and tag.of.shape == out.shape:
+        written.softmax(mode.flow, (tag.of, -1), {}, out, tuple(mode.state.frames))
+    elif mode.flow.tracing or mode.flow.tags:
+        mode.flow.follow(func, args, kwargs, out)
+    return out
+
+
 def _setitem(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     func(*args, **kwargs)
     if mode.flow.tracing:
@@ -298,4 +309,5 @@ CHANNELS: dict[Any, Channel] = (
     | {torch.ops.higher_order.flex_attention: _flex, Tensor.__setitem__: _setitem}
     | dict.fromkeys(written.MATMULS | written.ADDED_MATMULS, _matmul)
     | dict.fromkeys(written.SOFTMAXES, _softmax)
+    | dict.fromkeys((torch.exp, Tensor.exp), _exp)
 )

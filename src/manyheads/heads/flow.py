@@ -69,6 +69,7 @@ class Tag:
     product: Product | None = None
     weights: Weights | None = None
     before: int = 0  # columns of the weights dropped from the left
+    of: Tensor | None = None  # scores that this is the logsumexp or the log-softmax of
 
 
 @dataclass(slots=True)
@@ -150,11 +151,32 @@ class Flow:
                     else carrier.product
                 )
                 before = carrier.before + (_start(args[1]) if func is Tensor.__getitem__ else 0)
-                self.put(out, Tag(streams, carrier.merged, roles, product, carrier.weights, before))
+                of = self._softmax_begun(func, args, kwargs, source, out)
+                self.put(out, Tag(streams, carrier.merged, roles, product, carrier.weights, before, of))
                 if carrier.weights is not None and func in _DROPOUTS:
                     carrier.weights.dropout |= out is not source and not torch.equal(out, source)
             elif self.tracing and id(out) not in self.constants:
                 self.put(out, Tag(streams or self.root(), self._merged(args, out, merged)))
+
+    def _softmax_begun(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        scores: Tensor,
+        out: Tensor,
+    ) -> Tensor | None:
+        """The scores whose softmax somebody writes as ``exp(scores - logsumexp(scores))``, when the result
+        is a step of it.
+        """
+        if func in _LOGSUMEXPS and out.shape[:-1] == scores.shape[:-1]:
+            return scores
+        if func in _LOG_SOFTMAXES and (args[1:] or (kwargs.get("dim"),))[0] in (-1, scores.dim() - 1):
+            return scores
+        if func in _DIFFERENCES and len(args) == 2 and args[0] is scores:
+            total = self.get(args[1])
+            return scores if total is not None and total.of is scores else None
+        return None
 
     def _joined(self, parts: Sequence[Tensor]) -> Product | None:
         """The product that scores side by side are."""
@@ -189,6 +211,9 @@ class Flow:
         return known if known[1] in out.shape else NOT_MERGED
 
 
+_LOGSUMEXPS = {torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp}
+_LOG_SOFTMAXES = {F.log_softmax, torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax}
+_DIFFERENCES = {torch.sub, Tensor.sub, Tensor.__sub__, torch.subtract, Tensor.subtract}
 _JOINS = {torch.cat, torch.concat, torch.concatenate}
 _DROPOUTS = {F.dropout, torch.dropout, torch.dropout_, F.alpha_dropout, torch.native_dropout}
 
