@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import manyheads
-from manyheads.surgery import own, plain
+from manyheads.surgery import described, own, plain
 from manyheads.surgery.changes import ATTRIBUTE, Changes, changes_of, reshape, set_tensor
 
 _FORMAT, _VERSION = "manyheads model", 1
@@ -86,6 +86,8 @@ def _write(model: nn.Module, folder: Path, tokenizer: Any) -> None:
     }
     if plain.is_transformers(model):
         description["plain"] = plain.write_config(model, folder, changes)
+    else:
+        described.write(model, folder)
     description["files"] = {path.name: _hash(path) for path in sorted(folder.iterdir()) if path.is_file()}
     description["sha256"] = _hash_of(description)
     (folder / _PLAN).write_text(json.dumps(description, indent=1), encoding="utf-8")
@@ -108,7 +110,7 @@ def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def load(dir: str | PathLike[str], factory: Callable[[], nn.Module] | None = None) -> nn.Module:
-    """The model that `save` wrote, in eval mode; equal to the bit.
+    """The model that `save` or `train` wrote, in eval mode; equal to the bit.
 
     Nothing in the folder is run or unpickled.
 
@@ -128,6 +130,9 @@ def load(dir: str | PathLike[str], factory: Callable[[], nn.Module] | None = Non
     See `save`.
     """
     folder = Path(dir)
+    trained = described.read(folder)
+    if trained is not None and not (folder / _PLAN).is_file():
+        return described.load(folder, trained)
     description = _read(folder)
     model = _made(folder, description, factory)
     changes = Changes(**description["changes"])
@@ -181,6 +186,9 @@ def _made(folder: Path, description: Mapping[str, Any], factory: Callable[[], nn
         if not isinstance(model, nn.Module):
             raise TypeError(f"factory: expected it to return a torch.nn.Module, got {type(model).__name__}")
         return model
+    trained = described.read(folder)
+    if trained is not None:
+        return described.build(trained)
     package, _, name = kind.rpartition(".")
     if package.startswith("manyheads.") and description["options"] is not None:
         return own.build(name, description["options"])
