@@ -19,7 +19,7 @@ from manyheads.heads.importance import agreement, importance
 SPEARMAN, SHARE = 0.9, 0.1
 JUDGE = "leave-one-out"
 METHODS = ("fisher", "gradient", "relevance", "output-norm", "confidence", "random")
-PIECE = 64  # tokens of a sequence for the language model
+PIECE = 48  # tokens of a sequence for the language model
 
 
 def lines() -> list[str]:
@@ -30,8 +30,8 @@ def lines() -> list[str]:
 def sentences(tokenizer: Any, quick: bool) -> Iterator[Any]:
     """Batches of sentences, padded."""
     chosen = lines()[:12] if quick else lines()
-    for start in range(0, len(chosen), 16):
-        yield dict(tokenizer(chosen[start : start + 16], padding=True, return_tensors="pt"))
+    for start in range(0, len(chosen), 31):
+        yield dict(tokenizer(chosen[start : start + 31], padding=True, return_tensors="pt"))
 
 
 def pieces(tokenizer: Any, quick: bool) -> Iterator[Any]:

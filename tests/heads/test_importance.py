@@ -113,8 +113,7 @@ def test_gate_gradients_equal_finite_differences(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_fisher_is_the_quadratic_form_on_average(name: str) -> None:
     model, heads = made(name)
-    draws = 150
-    table = fisher(Task(model, batches()), draws=draws)
+    table = fisher(Task(model, batches()), squares=450)
     for row, (_, _, columns) in enumerate(heads):
         expected = []
         for batch in batches():
@@ -128,24 +127,22 @@ def test_fisher_is_the_quadratic_form_on_average(name: str) -> None:
                 variance = (p * j**2).sum(-1) - (p * j).sum(-1) ** 2
                 expected.append((variance * mask).sum(1) / mask.sum(1) / 2)
         exact = torch.cat(expected).mean().item()
-        # each draw and sequence is a square of nearly normal numbers: 5 sequences, 150 draws
-        assert table["importance"][row].item() == pytest.approx(
-            exact, rel=5 * math.sqrt(2 / (5 * draws)) + 0.05
-        )
+        # squares of nearly normal numbers: 450 for the first batch and as many for the second
+        assert table["importance"][row].item() == pytest.approx(exact, rel=5 * math.sqrt(2 / 900) + 0.05)
 
 
 def test_directions_have_the_fisher_information_as_their_covariance() -> None:
     logits = torch.tensor([0.3, -1.1, 0.9], dtype=torch.float64)
     rows = 40_000
     output = Output(logits.expand(rows, 2, 3), torch.tensor([True, False]).expand(rows, 2))
-    found = directions(output, torch.Generator().manual_seed(0))
+    found = next(directions(output, torch.Generator().manual_seed(0)))
     assert not found[:, 1].any()
     p = logits.softmax(0)
     covariance = found[:, 0].T @ found[:, 0] / rows
     assert torch.allclose(covariance, p.diag() - p.outer(p), atol=0.01)
 
     embedding = torch.tensor([3.0, 0.0, 4.0], dtype=torch.float64)
-    found = directions(Output(embedding.expand(rows, 3), None), torch.Generator().manual_seed(0))
+    found = next(directions(Output(embedding.expand(rows, 3), None), torch.Generator().manual_seed(0)))
     along = embedding / 5
     wanted = (torch.eye(3).double() - along.outer(along)) / 25
     assert torch.allclose(found.T @ found / rows, wanted, atol=0.001)
@@ -268,7 +265,7 @@ def test_sequences_that_cannot_be_told_apart_count_as_one() -> None:
     torch.manual_seed(0)
     model = Windows().double().eval()
     ids = [tokens(seed, batch=5, length=6)["input_ids"] for seed in range(2)]
-    table = fisher(Task(model, ids), draws=800)
+    table = fisher(Task(model, ids), squares=4000)
     assert table.sums["importance"][0].tolist() == [2.0, 2.0, 2.0]
     expected = []
     for head in range(3):

@@ -11,16 +11,19 @@ from manyheads.heads.importance.outputs import directions
 from manyheads.heads.importance.task import Task
 from manyheads.heads.table import HeadTable
 
-DRAWS = 1
+# Each sequence gives one square for each backward pass, right on average only: a batch of few sequences gets
+# several passes.
+SQUARES = 32
 
 
-def fisher(task: Task, draws: int = DRAWS) -> HeadTable:
+def fisher(task: Task, squares: int = SQUARES) -> HeadTable:
     """What silencing each head would change, predicted to second order from gradients; no labels.
 
     The gradient of a distance between a model and itself is zero, so its curvature is what counts: with j the
     derivative of the output by a head's gate, half of j F j, where F is the Fisher information of the
     output's distribution (or the tangent space of the sphere, for embeddings). F is the mean square of random
-    directions, so each backward pass along one of them estimates all heads at once. In the unit of
+    directions, so each backward pass along one of them estimates all heads at once; ``squares`` is how many
+    of those estimates there are to be for a batch, at least one for each sequence. In the unit of
     `leave_one_out` without a loss.
     """
     sums = Sums()
@@ -28,15 +31,16 @@ def fisher(task: Task, draws: int = DRAWS) -> HeadTable:
     with observed(task.model) as observer:
         for batch in moved(task.batches, observer.device):
             forward = observer.forward(batch, gradients=True)
-            squares: dict[str, Tensor] = {}
-            for left in reversed(range(draws)):
-                drawn = directions(forward.output, generator)
-                found = gate_gradients(forward.heads, forward.output.value, drawn, again=left > 0)
+            value = forward.output.value
+            draws = max(1, squares // len(value))
+            total: dict[str, Tensor] = {}
+            for number, drawn in enumerate(directions(forward.output, generator, draws), 1):
+                found = gate_gradients(forward.heads, value, drawn, again=number < draws)
                 for site, gradient in found.items():
                     # one row for several sequences is the sum over them of what is independent
-                    square = gradient**2 * (len(gradient) / len(drawn) / 2 / draws)
-                    squares[site] = squares[site] + square if site in squares else square
-            sums.add(squares)
+                    square = gradient**2 * (len(gradient) / len(value) / 2 / draws)
+                    total[site] = total[site] + square if site in total else square
+            sums.add(total)
             task.step(1.0)
         return observer.table(sums.found)
 

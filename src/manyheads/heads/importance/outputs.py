@@ -7,7 +7,7 @@ grow with the square of a small change, which is what makes them predictable fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,14 +138,14 @@ def _divergence(full: Tensor, other: Tensor) -> Tensor:
     return (p * (torch.expm1(change) - change)).sum(-1).double().log1p()
 
 
-def directions(output: Output, generator: torch.Generator) -> Tensor:
-    """A random gradient for the output, shaped like its value, such that half the square of what it finds is
+def directions(output: Output, generator: torch.Generator, number: int = 1) -> Iterator[Tensor]:
+    """Random gradients for the output, shaped like its value, such that half the square of what each finds is
     on average the `difference` that a small change makes.
 
     For logits: log p of tokens drawn from the model's own distribution p, the direction whose square has the
     Fisher information as its mean. For embeddings: a normal direction in the tangent space of the sphere.
 
-    >>> directions(Output(torch.tensor([[3.0, 0.0]]), None), torch.Generator().manual_seed(0))
+    >>> next(directions(Output(torch.tensor([[3.0, 0.0]]), None), torch.Generator().manual_seed(0)))
     tensor([[ 0.0000, -0.0978]])
     """
     value = output.value.detach()
@@ -153,12 +153,16 @@ def directions(output: Output, generator: torch.Generator) -> Tensor:
     if output.real is None:
         length: Tensor = torch.linalg.vector_norm(value, dim=-1, keepdim=True, dtype=dtype)
         along = value.to(dtype) / length
-        drawn = torch.randn(value.shape, generator=generator, dtype=dtype).to(value.device)
-        tangent = drawn - (drawn * along).sum(-1, keepdim=True) * along
-        return (tangent / length).to(value.dtype)
+        for _ in range(number):
+            drawn = torch.randn(value.shape, generator=generator, dtype=dtype).to(value.device)
+            tangent = drawn - (drawn * along).sum(-1, keepdim=True) * along
+            yield (tangent / length).to(value.dtype)
+        return
     p = value.to(dtype).softmax(-1)
-    drawn = torch.rand(*p.shape[:2], 1, generator=generator, dtype=dtype).to(value.device)
-    chosen = (p.cumsum(-1) < drawn * p.sum(-1, keepdim=True)).sum(-1, keepdim=True).clamp(max=p.shape[-1] - 1)
+    below = p.cumsum(-1)
     weights = output.real.to(dtype) / output.real.sum(1, keepdim=True).clamp(min=1).to(dtype).sqrt()
-    found = p.neg_().scatter_add_(-1, chosen, torch.ones_like(drawn)) * weights.unsqueeze(-1)
-    return found.to(value.dtype)
+    p *= weights.unsqueeze(-1)
+    for _ in range(number):
+        drawn = torch.rand(*p.shape[:2], 1, generator=generator, dtype=dtype).to(value.device)
+        chosen = torch.searchsorted(below, drawn * below[..., -1:]).clamp(max=p.shape[-1] - 1)
+        yield p.neg().scatter_add_(-1, chosen, weights.unsqueeze(-1)).to(value.dtype)
