@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.surgery.empty import NoHeads
 from manyheads.surgery.inputs import Narrow
 from manyheads.surgery.torch_attention import TorchAttention
 
@@ -26,6 +27,7 @@ class Changes:
     inputs: ``{module path: [options of Narrow]}`` for modules that are given something for every head.
     copied: ``{module path: module path}``: the first makes a table for itself as the second does.
     replaced: paths of modules that were nn.MultiheadAttention and are `TorchAttention` now.
+    emptied: ``{module path: options of NoHeads}`` for modules that lost all heads.
     counts: of every site, cut or not: heads and key heads ``before`` and ``after``, ``d_key``, and the
         original numbers of the heads that went, ``removed``.
     """
@@ -36,6 +38,7 @@ class Changes:
     inputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     copied: dict[str, str] = field(default_factory=dict)
     replaced: list[str] = field(default_factory=list)
+    emptied: dict[str, dict[str, Any]] = field(default_factory=dict)
     counts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def removed(self) -> dict[str, list[int]]:
@@ -149,11 +152,23 @@ def reshape(model: nn.Module, changes: Changes) -> nn.Module:
     for path in changes.replaced:
         model = replace_module(model, path, TorchAttention.like(model.get_submodule(path)))
     for path, source in changes.copied.items():
-        copy_source(model, path, source)
+        if path not in changes.emptied:
+            copy_source(model, path, source)
+    for path, options in changes.emptied.items():
+        model = replace_module(model, path, NoHeads(**options))
     for name, shape in changes.shapes.items():
         set_tensor(model, name, torch.empty(shape, dtype=get_tensor(model, name).dtype))
     settle(model, changes)
     return model
+
+
+def forget(changes: Changes, path: str) -> None:
+    """Drop what was noted of modules and tensors at and under a path that is replaced."""
+    for noted in (changes.shapes, changes.attributes, changes.configs, changes.inputs, changes.copied):
+        for name in list(noted):
+            if name == path or name.startswith(f"{path}.") or not path:
+                del noted[name]  # type: ignore[attr-defined]
+    changes.replaced = [name for name in changes.replaced if name != path]
 
 
 def settle(model: nn.Module, changes: Changes) -> None:

@@ -7,15 +7,13 @@ be one of them is a candidate; the module is run on its own until it gives what 
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from manyheads.surgery.changes import own_config, set_value
 
@@ -147,51 +145,3 @@ class _Originals:
             set_value(self.owner(candidate), candidate.path, value)
         elif value != candidate.old:
             own_config(self.owner(candidate), {candidate.path[0]: value})
-
-
-@dataclass
-class Captured:
-    """What a module was given and what it gave, in the silenced model."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Any = None
-    handed: dict[str | int, str] = field(default_factory=dict)  # arguments that another of the modules gave
-
-    def given(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, copied: caches change when they are used."""
-        return copy.deepcopy((self.args, self.kwargs))
-
-
-def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The floating tensors in an output, with where they are; no attention weights and no caches."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            if not re.search("past|cache|attentions", str(key)):
-                yield from tensors(item, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            yield from tensors(item, f"{name}[{place}]")
-
-
-def difference(wanted: Any, got: Any) -> float:
-    """How far two outputs are apart, relative to the largest number, or 1 if that is larger.
-
-    The first tensors must be of one shape; others that are not (weights of each head) do not count.
-    """
-    worst, first = 0.0, True
-    for (_, a), (_, b) in zip(tensors(wanted), tensors(got), strict=False):
-        if a.shape == b.shape and a.numel():
-            finite = a.isfinite()
-            if not torch.equal(finite, b.isfinite()):
-                return float("inf")
-            a, b = a[finite].double(), b[finite].double()
-            if a.numel():
-                worst = max(worst, float((a - b).abs().max()) / max(1.0, float(a.abs().max())))
-        elif first:
-            return float("inf")
-        first = False
-    return float("inf") if first else worst

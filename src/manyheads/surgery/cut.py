@@ -11,12 +11,14 @@ from torch import nn
 from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor, module_paths
 from manyheads.heads.maps import run
-from manyheads.heads.projections import projections
+from manyheads.heads.projections import Projections, projections
 from manyheads.heads.sites import Heads, Selection, Site
-from manyheads.surgery.changes import Changes, changes_of, replace_module, settle
+from manyheads.surgery.changes import Changes, changes_of, forget, replace_module, settle
+from manyheads.surgery.empty import emptied
+from manyheads.surgery.outputs import Captured
 from manyheads.surgery.probe_batch import probe_batch
 from manyheads.surgery.regions import find_inputs, narrow, regions_of, separate, tell
-from manyheads.surgery.shrink import apply, check_groups, shrinks
+from manyheads.surgery.shrink import Shrink, apply, check_groups, shrinks
 from manyheads.surgery.torch_attention import TorchAttention
 from manyheads.surgery.verify import capture, evaluating, verify
 
@@ -68,11 +70,15 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     copied = _own_attention(copied, removed, changes)
     found = projections(copied, batch)
     regions = regions_of(found)
-    for path, calls in capture(model, batch, removed, regions).items():
-        regions[path].calls = calls
+    empty = [site.path for name, site in sites.items() if len(removed.get(name, ())) == site.heads]
+    captured = capture(model, batch, removed, {*regions, *empty})
+    for path, region in regions.items():
+        region.calls = captured[path]
     find_inputs(model, regions, found)
     only, own = separate(copied, regions, found, removed, changes)
     shrunk = shrinks(found, removed, only) | own
+    for path in dict.fromkeys(empty):
+        copied = _emptied(copied, path, captured[path][0], found, shrunk, changes)
     apply(copied, shrunk, changes)
     narrowed = narrow(copied, regions, removed, changes)
     lost = [r for r in regions.values() if r in narrowed or any(name in removed for name in r.sites)]
@@ -111,9 +117,32 @@ def _own_attention(model: nn.Module, removed: Mapping[str, list[int]], changes: 
         path = name.partition("#")[0]
         module = model.get_submodule(path)
         if isinstance(module, nn.MultiheadAttention):
+            if path not in changes.replaced:
+                changes.replaced.append(path)
             model = replace_module(model, path, TorchAttention.like(module))
-            changes.replaced.append(path)
     return model
+
+
+def _emptied(
+    model: nn.Module,
+    path: str,
+    call: Captured,
+    found: Mapping[str, Projections],
+    shrunk: dict[str, Shrink],
+    changes: Changes,
+) -> nn.Module:
+    """Replace a module that loses all its heads."""
+    mine = next(p for p in found.values() if p.site.path == path)
+    under = f"{path}." if path else ""
+    inside = any(reader.startswith(under) for reader in mine.readers)
+    module = model.get_submodule(path)
+    stub = emptied(module, call, inside, bool(mine.site.cross), mine.site.heads * mine.d_value)
+    for name in list(shrunk):
+        if name.startswith(under):
+            del shrunk[name]
+    forget(changes, path)
+    changes.emptied[path] = stub.options()
+    return replace_module(model, path, stub)
 
 
 def _count(

@@ -81,7 +81,7 @@ class Narrow:
         size = value.shape[self.axis]
         if size == 1 or size % self.heads:
             return value
-        keep = torch.tensor(self.keep, device=value.device)
+        keep = torch.tensor(self.keep, dtype=torch.long, device=value.device)
         split = value.reshape(
             *value.shape[: self.axis], size // self.heads, self.heads, *value.shape[self.axis + 1 :]
         )

@@ -111,7 +111,7 @@ def _loads(model: Any, folder: Path) -> bool:
     """Whether from_pretrained gives the same model."""
     import transformers
 
-    from manyheads.surgery.counts import difference
+    from manyheads.surgery.outputs import difference
     from manyheads.surgery.probe_batch import probe_batch
     from manyheads.surgery.verify import evaluating, tolerance
 

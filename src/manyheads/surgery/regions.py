@@ -11,8 +11,10 @@ from torch import nn
 from manyheads.heads.projections import ROLES, Projections
 from manyheads.surgery import shrink
 from manyheads.surgery.changes import Changes, copy_source
-from manyheads.surgery.counts import Candidate, Captured, candidates, difference, find
+from manyheads.surgery.counts import Candidate, candidates, find
+from manyheads.surgery.empty import NoHeads
 from manyheads.surgery.inputs import Input, Narrow, hooks, inputs_of_heads
+from manyheads.surgery.outputs import Captured, difference
 from manyheads.surgery.torch_attention import TorchAttention
 from manyheads.surgery.verify import evaluating, own_output, tolerance
 
@@ -95,6 +97,8 @@ def separate(
         only[table] = using & set(source.sites)
         for name in sorted(using - only[table]):
             path = next(region.path for region in regions.values() if name in region.sites)
+            if len(removed.get(name, ())) == found[name].site.heads:
+                continue
             copy_source(copied, path, source.path)
             changes.copied[path] = source.path
             axis, users = found[name].users[table]
@@ -112,6 +116,8 @@ def narrow(
     for region in regions.values():
         gone = removed.get(region.sites[0], [])
         module = copied.get_submodule(region.path)
+        if isinstance(module, NoHeads):
+            continue
         for given in region.inputs:
             if given.argument in hooks(module) and hooks(module)[given.argument].keep is None:
                 continue

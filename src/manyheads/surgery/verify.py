@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from manyheads.heads.maps import run
 from manyheads.heads.silence import silence
-from manyheads.surgery.counts import Captured, difference, tensors
+from manyheads.surgery.empty import NoHeads
 from manyheads.surgery.inputs import arguments
+from manyheads.surgery.outputs import Captured, difference, tensors
 from manyheads.surgery.torch_attention import TorchAttention
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -104,7 +105,8 @@ def _apart(model: nn.Module, cut: nn.Module, batch: Any, removed: Mapping[str, l
 
 def own_output(module: nn.Module, output: Any) -> Any:
     """What a module gives that must not change: torch's attention also gives a mean over the heads."""
-    return output[0] if isinstance(module, TorchAttention) else output
+    first = isinstance(module, TorchAttention | NoHeads) and isinstance(output, tuple)
+    return output[0] if first else output
 
 
 def _double(batch: Any) -> Any:
