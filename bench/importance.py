@@ -35,10 +35,10 @@ def sentences(tokenizer: Any, quick: bool) -> Iterator[Any]:
 
 
 def pieces(tokenizer: Any, quick: bool) -> Iterator[Any]:
-    """Batches of equal pieces of running text."""
+    """One batch of equal pieces of running text: few, because each head runs through them."""
     ids = torch.tensor(tokenizer(" ".join(lines()))["input_ids"])
-    for batch in ids[: 2 * PIECE if quick else 8 * PIECE].view(-1, PIECE).split(4):
-        yield {"input_ids": batch, "attention_mask": torch.ones_like(batch)}
+    batch = ids[: 2 * PIECE if quick else 4 * PIECE].view(-1, PIECE)
+    yield {"input_ids": batch, "attention_mask": torch.ones_like(batch)}
 
 
 def judged(
@@ -48,15 +48,14 @@ def judged(
     model, tokenizer = make()
     batches = list(feed(tokenizer, quick))
     tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
-    methods = (JUDGE, *METHODS, *(("gates",) if make is minilm else ()))
     found, seconds = {}, {}
-    for method in methods:
+    for method in (JUDGE, *METHODS):
         started = process_time()
         found[method] = importance(model, batches, method)
         seconds[method] = process_time() - started
         say(f"{name}: {method} {seconds[method]:.1f} s")
     rows = []
-    for method in methods[1:]:
+    for method in METHODS:
         (agreed,) = agreement({method: found[method], JUDGE: found[JUDGE]})
         share = seconds[method] / seconds[JUDGE]
         figures = f"{agreed.spearman:.3f}", f"{agreed.low:.2f} to {agreed.high:.2f}"
