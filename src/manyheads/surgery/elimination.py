@@ -58,7 +58,7 @@ def elimination(
     with observed(model) as observer:
         for number, batch in enumerate(moved(batches, observer.device)):
             forward = observer.forward(batch, gradients=True)
-            _collect(forward, directions(forward.output, generator), moments)
+            _collect(forward, next(directions(forward.output, generator)), moments)
             step((number + 1) / len(batches))
         sites = observer.sites
         tokens = [observer.tokens.get(site.name, 0) for site in sites for _ in range(site.heads)]
