@@ -7,7 +7,7 @@ from pathlib import Path
 from bench import harness
 
 PARTS = ("plain", "dropout", "widths", "window", "padded", "decode", "statistics", "longest")
-ALSO = ("coverage", "importance", "roles", "watch")  # only when named: hundreds of models, models that are not ours
+ALSO = ("coverage", "importance", "roles", "watch", "prune")  # only when named: they take long
 
 
 def main() -> None:

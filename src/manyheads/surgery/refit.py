@@ -101,7 +101,8 @@ def _writers(model: nn.Module, batch: Any) -> list[str]:
     found: list[str] = []
     with passes(model, [batch]) as (only,):
         while (stop := only.advance()) is not None:
-            found.append(stop.writer)
+            if stop.read is not None:  # torch's own attention, which lost no heads, shows no map
+                found.append(stop.writer)
     once = [name for name in found if found.count(name) == 1]
     if not once:
         raise ValueError(

@@ -1,0 +1,265 @@
+"""Prune: the whole way in one call and by the command; elimination against its definition; the card."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import manyheads as mh
+from manyheads.cli import app
+from manyheads.surgery.card import card
+from manyheads.surgery.curve import curve
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return mh.Encoder(15, heads=5, layers=2, vocabulary=19).eval()
+
+
+def texts(seed=1, count=60, length=11):
+    return torch.randint(19, (count, length), generator=torch.Generator().manual_seed(seed))
+
+
+def cosine(model, small, ids):
+    with torch.no_grad():
+        return nn.functional.cosine_similarity(model(ids).mean(1), small(ids).mean(1)).mean().item()
+
+
+def test_prune_keeps_the_share_and_leaves_the_model_alone(model):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    small = mh.prune(model, [texts()], keep=0.5)
+    assert sum(len(kept) for kept in small.original_heads.values()) == 5
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    bare = mh.prune(model, [texts()], keep=0.5, refit=False)
+    assert cosine(model, bare, texts(2)) < cosine(model, small, texts(2)) <= 1.0
+
+
+def test_rounds_reach_the_same_share_and_protect_by_the_uncut_models_numbers(model):
+    steps = []
+    small = mh.prune(
+        model,
+        [texts()],
+        keep=0.4,
+        rounds=3,
+        protect={0: [0, 4], 1: [4]},
+        step=lambda what, share: steps.append(what),
+    )
+    kept = small.original_heads
+    assert sum(map(len, kept.values())) == 4
+    assert {0, 4} <= set(kept["blocks.0.attention"])
+    assert 4 in kept["blocks.1.attention"]
+    assert list(dict.fromkeys(steps)) == ["rank", "cut", "refit"]
+    assert steps.count("cut") == 6
+
+
+def test_recovery_comes_last(model):
+    done = []
+    small = mh.prune(
+        model, [texts()], keep=0.5, recover=15, method="fisher", step=lambda what, share: done.append(what)
+    )
+    bare = mh.prune(model, [texts()], keep=0.5, method="fisher")
+    assert done[-1] == "recover"
+    assert done.count("recover") == 15
+    assert cosine(model, bare, texts()) < cosine(model, small, texts())
+
+
+def test_a_plan_is_followed(model):
+    made = mh.plan(mh.elimination(model, [texts()]), keep=0.5, scope="layer")
+    small = mh.prune(model, [texts()], using=made, refit=False)
+    assert {site: sorted(set(range(5)) - set(made[site])) for site in made} == small.original_heads
+    with pytest.raises(ValueError, match="rounds"):
+        mh.prune(model, [texts()], using=made, rounds=2)
+
+
+def test_bad_input_of_prune(model):
+    with pytest.raises(ValueError, match="batches"):
+        mh.prune(model, [])
+    with pytest.raises(ValueError, match="keep: got 2"):
+        mh.prune(model, [texts()], keep=2)
+    with pytest.raises(ValueError, match="rounds: got 0"):
+        mh.prune(model, [texts()], rounds=0)
+    with pytest.raises(ValueError, match="method"):
+        mh.prune(model, [texts()], method="guess")
+
+
+class Heads(nn.Module):
+    """Heads whose outputs are the input (batch, length, heads * 2), and an output that reads them."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.read = nn.Parameter(read)
+
+    def forward(self, x):
+        value = x.unflatten(-1, (-1, 2)).transpose(1, 2)
+        alone = torch.eye(x.shape[1], dtype=torch.bool)
+        out = nn.functional.scaled_dot_product_attention(value, value, value, attn_mask=alone)
+        return (out.transpose(1, 2).flatten(2) @ self.read).flatten(1)
+
+
+def test_elimination_knows_which_heads_stand_in_for_each_other():
+    """Heads 0 and 1 say the same, loudly; head 2 something else, quietly. One of the twins goes for nothing,
+    and then the other matters most.
+    """
+    generator = torch.Generator().manual_seed(0)
+    loud, quiet = torch.randn(2, 50, 7, 2, generator=generator, dtype=torch.float64)
+    x = torch.cat([3 * loud, 3 * loud + 1e-5 * quiet.roll(1), 0.5 * quiet], -1)
+    found = mh.elimination(Heads(torch.eye(6, dtype=torch.float64)), [x])["importance"]
+    first, last = min(found[:2]), max(found[:2])
+    assert first < 0.01 * found[2]
+    assert found[2] < last
+
+
+def test_elimination_is_the_cost_that_a_refit_leaves():
+    """Against the definition: the variance of the removed heads that the others do not explain, through the
+    model's output.
+    """
+    generator = torch.Generator().manual_seed(0)
+    mix = torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    x = torch.randn(400, 5, 6, generator=generator, dtype=torch.float64) @ mix
+    read = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+    model = Heads(read)
+    found = mh.elimination(model, [x])["importance"]
+    rows = x.flatten(0, 1)
+    rows = rows - rows.mean(0)
+    costs = []
+    for head in range(3):
+        r = torch.arange(2 * head, 2 * head + 2)
+        k = torch.tensor([i for i in range(6) if i not in r])
+        fit = torch.linalg.lstsq(rows[:, k], rows[:, r]).solution
+        rest = (rows[:, r] - rows[:, k] @ fit) @ read[r]
+        costs.append(rest.square().sum(1).mean().item())
+    first = min(range(3), key=costs.__getitem__)
+    assert int(found.argmin()) == first
+    assert found[first] > 0
+
+
+def test_the_card_counts_what_is_there():
+    torch.manual_seed(0)
+    model = mh.Decoder(12, heads=6, layers=2, vocabulary=19, kv_heads=3).eval()
+    small = mh.cut(model, {0: [0, 1], 1: [0, 2, 4]}, texts()[:2])
+    found = card(model, small, [texts()], sizes=(1, 3), repeats=1)
+    assert (found.before.heads, found.after.heads) == (12, 7)
+    assert found.measure == "perplexity"
+    assert found.before.cache == 2 * 3 * (2 + 2) * 4
+    assert found.after.cache == (2 + 3) * (2 + 2) * 4
+    assert found.before.parameters - found.after.parameters == 12 * (2 * 2 + 2 * 2 + 4) + 8 + 3 * (2 * 24 + 2)
+    with torch.no_grad():
+        logits = small(texts())[:, :-1].flatten(0, 1)
+        expected = nn.functional.cross_entropy(logits, texts()[:, 1:].flatten()).exp().item()
+    assert found.after.quality == pytest.approx(expected, rel=1e-4)
+    assert set(found.after.seconds) == {1, 3}
+    mine = card(
+        model, small, [texts()], metric=lambda m: float(len(list(m.parameters()))), sizes=(), repeats=1
+    )
+    assert mine.before.quality == mine.after.quality
+
+
+def test_a_curve_has_a_point_for_every_share(model):
+    found = curve(model, [texts()], [texts(2)], methods=["elimination", "random"], shares=[0.5, 0.8])
+    assert list(found.lines) == ["elimination", "elimination, refitted", "random", "random, refitted"]
+    assert all([share for share, _ in line] == [0.8, 0.5] for line in found.lines.values())
+    kept = [dict(line)[0.5] for line in found.lines.values()]
+    assert kept[0] < kept[1]
+    assert kept[2] < kept[3]
+    assert found.uncut == 1.0
+
+
+FACTORY = """
+import torch
+import manyheads as mh
+
+class Letters:
+    all_special_ids, pad_token_id = [], 0
+    def __call__(self, text):
+        return {"input_ids": [ord(letter) % 19 for letter in text]}
+
+def make():
+    torch.manual_seed(0)
+    return mh.Encoder(15, heads=5, layers=2, vocabulary=19), Letters()
+
+def size(model):
+    return float(sum(p.numel() for p in model.parameters()))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "letters_for_pruning.py").write_text(FACTORY)
+    words = [f"heads share the work number {i * 37 % 101} of many" for i in range(60)]
+    (tmp_path / "text.txt").write_text("\n".join(words))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "letters_for_pruning", raising=False)
+    return tmp_path
+
+
+def command(*options):
+    return CliRunner().invoke(app, ["prune", "letters_for_pruning:make", "--text", "text.txt", *options])
+
+
+def test_the_command_writes_a_model_a_plan_and_a_card(folder):
+    found = command("--keep", "0.5", "-o", "small", "--curve", "--metric", "letters_for_pruning:size")
+    assert found.exit_code == 0, found.output
+    assert "10 heads, 5 kept (50%)" in found.output
+    document = json.loads(Path("small/card.json").read_text())
+    assert document["measure"] == "size"
+    assert document["after"]["quality"] < document["before"]["quality"]
+    assert document["curve"]["measure"] == "cosine"
+    assert Path("small/curve.png").read_bytes().startswith(b"\x89PNG")
+    small = mh.load("small")
+    assert small.original_heads == document["original_heads"]
+    again = command("--plan", "small/plan.json", "--no-refit", "--json", "-o", "again")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["original_heads"] == document["original_heads"]
+
+
+def test_ctrl_c_in_a_recovery_keeps_the_model_and_the_state(folder, monkeypatch):
+    from manyheads.surgery import recover
+
+    real = recover._distance
+
+    def interrupted(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(*args)
+
+    monkeypatch.setattr(recover, "_distance", interrupted)
+    found = command("--keep", "0.5", "--recover", "4", "-o", "small")
+    assert found.exit_code == 130
+    assert Path("small/card.json").exists()
+    assert Path("small.recovery.safetensors").exists()
+    monkeypatch.setattr(recover, "_distance", real)
+    found = command("--keep", "0.5", "--recover", "4", "-o", "second")
+    assert found.exit_code == 0
+    assert not Path("second.recovery.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "one of --keep and --plan"),
+        (["--keep", "0.5", "--plan", "x.json"], "one of --keep and --plan"),
+        (["--keep", "1.5"], "keep: got 1.5"),
+        (["--plan", "x.json"], "there is no file"),
+        (["--keep", "0.5", "--limit", "5"], "expected at least 20"),
+        (["--keep", "0.5", "-o", "."], "exists already"),
+        (["--keep", "0.5", "--protect", "three"], "layer.head"),
+        (["--keep", "0.5", "--protect", "7.0"], "never called"),
+        (["--keep", "0.5", "--recover", "-1"], "recover: got -1"),
+        (["--keep", "0.5", "--metric", "nowhere:at_all"], "metric"),
+        (["--keep", "0.5", "--method", "guess"], "method"),
+    ],
+)
+def test_bad_input_of_the_command(folder, options, said):
+    found = command(*options)
+    assert said in str(found.exception)
+    assert isinstance(found.exception, ValueError)
+    assert sorted(p.name for p in folder.iterdir() if p.suffix != ".pyc" and "__" not in p.name) == [
+        "letters_for_pruning.py",
+        "text.txt",
+    ]

@@ -1,0 +1,148 @@
+"""Refit: the least-squares solution itself, on the refitted model's inputs, padding left out."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import manyheads as mh
+from manyheads.surgery.lockstep import passes
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return mh.Encoder(14, heads=2, layers=2, vocabulary=19).double().eval()
+
+
+@pytest.fixture(scope="module")
+def without(model):
+    """The model without a head."""
+    return mh.cut(model, {0: [0]}, texts(2))
+
+
+@pytest.fixture
+def small(without):
+    return copy.deepcopy(without)
+
+
+def texts(count=60, length=11, seed=1):
+    return torch.randint(19, (count, length), generator=torch.Generator().manual_seed(seed))
+
+
+def distance(model, small, ids):
+    with torch.no_grad():
+        return (model(ids) - small(ids)).square().mean().item()
+
+
+def test_it_comes_closer_on_text_it_has_not_seen(model, small):
+    held_out = texts(seed=2)
+    before = distance(model, small, held_out)
+    fitted = mh.refit(small, [texts()], teacher=model)
+    assert distance(model, small, held_out) < 0.8 * before
+    names = ["attention.output", "feed_forward.down"]
+    assert [f.writer for f in fitted] == [f"blocks.{i}.{name}" for i in range(2) for name in names]
+    assert all(f.after <= f.before for f in fitted)
+    assert fitted[0].rows == 60 * 11
+
+
+def solved(small, model, batch, lengths, advances, ridge):
+    """The change of a map's weights by the formula: sequences count alike, a ridge holds to the old ones."""
+    with passes(small, [batch]) as (own,), passes(model, [batch]) as (full,):
+        for _ in range(advances):
+            stop, wanted = own.advance(), full.advance()
+        read, missing = stop.read, wanted.stream + wanted.written - stop.stream - stop.written
+    real = torch.arange(11) < lengths[:, None]
+    weight = (1 / lengths.double())[:, None].expand(len(lengths), 11)[real].sqrt().unsqueeze(1)
+    x = torch.cat([read[real], torch.ones(int(real.sum()), 1, dtype=torch.float64)], 1) * weight
+    held = torch.full((x.shape[1],), ridge * (x * x).sum(0).mean().item(), dtype=torch.float64)
+    held[-1] = 1e-9 * (weight**2).sum()
+    return torch.linalg.solve(x.T @ x + held.diag(), x.T @ (missing[real] * weight))
+
+
+def test_the_weights_are_those_of_ridge_regression(model, without, small):
+    """The second map is fitted to the stream that the first one's new weights make."""
+    lengths = torch.tensor([5, 11, 7, 11, 3, 9, 11, 8, 2, 11, 6, 11])
+    batch = {"x": texts(12), "lengths": lengths}
+    fitted = mh.refit(small, [batch], teacher=model)
+    assert fitted[0].rows == int(lengths.sum())
+    before = copy.deepcopy(without)
+    for number, path in enumerate(("attention.output", "feed_forward.down")):
+        old, new = (m.blocks[0].get_submodule(path) for m in (before, small))
+        change = solved(before, model, batch, lengths, number + 1, fitted[number].ridge)
+        torch.testing.assert_close(new.weight - old.weight, change[:-1].T, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(new.bias - old.bias, change[-1], rtol=1e-6, atol=1e-9)
+        old.load_state_dict(new.state_dict())
+
+
+def test_padding_has_no_say(model, without):
+    lengths = torch.tensor([4] * 30)
+    one, other = copy.deepcopy(without), copy.deepcopy(without)
+    ids = texts(30)
+    changed = ids.clone()
+    changed[:, 4:] = 3
+    mh.refit(one, [{"x": ids, "lengths": lengths}], teacher=model)
+    mh.refit(other, [{"x": changed, "lengths": lengths}], teacher=model)
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_batches_add_up(model, without):
+    one, other = copy.deepcopy(without), copy.deepcopy(without)
+    mh.refit(one, [texts()], teacher=model)
+    mh.refit(other, list(texts().split(20)), teacher=model)
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+
+
+def test_an_uncut_model_stays_as_it_is(model):
+    same = copy.deepcopy(model)
+    fitted = mh.refit(same, [texts()], teacher=model)
+    assert all(f.ridge is None and f.before == 0 for f in fitted)
+    assert all(torch.equal(a, b) for a, b in zip(same.parameters(), model.parameters(), strict=True))
+
+
+def test_with_too_little_text_it_says_so_and_does_no_harm(model, small):
+    before = distance(model, small, texts(seed=2))
+    fitted = mh.refit(small, [texts(1, 9)], teacher=model)
+    assert fitted[0].note == "little text: 9 tokens for 7 inputs"
+    assert distance(model, small, texts(seed=2)) < 1.5 * before
+
+
+def test_torch_attention_is_refitted_after_it_was_cut():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(12, nhead=3, dim_feedforward=13, batch_first=True, dropout=0.0)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    batches = [torch.randn(40, 7, 12, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    small = mh.cut(model, {0: [1]}, batches[0][:2])
+    fitted = mh.refit(small, batches, teacher=model)
+    assert [f.writer for f in fitted][:2] == ["layers.0.self_attn.output", "layers.0.linear2"]
+    assert fitted[0].after < fitted[0].before
+
+
+def test_transposed_weights_are_refitted():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=19, n_positions=16, n_embd=12, n_layer=2, n_head=3)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    batches = [{"input_ids": texts()}]
+    small = mh.cut(model, {0: [1], 1: [0]})
+    fitted = mh.refit(small, batches, teacher=model)
+    assert fitted[0].writer == "transformer.h.0.attn.c_proj"
+    assert fitted[0].after < fitted[0].before
+
+
+def test_the_threads_end_when_something_goes_wrong(small):
+    import threading
+
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="teacher: it never writes"):
+        mh.refit(small, [texts()], teacher=nn.Sequential(nn.Embedding(19, 14)).double())
+    assert threading.active_count() == before
+
+
+def test_a_model_without_a_stream_is_refused():
+    plain = nn.Sequential(nn.Embedding(19, 5), nn.Linear(5, 5))
+    with pytest.raises(ValueError, match="nothing to refit"):
+        mh.refit(plain, [texts()], teacher=plain)
