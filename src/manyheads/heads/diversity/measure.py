@@ -147,7 +147,7 @@ def _gradients(
     weights = None
     if loss is None:
         output = read(result, model, padding)
-        value, weights = output.value, directions(output, generator)
+        value, weights = output.value, next(directions(output, generator))
     else:
         value = loss(result, batch)
         if not isinstance(value, Tensor) or not value.is_floating_point():
