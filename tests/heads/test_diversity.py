@@ -57,10 +57,18 @@ def bias_of(call: Any) -> Tensor:
 
 
 def cka(x: Tensor, y: Tensor) -> float:
-    """Linear CKA as its definition says, from Gram matrices of tokens."""
-    centre = torch.eye(len(x), dtype=x.dtype) - 1 / len(x)
-    k, l = centre @ x @ x.T @ centre, centre @ y @ y.T @ centre
-    return ((k * l).sum() / (k.norm() * l.norm())).item()
+    """Linear CKA with the unbiased HSIC of Song and others (2012), as its definition says, from the Gram
+    matrices of tokens without their diagonals.
+    """
+    n, one = len(x), torch.ones(len(x), dtype=x.dtype)
+
+    def hsic(k: Tensor, l: Tensor) -> Tensor:
+        k, l = k - k.diag().diag(), l - l.diag().diag()
+        whole = (one @ k @ one) * (one @ l @ one) / ((n - 1) * (n - 2))
+        return ((k @ l).trace() + whole - 2 / (n - 2) * (one @ k @ l @ one)) / (n * (n - 3))
+
+    k, l = x @ x.T, y @ y.T
+    return (hsic(k, l) / (hsic(k, k) * hsic(l, l)).sqrt()).item()
 
 
 def pairs(table: mh.HeadTable) -> list[tuple[int, int]]:

@@ -52,7 +52,9 @@ def draw_map(table: HeadTable, path: Path, title: str) -> None:
 
 
 def _draw_one_map(axis: Any, table: HeadTable, heads: Tensor) -> Any:
-    x, y, layers = table["x"], table["y"], torch.tensor(table["layer"])
+    places = torch.stack([table["x"], table["y"]], 1)
+    x, y = places.numpy().T
+    layers = torch.tensor(table["layer"])
     names = head_names(table.rows)
     number = {name: row for row, name in enumerate(names)}
     for head in heads.tolist():
@@ -76,7 +78,7 @@ def _draw_one_map(axis: Any, table: HeadTable, heads: Tensor) -> Any:
             names[head].rpartition(".")[2] if ":" in names[head] else names[head],
             (x[head], y[head]), (3.5, 2.5), textcoords="offset points", fontsize=6.5, color=GREY, zorder=3,
         )  # fmt: skip
-    off = stress(table.matrices["js"][heads][:, heads], torch.stack([x[heads], y[heads]], 1))
+    off = stress(table.matrices["js"][heads][:, heads], places[heads])
     kinds = ", ".join(dict.fromkeys(table.rows[head].kind for head in heads.tolist()))
     says = (
         f"{len(heads)} heads ({kinds}), a line from each to its nearest twin; distances are off by {off:.0%}"
@@ -105,7 +107,7 @@ def draw_matrices(table: HeadTable, path: Path, title: str) -> None:
         if name.endswith("_cosine"):
             low, high = -max(-low, high), max(-low, high)
             colours = _signed()
-        image = axis.imshow(matrix, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+        image = axis.imshow(matrix.numpy(), cmap=colours, vmin=low, vmax=high, interpolation="nearest")
         for end in ends[1:-1]:
             for line in (axis.axhline, axis.axvline):
                 line(end - 0.5, color="white", linewidth=0.6)
@@ -150,8 +152,7 @@ def _ramp(falling: bool) -> Any:
 
     colours = [[c / 255 for c in rgb] for rgb in RAMP]
     ramp = LinearSegmentedColormap.from_list("heads", colours[::-1] if falling else colours)
-    ramp.set_bad("#dddddd")
-    return ramp
+    return ramp.with_extremes(bad="#dddddd")
 
 
 def _signed() -> Any:

@@ -75,15 +75,18 @@ def diversity(
     """
     _check(measures, rows)
     sums = Sums()
+    found: dict[str, Projections] = {}
     gradients = "gradients" in measures
+    collector = Collector(
+        model,
+        rows=rows if "attention" in measures else 0,
+        outputs=bool({"outputs", "contributions"} & set(measures)),
+        gates=gradients,
+        seed=seed,
+    )
     training = {module: module.training for module in model.modules()}
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     generator = torch.Generator().manual_seed(seed)
-    found: dict[str, Projections] = {}
-    outputs = bool({"outputs", "contributions"} & set(measures))
-    collector = Collector(
-        model, rows=rows if "attention" in measures else 0, outputs=outputs, gates=gradients, seed=seed
-    )
     try:
         model.eval()
         for number, batch in enumerate(moved(batches, device)):

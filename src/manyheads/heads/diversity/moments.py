@@ -44,10 +44,13 @@ class Moments:
         self._start: dict[str, Tensor] = {}  # (heads * d_value,)
         self._sum: dict[str, Tensor] = {}
         self._products: dict[tuple[str, str], Tensor] = {}  # (heads * d_value, heads * d_value)
+        # of squared lengths: their products (heads, heads), and with the outputs (heads * d_value, heads)
+        self._lengths: dict[tuple[str, str], Tensor] = {}
+        self._skew: dict[tuple[str, str], Tensor] = {}
 
     def add(self, outputs: list[Outputs]) -> None:
         """Add what several sites gave for the same tokens."""
-        flat: list[tuple[str, Tensor]] = []
+        flat: list[tuple[str, Tensor, Tensor]] = []
         for site, values in outputs:
             exact = values.flatten(1).to(torch.promote_types(values.dtype, torch.float32))
             if site not in self._start:
@@ -57,23 +60,25 @@ class Moments:
                 self._make_room()
             exact = exact - self._start[site]
             self._sum[site] += exact.sum(0)
-            flat.append((site, exact))
-        for i, (one, x) in enumerate(flat):
-            for other, y in flat[i : i + 1] if self.only_within else flat[i:]:
+            flat.append((site, exact, exact.view(values.shape).square().sum(2)))
+        for i, (one, x, size) in enumerate(flat):
+            for other, y, other_size in flat[i : i + 1] if self.only_within else flat[i:]:
                 pair = (one, other)
                 self.tokens[pair] = self.tokens.get(pair, 0) + len(x)
-                if pair in self._products:
-                    self._products[pair].addmm_(x.T, y)
-                else:
-                    self._products[pair] = x.T @ y
+                _accumulate(self._products, pair, x, y)
+                _accumulate(self._lengths, pair, size, other_size)
+                _accumulate(self._skew, pair, x, other_size)
+                if one != other:
+                    _accumulate(self._skew, (other, one), y, size)
 
     def _make_room(self) -> None:
         sizes = [heads * width for heads, width in self.shapes.values()]
         between = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
         if between > LARGEST and not self.only_within:
             self.only_within = True
-            self._products = {pair: value for pair, value in self._products.items() if pair[0] == pair[1]}
-            self.tokens = {pair: count for pair, count in self.tokens.items() if pair[0] == pair[1]}
+            for kept in (self._products, self._lengths, self._skew, self.tokens):
+                for pair in [pair for pair in kept if pair[0] != pair[1]]:
+                    del kept[pair]
 
     def comparable(self, one: str, other: str) -> bool:
         """Whether two sites were seen on the same tokens, each time; in the order of their first call."""
@@ -92,16 +97,64 @@ class Moments:
         return self.covariance(one, other) + count * torch.outer(*means)
 
     def cka(self, one: str, other: str) -> Tensor:
-        """Linear CKA between the heads of two sites: 1 when outputs agree up to rotation and scale, NaN for
-        outputs that never change.
-        """
-        cross = self._energy(self.covariance(one, other), one, other)
-        own = [self._energy(self.covariance(site, site), site, site).diagonal() for site in (one, other)]
-        found = cross / (own[0][:, None] * own[1]).sqrt()
-        return torch.where(torch.isfinite(found), found.clamp(0.0, 1.0), math.nan)
+        """Linear CKA between the heads of two sites: 1 when outputs agree up to rotation and scale, 0 when
+        they have nothing in common, NaN for outputs that never change or fewer than four tokens.
 
-    def _energy(self, products: Tensor, one: str, other: str) -> Tensor:
-        return by_head(products, self.shapes[one], self.shapes[other]).square().sum((1, 3))
+        Debiased: with few tokens any two outputs agree somewhat by chance (by about d_value / tokens), which
+        the unbiased estimator of their dependence (HSIC; Song and others 2012) takes away. Values below zero
+        are noise around it.
+        """
+        own = [self._dependence(site, site).diagonal() for site in (one, other)]
+        found = self._dependence(one, other) / (own[0].clamp(min=0.0)[:, None] * own[1].clamp(min=0.0)).sqrt()
+        return torch.where(torch.isfinite(found), found.clamp(-1.0, 1.0), math.nan)
+
+    def _dependence(self, one: str, other: str) -> Tensor:
+        """n (n - 3) times the unbiased HSIC of the heads of two sites (heads, heads).
+
+        With outputs about their means, the rows of the kernels x x' sum to zero, and all of it follows from
+        |sum x y'|^2, sum |x|^2, and sum |x|^2 |y|^2 over tokens.
+        """
+        count = self.tokens[one, other]
+        if count < 4:
+            return torch.full((self.shapes[one][0], self.shapes[other][0]), math.nan, dtype=torch.float64)
+        cross = self.covariance(one, other)
+        energy = by_head(cross, self.shapes[one], self.shapes[other]).square().sum((1, 3))
+        sizes = [self._variance(site) for site in (one, other)]
+        both = self._joint_lengths(one, other)
+        return energy - both * count / (count - 2) + torch.outer(*sizes) / ((count - 1) * (count - 2))
+
+    def _variance(self, site: str) -> Tensor:
+        """Sum of |x|^2 about the mean, (heads,)."""
+        return self.covariance(site, site).diagonal().view(self.shapes[site]).sum(1)
+
+    def _joint_lengths(self, one: str, other: str) -> Tensor:
+        """Sum over tokens of |x|^2 |y|^2 about the means (heads, heads), from sums about the start.
+
+        |u - m|^2 = |u|^2 - 2 u m + |m|^2 for both, multiplied out.
+        """
+        count, pair = self.tokens[one, other], (one, other)
+        shapes = self.shapes[one], self.shapes[other]
+        means = [
+            (self._sum[site].double() / count).view(shape) for site, shape in zip(pair, shapes, strict=True)
+        ]
+        squares = [mean.square().sum(1) for mean in means]
+        lengths = [
+            self._products[site, site].double().diagonal().view(shape).sum(1)
+            for site, shape in zip(pair, shapes, strict=True)
+        ]
+        # sum u |v|^2 projected on the mean of u, and the other way round
+        skew = (self._skew[pair].double().view(*shapes[0], -1) * means[0][..., None]).sum(1)
+        back = (self._skew[other, one].double().view(*shapes[1], -1) * means[1][..., None]).sum(1).T
+        products = by_head(self._products[pair].double(), *shapes)
+        crossed = torch.einsum("adbe,ad,be->ab", products, *means)
+        return (
+            self._lengths[pair].double()
+            - 2 * (skew + back)
+            + 4 * crossed
+            + torch.outer(squares[0], lengths[1])
+            + torch.outer(lengths[0], squares[1])
+            - 3 * count * torch.outer(*squares)
+        )
 
     def rank(self, site: str) -> tuple[int, int]:
         """How many directions the outputs of all heads of a site span together, and how many of these hold
@@ -136,6 +189,15 @@ class Moments:
     def _joint(self, one: str, other: str, left: Tensor, right: Tensor) -> Tensor:
         products = (left.double().T @ right.double()) * self.second(one, other)
         return by_head(products, self.shapes[one], self.shapes[other]).sum((1, 3))
+
+
+def _accumulate(
+    sums: dict[tuple[str, str], Tensor], pair: tuple[str, str], left: Tensor, right: Tensor
+) -> None:
+    if pair in sums:
+        sums[pair].addmm_(left.T, right)
+    else:
+        sums[pair] = left.T @ right
 
 
 def by_head(products: Tensor, one: tuple[int, int], other: tuple[int, int]) -> Tensor:

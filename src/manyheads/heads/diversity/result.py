@@ -50,7 +50,7 @@ def table(
             lambda one, other: moments.contribution(one, other, (projected[one], projected[other])),
             list(projected),
         )
-    if "gradients" in measures and len(sums.pairs["gradients"]):
+    if bool(sums.pairs["gradient meetings"].any()):
         products = sums.pairs["gradients"]
         size = products.diagonal().sqrt()
         cosine = (products / (size[:, None] * size)).clamp(-1.0, 1.0)
