@@ -124,6 +124,8 @@ def test_a_plan_of_another_model_is_refused():
     made.check(one)
     with pytest.raises(ValueError, match="plan: it was made for the model"):
         mh.prune(other, [ids], using=made)
+    with pytest.raises(ValueError, match="plan: it was made for the model"):
+        mh.cut(other, made, ids)
 
 
 @pytest.mark.parametrize(

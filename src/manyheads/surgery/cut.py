@@ -16,6 +16,7 @@ from manyheads.heads.sites import Heads, Selection, Site
 from manyheads.surgery.changes import Changes, changes_of, forget, replace_module, settle
 from manyheads.surgery.empty import emptied
 from manyheads.surgery.outputs import Captured
+from manyheads.surgery.plan import Plan
 from manyheads.surgery.probe_batch import probe_batch
 from manyheads.surgery.regions import find_inputs, narrow, regions_of, separate, tell
 from manyheads.surgery.shrink import Shrink, apply, check_groups, shrinks
@@ -33,7 +34,7 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     Parameters
     ----------
     model: any torch.nn.Module. It is left as it is.
-    heads: ``{layer number or site: [head numbers]}``, the heads to remove. Where several heads share a key
+    heads: ``{layer number or site: [head numbers]}``, or a `Plan`: the heads to remove. Where several heads share a key
         head: whole groups, or the same number from every group.
     batch: something small that the model runs on: a dict (given as keyword arguments), a tuple or list (as
         positional ones), or a tensor. For transformers models one is made.
@@ -58,6 +59,8 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     >>> smaller.query.weight.shape, smaller.output.weight.shape, smaller.original_heads
     (torch.Size([4, 6]), torch.Size([6, 4]), {'': [0, 2]})
     """
+    if isinstance(heads, Plan):
+        heads.check(model)
     batch = probe_batch(model) if batch is None else batch
     sites, removed = _resolved(model, heads, batch)
     for name, numbers in removed.items():
