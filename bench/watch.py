@@ -1,13 +1,14 @@
 """what it costs to watch every head of a model while it runs.
 
-The model watched, with the core and the full set, against its plain forward pass, and against those who look
-at attention by holding it: transformers in eager mode with output_attentions, TransformerLens' run_with_cache.
+The model watched, with the core and the full set, against its plain forward pass, and against those who hold
+all maps in memory: transformers in eager mode with output_attentions, TransformerLens with run_with_cache.
 """
 
 import gc
+import math
 import tempfile
-from collections.abc import Callable
-from functools import cache
+import time
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ SHORT, LONG = {"core": 1.4, "full": 2.4}, {"core": 1.7, "full": 2.7}  # to 512, 
 MEMORY, FASTER, SMALLER = 1.25, 1.5, 8.0
 
 
+_ids: dict[str, list[int]] = {}  # the tokens of our text, by the model's own tokenizer
+
+
 def body(name: str, attention: str = "sdpa") -> Any:
     """A model without its vocabulary head, whose cost would only make watching look cheaper."""
     import transformers as hf
@@ -59,7 +63,10 @@ def body(name: str, attention: str = "sdpa") -> Any:
         return hf.BertModel(hf.BertConfig(attn_implementation=attention)).eval()
     if name == "decoder":
         return hf.LlamaModel(decoder(attention)).eval()
-    model = minilm()[0] if name == "MiniLM" else smollm2()[0].model
+    model, tokenizer = minilm() if name == "MiniLM" else smollm2()
+    text = (resources.files("manyheads") / "data" / "text.txt").read_text(encoding="utf-8")
+    _ids[name] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    model = getattr(model, "model", model)
     model.set_attn_implementation(attention)
     return model
 
@@ -74,25 +81,19 @@ def decoder(attention: str) -> Any:
     )  # fmt: skip
 
 
-@cache
-def text_ids(name: str, vocabulary: int, length: int) -> torch.Tensor:
-    """(1, length) tokens: of the text that comes with the package, repeated; for random weights any."""
-    from bench.models import minilm, smollm2
-
-    if name not in ("MiniLM", "SmolLM2"):
-        return torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
-    tokenizer = (minilm if name == "MiniLM" else smollm2)()[1]
-    text = (resources.files("manyheads") / "data" / "text.txt").read_text(encoding="utf-8")
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return torch.tensor([(ids * (length // len(ids) + 1))[:length]])
+def stream(name: str, vocabulary: int, length: int) -> torch.Tensor:
+    """Tokens (length,): our text, again and again; for random weights any."""
+    if name not in _ids:
+        return torch.randint(vocabulary, (length,), generator=torch.Generator().manual_seed(0))
+    ids = _ids[name]
+    return torch.tensor((ids * (length // len(ids) + 1))[:length])
 
 
 def batch(name: str, length: int, vocabulary: int) -> dict[str, torch.Tensor]:
     """TOKENS tokens in sequences of this length, or one sequence."""
     rows = max(1, TOKENS // length)
     kind, _, padded = name.partition(", ")
-    stream = text_ids(kind, vocabulary, rows * length)
-    given = {"input_ids": stream.view(rows, length)}
+    given = {"input_ids": stream(kind, vocabulary, rows * length).view(rows, length)}
     if padded:
         lengths = torch.linspace(0.1, 1.0, rows).mul(length).round()
         given["attention_mask"] = (torch.arange(length) < lengths[:, None]).long()
@@ -149,6 +150,17 @@ def _lens(length: int, patterns: bool) -> Callable[[], object]:
     return run
 
 
+def twice(contestants: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """The better of two calls each, in turn, for what takes minutes."""
+    best = dict.fromkeys(contestants, math.inf)
+    for _ in range(2):
+        for name, contestant in contestants.items():
+            started = time.perf_counter()
+            contestant()
+            best[name] = min(best[name], time.perf_counter() - started)
+    return best
+
+
 def held(name: str, length: int) -> int:
     """Bytes of all maps of a batch."""
     layers, heads = {"MiniLM": (6, 12), "SmolLM2": (30, 9)}.get(name, (12, 12))
@@ -186,7 +198,7 @@ def timed(quick: bool) -> tuple[str, list[tuple[str, float, str, float]]]:
             given = batch(name, length, model.config.vocab_size)
             given |= {"use_cache": False} if _causal(kind) else {}
             contestants = {how: _pass(model, given, how) for how in ("plain", *WATCHED)}
-            times = race(contestants, quick or length >= 2048)
+            times = race(contestants, quick or length >= 2048) if length < 8192 else twice(contestants)
             for how in holders(name, length):
                 # One after the other, each against plain passes of its own: they do not fit side by side.
                 pair = race({"plain": contestants["plain"], how: call(name, length, how)}, quick=True)
@@ -255,10 +267,10 @@ def run(quick: bool) -> str:
     parts = [
         times,
         f"Times the plain forward pass, of a batch of {TOKENS} tokens or one longer sequence, without the "
-        "vocabulary head. MiniLM and SmolLM2 are the real models on real text; BERT-base and the decoder (12 "
-        "layers of 12 heads of width 64, rotary) have their shape and random weights. Padded: sequences of 10% "
-        "to 100% of the length. Who holds the maps is raced apart, against plain passes of its own, at lengths "
-        f"where the maps fit the free memory. {lens_missing()}",
+        "vocabulary head. MiniLM and SmolLM2 are the real models on real text; BERT-base and the decoder "
+        "(12 layers of 12 heads of width 64, rotary) have their shape and random weights. Padded: sequences "
+        "of 10% to 100% of the length. Who holds the maps is raced apart, against plain passes of its own, "
+        f"at lengths where the maps fit the free memory. {lens_missing()}",
         sizes,
         "" if quick else longest(),
         targets(*goals, *more),

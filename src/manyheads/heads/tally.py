@@ -38,31 +38,31 @@ class Tally:
         fewer: dict[str, Tensor] | None = None,
         start: int = 0,
     ) -> None:
-        """Add values (batch, heads, queries) where ``counted`` (the same shape).
+        """Add values (batch, heads, queries) where ``counted`` (a shape that broadcasts to theirs).
 
         ``fewer`` counts fewer queries for a metric, whose values must be zero at the others. ``start`` is the
         position of query 0, for the profiles. Metrics that are not among the values are left alone.
         """
         names = [name for name in self.names if name in values]
-        x = torch.stack([values[name] for name in names]).to(
-            torch.float64
-        )  # (metrics, batch, heads, queries)
-        x.masked_fill_(~counted, 0.0)
+        # (metrics, batch, heads, queries)
+        x = torch.stack([values[name] for name in names]).to(torch.float64)
+        if not bool(counted.all()):
+            x.masked_fill_(~counted, 0.0)
         weights = {name: counted & narrower for name, narrower in (fewer or {}).items()}
         tokens = counted.expand(x.shape[1:]).sum((0, 2))
         self.tokens += tokens
         counts = tokens.to(torch.float64).repeat(len(names), 1)
         for name, weight in weights.items():
-            counts[names.index(name)] = weight.sum((0, 2))
-        sums = torch.stack((counts, x.sum((1, 3)), x.square().sum((1, 3))))
-        if len(names) == len(self.names):
-            self._sums += sums
-        else:
-            self._sums[:, [self.names.index(name) for name in names]] += sums
+            counts[names.index(name)] = weight.expand(x.shape[1:]).sum((0, 2))
         if self.profiles is not None:
             for name, profile in zip(names, x.sum(1), strict=True):
                 self._lengthen(name, 0, weights.get(name, counted).expand(x.shape[1:]).sum(0), start)
                 self._lengthen(name, 1, profile, start)
+        sums = torch.stack((counts, x.sum((1, 3)), x.square_().sum((1, 3))))
+        if len(names) == len(self.names):
+            self._sums += sums
+        else:
+            self._sums[:, [self.names.index(name) for name in names]] += sums
 
     def received(self, weights: Tensor, real: Tensor) -> None:
         """Add the attention that keys got: (batch, heads, keys), where ``real`` (batch, keys)."""

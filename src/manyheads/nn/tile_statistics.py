@@ -58,7 +58,6 @@ def collect(
     moments = like.new_zeros(*shape, 5, dtype=torch.float64) if full else None
     means = None if features is None else like.new_zeros(*shape, features.shape[2])
     take, grid, basis = scratch(like.dtype, like.device), None, _basis(like)
-    large: set[int] = set()  # key heads whose scores were too large for exp
     for tile in tiles(mask, shape, keys, offset, ELEMENTS):
         s, parts, count = tile_scores(tile)
         rows = tile.of_queries(raw, 1)
@@ -69,22 +68,19 @@ def collect(
         if wide.shape[-1] > columns:
             e = wide[..., :columns]
             wide[..., columns:] = 0.0
-        heads = range(tile.kv_heads.start, tile.kv_heads.stop)
-        shifted = careful or not large.isdisjoint(heads)
-        if not shifted:
+        if careful:
+            hide(s, parts)
+            top = s.amax(-1, keepdim=True)
+            exp_of_difference(s, top, parts, out=e)
+            found["shift"].copy_(top.squeeze(-1))
+        else:
             torch.exp(s, out=e)
             for part, _, keep in parts:
                 if keep is not None:
                     e[..., part] *= keep
-            torch.sum(e, -1, out=found["total"])
-            shifted = not _safe(found["total"], count)
-        if shifted:
-            large.update(heads)
-            hide(s, parts)
-            top = s.amax(-1, keepdim=True)
-            exp_of_difference(s, top, parts, out=e)
-            torch.sum(e, -1, out=found["total"])
-            found["shift"].copy_(top.squeeze(-1))
+        torch.sum(e, -1, out=found["total"])
+        if not careful:
+            _again(found, s, e, parts, count)
         if isinstance(count, Tensor):
             found["total"].masked_fill_(count == 0, 0.0)
         torch.sum(s.mul_(e), -1, out=found["weighted"])
@@ -109,10 +105,27 @@ def collect(
     return seen
 
 
-def _safe(total: Tensor, count: Tensor | int) -> bool:
-    """Whether nothing overflowed or vanished in these sums, of queries that may attend to something."""
+def _again(found: dict[str, Tensor], s: Tensor, e: Tensor, parts: list[Hidden], count: Tensor | int) -> None:
+    """Where exp overflowed or vanished, take it again of scores less the largest of their query."""
+    total = found["total"]
     low, high = torch.aminmax(total.masked_fill(count == 0, 1.0) if isinstance(count, Tensor) else total)
-    return SAFE[0] < low.item() and high.item() < SAFE[1]
+    if SAFE[0] < low.item() and high.item() < SAFE[1]:
+        return
+    there = ((total > SAFE[0]) & (total < SAFE[1])).logical_not_()
+    if isinstance(count, Tensor):
+        there &= count > 0
+    places = there.nonzero(as_tuple=True)
+    kept = [
+        Hidden(part, None, keep.expand(*s.shape[:-1], -1)[places])
+        for part, _, keep in parts
+        if keep is not None
+    ]
+    again = s[places]
+    hide(again, kept)
+    top = again.amax(-1, keepdim=True)
+    anew = exp_of_difference(again, top, kept, out=torch.empty_like(again))
+    s[places], e[places] = again, anew
+    total[places], found["shift"][places] = anew.sum(-1), top.squeeze(-1)
 
 
 def _inverse(total: Tensor) -> Tensor:
