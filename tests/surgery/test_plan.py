@@ -7,6 +7,7 @@ import torch
 
 import manyheads as mh
 from manyheads.heads.table import HeadTable, Row
+from manyheads.heads.watch import fingerprint
 
 
 def table(*sites, kv=None, model="here"):
@@ -70,7 +71,9 @@ def test_any_plan_for_grouped_heads_can_be_cut():
     model = mh.Decoder(12, heads=6, layers=3, vocabulary=11, kv_heads=3).eval()
     for seed in range(3):
         values = torch.rand(3, 6, generator=torch.Generator().manual_seed(seed)).tolist()
-        rows = table(*([f"blocks.{i}.attention", *v] for i, v in enumerate(values)), kv=3)
+        rows = table(
+            *([f"blocks.{i}.attention", *v] for i, v in enumerate(values)), kv=3, model=fingerprint(model)
+        )
         small = mh.cut(model, mh.plan(rows, 0.45), torch.randint(11, (2, 5)))
         assert small.original_heads
 

@@ -34,8 +34,8 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     Parameters
     ----------
     model: any torch.nn.Module. It is left as it is.
-    heads: ``{layer number or site: [head numbers]}``, or a `Plan`: the heads to remove. Where several heads share a key
-        head: whole groups, or the same number from every group.
+    heads: ``{layer number or site: [head numbers]}``, or a `Plan`: the heads to remove. Where several heads
+        share a key head: whole groups, or the same number from every group.
     batch: something small that the model runs on: a dict (given as keyword arguments), a tuple or list (as
         positional ones), or a tensor. For transformers models one is made.
 
