@@ -144,7 +144,7 @@ def _ready(model: nn.Module) -> Iterator[dict[int, str]]:
     training = [module for module in model.modules() if module.training]
     held = {
         id(tensor): (name, tensor)
-        for name, tensor in (*model.named_buffers(), *model.named_parameters())
+        for name, tensor in (*_own_buffers(model), *model.named_parameters())
         if tensor.is_floating_point()
     }
     frozen = [tensor for _, tensor in held.values() if not tensor.requires_grad]
@@ -158,6 +158,14 @@ def _ready(model: nn.Module) -> Iterator[dict[int, str]]:
             tensor.requires_grad_(False)
         for module in training:
             module.training = True
+
+
+def _own_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers of a model, but for those of torch's own modules: running statistics have no gradient."""
+    for name, buffer in model.named_buffers():
+        holder = model.get_submodule(name.rpartition(".")[0])
+        if not type(holder).__module__.startswith("torch.nn."):
+            yield name, buffer
 
 
 class _Trace:
@@ -296,7 +304,12 @@ class _Local(TorchFunctionMode):
 
 
 def _is_channelwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """A convolution in which each channel sees only itself: no projection, but something on the way."""
+    """A product in which each channel, or each head, sees only itself: no projection, but something on the
+    way.
+    """
+    if func is torch.einsum and isinstance(args[0], str) and args[0].count(",") == 1 and "->" in args[0]:
+        left, right, out = args[0].replace(" ", "").replace("->", ",").split(",")
+        return bool(set(left) & set(right) & set(out) - {"."})
     if func not in _CONVOLUTIONS:
         return False
     given = dict(

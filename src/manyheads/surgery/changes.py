@@ -167,7 +167,7 @@ def forget(changes: Changes, path: str) -> None:
     for noted in (changes.shapes, changes.attributes, changes.configs, changes.inputs, changes.copied):
         for name in list(noted):
             if name == path or name.startswith(f"{path}.") or not path:
-                del noted[name]  # type: ignore[attr-defined]
+                del noted[name]
     changes.replaced = [name for name in changes.replaced if name != path]
 
 

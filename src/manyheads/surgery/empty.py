@@ -71,7 +71,8 @@ class NoHeads(nn.Module):
 
     def _mark(self, x: Tensor, kwargs: dict[str, Any]) -> None:
         mark = x.new_zeros(x.shape[0], 1, x.shape[-2], 1)
-        ours, theirs = kwargs.get("cache"), kwargs.get("past_key_values")
+        ours: Any = kwargs.get("cache")
+        theirs: Any = kwargs.get("past_key_values")
         theirs = getattr(theirs, "self_attention_cache", theirs)
         if isinstance(ours, KVCache) and not ours.fixed:
             ours.append(mark, mark)
