@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -77,9 +77,10 @@ class Spy(TorchFunctionMode):
             self._maps.append(out.untyped_storage())
         elif func in MATMULS and len(args) == 2:
             self._applied(args[0], lambda: out)
-        elif func is torch.einsum and len(args) == 3:
-            for mine in (1, 2):
-                self._applied(args[mine], lambda mine=mine: _in_order(args[0], args[1:], mine - 1))
+        elif func is torch.einsum:
+            factors = args[1] if isinstance(args[1], list | tuple) else args[1:]
+            for mine, factor in enumerate(factors if len(factors) == 2 else ()):
+                self._applied(factor, lambda mine=mine: _in_order(args[0], factors, mine))
         return out
 
     def _multi_head(self, call: inspect.BoundArguments) -> tuple[Tensor, Tensor | None]:
@@ -190,7 +191,7 @@ def textbook(
     return weights @ value, weights, scores
 
 
-def _in_order(equation: str, factors: tuple[Any, ...], mine: int) -> Tensor | None:
+def _in_order(equation: str, factors: Sequence[Tensor], mine: int) -> Tensor | None:
     """The einsum once more, its result in the order (axes of the weights but the keys, width)."""
     left, _, right = equation.replace(" ", "").partition("->")
     words = left.split(",")
