@@ -5,18 +5,17 @@ all maps in memory: transformers in eager mode with output_attentions, Transform
 """
 
 import gc
-import math
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.harness import GIB, MIB, milliseconds, race, say, table, targets
+from bench.harness import GIB, MIB, milliseconds, say, table, targets
 from bench.memory import peak
+from bench.statistics import in_turns
 from manyheads.heads.watch import watch
 
 TOKENS = 4096  # in a batch, as many as `manyheads inspect` takes, or one sequence
@@ -150,17 +149,6 @@ def _lens(length: int, patterns: bool) -> Callable[[], object]:
     return run
 
 
-def twice(contestants: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """The better of two calls each, in turn, for what takes minutes."""
-    best = dict.fromkeys(contestants, math.inf)
-    for _ in range(2):
-        for name, contestant in contestants.items():
-            started = time.perf_counter()
-            contestant()
-            best[name] = min(best[name], time.perf_counter() - started)
-    return best
-
-
 def held(name: str, length: int) -> int:
     """Bytes of all maps of a batch."""
     layers, heads = {"MiniLM": (6, 12), "SmolLM2": (30, 9)}.get(name, (12, 12))
@@ -198,10 +186,10 @@ def timed(quick: bool) -> tuple[str, list[tuple[str, float, str, float]]]:
             given = batch(name, length, model.config.vocab_size)
             given |= {"use_cache": False} if _causal(kind) else {}
             contestants = {how: _pass(model, given, how) for how in ("plain", *WATCHED)}
-            times = race(contestants, quick or length >= 2048) if length < 8192 else twice(contestants)
+            times = in_turns(contestants, 0.5 if quick or length >= 2048 else 20.0)
             for how in holders(name, length):
                 # One after the other, each against plain passes of its own: they do not fit side by side.
-                pair = race({"plain": contestants["plain"], how: call(name, length, how)}, quick=True)
+                pair = in_turns({"plain": contestants["plain"], how: call(name, length, how)}, 2.0)
                 times[how] = pair[how] / pair["plain"] * times["plain"]
                 gc.collect()
             ratios = {how: times[how] / times["plain"] for how in times}

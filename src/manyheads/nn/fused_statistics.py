@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from manyheads.nn.fused import fused_with_logsumexp
 from manyheads.nn.mask import Mask
-from manyheads.nn.tiles import centred
+from manyheads.nn.tiles import Scratch, mean_key, scratch
 
 # Elements of the queries taken at once.
 PIECE = 2**20
@@ -53,7 +53,10 @@ def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None
 
 
 def _core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None) -> dict[str, Tensor]:
-    k, shift = centred(q, k, scale)
+    take, mean = scratch(q.dtype, q.device), mean_key(k)
+    k = torch.sub(k, mean.unsqueeze(2), out=take("keys", k.shape))
+    q = take("queries", q.shape).copy_(q)
+    shift = scale * (q @ mean[:, :, None, :, None]).squeeze(-1)
     width, offset, grouped = k.shape[3], k.shape[2] - q.shape[3], (k.shape[1], q.shape[2])
     heads_q, values, padded_k = q.flatten(1, 2), k, k
     if features is not None:
@@ -64,7 +67,7 @@ def _core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | Non
     means, lse = means.unflatten(1, grouped), lse.unflatten(1, grouped)
     count = mask.count(q.shape[3], k.shape[2], q.device)[:, None, None].expand(lse.shape).to(lse.dtype)
     nothing = count == 0
-    entropy = (lse - scale * _dot(q, means[..., :width])).clamp_(min=0.0)
+    entropy = (lse - scale * _dot(q, means[..., :width], take)).clamp_(min=0.0)
     entropy = entropy.minimum(count.log()).masked_fill_(nothing, 0.0)
     lse = lse.masked_fill(nothing, torch.inf)  # so that every weight of such a query is zero
     seen = {
@@ -80,7 +83,7 @@ def _core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | Non
         seen[name] = torch.zeros_like(lse)
         if mask.causal and step > 0:
             continue
-        s = scale * _dot(q[..., start:stop, :], part)
+        s = scale * _dot(q[..., start:stop, :], part, take)
         seen[name][..., start:stop] = (s - lse[..., start:stop]).exp_()
         seen[name] *= _allowed(mask, i, i + step)
     seen["first"] = torch.zeros_like(lse)
@@ -90,8 +93,8 @@ def _core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | Non
     return seen | ({} if features is None else {"features": means[..., width:]})
 
 
-def _dot(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum(-1)
+def _dot(x: Tensor, y: Tensor, take: Scratch) -> Tensor:
+    return torch.mul(x, y, out=take("products", x.shape)).sum(-1)
 
 
 def _allowed(mask: Mask, i: Tensor, j: Tensor) -> Tensor:

@@ -201,15 +201,16 @@ def scratch(dtype: torch.dtype, device: torch.device) -> Scratch:
     >>> take("scores", (2, 3)).data_ptr() == take("scores", (3, 2)).data_ptr()
     True
     """
-    held: dict[str, Tensor] = {}
-    if device.type == "cpu" and not torch.is_inference_mode_enabled():
-        held = vars(_kept).setdefault(str(dtype), held)
+    mine: dict[str, Tensor] = {}
+    keep = device.type == "cpu" and not torch.is_inference_mode_enabled()
+    kept: dict[str, Tensor] = vars(_kept).setdefault(str(dtype), {}) if keep else mine
     views: dict[tuple[str, Sequence[int]], Tensor] = {}
 
     def take(name: str, shape: Sequence[int]) -> Tensor:
         view = views.get((name, shape))
         if view is None:
             size = math.prod(shape)
+            held = kept if size <= TILE_ELEMENTS else mine
             if name not in held or held[name].numel() < size:
                 # The whole at once: growing tile by tile would leave holes; untouched memory costs nothing.
                 held[name] = torch.empty(max(size, TILE_ELEMENTS), dtype=dtype, device=device)
