@@ -300,12 +300,14 @@ def _of_ids(
 
     sizes = [len(ids) for ids in sequences]
     # A padded query of a decoder still looks at the encoder, and would count there.
-    padded = loaded.takes_mask and loaded.start is None
+    padded = loaded.arrange is not None or (loaded.takes_mask and loaded.start is None)
     return Corpus(what, "tokens", sizes, make, batch_tokens, padded, chosen, shares)
 
 
 def _arguments(loaded: Loaded, ids: Tensor, real: Tensor) -> Any:
     """What the model takes: names where it has them, the ids alone where it does not."""
+    if loaded.arrange is not None:
+        return loaded.arrange(ids, real.sum(1))
     if not loaded.takes_names:
         return ids
     batch = {"input_ids": ids}

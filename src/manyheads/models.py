@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from manyheads import embedded
 
@@ -34,6 +34,8 @@ class Loaded:
     model: nn.Module
     tokenizer: Callable[[], Any]
     processor: Callable[[], Any]
+    # ids and their lengths, (batch, length) and (batch,), to what the model takes; for models of our own
+    arrange: Callable[[Tensor, Tensor], dict[str, Any]] | None = None
 
     @property
     def config(self) -> Any:
@@ -79,8 +81,8 @@ def load(name: str | None = None, *, head: bool = False) -> Loaded:
 
     Parameters
     ----------
-    name: a folder that transformers wrote, a name on the hub, or ``package.module:factory``: a function that
-        takes nothing and returns a model, or a model and its tokenizer or image processor.
+    name: a folder that transformers or manyheads wrote, a name on the hub, or ``package.module:factory``: a
+        function that takes nothing and returns a model, or a model and its tokenizer or image processor.
     head: with what the model was trained to say on top (a language model's logits, a classifier's classes),
         where its config names such a class of transformers and its weights are there; else without.
 
@@ -98,6 +100,8 @@ def load(name: str | None = None, *, head: bool = False) -> Loaded:
             loaded = Loaded("MiniLM", model, lambda: tokenizer, lambda: _no_processor("MiniLM"))
         elif _FACTORY.fullmatch(name):
             loaded = _made(name)
+        elif _is_own(Path(name).expanduser()):
+            loaded = _own(name)
         else:
             loaded = _pretrained(name, head)
     loaded.model.to(device()).eval()
@@ -166,6 +170,40 @@ def _made(name: str) -> Loaded:
         lambda: given if given is not None else _no_tokenizer(name),
         lambda: given if given is not None else _no_processor(name),
     )
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether manyheads wrote this folder, by train or by save."""
+    from manyheads.surgery import described
+
+    return (folder / "heads.json").is_file() or described.read(folder) is not None
+
+
+def _own(name: str) -> Loaded:
+    """A model that manyheads trained, or cut; what it was trained for says how it reads."""
+    from manyheads.surgery import described
+    from manyheads.surgery.files import load as load_own
+
+    folder = Path(name).expanduser()
+    model = load_own(folder)
+
+    def tokenizer() -> Any:
+        if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+            return _no_tokenizer(name)
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        except Exception as error:
+            return _no_tokenizer(name, error)
+
+    loaded = Loaded(name, model, tokenizer, lambda: _no_processor(name))
+    if (described.read(folder) or {}).get("task"):
+        from manyheads.tasks import restore
+
+        task: Any = restore(folder)
+        loaded.arrange = lambda ids, lengths: dict(task.arrange(model, ids, lengths))
+    return loaded
 
 
 def _pretrained(name: str, head: bool) -> Loaded:

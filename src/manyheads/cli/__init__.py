@@ -14,10 +14,13 @@ import typer
 import manyheads
 from manyheads.cli.demo import demo
 from manyheads.cli.diversity import diversity
+from manyheads.cli.evaluate import evaluate
 from manyheads.cli.importance import importance
 from manyheads.cli.inspect import inspect
+from manyheads.cli.predict import predict
 from manyheads.cli.prune import prune
 from manyheads.cli.roles import roles
+from manyheads.cli.train import train
 
 app = typer.Typer(
     name="manyheads",
@@ -43,6 +46,9 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
   manyheads inspect MODEL --text corpus.txt
       what every head of a model does on your text, counted exactly
 
+  manyheads train translation
+      a small transformer of your own, whose folder is a MODEL for all of these
+
   manyheads roles MODEL --treebank sentences.conllu
       which head is for what, each claim against a baseline
 """,
@@ -64,8 +70,9 @@ def _options(
     """Options of the command itself."""
 
 
-for verb in (demo, diversity, importance, inspect, prune, roles):
+for verb in (demo, diversity, evaluate, importance, inspect, predict, prune, roles):
     app.command()(verb)
+app.add_typer(train)
 
 
 def main() -> None:

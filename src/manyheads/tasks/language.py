@@ -177,9 +177,14 @@ class Language(Architecture):
             out.append(text + self.tokenizer.decode(written[0, ids.shape[1] :].tolist()))
         return out
 
+    def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Any]:
+        """Texts as they are."""
+        return {"ids" if self.masked else "x": ids, "lengths": lengths}
+
     def save(self, folder: Path) -> None:
         """Write the vocabulary as tokenizer.json."""
-        self.tokenizer.save(str(folder / "tokenizer.json"))
+        names = {"unk_token": UNKNOWN, "mask_token": HIDDEN}
+        texts.save_tokenizer(self.tokenizer, folder, self.context, names)
 
     def restore(self, folder: Path) -> None:
         """Read the vocabulary."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -129,6 +130,29 @@ def lines_of(text: str) -> Iterator[str]:
     ['one\\n', 'two']
     """
     yield from text.splitlines(keepends=True)
+
+
+def save_tokenizer(
+    tokenizer: Any, folder: Path, length: int, names: dict[str, str], ends_with: str | None = None
+) -> None:
+    """Write a tokenizer so that transformers' AutoTokenizer reads it, too.
+
+    Parameters
+    ----------
+    tokenizer, folder: what, and where to.
+    length: the longest text the model was made for.
+    names: special tokens by the names that transformers has for them.
+    ends_with: a token that others' calls of the tokenizer put at the end of every text.
+    """
+    from tokenizers import Tokenizer, processors
+
+    written = Tokenizer.from_str(tokenizer.to_str())
+    if ends_with is not None:
+        end = (ends_with, tokenizer.token_to_id(ends_with))
+        written.post_processor = processors.TemplateProcessing(f"$A {ends_with}", special_tokens=[end])
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, **names}
+    (folder / "tokenizer.json").write_text(written.to_str(), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(kind, indent=1), encoding="utf-8")
 
 
 def load_tokenizer(folder: Path) -> Any:

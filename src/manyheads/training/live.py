@@ -67,8 +67,9 @@ class Look:
                 output.register_hook(lambda gradient: self._learn(name, kept, gradient))
 
     def _learn(self, name: str, output: Tensor, gradient: Tensor) -> None:
-        sizes = torch.linalg.vector_norm(gradient, dim=-1, dtype=torch.float32)  # (batch, heads, queries)
-        lengths = torch.linalg.vector_norm(output, dim=-1, dtype=torch.float32)
+        exact = torch.promote_types(gradient.dtype, torch.float32)
+        sizes = torch.linalg.vector_norm(gradient, dim=-1, dtype=exact)  # (batch, heads, queries)
+        lengths = torch.linalg.vector_norm(output, dim=-1, dtype=exact)
         found = ((self.squares, sizes.square()), (self.influence, sizes * lengths))
         for sums, values in found:
             total = values.sum((0, 2)).cpu()

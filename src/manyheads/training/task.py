@@ -56,6 +56,9 @@ class Task(Protocol):
     def predict(self, model: nn.Module, inputs: list[str], **how: Any) -> list[str]:
         """What the trained model makes of these inputs."""
 
+    def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Any]:
+        """Texts as ids ``(batch, length)`` to what the model takes: how `inspect` and the others run it."""
+
     def save(self, folder: Path) -> None:
         """Write what the task learned from the data, such as a vocabulary."""
 

@@ -1,0 +1,60 @@
+"""``manyheads evaluate``: the metrics of a trained model, on its validation data or on yours."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="A folder that train wrote, or prune of such a one.")],
+    data: Annotated[
+        str | None, typer.Option(help="What to measure on; without, what was held out in training.")
+    ] = None,
+    beams: Annotated[
+        int | None, typer.Option(help="Hypotheses kept while translating: more is slower, and better.")
+    ] = None,
+    batch_tokens: Annotated[int, typer.Option(help="How many tokens run through the model at once.")] = 4096,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """How good a trained model is, by the metrics of its task, on all examples.
+
+    Of a translation folder given as --data, the test files are read.
+    """
+    errors = Console(stderr=True)
+    with errors.status(f"Loading {folder}"):
+        from manyheads import tasks
+        from manyheads.training.evaluation import evaluate as measure
+        from manyheads.training.run import read_config
+
+        task: Any
+        task, model = tasks.load(folder)
+        if beams is not None:
+            if not hasattr(task, "beams"):
+                raise ValueError(f"beams: {task.name} has none; leave the option out")
+            task.beams = beams
+        if data is None:
+            training = read_config(folder)["training"]
+            examples = task.open(training["data"], training["valid"]).valid
+        else:
+            examples = task.read(data)
+    done = 0
+    with errors.status("Measuring") as status:
+
+        def step(count: int) -> None:
+            nonlocal done
+            done += count
+            status.update(f"Measuring: {done:,} of {len(examples):,} examples")
+
+        metrics = measure(task, model, examples, batch_tokens=batch_tokens, step=step)
+    if json:
+        print(json_format.dumps({"model": str(folder), "examples": len(examples), "metrics": metrics}))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{folder} ({task.name}), {len(examples):,} examples of {data or 'what was held out'}")
+    for name, value in metrics.items():
+        console.print(f"  {name:<14} {value:.4f}")

@@ -1,0 +1,52 @@
+"""``manyheads predict``: what a trained model makes of your input."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def predict(
+    folder: Annotated[Path, typer.Argument(help="A folder that train wrote, or prune of such a one.")],
+    inputs: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Without, lines of standard input.")
+    ] = None,
+    new_tokens: Annotated[int | None, typer.Option(help="Language: how many tokens to write.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Language: below 1 bolder, above 1 more varied; 0 for greedy.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Language: another number, another text.")] = None,
+    beams: Annotated[int | None, typer.Option(help="Translation: hypotheses kept.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Translate, continue a text, or fill in what is <hidden>, as the model was trained to.
+
+    [bold]Examples[/bold]
+
+      manyheads predict out/translation "forty-two" "Monday, July 24, 1995"
+      manyheads predict out/language "The function" --new-tokens 300 --temperature 0.6
+    """
+    with Console(stderr=True).status(f"Loading {folder}"):
+        from manyheads import tasks
+
+        task, model = tasks.load(folder)
+    how = {"new_tokens": new_tokens, "temperature": temperature, "seed": seed, "beams": beams}
+    how = {name: value for name, value in how.items() if value is not None}
+    if how.get("temperature") == 0:
+        how["temperature"] = None
+    given = inputs or [line.rstrip("\n") for line in sys.stdin]
+    if not given:
+        raise ValueError("text: expected one or more to predict from, got none")
+    try:
+        found = task.predict(model, given, **how)
+    except TypeError as error:
+        if how and "unexpected keyword" in str(error):
+            raise ValueError(f"{task.name} takes other options than {', '.join(how)}; see --help") from error
+        raise
+    for before, after in zip(given, found, strict=True):
+        print(json_format.dumps({"input": before, "output": after}) if json else after)

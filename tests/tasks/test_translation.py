@@ -1,0 +1,128 @@
+"""Translation: parallel data in all its forms, the loss against the formula, sacreBLEU, beams."""
+
+import random
+
+import pytest
+import torch
+
+from manyheads.surgery.described import build
+from manyheads.tasks.numbers import KINDS, pairs, sentence
+from manyheads.tasks.parallel import read_pairs
+from manyheads.tasks.translation import END, START, Translation
+
+SMALL = {"d_model": 6, "heads": 2, "layers": 1, "dropout": 0.0}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for part, count in (("train", 23), ("val", 5), ("test", 3)):
+        for language, word in (("en", "word"), ("de", "Wort")):
+            lines = [f"{word} {part} {'x' * (n % 7)}" for n in range(count)]
+            (tmp_path / f"{part}.{language}").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_the_embedded_world():
+    found = pairs(97)
+    assert found == pairs(97)
+    assert len({english for english, _ in found}) == 97
+    chance = random.Random(1)
+    by_kind = {kind: sentence(kind, chance) for kind in KINDS}
+    assert by_kind["time"][0].endswith((" AM", " PM"))
+    assert "\u202f" not in "".join(map("".join, by_kind.values()))
+    assert by_kind["ordinal"][1].endswith("te")
+
+
+def test_folders_prefixes_and_tables_are_read(folder):
+    assert read_pairs(str(folder), "en", "de", "valid")[0][0] == ("word val", "Wort val")
+    assert len(read_pairs(str(folder / "train"), "de", "en")[0]) == 23
+    table = folder / "pairs.tsv"
+    table.write_text("one\teins\n\tleer\ntwo\tzwei\n")
+    assert read_pairs(str(table), "en", "de") == ([("one", "eins"), ("two", "zwei")], 1)
+    data = Translation(vocabulary=270, **SMALL).open(str(folder))
+    assert (len(data.train), len(data.valid)) == (23, 5)
+    assert len(Translation(vocabulary=270, **SMALL).open(str(folder / "train")).valid) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "data", "words"),
+    [
+        ({"a.en": b"1\n2\n", "a.de": b"1\n"}, "a", "a.en has 2 lines and .*a.de has 1"),
+        ({"a.tsv": b"one\teins\ntwo\n"}, "a.tsv", "line 2 of .*a.tsv has 1 columns; expected two"),
+        ({"a.tsv": b"one\teins\ntw\xf6\tzwei\n"}, "a.tsv", "line 2 of .*a.tsv is not UTF-8"),
+        ({"a.tsv": b"\teins\n"}, "a.tsv", "holds no pair"),
+        ({"a.en": b"1\n"}, "a", "a.de cannot be read"),
+        ({}, "", "has no file train.en"),
+        ({}, "no/where/at/all", "there is no .*expected a prefix"),
+    ],
+)
+def test_bad_data_is_named(tmp_path, files, data, words):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        Translation().open(str(tmp_path / data))
+
+
+def test_long_pairs_are_left_out_and_counted(folder):
+    (folder / "train.en").write_text("word\n" * 22 + "w o r d s and more of them than fit\n")
+    data = Translation(vocabulary=258, max_tokens=13, **SMALL).open(str(folder))
+    assert len(data.train) < 23
+    assert f"{23 - len(data.train)} pairs longer than 13 tokens were left out" in data.notes
+
+
+def test_the_loss_is_that_of_the_formula(folder):
+    task = Translation(vocabulary=270, label_smoothing=0.2, **SMALL)
+    data = task.open(str(folder))
+    model = build(task.describe()).double()
+    examples = data.train.take(range(7), 0)
+    loss, count = task.loss(model, task.collate(examples))
+    total = tokens = 0
+    for source, target in examples:
+        logits = model(source[None], target[None, :-1])[0].log_softmax(-1)
+        for place, label in enumerate(target[1:].tolist()):
+            total -= 0.8 * logits[place, label].item() + 0.2 * logits[place].mean().item()
+            tokens += 1
+        assert target[0] == task.tokenizer.token_to_id(START)
+        assert source[-1] == target[-1] == task.tokenizer.token_to_id(END)
+    assert count == tokens
+    assert loss.item() == pytest.approx(total, rel=1e-5)
+
+
+def test_bleu_is_sacrebleus():
+    sacrebleu = pytest.importorskip("sacrebleu")
+    written = ["der Hund läuft schnell nach Hause", "eine Katze schläft auf dem Sofa"]
+    wanted = ["der Hund läuft schnell nach Hause", "eine Katze schläft auf einem Sofa"]
+    parts = [(3.0, 2, [pair]) for pair in zip(written, wanted, strict=True)]
+    metrics = Translation().metrics(parts)
+    assert metrics["bleu"] == sacrebleu.corpus_bleu(written, [wanted]).score
+    assert 50 < metrics["bleu"] < 100
+    assert metrics["exact"] == 0.5
+    assert metrics["loss"] == 1.5
+
+
+def test_translating_in_a_batch_is_translating_alone(folder):
+    torch.manual_seed(0)
+    task = Translation(vocabulary=270, max_tokens=9, **SMALL)
+    task.open(str(folder))
+    model = build(task.describe()).eval()
+    texts = ["word train xxx", "x", "a word"]
+    for beams in (1, 3):
+        assert task.predict(model, texts, beams=beams) == [
+            task.predict(model, [text], beams=beams)[0] for text in texts
+        ]
+
+
+def test_head_tools_get_the_models_own_translation(folder):
+    torch.manual_seed(0)
+    task = Translation(vocabulary=270, max_tokens=19, **SMALL)
+    task.open(str(folder))
+    model = build(task.describe()).eval()
+    rows = [task._ids(text) for text in ("word train", "x")]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    lengths = torch.tensor([len(row) for row in rows])
+    batch = task.arrange(model, ids, lengths)
+    assert bool((batch["target"][:, 0] == task.tokenizer.token_to_id(START)).all())
+    for row, text in enumerate(task.predict(model, ["word train", "x"], beams=1)):
+        kept = batch["target"][row, 1 : batch["target_lengths"][row]].tolist()
+        assert task.tokenizer.decode(kept) == text
+    assert model(**batch).shape[:2] == batch["target"].shape

@@ -1,0 +1,169 @@
+"""Checkpoints stay whole: killed processes, full disks, damaged files, weights that share a place."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from manyheads.nn.transformers import Seq2Seq
+from manyheads.training import checkpoint
+from manyheads.training.averaging import Average
+from manyheads.training.log import Log, read
+
+resource = pytest.importorskip("resource", reason="limits on the size of files are a matter of Unix")
+
+
+def tensors(value):
+    return {"model": {"weight": torch.full((1009,), float(value))}}
+
+
+@pytest.fixture
+def nearly_full():
+    """Files may have 2000 bytes: writing more fails as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_the_last_two_are_kept(tmp_path):
+    for step in (1, 5, 12):
+        checkpoint.save(tmp_path, step, tensors(step), {"best": step / 2})
+    assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000012", "step-00000005"]
+    state, kept = checkpoint.load(checkpoint.found(tmp_path)[0])
+    assert (state["step"], state["best"]) == (12, 6.0)
+    assert torch.equal(kept["model"]["weight"], tensors(12)["model"]["weight"])
+
+
+def test_a_full_disk_leaves_the_last_good_one(tmp_path, nearly_full):
+    checkpoint.save(tmp_path, 1, tensors(1), {})
+    nearly_full()
+    with pytest.raises(OSError, match="File too large"):
+        checkpoint.save(tmp_path, 2, tensors(2), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert checkpoint.load(tmp_path / "step-00000001")[1]["model"]["weight"][0] == 1
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, nearly_full):
+    path = tmp_path / "model.safetensors"
+    checkpoint.write(path, b"good")
+    nearly_full()
+    with pytest.raises(OSError, match="File too large"):
+        checkpoint.write(path, b"x" * 5000)
+    assert path.read_bytes() == b"good"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_killed_processes_left_is_tidied(tmp_path):
+    checkpoint.save(tmp_path, 1, tensors(1), {})
+    left = tmp_path / ".step-00000002.123"
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(b"half")
+    assert checkpoint.found(tmp_path) == [tmp_path / "step-00000001"]
+    checkpoint.tidy(tmp_path)
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("file", ["state.json", "model.safetensors"])
+def test_damage_is_named(tmp_path, file):
+    path = checkpoint.save(tmp_path, 3, tensors(1), {})
+    (path / file).write_bytes((path / file).read_bytes()[:-7])
+    with pytest.raises(ValueError, match=r"step-00000003: damaged.* remove it"):
+        checkpoint.load(path)
+
+
+def test_shared_weights_are_kept_once_and_stay_shared():
+    model = Seq2Seq(6, heads=2, layers=1, vocabulary=11)
+    values = checkpoint.weights(model)
+    assert sum("embedding" in name for name in values) == 1
+    other = Seq2Seq(6, heads=2, layers=1, vocabulary=11)
+    checkpoint.put(values, other)
+    assert other.decoder.embedding is other.encoder.embedding
+    ids = torch.randint(11, (2, 5))
+    assert torch.equal(model(ids, ids), other(ids, ids))
+
+
+def test_weights_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"'bias' is in the model or in the file"):
+        checkpoint.put({"weight": torch.ones(3, 2)}, nn.Linear(2, 3))
+    with pytest.raises(ValueError, match=r"'weight' has the shape \(2, 3\) in the file"):
+        checkpoint.put({"weight": torch.ones(2, 3), "bias": torch.ones(3)}, nn.Linear(2, 3))
+
+
+def test_the_average_is_that_of_the_formula():
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3).double()
+    average = Average(model, decay=0.6)
+    expected = model.weight.detach().clone()
+    for step in range(9):
+        with torch.no_grad():
+            model.weight.add_(torch.randn(3, 2))
+        average.update(step)
+        decay = min(0.6, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * model.weight.detach()
+    torch.testing.assert_close(average.values["weight"], expected, rtol=1e-12, atol=1e-12)
+    before = model.weight.detach().clone()
+    with average.in_place():
+        torch.testing.assert_close(model.weight.detach(), expected)
+    assert torch.equal(model.weight, before)
+
+
+def test_half_a_line_in_the_log_is_forgotten(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n{"step": 3, "lo')
+    with Log(path, step=1) as log:
+        log.add({"step": 2, "loss": 0.125})
+    assert read(path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.125}]
+
+
+SCRIPT = """
+import sys
+from manyheads.tasks.language import Language
+from manyheads.training.loop import train
+task = Language(d_model=6, heads=2, layers=1, context=11, dropout=0.1)
+train(task, sys.argv[1], out=sys.argv[2], resume=True, steps=int(sys.argv[3]), batch_tokens=55,
+      evaluate_every=10**6, save_every=1, evaluate_examples=1, watch_every=0)
+"""
+
+
+def test_kill_9_at_any_moment(tmp_path):
+    """A process that writes a checkpoint after every step is killed, again and again, wherever it is."""
+    text = tmp_path / "text.txt"
+    text.write_text("some words to learn, and some more. " * 20)
+    command = [sys.executable, "-c", SCRIPT, str(text)]
+    killed = tmp_path / "killed"
+    with subprocess.Popen([*command, str(killed), "1000000"]) as process:
+        while len(checkpoint.found(killed / "checkpoints")) < 2 and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+    reached = checkpoint.load(checkpoint.found(killed / "checkpoints")[0])[0]["step"]
+    lines = read(killed / "log.jsonl")
+    assert len(lines) in (reached, reached + 1)
+
+    from manyheads.tasks.language import Language
+    from manyheads.training.loop import train
+
+    def stop(report):
+        if report.step == reached + 1:
+            signal.raise_signal(signal.SIGINT)
+
+    task = Language(d_model=6, heads=2, layers=1, context=11, dropout=0.1)
+    options = {"batch_tokens": 55, "evaluate_every": 10**6, "save_every": 1, "evaluate_examples": 1}
+    options |= {"steps": 1000000, "watch_every": 0}
+    for out, resume in ((killed, True), (tmp_path / "whole", False)):
+        train(task, str(text), out=out, resume=resume, callbacks=[stop], **options)
+    one, other = (checkpoint.load(checkpoint.found(out / "checkpoints")[0])
+                  for out in (killed, tmp_path / "whole"))  # fmt: skip
+    assert one[0] == other[0]
+    assert one[0]["step"] == reached + 2
+    assert read(killed / "log.jsonl") == read(tmp_path / "whole" / "log.jsonl")
+    for file, values in one[1].items():
+        for name, value in values.items():
+            assert torch.equal(value, other[1][file][name]), name
