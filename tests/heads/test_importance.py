@@ -300,8 +300,9 @@ def t5_batches() -> Iterator[dict[str, Tensor]]:
         (models.bloom, batches),
         (lambda: models.llama(num_hidden_layers=3), batches),
         (Nano, lambda: [batch["input_ids"] for batch in batches()]),
+        (lambda: Nano(Split), lambda: [batch["input_ids"] for batch in batches()]),
     ],
-    ids=["t5", "albert", "bloom", "llama", "nano"],
+    ids=["t5", "albert", "bloom", "llama", "nano", "split"],
 )
 def test_leave_one_out_equals_silence_on_any_model(make: Callable[[], nn.Module], fed: Any) -> None:
     torch.manual_seed(0)
@@ -344,6 +345,29 @@ def test_leave_one_out_does_not_compute_layers_again() -> None:
     # once in full, then for the six heads of the first layer, and once to see that nothing changes
     assert calls_of(model.model.layers[0].mlp.up_proj, run) == 1 + 6 + 1
     assert calls_of(model.model.layers[1].mlp.up_proj, run) == 1 + 12 + 2
+
+
+class Weights(nn.Module):
+    """Weights made in a module of their own: given back, they would hide that this is attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return self.dropout(scores.softmax(-1))
+
+
+class Split(models.NanoAttention):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.weights = Weights()
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.c_attn(x).chunk(3, 2)
+        q, k, v = (part.unflatten(2, (self.n_head, -1)).transpose(1, 2) for part in parts)
+        out = self.weights(q @ k.mT) @ v
+        return self.c_proj(out.transpose(1, 2).flatten(2))
 
 
 class Forgetful(nn.Module):
@@ -405,3 +429,4 @@ def test_original_heads_of_a_cut_model_are_named() -> None:
 def test_kinds_are_known() -> None:
     table = importance(models.t5().eval(), list(t5_batches()), "fisher")
     assert set(table["kind"]) == {"self", "causal", "cross"}
+    assert set(table["measure"]) == {"KL(full || silenced), nats a token"}

@@ -190,6 +190,9 @@ def test_agreement_leaves_out_what_was_not_counted() -> None:
     (found,) = agreement({"a": a, "b": b})
     assert found.heads == 5
     assert found.spearman == pytest.approx(0.9)
+    (same,) = agreement({"a": a, "again": a})
+    assert (same.spearman, same.heads) == (1.0, 6)
+    assert 0 < same.low < 1  # six heads in the same order are no proof
     (nothing,) = agreement({"a": table_of([1.0, 1.0, 1.0, 1.0]), "b": table_of([1.0, 2.0, 3.0, 4.0])})
     assert math.isnan(nothing.spearman)
     with pytest.raises(ValueError, match="tables: expected at least two"):

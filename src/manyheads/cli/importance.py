@@ -195,8 +195,9 @@ def tell(found: Found, console: Console) -> None:
     tables = found.tables
     first, *_ = tables.values()
     console.print(Text(f"{found.model} on {found.corpus}, {len(first)} heads", "bold"), soft_wrap=True)
-    times = [f"{name} {found.seconds[name]:.1f} s" for name in tables]
-    console.print(Text(", ".join(times)), soft_wrap=True)
+    for name, table in tables.items():
+        about = f"{name}: {table['measure'][0]}; {found.seconds[name]:.1f} s"
+        console.print(Text(about), soft_wrap=True)
     order = first["importance"].nan_to_num(-math.inf).argsort(descending=True, stable=True).tolist()
     ranks = {name: _ranks(table) for name, table in tables.items()}
     ends = order if len(order) <= 2 * SHOWN else [*order[:SHOWN], None, *order[-SHOWN:]]
@@ -257,6 +258,7 @@ def as_json(found: Found) -> str:
             "model": found.model,
             "fingerprint": first.model,
             "corpus": found.corpus,
+            "measures": {name: table["measure"][0] for name, table in found.tables.items()},
             "seconds": {name: round(seconds, 3) for name, seconds in found.seconds.items()},
             "stopped": found.stopped or None,
             "agreement": [

@@ -83,7 +83,10 @@ def _interval(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
         return math.nan, math.nan, math.nan
     a, b = torch.tensor(pairs, dtype=torch.float64).unbind(1)
     r = spearman(a, b)
-    if not abs(r) < 1:
+    if math.isnan(r):
         return r, r, r
-    half = 1.959964 * math.sqrt((1 + r * r / 2) / (len(pairs) - 3))
-    return r, math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
+    n = len(pairs)
+    within = 1 - 6 / (n * (n * n - 1))  # half a step from perfect: one is no certainty
+    half = 1.959964 * math.sqrt((1 + r * r / 2) / (n - 3))
+    centre = math.atanh(max(-within, min(within, r)))
+    return r, math.tanh(centre - half), math.tanh(centre + half)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manyheads.heads.importance.losses import fitting, units
+from manyheads.heads.importance.losses import called, fitting, units
 from manyheads.heads.importance.observe import Sums, gate_gradients, moved, observed
 from manyheads.heads.importance.outputs import directions
 from manyheads.heads.importance.task import Task
@@ -42,7 +42,7 @@ def fisher(task: Task, squares: int = SQUARES) -> HeadTable:
                     total[site] = total[site] + square if site in total else square
             sums.add(total)
             task.step(1.0)
-        return observer.table(sums.found)
+        return observer.table(sums.found, forward.output.measure)
 
 
 def gradient(task: Task) -> HeadTable:
@@ -65,4 +65,4 @@ def gradient(task: Task) -> HeadTable:
             found = gate_gradients(forward.heads, value, torch.ones_like(value))
             sums.add({site: g.abs() * (len(g) / len(value)) for site, g in found.items()})
             task.step(1.0)
-        return observer.table(sums.found)
+        return observer.table(sums.found, f"slope of the loss {called(loss)}")

@@ -45,7 +45,7 @@ def gates(task: Task, steps: int = STEPS, restarts: int = RESTARTS) -> HeadTable
             found = _learned(task, observer, batches, full, heads, keep, steps, generator)
             sums.add(dict(zip(heads, found.unsqueeze(0).split(list(heads.values()), 1), strict=True)))
             task.step(len(batches) / restarts)
-        return observer.table(sums.found)
+        return observer.table(sums.found, f"probability of an open gate, {keep} of {len(found)} heads")
 
 
 def _learned(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from manyheads.heads.files import _write
-from manyheads.heads.importance.losses import units
+from manyheads.heads.importance.losses import called, units
 from manyheads.heads.importance.observe import Forward, Observer, Sums, moved, observed, tensors
 from manyheads.heads.importance.outputs import difference
 from manyheads.heads.importance.reuse import Recording
@@ -48,7 +48,11 @@ def leave_one_out(task: Task) -> HeadTable:
                     state.save()
                 task.step(1 / len(full.heads))
             sums.add({site: known[site] for site in full.heads})
-        return observer.table(sums.found)
+        return observer.table(sums.found, _measure(task.loss, full))
+
+
+def _measure(loss: Loss | None, full: Forward) -> str:
+    return full.output.measure if loss is None else f"increase of the loss {called(loss)}"
 
 
 def _silenced(
@@ -86,7 +90,7 @@ class State:
 
     def __init__(self, path: Path | None, model: str, loss: Loss | None) -> None:
         self._path = path
-        measured = "difference" if loss is None else getattr(loss, "__qualname__", type(loss).__qualname__)
+        measured = "difference" if loss is None else called(loss)
         self._about = {"format": _FORMAT, "version": 1, "model": model, "measured": measured}
         self._batches: dict[str, dict[str, Tensor]] = {}
         if path is not None and path.exists():

@@ -115,6 +115,15 @@ def named(loss: str | Loss | None) -> Loss | None:
     return LOSSES[loss]
 
 
+def called(loss: Loss) -> str:
+    """The name of a loss.
+
+    >>> called(causal)
+    'causal'
+    """
+    return str(getattr(loss, "__qualname__", type(loss).__qualname__))
+
+
 def fitting(result: Any, model: nn.Module, sites: Iterable[Site]) -> Loss:
     """The loss that a model was probably trained with, by what it returned and how it attends.
 

@@ -102,17 +102,20 @@ class Observer:
         """What the model returned for a batch, read with the padding seen when the full model ran on it."""
         return read(result, self.model, full.real)
 
-    def table(self, sums: Mapping[str, Mapping[str, Tensor]]) -> HeadTable:
-        """A table of sums (3, heads) by column and site; sites that were never summed count nothing."""
+    def table(self, sums: Mapping[str, Mapping[str, Tensor]], measure: str) -> HeadTable:
+        """A table of sums (3, heads) by column and site, whose text column ``measure`` says what they are.
+
+        Sites that were never summed count nothing.
+        """
         tokens = [self.tokens.get(site.name, 0) for site in self.sites for _ in range(site.heads)]
         empty = {site.name: torch.zeros(3, site.heads, dtype=torch.float64) for site in self.sites}
         joined = {
             column: torch.cat([found.get(name, empty[name]) for name in empty], 1)
             for column, found in sums.items()
         }
-        return HeadTable(
-            rows_of(self.model, self.sites), torch.tensor(tokens), joined, fingerprint(self.model)
-        )
+        rows = rows_of(self.model, self.sites)
+        about = {"measure": [measure] * len(rows)}
+        return HeadTable(rows, torch.tensor(tokens), joined, fingerprint(self.model), labels=about)
 
     def _run(self, batch: Any) -> Any:
         if isinstance(batch, Mapping) and "labels" in batch and not self._takes_labels:
@@ -140,8 +143,7 @@ class Observer:
         if self._gradients and not output.requires_grad:
             output = output.detach().requires_grad_()  # the first layer: nothing before it has a gradient
         self._heads.setdefault(name, []).append(output)
-        # a copy: a model may change what it gets in place
-        return output.clone() if output is not call.output else None
+        return output.clone() if self._gradients else None  # a model may change what it gets in place
 
     def _count(self, call: Call) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad():

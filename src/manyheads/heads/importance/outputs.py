@@ -34,7 +34,7 @@ class Output:
         """What `difference` is, in words."""
         if self.real is None:
             return "1 - cosine of the mean hidden state"
-        return "KL(full || silenced) in nats a token"
+        return "KL(full || silenced), nats a token"
 
 
 def read(result: Any, model: nn.Module, real: Tensor | None = None) -> Output:

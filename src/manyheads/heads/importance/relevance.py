@@ -47,7 +47,7 @@ def relevance(task: Task) -> HeadTable:
             sums.add({site: g.abs() for site, g in each.items()})
             sums.add(each, column="relevance")
             task.step(1.0)
-        return observer.table(sums.found)
+        return observer.table(sums.found, "relevance of what the model said")
 
 
 def said(output: Output) -> Tensor:

@@ -14,12 +14,12 @@ from manyheads.heads.watch import watch
 
 def confidence(task: Task) -> HeadTable:
     """The largest attention weight of a query, on average: heads that know where to look. Over batches."""
-    return _watched(task, "confidence", "full")
+    return _watched(task, "confidence", "full", "largest attention weight of a query")
 
 
 def output_norm(task: Task) -> HeadTable:
     """The length of a head's output vector, on average: heads that say much. Over batches."""
-    return _watched(task, "output_norm", "core")
+    return _watched(task, "output_norm", "core", "length of the head's output")
 
 
 def random(task: Task) -> HeadTable:
@@ -32,10 +32,10 @@ def random(task: Task) -> HeadTable:
                 observer.forward(batch)
             sums.add({s.name: torch.rand(1, s.heads, generator=generator) for s in observer.sites})
             task.step(1.0)
-        return observer.table(sums.found)
+        return observer.table(sums.found, "nothing")
 
 
-def _watched(task: Task, column: str, which: Which) -> HeadTable:
+def _watched(task: Task, column: str, which: Which, measure: str) -> HeadTable:
     tables: list[HeadTable] = []
     with observed(task.model) as observer, torch.no_grad():
         for batch in moved(task.batches, observer.device):
@@ -47,4 +47,6 @@ def _watched(task: Task, column: str, which: Which) -> HeadTable:
             parts = torch.stack([counted.double(), mean.nan_to_num(), mean.nan_to_num().pow(2)])
             tables.append(HeadTable(table.rows, table.tokens, {"importance": parts}, table.model))
             task.step(1.0)
-    return tables[0].merge(*tables[1:])
+    merged = tables[0].merge(*tables[1:])
+    merged.labels["measure"] = [measure] * len(merged)
+    return merged
