@@ -174,7 +174,8 @@ def holders(name: str, length: int) -> list[str]:
     there = [how for how, models in HOLDERS.items() if length in models.get(name, ())]
     if lens_missing():
         there = [how for how in there if how == "eager"]
-    return there if 2.5 * held(name, length) < available() else []
+    # Besides all maps, some copies of one layer's.
+    return there if 1.3 * held(name, length) + 2 * GIB < available() else []
 
 
 def timed(quick: bool) -> tuple[str, list[tuple[str, float, str, float]]]:

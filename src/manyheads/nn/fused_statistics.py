@@ -19,7 +19,7 @@ from manyheads.nn.tiles import Scratch, mean_key, scratch
 # Elements of the queries taken at once.
 PIECE = 2**20
 # With fewer keys the tiles are faster.
-SHORTEST = 4096
+SHORTEST = 2048
 
 
 def pays(q: Tensor, k: Tensor, mask: Mask) -> bool:
