@@ -99,7 +99,7 @@ class _Moments:
         def price(heads: list[int]) -> float:
             r = each[heads].flatten()
             rest = torch.linalg.inv(inverse[r][:, r])
-            return (self.slopes[r][:, r] * rest).sum().item() / 2
+            return float((self.slopes[r][:, r] * rest).sum() / 2)
 
         return price
 
@@ -134,25 +134,24 @@ def _costs(sites: list[Site], moments: dict[str, _Moments]) -> dict[str, dict[in
         each = [moments[name].price() for name in place.sites]
         prices.append(lambda heads, each=each: sum(price(heads) for price in each))
     paid = [0.0 for _ in places]
-    turns = [_next(place, price, 0.0) for place, price in zip(places, prices, strict=True)]
+    turns = {i: _next(place, prices[i], 0.0) for i, place in enumerate(places)}
     cost: dict[str, dict[int, float]] = {site.name: {} for site in sites}
     highest = 0.0
-    while any(turns):
-        i = min((i for i, turn in enumerate(turns) if turn), key=lambda i: turns[i][0])
-        share, move = turns[i]
+    while turns:
+        i = min(turns, key=lambda i: turns[i][0])
+        share, move = turns.pop(i)
         highest = max(highest, share)
         for name in places[i].sites:
             cost[name] |= dict.fromkeys(move, highest)
         places[i].leave(move)
         paid[i] += share * len(move)
-        turns[i] = _next(places[i], prices[i], paid[i])
+        if places[i].left:
+            turns[i] = _next(places[i], prices[i], paid[i])
     return cost
 
 
-def _next(place: Place, price: Callable[[list[int]], float], paid: float) -> tuple[float, list[int]] | None:
+def _next(place: Place, price: Callable[[list[int]], float], paid: float) -> tuple[float, list[int]]:
     """The heads that leave a place next, and what each of them costs."""
-    if not place.left:
-        return None
     gone = place.removed
 
     def share(move: list[int]) -> float:

@@ -83,7 +83,7 @@ class Plan(Mapping[str, list[int]]):
         with torch.no_grad(), evaluating(model), Interceptor(model, lambda call: None) as interceptor:
             run(model, batch)
         sizes = {site.name: site.heads for site in interceptor.sites.by_name.values()}
-        heads = {}
+        heads: dict[str, list[int]] = {}
         for site, size in sizes.items():
             old = before.get(site, list(range(size)))
             gone = [number for number, head in enumerate(old) if head not in after.get(site, old)]
