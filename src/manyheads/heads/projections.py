@@ -80,6 +80,8 @@ class Projections:
     users: for each parameter or buffer that has to do with some heads and not with others, the axis that
         tells them apart, and for each index along it the heads that depend on it.
     readers: the parameters that read the output.
+    tied: the parameters that make the queries, where every head depends on all of them, as behind a norm over
+        all heads.
     d_key, d_value: the width of a head.
     """
 
@@ -87,6 +89,7 @@ class Projections:
     heads: list[Head]
     users: dict[str, tuple[int, list[frozenset[int]]]]
     readers: tuple[str, ...]
+    tied: tuple[str, ...]
     d_key: int | None
     d_value: int
 
@@ -386,8 +389,16 @@ def _projections(trace: _Trace) -> Projections:
         head.extras = tuple(part for part in dict.fromkeys(head.extras) if part.parameter not in known)
     readers = {name for role, name in trace.touched if role == "output" and name in trace.factors}
     makers = {name for role, name in trace.touched if role in ("query", "key", "value")}
+    alone = any(head.query for head in heads)
+    queries = {name for role, name in trace.touched if role == "query" and name in trace.factors}
     return Projections(
-        trace.site, heads, _users(trace), tuple(sorted(readers - makers)), trace.d_key, trace.d_value
+        trace.site,
+        heads,
+        _users(trace),
+        tuple(sorted(readers - makers)),
+        () if alone else tuple(sorted(queries)),
+        trace.d_key,
+        trace.d_value,
     )
 
 

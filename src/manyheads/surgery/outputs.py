@@ -51,7 +51,7 @@ def difference(wanted: Any, got: Any) -> float:
             finite = a.isfinite()
             if not torch.equal(finite, b.isfinite()):
                 return float("inf")
-            a, b = a[finite].double(), b[finite].double()
+            a, b = (x.detach()[finite].double() for x in (a, b))
             if a.numel():
                 worst = max(worst, float((a - b).abs().max()) / max(1.0, float(a.abs().max())))
         elif first:

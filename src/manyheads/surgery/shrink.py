@@ -100,6 +100,11 @@ def _check_gone(
         raise ValueError(
             f"heads: cannot cut at {site.name!r}: its output is not read by weights, head by head"
         )
+    if mine.tied:
+        raise ValueError(
+            f"heads: cannot cut head {head} at {site.name!r}: every head depends on all of {mine.tied[0]}, as "
+            "when one norm goes over the queries of all heads"
+        )
     for part in parts:
         shrink = shrunk.get(part.parameter)
         if shrink is not None and not set(part.indices) & set(shrink.keep):

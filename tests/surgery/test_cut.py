@@ -1,0 +1,374 @@
+"""cut gives a smaller model that does what the silenced one does."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers as hf
+from tests.heads import models
+from tests.heads.models import sharpen, tokens
+from torch import nn
+
+import manyheads as mh
+from manyheads.heads.maps import run
+from manyheads.surgery.outputs import difference
+from manyheads.surgery.verify import evaluating, verify
+
+
+def tiny(cls, config, **options):
+    given = {"vocab_size": models.VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return sharpen(cls(config(**given | options)), scale=0.3)
+
+
+def qwen3():
+    return tiny(
+        hf.Qwen3ForCausalLM, hf.Qwen3Config, hidden_size=18, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=3, head_dim=4, intermediate_size=11,
+    )  # fmt: skip
+
+
+def opt():
+    return tiny(
+        hf.OPTForCausalLM, hf.OPTConfig, hidden_size=15, num_hidden_layers=2, num_attention_heads=3,
+        ffn_dim=11, max_position_embeddings=20, word_embed_proj_dim=15,
+    )  # fmt: skip
+
+
+def distilbert():
+    return tiny(hf.DistilBertModel, hf.DistilBertConfig, dim=15, n_layers=2, n_heads=3, hidden_dim=11)
+
+
+def deberta():
+    return tiny(
+        hf.DebertaV2Model, hf.DebertaV2Config, hidden_size=15, num_hidden_layers=2, num_attention_heads=3,
+        intermediate_size=11, relative_attention=True, pos_att_type=["p2c", "c2p"],
+        max_position_embeddings=16,
+    )  # fmt: skip
+
+
+def bart():
+    return tiny(
+        hf.BartForConditionalGeneration, hf.BartConfig, d_model=15, encoder_layers=1, decoder_layers=2,
+        encoder_attention_heads=3, decoder_attention_heads=3, encoder_ffn_dim=11, decoder_ffn_dim=11,
+        decoder_start_token_id=2, max_position_embeddings=24,
+    )  # fmt: skip
+
+
+def torch_encoder():
+    layer = nn.TransformerEncoderLayer(15, 3, 11, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+
+
+def decoder():
+    return mh.Decoder(
+        24, heads=6, kv_heads=3, layers=2, vocabulary=models.VOCABULARY, positions="rotary"
+    ).eval()
+
+
+def alibi():
+    return mh.Encoder(15, heads=3, layers=2, vocabulary=models.VOCABULARY, positions="alibi").eval()
+
+
+def seq2seq():
+    return mh.Seq2Seq(15, heads=3, layers=1, vocabulary=models.VOCABULARY).eval()
+
+
+IDS = tokens()["input_ids"]
+BOTH = {**tokens(), "decoder_input_ids": IDS[:, :5]}
+MODELS = {
+    "bert": (models.bert, tokens()),
+    "distilbert": (distilbert, tokens()),
+    "deberta": (deberta, tokens()),
+    "gpt2": (models.gpt2, tokens()),
+    "opt": (opt, tokens()),
+    "llama": (models.llama, tokens()),
+    "qwen3": (qwen3, tokens()),
+    "gpt-oss": (models.gpt_oss, tokens()),
+    "bloom": (models.bloom, tokens()),
+    "t5": (models.t5, BOTH),
+    "bart": (bart, BOTH),
+    "whisper": (models.whisper, models.whisper_inputs()),
+    "vit": (
+        models.vit,
+        {"pixel_values": torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))},
+    ),
+    "nn.TransformerEncoder": (
+        torch_encoder,
+        torch.randn(2, 5, 15, generator=torch.Generator().manual_seed(1)),
+    ),
+    "Decoder": (decoder, IDS),
+    "Encoder": (alibi, IDS),
+    "Seq2Seq": (seq2seq, (IDS, IDS[:, :5])),
+}
+
+
+def chosen(model, batch):
+    """Other heads at every site: whole groups at even sites, one head of every group at odd ones."""
+    with torch.no_grad(), mh.watch(model) as seen:
+        run(model, batch)
+    heads = {}
+    for number, site in enumerate(seen.sites):
+        if max(site.kv_heads) == site.heads - 1:
+            heads[site.name] = [1] if number % 2 == 0 else [0, 2]
+        else:
+            heads[site.name] = [2, 3] if number % 2 == 0 else [1, 2, 4]
+    return heads
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # DeBERTa scripts some functions when it is imported
+@pytest.mark.parametrize("name", MODELS)
+def test_cut_equals_silenced(name):
+    make, batch = MODELS[name]
+    model = make().eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    heads = chosen(model, batch)
+    small = mh.cut(model, heads, batch)
+    with torch.no_grad():
+        with mh.silence(model, heads):
+            wanted = run(model, batch)
+        got = run(small, batch)
+    assert difference(wanted, got) < 1e-5
+    with torch.no_grad(), mh.watch(small) as seen:
+        run(small, batch)
+    for site in seen.sites:
+        assert site.heads == len(small.original_heads[site.name])
+        assert not set(small.original_heads[site.name]) & set(heads[site.name])
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters())
+    after = model.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+    assert not hasattr(model, "original_heads")
+
+
+def test_the_rows_and_columns_of_the_other_heads_stay():
+    model = models.bert()
+    small = mh.cut(model, {0: [1]}, tokens())
+    mine, theirs = small.encoder.layer[0].attention, model.encoder.layer[0].attention
+    rows = [*range(5), *range(10, 15)]
+    assert torch.equal(mine.self.query.weight, theirs.self.query.weight[rows])
+    assert torch.equal(mine.self.value.bias, theirs.self.value.bias[rows])
+    assert torch.equal(mine.output.dense.weight, theirs.output.dense.weight[:, rows])
+    assert torch.equal(mine.output.dense.bias, theirs.output.dense.bias)
+    assert mine.self.query.out_features == mine.output.dense.in_features == 10
+    assert small.encoder.layer[1].attention.self.query.weight.shape == (15, 15)
+
+
+def test_key_heads_go_only_with_their_whole_group():
+    small = mh.cut(models.llama(), {0: [0, 1], 1: [0, 2, 4]}, tokens())
+    first, second = (layer.self_attn for layer in small.model.layers)
+    assert first.q_proj.weight.shape == (16, 18)
+    assert first.k_proj.weight.shape == (8, 18)
+    assert second.q_proj.weight.shape == (12, 18)
+    assert second.k_proj.weight.shape == (12, 18)
+    assert (first.num_key_value_groups, second.num_key_value_groups) == (2, 1)
+
+
+def test_sinks_tables_and_norms_of_a_head_go_with_it():
+    assert mh.cut(models.gpt_oss(), {0: [0, 1]}, tokens()).layers[0].self_attn.sinks.shape == (4,)
+    t5 = mh.cut(models.t5(), {"encoder.block.1.layer.0.SelfAttention": [0]}, BOTH)
+    first, second = (block.layer[0].SelfAttention for block in t5.encoder.block)
+    assert first.relative_attention_bias.weight.shape[1] == 3
+    assert second.relative_attention_bias.weight.shape[1] == 2
+
+
+def test_groups_left_unequal_are_refused():
+    with pytest.raises(ValueError, match=r"key heads 0, 1, 2 would have 1, 2, 2 of them.*0-1, 2-3, 4-5"):
+        mh.cut(models.llama(), {0: [0]}, tokens())
+
+
+def test_shared_weights_are_cut_together_or_not_at_all():
+    model = models.albert()
+    with torch.no_grad(), mh.watch(model) as seen:
+        model(**tokens())
+    with pytest.raises(ValueError, match="name the same heads there, too"):
+        mh.cut(model, {seen.sites[0].name: [1]}, tokens())
+    small = mh.cut(model, {site.name: [1] for site in seen.sites}, tokens())
+    assert list(small.original_heads.values()) == [[0, 2]] * 3
+
+
+@pytest.mark.parametrize(
+    "name", ["bert", "gpt2", "llama", "t5", "nn.TransformerEncoder", "Decoder", "Encoder"]
+)
+def test_all_heads_of_a_layer_can_go(name):
+    make, batch = MODELS[name]
+    model = make().eval()
+    with torch.no_grad(), mh.watch(model) as seen:
+        run(model, batch)
+    first, second = seen.sites[:2]
+    small = mh.cut(model, {first.name: range(first.heads)}, batch)
+    assert small.original_heads == {first.name: []}
+    with torch.no_grad(), mh.silence(model, {first.name: range(first.heads)}):
+        wanted = run(model, batch)
+    assert difference(wanted, run(small, batch)) < 1e-5
+    heads = [0] if len(set(second.kv_heads)) == second.heads else [0, 1]
+    assert mh.cut(small, {second.name: heads}, batch).original_heads[first.name] == []
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "bloom", "nn.TransformerEncoder", "Encoder"])
+def test_cutting_twice_is_cutting_at_once(name):
+    make, batch = MODELS[name]
+    model = make().eval()
+    with torch.no_grad(), mh.watch(model) as seen:
+        run(model, batch)
+    site = seen.sites[0]
+    whole = [[0], [2]] if len(set(site.kv_heads)) == site.heads else [[0, 1], [4, 5]]
+    shifted = [head - len(whole[0]) for head in whole[1]]
+    twice = mh.cut(mh.cut(model, {site.name: whole[0]}, batch), {site.name: shifted}, batch)
+    once = mh.cut(model, {site.name: whole[0] + whole[1]}, batch)
+    assert twice.original_heads == once.original_heads
+    for (key, a), (other, b) in zip(twice.state_dict().items(), once.state_dict().items(), strict=True):
+        assert key == other
+        assert torch.equal(a, b)
+    assert difference(run(once, batch), run(twice, batch)) < 1e-6
+
+
+def test_generation_with_a_cache_is_that_of_the_silenced_model():
+    for make in (models.gpt2, models.llama):
+        model, ids = make(), tokens(batch=1)["input_ids"]
+        heads = {0: [0] if make is models.gpt2 else [2, 3], 1: range(3) if make is models.gpt2 else [0, 3, 5]}
+        small = mh.cut(model, heads)
+        options = {"max_new_tokens": 7, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+        with mh.silence(model, heads):
+            wanted = model.generate(ids, **options)
+        assert torch.equal(small.generate(ids, **options), wanted)
+
+
+def test_bad_input_is_refused():
+    model = models.bert()
+    with pytest.raises(ValueError, match="there is no head 3"):
+        mh.cut(model, {0: [3]}, tokens())
+    with pytest.raises(ValueError, match=r"no module 'encoder.layer.9'"):
+        mh.cut(model, {"encoder.layer.9": [0]}, tokens())
+    with pytest.raises(ValueError, match="all heads of the whole model"):
+        mh.cut(model, {0: range(3), 1: range(3)}, tokens())
+    with pytest.raises(ValueError, match="fits several sites"):
+        mh.cut(models.t5(), {0: [0]}, BOTH)
+    with pytest.raises(ValueError, match="batch: TransformerEncoder is not a transformers model"):
+        mh.cut(torch_encoder(), {0: [0]})
+    with pytest.raises(ValueError, match="no attention was seen"):
+        mh.cut(nn.Linear(2, 3), {}, torch.randn(1, 2))
+
+
+def test_nothing_to_remove_gives_a_copy():
+    model = models.bert()
+    copied = mh.cut(model, {}, tokens())
+    assert copied is not model
+    assert difference(model(**tokens()), copied(**tokens())) == 0
+
+
+class Tied(nn.Module):
+    """One norm over the queries of all heads: no head is alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = 3
+        self.query, self.key, self.value, self.output = (nn.Linear(15, 15) for _ in range(4))
+        self.norm = nn.RMSNorm(15)
+
+    def forward(self, x):
+        q, k, v = (
+            y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for y in (self.norm(self.query(x)), self.key(x), self.value(x))
+        )
+        out = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.output(out.transpose(1, 2).flatten(2))
+
+
+class Stubborn(Tied):
+    """Knows its number of heads by heart."""
+
+    def forward(self, x):
+        q, k, v = (
+            y.view(*x.shape[:2], 3, -1).transpose(1, 2) for y in (self.query(x), self.key(x), self.value(x))
+        )
+        out = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.output(out.transpose(1, 2).flatten(2))
+
+
+def test_heads_that_depend_on_each_other_are_refused():
+    with pytest.raises(ValueError, match=r"every head depends on all of 0.query.weight"):
+        mh.cut(nn.Sequential(Tied()), {0: [1]}, torch.randn(2, 5, 15))
+
+
+def test_a_cut_that_fails_names_the_module_and_changes_nothing():
+    model = nn.Sequential(Stubborn())
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match=r"cut: 0 \(Stubborn\) does not give without heads \[1\]"):
+        mh.cut(model, {0: [1]}, torch.randn(2, 5, 15))
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
+    assert model[0].heads == 3
+    assert not model[0]._forward_pre_hooks
+
+
+def test_a_wrong_cut_is_found_and_the_first_module_that_differs_is_named():
+    model, heads = models.bert(), {"encoder.layer.0.attention.self": [1]}
+    small = mh.cut(model, heads, tokens())
+    with torch.no_grad():
+        small.encoder.layer[0].output.dense.bias[0] += 0.1
+    with pytest.raises(RuntimeError, match=r"first at 'encoder.layer.0.output.dense'"):
+        verify(model, small, tokens(), heads, ["encoder.layer.0.attention"])
+
+
+def test_the_cut_model_trains_and_copies():
+    model = models.gpt2()
+    small = copy.deepcopy(mh.cut(model, {0: [1], 1: [0, 2]}, tokens())).train()
+    batch = tokens() | {"labels": IDS}
+    optimiser = torch.optim.SGD(small.parameters(), lr=0.1)
+    losses = []
+    for _ in range(3):
+        loss = small(**batch).loss
+        loss.backward()
+        assert small.transformer.h[0].attn.c_attn.weight.grad.shape == (15, 30)
+        optimiser.step()
+        optimiser.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert small.original_heads == {"transformer.h.0.attn": [0, 2], "transformer.h.1.attn": [1]}
+
+
+def test_training_mode_comes_through():
+    model = models.bert().train()
+    small = mh.cut(model, {0: [1]}, tokens())
+    assert model.training
+    assert small.training
+    assert small.encoder.layer[0].attention.self.training
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler and exporter
+@pytest.mark.parametrize("name", ["bert", "bloom", "nn.TransformerEncoder"])
+def test_the_cut_model_compiles_and_exports(name):
+    make, batch = MODELS[name]
+    model = make().eval()
+    small = mh.cut(model, chosen(model, batch), batch).eval()
+    args, kwargs = ((), batch) if isinstance(batch, dict) else ((batch,), {})
+    if name == "bloom":
+        kwargs = kwargs | {"use_cache": False}
+    with torch.no_grad():
+        wanted = small(*args, **kwargs)
+        exported = torch.export.export(small, args, kwargs).module()
+        assert difference(wanted, exported(*args, **kwargs)) < 1e-5
+        compiled = torch.compile(small, backend="eager")
+        assert difference(wanted, compiled(*args, **kwargs)) < 1e-5
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's exporter
+def test_the_cut_model_goes_to_onnx(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    x = torch.randn(2, 5, 15)
+    small = mh.cut(torch_encoder(), {0: [1], 1: [0, 2]}, x).eval()
+    torch.onnx.export(small, (x,), tmp_path / "small.onnx", dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(str(tmp_path / "small.onnx"), providers=["CPUExecutionProvider"])
+    (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(got), small(x), atol=1e-5, rtol=1e-5)
+
+
+def test_other_batches_agree_too():
+    """The batch that was cut with is not the only one: other lengths, other padding."""
+    model, other = models.bert(), tokens(seed=3, batch=2, length=11)
+    heads = {0: [0], 1: [1, 2]}
+    small = mh.cut(model, heads)
+    with evaluating(model), mh.silence(model, heads):
+        wanted = model(**other)
+    assert difference(wanted, small(**other)) < 1e-5
