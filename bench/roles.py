@@ -21,7 +21,7 @@ LISTED = 12
 SILENCED = 20
 DRAWS = 5
 TOP = 3
-PUBLISHED = ((18, 6), (17, 3))  # the heads that issue 4 expects first
+EXPECTED = ((18, 6), (17, 3))  # the heads that were expected first
 
 
 def run(quick: bool) -> str:
@@ -79,7 +79,7 @@ def induction(quick: bool) -> str:
             ),
         ],
     )
-    rank = [heads.index(head) for head in PUBLISHED]
+    rank = [heads.index(head) for head in EXPECTED]
     goals = targets(
         ("layer 18 head 6: its place by induction score", 1 + order.index(rank[0]), "<=", 2),
         ("layer 17 head 3: its place by induction score", 1 + order.index(rank[1]), "<=", 2),
@@ -104,8 +104,8 @@ def induction(quick: bool) -> str:
     )
     claimed = sum("induction" in words for words in found["roles"])
     return (
-        f"SmolLM2-135M, random tokens that come twice, {cases} queries a head; {claimed} of {len(found)} heads are "
-        f"claimed as induction heads, the median head scores {score.median():.4f}:\n\n"
+        f"SmolLM2-135M, random tokens that come twice, {cases} queries a head; {claimed} of {len(found)} "
+        f"heads are claimed as induction heads, the median head scores {score.median():.4f}:\n\n"
         f"{table(header, rows)}\n\n{silenced}\n\n{goals}"
     )
 
@@ -147,8 +147,8 @@ def syntax(quick: bool) -> str:
     claims = sum(bool(words) for words in found["roles"])
     reached = sum(gain >= 0.1 for gain, *_ in rows)
     return (
-        f"MiniLM on {os.path.basename(path)}: {claims} of {len(found)} heads have a syntactic role. Relations with at "
-        f"least 100 pairs, the best head of each:\n\n{table(header, lines)}\n\n"
+        f"MiniLM on {os.path.basename(path)}: {claims} of {len(found)} heads have a syntactic role. "
+        f"Relations with at least 100 pairs, the best head of each:\n\n{table(header, lines)}\n\n"
         + targets(
             (f"points over the best offset ({best[1]})", 100 * best[0], ">=", 10),
             ("relations and directions with 10 points or more", reached, ">=", 1),
