@@ -33,7 +33,7 @@ class Moments:
     >>> a, b = torch.randn(7, 2, 3), torch.randn(7, 2, 3)
     >>> moments = Moments()
     >>> moments.add([Outputs("a", a), Outputs("b", a @ torch.linalg.qr(torch.randn(3, 3))[0])])
-    >>> moments.cka("a", "b").diagonal()  # a rotation makes no difference
+    >>> moments.dependence("a", "b").diagonal() / moments.dependence("a", "a").diagonal()  # only turned
     tensor([1.0000, 1.0000], dtype=torch.float64)
     """
 
@@ -96,23 +96,15 @@ class Moments:
         means = [self._start[site].double() + self._sum[site].double() / count for site in (one, other)]
         return self.covariance(one, other) + count * torch.outer(*means)
 
-    def cka(self, one: str, other: str) -> Tensor:
-        """Linear CKA between the heads of two sites: 1 when outputs agree up to rotation and scale, 0 when
-        they have nothing in common, NaN for outputs that never change or fewer than four tokens.
+    def dependence(self, one: str, other: str) -> Tensor:
+        """What linear CKA is made of (heads, heads): the dependence of outputs on each other, which divided
+        by the roots of that on themselves is 1 when they agree up to rotation and scale. NaN for fewer than
+        four tokens.
 
-        Debiased: with few tokens any two outputs agree somewhat by chance (by about d_value / tokens), which
-        the unbiased estimator of their dependence (HSIC; Song and others 2012) takes away. Values below zero
-        are noise around it.
-        """
-        own = [self._dependence(site, site).diagonal() for site in (one, other)]
-        found = self._dependence(one, other) / (own[0].clamp(min=0.0)[:, None] * own[1].clamp(min=0.0)).sqrt()
-        return torch.where(torch.isfinite(found), found.clamp(-1.0, 1.0), math.nan)
-
-    def _dependence(self, one: str, other: str) -> Tensor:
-        """n (n - 3) times the unbiased HSIC of the heads of two sites (heads, heads).
-
-        With outputs about their means, the rows of the kernels x x' sum to zero, and all of it follows from
-        |sum x y'|^2, sum |x|^2, and sum |x|^2 |y|^2 over tokens.
+        Debiased: with few tokens any two outputs agree somewhat by chance (CKA by about d_value / tokens),
+        which n (n - 3) times the unbiased HSIC (Song and others 2012) does not. With outputs about their
+        means, the rows of the kernels x x' sum to zero, and all of it follows from |sum x y'|^2, sum |x|^2,
+        and sum |x|^2 |y|^2 over tokens.
         """
         count = self.tokens[one, other]
         if count < 4:
@@ -175,19 +167,13 @@ class Moments:
         return len(values), int((shares < 0.99).sum()) + 1
 
     def contribution(self, one: str, other: str, columns: tuple[Tensor, Tensor]) -> Tensor:
-        """The cosine between the contributions of the heads of two sites after their output projections.
+        """The products of the heads' contributions after their output projections, summed over tokens.
 
         ``columns`` are those projections, (d_model, heads * d_value) each. What head a adds to a token is
         W_a o_a; summed over tokens, the products of two of these are those of W_a' W_b and the moments.
         """
-        found = self._joint(one, other, *columns)
-        own = [
-            self._joint(site, site, w, w).diagonal() for site, w in zip((one, other), columns, strict=True)
-        ]
-        return (found / (own[0][:, None] * own[1]).sqrt()).clamp(-1.0, 1.0)
-
-    def _joint(self, one: str, other: str, left: Tensor, right: Tensor) -> Tensor:
-        products = (left.double().T @ right.double()) * self.second(one, other)
+        left, right = (weight.to(self._sum[one].device).double() for weight in columns)
+        products = (left.T @ right) * self.second(one, other)
         return by_head(products, self.shapes[one], self.shapes[other]).sum((1, 3))
 
 

@@ -44,3 +44,15 @@ class Pairs:
         met = self._sums[count]
         alone = met.diagonal()
         return torch.where((met > 0) & (met == alone[:, None]) & (met == alone), values, math.nan)
+
+
+def cosines(products: Tensor) -> Tensor:
+    """Products (heads, heads) divided by the roots of each head's product with itself; NaN if that is zero.
+
+    >>> cosines(torch.tensor([[4.0, 3.0], [3.0, 9.0]]))
+    tensor([[1.0000, 0.5000],
+            [0.5000, 1.0000]])
+    """
+    size = products.diagonal().clamp(min=0.0).sqrt()
+    found = products / (size[:, None] * size)
+    return torch.where(found.isfinite(), found.clamp(-1.0, 1.0), math.nan)

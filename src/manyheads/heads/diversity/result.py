@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.heads.diversity.layout import layout
 from manyheads.heads.diversity.moments import Moments
+from manyheads.heads.diversity.pairs import cosines
 from manyheads.heads.diversity.sums import Sums
 from manyheads.heads.diversity.weights import output_columns, subspace_matrices
 from manyheads.heads.projections import Projections
@@ -38,22 +39,19 @@ def table(
         matrices |= {"overlap": sums.rows.mean("overlap"), "overlap_se": sums.rows.error("overlap")}
         labels, columns = _laid_out(rows, matrices, sums.rows.pairs["rows"])
     if "outputs" in measures:
-        matrices["cka"] = _between(sites, moments, moments.cka, list(moments.shapes))
+        matrices["cka"] = cosines(_between(sites, moments, moments.dependence, list(moments.shapes)))
         columns |= _ranks(sites, moments)
     if "subspaces" in measures and found:
         matrices |= subspace_matrices(model, sites, found, sums.met)
     if "contributions" in measures and found:
         projected = output_columns(model, found, moments.shapes)
-        matrices["contribution_cosine"] = _between(
-            sites,
-            moments,
-            lambda one, other: moments.contribution(one, other, (projected[one], projected[other])),
-            list(projected),
-        )
+
+        def contribution(one: str, other: str) -> Tensor:
+            return moments.contribution(one, other, (projected[one], projected[other]))
+
+        matrices["contribution_cosine"] = cosines(_between(sites, moments, contribution, list(projected)))
     if bool(sums.pairs["gradient meetings"].any()):
-        products = sums.pairs["gradients"]
-        size = products.diagonal().sqrt()
-        cosine = (products / (size[:, None] * size)).clamp(-1.0, 1.0)
+        cosine = cosines(sums.pairs["gradients"])
         matrices["gradient_cosine"] = sums.pairs.where_always("gradient meetings", cosine)
     if moments.only_within:
         warnings.warn(
