@@ -63,7 +63,7 @@ def test_gates_take_a_loss() -> None:
     def loss(result: Any, batch: Any) -> Tensor:
         return -result.logits[..., 5].mean(1)
 
-    table = importance(models.llama(), [tokens()], "gates", loss, keep=4)
+    table = gates(Task(models.llama(), [tokens()], loss, keep=4), steps=10, restarts=2)
     assert table["importance"].sum().item() == pytest.approx(4, abs=1e-3)
 
 
