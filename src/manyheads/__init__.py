@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from manyheads.surgery.prune import prune as prune
     from manyheads.surgery.recover import recover as recover
     from manyheads.surgery.refit import refit as refit
+    from manyheads.training.loop import train as train
 
 # Where each public name lives. They load when first used, so that `import manyheads` costs nothing.
 _NAMES = {
@@ -80,6 +81,7 @@ _NAMES = {
     "manyheads.surgery.prune": ("prune",),
     "manyheads.surgery.recover": ("recover",),
     "manyheads.surgery.refit": ("refit",),
+    "manyheads.training.loop": ("train",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -231,3 +231,17 @@ def test_rates_rise_and_fall():
     assert rates[55] == pytest.approx(1.0)
     assert all(a > b for a, b in pairwise(rates[10:]))
     assert rates[-1] < 0.001
+
+
+def test_trackers_draw_every_head(text, tmp_path):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    out = tmp_path / "out"
+    train(Language(**SMALL), text, out=out, trackers=["tensorboard"], **QUICK)
+    events = event_accumulator.EventAccumulator(str(out / "language"))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"train/loss", "valid/bits_per_byte", "heads/dead", "train/tokens_per_second"} <= tags
+    for name in ("entropy", "redundancy", "gradient_norm"):
+        drawn = [tag for tag in tags if tag.startswith(f"heads/{name}/")]
+        assert len(drawn) == 10
+    assert [event.step for event in events.Scalars("heads/entropy/blocks.1.attention.3")] == [5, 10]

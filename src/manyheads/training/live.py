@@ -9,15 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.heads.calls import Call
-from manyheads.heads.diversity.moments import Moments, Outputs
 from manyheads.heads.intercept import Interceptor
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import watch
 
 # A head whose influence on the loss is below this share of its site's mean is dead.
 DEAD = 0.01
-# Redundancy is estimated on this many tokens of the batch.
-TOKENS = 512
+# Redundancy is estimated on this many tokens of each call.
+TOKENS = 256
 
 
 class Look:
@@ -27,7 +26,7 @@ class Look:
         self.statistics: HeadTable | None = None
         self.squares: dict[str, Tensor] = {}  # (heads,) of the gradient of each head's output
         self.influence: dict[str, Tensor] = {}  # (heads,) sum over tokens of |output| |gradient|
-        self.moments: dict[str, Moments] = {}
+        self.outputs: dict[str, list[Tensor]] = {}  # (tokens, heads, d_value) of some tokens
 
     @property
     def table(self) -> HeadTable:
@@ -39,7 +38,7 @@ class Look:
         columns: dict[str, list[Tensor]] = {"redundancy": [], "gradient_norm": [], "dead": []}
         for site, count in zip(sites, heads, strict=True):
             nothing = torch.zeros(count)
-            columns["redundancy"].append(_redundancy(self.moments[site], site))
+            columns["redundancy"].append(redundancy(torch.cat(self.outputs[site])))
             columns["gradient_norm"].append(self.squares.get(site, nothing).sqrt())
             influence = self.influence.get(site, nothing)
             columns["dead"].append((influence <= DEAD * influence.mean()).float())
@@ -59,9 +58,8 @@ class Look:
         with torch._C.DisableTorchFunction():
             rows = output.detach().transpose(1, 2).flatten(0, 1)  # (tokens, heads, d_value)
             rows = rows[rows.flatten(1).any(1)]  # padding gives zeros
-            rows = rows[:: max(len(rows) // TOKENS, 1)]
-            if len(rows) > 1:
-                self.moments.setdefault(name, Moments()).add([Outputs(name, rows)])
+            rows = rows[:: max(len(rows) // TOKENS, 1)][:TOKENS]
+            self.outputs.setdefault(name, []).append(rows.cpu())
             if output.requires_grad:
                 kept = output.detach()
                 output.register_hook(lambda gradient: self._learn(name, kept, gradient))
@@ -100,8 +98,28 @@ def looking(model: nn.Module) -> Iterator[Look]:
     look.statistics = seen.table
 
 
-def _redundancy(moments: Moments, site: str) -> Tensor:
-    similarity = moments.cka(site, site)
-    if len(similarity) == 1:
-        return torch.full((1,), torch.nan)
-    return similarity.fill_diagonal_(-1.0).amax(1)
+def redundancy(outputs: Tensor) -> Tensor:
+    """The largest linear CKA of each head's outputs with another head's, (heads,), without the bias of few
+    tokens (Song et al. 2012); NaN where there is no other head, or too few tokens.
+
+    >>> one = torch.randn(29, 1, 3)
+    >>> twins = torch.cat([one, 2 * one + 1, torch.randn(29, 1, 3)], 1)      # (tokens, heads, d_value)
+    >>> redundancy(twins)[:2]
+    tensor([1., 1.])
+    """
+    tokens, heads = outputs.shape[:2]
+    if heads < 2 or tokens < 4:
+        return torch.full((heads,), torch.nan)
+    x = outputs.transpose(0, 1).double()  # (heads, tokens, d_value)
+    x = x - x.mean(1, keepdim=True)
+    products = x @ x.mT
+    products.diagonal(dim1=1, dim2=2).zero_()
+    sums = products.sum(2)  # (heads, tokens)
+    whole = sums.sum(1)
+    together = products.flatten(1) @ products.flatten(1).T + torch.outer(whole, whole) / (
+        (tokens - 1) * (tokens - 2)
+    )
+    dependence = together - 2 / (tokens - 2) * sums @ sums.T  # (heads, heads), up to a factor
+    own = dependence.diagonal().clamp(min=0.0)
+    similarity = (dependence / torch.outer(own, own).sqrt()).clamp(0.0, 1.0)
+    return similarity.fill_diagonal_(0.0).amax(1).float()

@@ -90,7 +90,10 @@ def train(
     chosen = with_options(dict(task.training), options)
     run = Run(Path(out))
     accelerator = Accelerator(
-        mixed_precision=chosen.precision, log_with=list(trackers) or None, project_dir=str(run.out)
+        cpu=not torch.accelerator.is_available(),  # else its processes would not find each other there
+        mixed_precision=chosen.precision,
+        log_with=list(trackers) or None,
+        project_dir=str(run.out),
     )
     if accelerator.is_main_process:
         read = _begin(task, run, chosen, data, valid, resume)

@@ -1,0 +1,107 @@
+"""The verbs on a trained model: train, resume, evaluate, predict, and the head tools on its folder."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import manyheads as mh
+from manyheads.cli import app
+from manyheads.corpus import text
+from manyheads.models import load
+from manyheads.tasks import restore
+
+SIZES = ["--d-model", "12", "--heads", "3", "--layers", "1"]
+STEPS = ["--steps", "4", "--batch-tokens", "200", "--evaluate-every", "2", "--evaluate-examples", "3"]
+
+
+def call(*arguments, stdin=None):
+    done = CliRunner().invoke(app, [str(a) for a in arguments], input=stdin)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A model of each task after a few steps on little data."""
+    where = tmp_path_factory.mktemp("commands")
+    (where / "text.txt").write_text("a few words, and a few more of them.\n" * 20)
+    for language in ("en", "de"):
+        lines = [f"{language} {'word ' * (n % 5)}{n}" for n in range(41)]
+        (where / f"pairs.{language}").write_text("\n".join(lines))
+    made = {
+        "language": ["--data", where / "text.txt", "--context", 16],
+        "translation": ["--data", where / "pairs", "--vocabulary", 270],
+    }
+    for name, options in made.items():
+        out = where / name
+        done = call("train", name, *options, *SIZES, *STEPS, "--out", out, "--tracker", "none", "--json")
+        told = json.loads(done.stdout)
+        assert (told["step"], told["ended"], told["out"]) == (4, "finished", str(out))
+    return where
+
+
+def test_training_again_needs_resume(folders):
+    with pytest.raises(ValueError, match="holds a run already"):
+        call("train", "language", "--out", folders / "language")
+    done = call("train", "language", "--out", folders / "language", "--resume", "--tracker", "none", "--json")
+    assert json.loads(done.stdout)["step"] == 4
+    with pytest.raises(ValueError, match=r"heads: .* began with 3, got 4"):
+        call("train", "language", "--out", folders / "language", "--resume", "--heads", 4)
+    with pytest.raises(ValueError, match="holds a run of language; expected one of translation"):
+        call("train", "translation", "--out", folders / "language", "--resume")
+
+
+def test_a_task_that_is_none_is_told():
+    assert call("train", "painting").exit_code == 2
+
+
+@pytest.mark.parametrize(("name", "metric"), [("language", "bits_per_byte"), ("translation", "bleu")])
+def test_evaluate_says_what_training_said(folders, name, metric):
+    told = json.loads(call("evaluate", folders / name, "--json").stdout)
+    kept = json.loads((folders / name / "metrics.json").read_text())
+    assert told["metrics"][metric] == pytest.approx(kept[metric], rel=1e-5)
+    data = folders / ("text.txt" if name == "language" else "pairs")
+    other = json.loads(call("evaluate", folders / name, "--data", data, "--json").stdout)
+    assert other["examples"] > told["examples"]
+
+
+def test_predict(folders):
+    done = call("predict", folders / "translation", "--json", stdin="en 7\nen word 8\n")
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    task, model = restore(folders / "translation"), mh.load(folders / "translation")
+    assert [line["input"] for line in told] == ["en 7", "en word 8"]
+    assert [line["output"] for line in told] == task.predict(model, ["en 7", "en word 8"])
+    told = call("predict", folders / "language", "a few", "--new-tokens", 5, "--temperature", 0, "--json")
+    assert json.loads(told.stdout)["output"].startswith("a few")
+    with pytest.raises(ValueError, match="language takes other options than beams"):
+        call("predict", folders / "language", "a few", "--beams", 3)
+    with pytest.raises(ValueError, match="no model that manyheads trained"):
+        call("predict", folders, "a few")
+
+
+@pytest.mark.parametrize("name", ["language", "translation"])
+def test_head_tools_take_the_folder(folders, name):
+    loaded = load(str(folders / name))
+    corpus = text(loaded, limit=5)
+    with torch.no_grad(), mh.watch(loaded.model) as seen:
+        for _, batch in corpus.batches():
+            loaded.model(**batch)
+    assert len(seen.table) == (3 if name == "language" else 9)
+    if name == "language":
+        assert seen.table["tokens"][0] == sum(corpus.sizes)
+
+
+def test_a_cut_model_keeps_its_task(folders, tmp_path):
+    loaded = load(str(folders / "translation"))
+    corpus = text(loaded, limit=5)
+    _, batch = next(corpus.batches())
+    small = mh.cut(loaded.model, {"encoder.blocks.0.attention": [1]}, batch)
+    mh.save(small, tmp_path / "small", loaded.tokenizer())
+    told = json.loads(call("evaluate", tmp_path / "small", "--json").stdout)
+    assert told["metrics"]["loss"] > 0
+    again = mh.load(tmp_path / "small")
+    with torch.no_grad():
+        assert torch.equal(again(**batch), small(**batch))
