@@ -7,7 +7,14 @@ from pathlib import Path
 from bench import harness
 
 PARTS = ("plain", "dropout", "widths", "window", "padded", "decode", "statistics", "longest")
-ALSO = ("coverage", "importance", "roles", "watch", "prune")  # only when named: they take long
+ALSO = (
+    "coverage",
+    "coverage_cut",
+    "importance",
+    "roles",
+    "watch",
+    "prune",
+)  # only when named: they take long
 
 
 def main() -> None:

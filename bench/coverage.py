@@ -132,13 +132,13 @@ def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:220]
 
 
-def _child(name: str, pipe: Connection) -> None:
+def _child(name: str, pipe: Connection, look: Callable[[str], dict[str, Any]]) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     try:
-        found = measure(name)
+        found = look(name)
     except BaseException as error:
         found = {"status": NOT_RUN, "reason": _one_line(error)}
     pipe.send(found)
@@ -153,8 +153,13 @@ def _preload() -> None:
     _transformers("bert")
 
 
-def _all(names: Iterable[str], jobs: int, done: Callable[[str, dict[str, Any]], None]) -> None:
-    """Measure each in a process of its own, ``jobs`` at a time; whatever happens to one, the others go on."""
+def each(
+    names: Iterable[str],
+    jobs: int,
+    done: Callable[[str, dict[str, Any]], None],
+    look: Callable[[str], dict[str, Any]] = measure,
+) -> None:
+    """Look at each in a process of its own, ``jobs`` at a time; whatever happens to one, the others go on."""
     _preload()
     context = multiprocessing.get_context("fork")  # the libraries are loaded once, here
     waiting, running = list(names), {}
@@ -162,7 +167,7 @@ def _all(names: Iterable[str], jobs: int, done: Callable[[str, dict[str, Any]], 
         while waiting and len(running) < jobs:
             name = waiting.pop(0)
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_child, args=(name, theirs))
+            process = context.Process(target=_child, args=(name, theirs, look))
             process.start()
             theirs.close()
             running[name] = process, ours, time.monotonic()
@@ -207,7 +212,7 @@ def collect(wanted: Iterable[str], out: Path, jobs: int, again: bool = False) ->
         fresh.replace(path)
         harness.say(f"{name}: {found['status']} {found['reason'][:160]}")
 
-    _all([name for name in wanted if again or name not in known], jobs, done)
+    each([name for name in wanted if again or name not in known], jobs, done)
     return known
 
 

@@ -1,20 +1,51 @@
 """Whether `cut` gives what `silence` gives, on the architectures of `bench.coverage`.
 
-Every site loses something: every second one its second key head's group, the others one head of every group (where
-each head has its own keys, that is one head). Sites that share weights lose the same heads. Whether the outputs
-agree is for `cut` to find out; here its refusals and failures are collected, by name.
+`python -m bench.coverage_cut [NAME ...] [--out DIR] [--jobs N] [--again]`. Every site loses something: every
+second one its second key head's group, the others one head of every group (where each head has its own keys,
+that is one head). Calls of one module lose the same heads. Whether the outputs agree is for `cut` to find
+out; here its refusals and failures are collected, by name.
 """
 
-from collections.abc import Callable
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 import manyheads as mh
+from bench import coverage, harness
 from manyheads.heads.sites import Site
 
-CUT, REFUSED, FAILED = "cut", "refused", "failed"
+CUT, REFUSED, FAILED, NONE = "cut", "refused", "failed", "no heads to spare"
+_GAINS = (0.4, 0.0)  # of the weights: larger ones make more noise than there is to see here
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Build one architecture and cut it."""
+    from bench import coverage_build as make
+    from bench.coverage_others import OTHERS, stand_in
+
+    if name in OTHERS:
+        model, forward, _ = OTHERS[name]()
+        return check(model, forward)
+    stand_in("torchvision")
+    failures: list[str] = []
+    for how, divisor in make.SHRINKS:
+        for gain in _GAINS:
+            try:
+                model = make.build(name, how, divisor, gain)
+            except Exception as error:
+                failures.append(str(error))
+                break
+            given = coverage._first_that_runs(model, make.inputs(name, model), failures)
+            if given is None:
+                break
+            if not gain or coverage._finite(model, given):
+                return check(model, lambda m, given=given: m(**given))
+    return {"status": coverage.NOT_RUN, "reason": " ".join((failures or [""])[0].split())[:220]}
 
 
 def choose(sites: list[Site]) -> dict[str, list[int]]:
@@ -35,20 +66,20 @@ def choose(sites: list[Site]) -> dict[str, list[int]]:
     return chosen
 
 
-def check(model: nn.Module, forward: Callable[[nn.Module], Any]) -> dict[str, str]:
+def check(model: nn.Module, forward: Callable[[nn.Module], Any]) -> dict[str, Any]:
     """Cut a model that runs by ``forward``; a verdict and, unless it was cut, the reason."""
     wrapped = _Run(model, forward).eval()
     with torch.no_grad(), mh.watch(wrapped) as seen:
         wrapped()
     heads = choose(seen.sites)
     if not heads:
-        return {"cut": REFUSED, "why": "no site has heads to spare"}
+        return {"status": NONE, "reason": ""}
     try:
         mh.cut(wrapped, heads, batch=())
     except (ValueError, RuntimeError) as error:
         verdict = REFUSED if isinstance(error, ValueError) else FAILED
-        return {"cut": verdict, "why": " ".join(str(error).split())[:300]}
-    return {"cut": CUT, "why": ""}
+        return {"status": verdict, "reason": " ".join(str(error).split())[:300]}
+    return {"status": CUT, "reason": ""}
 
 
 class _Run(nn.Module):
@@ -61,3 +92,65 @@ class _Run(nn.Module):
 
     def forward(self) -> Any:
         return self.run(self.model)
+
+
+def collect(wanted: Iterable[str], out: Path, jobs: int, again: bool = False) -> dict[str, dict[str, Any]]:
+    """The results of these architectures, from ``out`` where they are known."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "cut.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+
+    def done(name: str, found: dict[str, Any]) -> None:
+        known[name] = found
+        path.write_text(json.dumps(known, indent=1))
+        harness.say(f"{name}: {found['status']} {found['reason'][:160]}")
+
+    coverage.each([name for name in wanted if again or name not in known], jobs, done, measure)
+    return known
+
+
+def report(results: dict[str, dict[str, Any]]) -> str:
+    """What was cut, the misses by name, and the share against what is to be reached."""
+    tried = {name: found for name, found in results.items() if found["status"] in (CUT, REFUSED, FAILED)}
+    misses = [f"- {name} {f['status']}: {f['reason']}" for name, f in tried.items() if f["status"] != CUT]
+    right = len(tried) - len(misses)
+    return "\n\n".join(
+        [
+            harness.table(
+                ["architecture", "cut"], [[name, found["status"]] for name, found in results.items()]
+            ),
+            "Not cut:",
+            "\n".join(misses),
+            f"{right} of {len(tried)} architectures with heads to spare are cut and give what silenced ones give.",
+            harness.targets(("cut equals silenced, share", right / max(len(tried), 1), ">=", 0.9)),
+        ]
+    )
+
+
+def run(quick: bool = False, out: Path = coverage.OUT) -> str:
+    """As a part of `python -m bench`: every architecture, or every twentieth."""
+    torch.set_num_threads(1)
+    mapping, others = coverage.names()
+    return report(collect([*(mapping[::20] if quick else mapping), *others], out, jobs=2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.coverage_cut", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("name", nargs="*", metavar="NAME", help="architectures; default all")
+    parser.add_argument(
+        "--out", type=Path, default=coverage.OUT, metavar="DIR", help="where results are kept"
+    )
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at a time")
+    parser.add_argument("--again", action="store_true", help="also those that are known already")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    wanted = options.name or [name for part in coverage.names() for name in part]
+    text = report(collect(wanted, options.out, options.jobs, options.again))
+    (options.out / "cut.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

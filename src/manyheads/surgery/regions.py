@@ -176,7 +176,8 @@ def tell(
         else:
             raise RuntimeError(
                 f"cut: {region.path or 'the model'} ({type(module).__name__}) does not give without heads "
-                f"{gone} what it gives with them silenced: {_why(module, region.calls)}; nothing was changed"
+                f"{gone} what it gives with them silenced: {_why(module, region.calls)}. Perhaps its code "
+                "works out the width of a head from the width of its input; nothing was changed"
             )
         values = dict(chosen)
         for candidate in numbers:

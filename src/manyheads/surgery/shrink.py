@@ -102,8 +102,8 @@ def _check_gone(
         )
     if mine.tied:
         raise ValueError(
-            f"heads: cannot cut head {head} at {site.name!r}: every head depends on all of {mine.tied[0]}, as "
-            "when one norm goes over the queries of all heads"
+            f"heads: cannot cut head {head} at {site.name!r}: every head depends on all of {mine.tied[0]}, "
+            "as when one norm goes over the queries of all heads"
         )
     for part in parts:
         shrink = shrunk.get(part.parameter)
