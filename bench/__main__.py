@@ -14,6 +14,7 @@ ALSO = (
     "roles",
     "watch",
     "prune",
+    "learn",
 )  # only when named: they take long
 
 
