@@ -153,7 +153,7 @@ def _in_first_copy(rows: Rows, name: str) -> Cases:
 @role(
     "copying",
     on="repeated",
-    claims=at_least(0.9),
+    claims=above_chance(0.5),
     against="another token",
     needs=["lens", "tokens", "values"],
 )
