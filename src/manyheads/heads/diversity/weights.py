@@ -31,18 +31,19 @@ def _first(batch: Any) -> Any:
     return tuple(_first(item) for item in batch) if isinstance(batch, tuple | list) else batch
 
 
-def matrix(model: nn.Module, parts: Sequence[Part]) -> Tensor | None:
-    """The weights of a head (width, d_model), or None where they are of several spaces, or none.
+def matrices(model: nn.Module, parts: Sequence[Sequence[Part]]) -> list[Tensor | None]:
+    """The weights of some heads of a site (width, d_model) each; None where there are none, or where they
+    read inputs of different widths.
 
-    >>> matrix(nn.Linear(3, 2), [Part("weight", axis=0, indices=(1,))]).shape
-    torch.Size([1, 3])
+    >>> [found.shape for found in matrices(nn.Linear(3, 2), [[Part("weight", 0, (n,))] for n in range(2)])]
+    [torch.Size([1, 3]), torch.Size([1, 3])]
     """
-    if not parts:
-        return None
+    sizes = [sum(len(part.indices) for part in each) for each in parts]
     try:
-        return weights(model, parts)
-    except RuntimeError:  # parts that read inputs of different widths
-        return None
+        rows = weights(model, [part for each in parts for part in each])
+    except RuntimeError:  # of different widths, or nothing at all
+        return [None] * len(parts)
+    return [found if len(found) else None for found in rows.split(sizes)]
 
 
 def subspace_matrices(
@@ -54,23 +55,35 @@ def subspace_matrices(
     write; behind a bottleneck of its own, a site's heads are compared among themselves.
     """
     owner = torch.tensor([n for n, site in enumerate(sites) for _ in range(site.heads)])
-    heads = [head for site in sites for head in _heads(found, site)]
-    written = [matrix(model, head.output) for head in heads]
-    matrices = {}
+    written = _by_head(model, sites, found, "output")
+    matrices_found = {}
     for role in ROLES:
-        parts: list[tuple[Part, ...]] = [getattr(head, role) for head in heads]
-        unique = list(dict.fromkeys(parts))  # heads of a group share their keys and values
-        read = [matrix(model, part) for part in unique]
-        which = torch.tensor([unique.index(part) for part in parts])
-        widths = [None if matrix is None else matrix.shape[1] for matrix in read]
+        read = _by_head(model, sites, found, role)
+        parts = [getattr(head, role) for site in sites for head in _heads(found, site)]
+        first = {part: number for number, part in reversed(list(enumerate(parts)))}
+        unique = sorted(first.values())  # heads of a group share their keys and values
+        which = torch.tensor([unique.index(first[part]) for part in parts])
         stream = torch.tensor(
-            [out is not None and widths[i] == out.shape[1] for i, out in zip(which, written, strict=True)]
+            [
+                into is not None and out is not None and into.shape[1] == out.shape[1]
+                for into, out in zip(read, written, strict=True)
+            ]
         )
         comparable = met & ((owner[:, None] == owner) | (stream[:, None] & stream))
-        found_angles = angles(bases([torch.zeros(0, 0) if x is None else x.cpu() for x in read]))
-        for name, values in zip((f"{role}_angle", f"{role}_orthogonality"), found_angles, strict=True):
-            matrices[name] = torch.where(comparable, values[which[:, None], which], torch.nan)
-    return matrices
+        spaces = [torch.zeros(0, 0) if into is None else into.cpu() for into in (read[i] for i in unique)]
+        for what, values in zip(("angle", "orthogonality"), angles(bases(spaces)), strict=True):
+            matrices_found[f"{role}_{what}"] = torch.where(
+                comparable, values[which[:, None], which], torch.nan
+            )
+    return matrices_found
+
+
+def _by_head(
+    model: nn.Module, sites: Sequence[Site], found: Mapping[str, Projections], role: str
+) -> list[Tensor | None]:
+    """The weights of every head in one role, in the order of the sites."""
+    each = ([getattr(head, role) for head in _heads(found, site)] for site in sites)
+    return [weight for parts in each for weight in matrices(model, parts)]
 
 
 def _heads(found: Mapping[str, Projections], site: Site) -> list[Head]:
@@ -85,7 +98,7 @@ def output_columns(
     """
     columns = {}
     for site, (heads, width) in shapes.items():
-        rows = [matrix(model, head.output) for head in found[site].heads] if site in found else []
+        rows = matrices(model, [head.output for head in found[site].heads]) if site in found else []
         if len(rows) == heads and all(row is not None and len(row) == width for row in rows):
             columns[site] = torch.cat([row for row in rows if row is not None]).T
     return columns
