@@ -1,6 +1,8 @@
 """Translation: parallel data in all its forms, the loss against the formula, sacreBLEU, beams."""
 
 import random
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 from manyheads.surgery.described import build
 from manyheads.tasks.numbers import KINDS, pairs, sentence
 from manyheads.tasks.parallel import read_pairs
+from manyheads.tasks.texts import read_documents
 from manyheads.tasks.translation import END, START, Translation
 
 SMALL = {"d_model": 6, "heads": 2, "layers": 1, "dropout": 0.0}
@@ -126,3 +129,45 @@ def test_head_tools_get_the_models_own_translation(folder):
         kept = batch["target"][row, 1 : batch["target_lengths"][row]].tolist()
         assert task.tokenizer.decode(kept) == text
     assert model(**batch).shape[:2] == batch["target"].shape
+
+
+class Rows(list):
+    """What datasets gives, as far as it is used."""
+
+    @property
+    def column_names(self):
+        return list(super().__getitem__(0))
+
+    def __getitem__(self, key):
+        return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
+
+
+def test_data_sets_of_the_hub(monkeypatch):
+    asked = []
+
+    def load_dataset(name, split):
+        asked.append((name, split))
+        if "nested" in name:
+            return Rows([{"id": 1, "translation": {"en": "one", "de": "eins"}}])
+        return Rows([{"en": "one", "fr": "un"}])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert read_pairs("some/nested", "en", "de", "valid") == ([("one", "eins")], 0)
+    assert read_pairs("some/flat", "en", "fr") == ([("one", "un")], 0)
+    assert asked == [("some/nested", "validation"), ("some/flat", "train")]
+    with pytest.raises(ValueError, match="some/flat has no column 'de'; it has en, fr"):
+        read_pairs("some/flat", "en", "de")
+    with pytest.raises(ValueError, match="some/flat has no column 'text'"):
+        read_documents("some/flat")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match=r"pip install 'manyheads\[data\]'"):
+        read_pairs("some/flat", "en", "de")
+
+
+def test_sentences_longer_than_the_learned_positions(folder):
+    (folder / "val.de").write_text("Wort " * 40 + "\n" + "x\n" * 4)
+    task = Translation(vocabulary=258, max_tokens=13, positions="learned", **SMALL)
+    data = task.open(str(folder))
+    model = build(task.describe()).eval()
+    part = task.measure(model, task.collate(data.valid.take(range(5), 0)))
+    assert part[1] <= 14 + 4 * 3

@@ -116,9 +116,12 @@ def run(
 def _tell(result: Any, machine: bool) -> None:
     if machine:
         numbers = {"step": result.step, "best_step": result.best_step, "ended": result.ended}
-        print(json.dumps({"out": str(result.out), **numbers, "metrics": result.metrics}), flush=True)
+        told = {"out": str(result.out), **numbers, "metrics": result.metrics, "notes": result.notes}
+        print(json.dumps(told), flush=True)
         return
     console = Console(highlight=False, soft_wrap=True)
+    for note in result.notes:
+        console.print(f"Data: {note}.")
     if result.ended == "interrupted":
         console.print(f"Stopped after step {result.step:,}; go on with --resume --out {result.out}")
         return

@@ -217,7 +217,8 @@ class Translation(Architecture):
                  for side in zip(*pairs, strict=True)]  # fmt: skip
         encoded = [([*a.ids, end], [start, *b.ids, end]) for a, b in zip(*sides, strict=True)]
         if longest is None:
-            kept = [(a[: self.max_tokens], b) for a, b in encoded]
+            places = self.max_tokens + 2 if self.positions == "learned" else None  # there are no more
+            kept = [(a[: self.max_tokens], b[:places]) for a, b in encoded]
         else:
             kept = [(a, b) for a, b in encoded if max(len(a), len(b) - 1) <= longest]
             if not kept:

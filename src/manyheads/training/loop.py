@@ -45,6 +45,7 @@ class Result:
     best_step: int
     metrics: dict[str, float]
     ended: str  # "finished", "early" or "interrupted"
+    notes: list[str]  # what a person should know about the data
 
 
 Callback = Callable[[Report], None]
@@ -176,7 +177,8 @@ class Loop:
                 document = {"step": self.step, "best_step": self.best_step, "ended": ended, **metrics}
                 checkpoint.write(self.run.metrics, json.dumps(document, indent=1).encode())
         self.accelerator.wait_for_everyone()
-        return Result(self.run.out, self.model.eval(), self.step, self.best_step, metrics, ended)
+        model, notes = self.model.eval(), self.data.notes
+        return Result(self.run.out, model, self.step, self.best_step, metrics, ended, notes)
 
     def _update(self, look: bool, interrupted: bool) -> tuple[Report, bool]:
         """One update of the weights, from the same examples however many processes share them."""
