@@ -274,3 +274,19 @@ def test_empty_tensors_pass_by():
     with watch(model) as seen:
         model(torch.randn(2, 3, 4))
     assert not seen.sites
+
+
+def test_queries_that_see_one_key_have_no_normalised_entropy() -> None:
+    """Rounding leaves them an entropy a little off zero, which must not be divided by a count of zero."""
+
+    class OnlyItself(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            alone = torch.eye(x.shape[2], dtype=torch.bool)
+            return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=alone)
+
+    torch.manual_seed(0)
+    with torch.no_grad(), watch(nn.Sequential(OnlyItself()), "full") as seen:
+        seen.model(torch.randn(2, 3, 7, 5))
+    assert seen.table["entropy_normalised"].isnan().all()
+    assert seen.table["tokens"].tolist() == [14.0] * 3
+    torch.testing.assert_close(seen.table["self"], torch.ones(3, dtype=torch.float64))

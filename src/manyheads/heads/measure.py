@@ -59,7 +59,8 @@ def measure(
     else:
         raise ValueError(f"{call.site.name}: a call with neither scores nor queries and keys")
     exact = found["entropy"].dtype
-    found["entropy_normalised"] = found["entropy"] / found["keys"].clamp(min=2).log()  # 0 with a single key
+    normalised = found["entropy"] / found["keys"].clamp(min=2).log()
+    found["entropy_normalised"] = normalised.masked_fill_(found["keys"] < 2, 0.0)  # not what rounding left
     found["output_norm"] = torch.linalg.vector_norm(call.output, dim=-1, dtype=exact)
     if which == "full":
         found["effective_keys"] = 1 / found["collision"]
