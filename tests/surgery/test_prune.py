@@ -70,6 +70,18 @@ def test_recovery_comes_last(model):
     assert cosine(model, bare, texts()) < cosine(model, small, texts())
 
 
+def test_grouped_heads_are_pruned_all_the_way():
+    torch.manual_seed(0)
+    model = mh.Decoder(18, heads=6, layers=2, vocabulary=19, kv_heads=3).eval()
+    small = mh.prune(model, [texts()], keep=0.7)
+    sizes = [len(kept) for kept in small.original_heads.values()]
+    assert 12 - 3.6 <= 12 - sum(6 - size for size in sizes) < 12
+    bare = mh.prune(model, [texts()], keep=0.7, refit=False)
+    with torch.no_grad():
+        refitted, cut = ((m(texts(2)) - model(texts(2))).square().mean() for m in (small, bare))
+    assert refitted < cut
+
+
 def test_a_plan_is_followed(model):
     made = mh.plan(mh.elimination(model, [texts()]), keep=0.5, scope="layer")
     small = mh.prune(model, [texts()], using=made, refit=False)
@@ -108,11 +120,11 @@ def test_elimination_knows_which_heads_stand_in_for_each_other():
     and then the other matters most.
     """
     generator = torch.Generator().manual_seed(0)
-    loud, quiet = torch.randn(2, 50, 7, 2, generator=generator, dtype=torch.float64)
+    loud, quiet = torch.randn(2, 5000, 7, 2, generator=generator, dtype=torch.float64)
     x = torch.cat([3 * loud, 3 * loud + 1e-5 * quiet.roll(1), 0.5 * quiet], -1)
     found = mh.elimination(Heads(torch.eye(6, dtype=torch.float64)), [x])["importance"]
     first, last = min(found[:2]), max(found[:2])
-    assert first < 0.01 * found[2]
+    assert first < 0.05 * found[2]
     assert found[2] < last
 
 
