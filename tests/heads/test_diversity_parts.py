@@ -221,7 +221,23 @@ def test_a_head_that_says_nothing_is_unknown_not_alike():
     assert "cka" in as_text(table).lower()
 
 
-def test_labels_of_cut_models_and_files(tmp_path: Any):
+class Bare(nn.Module):
+    """Attention without any weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.unflatten(2, (3, -1)).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+
+
+def test_heads_without_weights_have_no_angles():
+    table = diversity(Bare(), [torch.randn(2, 7, 15)])
+    assert table.matrices["query_angle"].isnan().all()
+    assert table.matrices["contribution_cosine"].isnan().all()
+    assert table.matrices["js"].isfinite().all()
+    assert "Layer by layer" in as_text(table)
+
+
+def test_tables_come_back_from_files(tmp_path: Any):
     table = diversity(models.llama(), [models.tokens()])
     table.save(tmp_path / "heads.json")
     again = HeadTable.load(tmp_path / "heads.json")

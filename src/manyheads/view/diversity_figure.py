@@ -110,7 +110,7 @@ def draw_matrices(table: HeadTable, path: Path, title: str) -> None:
         image = axis.imshow(matrix.numpy(), cmap=colours, vmin=low, vmax=high, interpolation="nearest")
         for end in ends[1:-1]:
             for line in (axis.axhline, axis.axvline):
-                line(end - 0.5, color="white", linewidth=0.6)
+                line(end - 0.5, color="white", linewidth=0.6 if len(sites) <= 12 else 0.25)
         step = -(-len(sites) // 16)
         middles = [(a + b - 1) / 2 for a, b in pairwise(ends)][::step]
         axis.set_xticks(middles, layers[::step], fontsize=7, color=GREY)

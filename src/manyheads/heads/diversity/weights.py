@@ -39,9 +39,11 @@ def matrices(model: nn.Module, parts: Sequence[Sequence[Part]]) -> list[Tensor |
     [torch.Size([1, 3]), torch.Size([1, 3])]
     """
     sizes = [sum(len(part.indices) for part in each) for each in parts]
+    if not any(sizes):
+        return [None] * len(parts)
     try:
         rows = weights(model, [part for each in parts for part in each])
-    except RuntimeError:  # of different widths, or nothing at all
+    except RuntimeError:  # they cannot be joined
         return [None] * len(parts)
     return [found if len(found) else None for found in rows.split(sizes)]
 
