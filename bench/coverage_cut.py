@@ -121,7 +121,7 @@ def report(results: dict[str, dict[str, Any]]) -> str:
             ),
             "Not cut:",
             "\n".join(misses),
-            f"{right} of {len(tried)} architectures with heads to spare are cut, and equal the silenced ones.",
+            f"{right} of {len(tried)} architectures with heads to spare are cut and equal the silenced ones.",
             harness.targets(("cut equals silenced, share", right / max(len(tried), 1), ">=", 0.9)),
         ]
     )
