@@ -165,8 +165,8 @@ def split(read: Corpus) -> tuple[list[Any], list[Any]]:
 
     if len(read.sizes) < FEWEST:
         raise ValueError(
-            f"text: {read.what} has {len(read.sizes)} texts; expected at least {FEWEST}, better thousands, to "
-            "fit on some and measure on others"
+            f"text: {read.what} has {len(read.sizes)} texts; expected at least {FEWEST}, better thousands, "
+            "to fit on some and measure on others"
         )
     parts = []
     for held in (False, True):
