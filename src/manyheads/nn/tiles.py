@@ -53,6 +53,7 @@ def tiles(
     [range(0, 128), range(0, 256)]
     """
     batch, kv_heads, group, queries = queries_shape
+    fewest = 1 if elements is None else 64 // group  # small tiles of few, long rows make poor matrix products
     elements = TILE_ELEMENTS if elements is None else elements
     lengths, real = [keys] * batch, [queries] * batch
     if mask.lengths is not None and mask.lengths.device.type == "cpu":
@@ -61,8 +62,7 @@ def tiles(
         real = mask.queries.clamp(0, queries).tolist()
     widest = min(keys, 2 * mask.window + TILE_ROWS) if mask.window is not None else keys
     widest = max(1, widest if mask.chunk is None else min(widest, 2 * mask.chunk + TILE_ROWS))
-    # Fewer than 64 rows make a poor matrix product, however long they are.
-    rows = max(1, min(queries, TILE_ROWS, max(64 // group, elements // (group * widest))))
+    rows = max(1, min(queries, TILE_ROWS, max(fewest, elements // (group * widest))))
     heads = max(1, min(kv_heads, elements // (group * rows * widest)))
     sequences = 1
     if rows == queries and heads == kv_heads:
