@@ -46,7 +46,7 @@ class Translation(Architecture):
     higher_is_better: ClassVar[bool] = True
     training: ClassVar[dict[str, Any]] = {
         "steps": 600,
-        "batch_tokens": 2048,
+        "batch_tokens": 1536,
         "learning_rate": 2e-3,
         "evaluate_every": 150,
         "evaluate_examples": 200,
