@@ -300,7 +300,7 @@ class _Local(TorchFunctionMode):
         )
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
         self.gates.clear()
         for trace in self.traces.values():
             trace.factors, trace.added = self.factors, self.added

@@ -109,7 +109,7 @@ def recover(
             batch = own[_turn(number, len(own), seed)]
             loss = _distance(small, batch, observer)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(learned.values(), 1.0)
             optimizer.step()
             losses.append(loss.item())
