@@ -45,12 +45,11 @@ class Translation(Architecture):
     metric: ClassVar[str] = "bleu"
     higher_is_better: ClassVar[bool] = True
     training: ClassVar[dict[str, Any]] = {
-        "steps": 600,
+        "steps": 400,
         "batch_tokens": 1536,
         "learning_rate": 2e-3,
-        "evaluate_every": 150,
+        "evaluate_every": 100,
         "evaluate_examples": 200,
-        "save_every": 150,
     }
 
     layers: int = option(2, "Number of layers of the encoder, and of the decoder.")
