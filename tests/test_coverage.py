@@ -64,7 +64,7 @@ def test_what_is_right_passes_with_every_metric_compared(monkeypatch: pytest.Mon
 def test_a_statistic_that_is_off_in_one_head_is_named(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def off(name: str, value: Tensor) -> Tensor:
         if name == metric:
-            value[1, 7] += 0.01 * value[0, 7]  # layer 1, head 2
+            value[1, 7] += 0.1 * value[0, 7]  # layer 1, head 2
         return value
 
     verdict = altered(monkeypatch, lambda seen: setattr(seen, "table", with_sums(seen.table, off)))
