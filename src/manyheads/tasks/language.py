@@ -69,7 +69,7 @@ class Language(Architecture):
     metric: ClassVar[str] = "loss"
     higher_is_better: ClassVar[bool] = False
     training: ClassVar[dict[str, Any]] = {
-        "steps": 600,
+        "steps": 400,
         "batch_tokens": 2048,
         "learning_rate": 2e-3,
         "beta2": 0.99,
