@@ -25,6 +25,8 @@ Which = Literal["core", "full"]
 HIDING = -5e3
 
 
+# It looks at its sums to decide how to go on, which no graph can hold.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def statistics(
     q: Tensor,
@@ -106,6 +108,7 @@ def statistics(
     return {name: value.flatten(1, 2) for name, value in seen.items()}
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def statistics_of_scores(
     scores: Tensor, *, which: Which = "core", features: Tensor | None = None
