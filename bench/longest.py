@@ -7,7 +7,8 @@ run took: it is several times longer than the others, so it says more about leng
 process; what the interpreter and its imports take is given beside them.
 
 Memory does not depend on who else uses the machine: this part needs no quiet, only time. What was measured is
-kept in results/longest.json, and not measured again: delete the file to begin anew.
+kept in results/longest.json, and not measured again: delete the file to begin anew. A prediction within 3% of
+a length on record is not run again, either: the longest run takes a quarter of an hour.
 """
 
 import json
@@ -120,6 +121,7 @@ def run(quick: bool) -> str:
     }
     confirmed = ""
     if not quick:
+        predicted = {name: on_record(name, length) for name, length in predicted.items()}
         runs = {name: weigh(name, length) for name, length in predicted.items()}
         confirmed = table(
             [f"run at its {BUDGETS[0]} GiB length", "tokens", "peak, MiB", "off by", "seconds"],
@@ -179,14 +181,25 @@ def run(quick: bool) -> str:
     )
 
 
+def on_record(variant: str, length: int) -> int:
+    """The length on record that is nearest to this one, if it is within 3%; else this one."""
+    lengths = [int(key.rsplit(" ", 1)[1]) for key in _record() if key.rsplit(" at ", 1)[0] == variant]
+    nearest = min(lengths, key=lambda other: abs(other - length), default=length)
+    return nearest if abs(nearest - length) <= 0.03 * length else length
+
+
+def _record() -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return found
+
+
 def weigh(variant: str, length: int) -> dict[str, float]:
     """Bytes before and at the peak of one step, and its seconds; from the record if it is there."""
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    record = _record()
     key = f"{variant} at {length}"
     if key not in record:
         say(f"running {key}")
         record[key] = peak("longest:step", ALLOCATOR, variant=variant, length=length)._asdict()
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
     say(f"{key}: {record[key]['highest'] / MIB:.0f} MiB, {record[key]['seconds']:.1f} s")
-    found: dict[str, float] = record[key]
-    return found
+    return record[key]
