@@ -77,8 +77,8 @@ def plain(
                 sum(length[b, h, j] for j in visible) / n,
             )
             stops = [j for j in range(len(x[b])) if j > 0 and (x[b, j] % 10 == 3 or x[b, j] in (5, 6, 7))]
-            if any(j in stops for j in range(len(x[b]))):
-                inside = [j for j in visible if j in stops]
+            inside = [j for j in visible if j in stops]
+            if inside:
                 put("separator", h, sum(p[j] for j in inside), len(inside) / n)
             ordinary = [j for j in visible if int(x[b, j]) not in Marks.all_special_ids]
             if ordinary:

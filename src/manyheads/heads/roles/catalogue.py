@@ -111,7 +111,7 @@ def separator(rows: Rows) -> Cases:
     stops = rows.of_keys(rows.facts.separators)
     assert stops is not None
     stops = stops & (rows.keys > 0)
-    return Cases(rows.mean(stops), rows.uniform(stops), rows.counted & stops.any(-1))
+    return Cases(rows.mean(stops), rows.uniform(stops), rows.counted & (rows.allowed & stops).any(-1))
 
 
 @role(
