@@ -19,7 +19,7 @@ from rich.console import Console
 MIB = 2**20
 GIB = 2**30
 SLOWER = 2.5
-NOISE = 1.1
+NOISE = 1.25
 _console = Console(stderr=True, highlight=False)
 _started = time.perf_counter()
 
