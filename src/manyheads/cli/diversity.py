@@ -13,38 +13,27 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from manyheads.cli import options
+
 if TYPE_CHECKING:
     from manyheads.heads.table import HeadTable
 
 
 def diversity(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A folder, a hub name, or package.module:factory; without it, the embedded MiniLM."
-        ),
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option(help="A text file, one text a line; - reads standard input.")
-    ] = None,
-    images: Annotated[str | None, typer.Option(help="A folder of pictures.")] = None,
-    tokens: Annotated[
-        str | None, typer.Option(help="Token ids in a NumPy file: (sequences, length) or (length,).")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="Cut longer sequences into pieces of this many tokens.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Read only so many texts, pictures or sequences.")] = None,
-    batch_tokens: Annotated[int, typer.Option(help="How many tokens run through the model at once.")] = 2048,
+    model: options.Model = None,
+    text: options.Text = None,
+    images: options.Images = None,
+    tokens: options.Tokens = None,
+    max_length: options.MaxLength = None,
+    limit: options.Limit = None,
+    batch_tokens: options.BatchTokens = 2048,
     rows: Annotated[int, typer.Option(help="How many queries of each batch to compare attention on.")] = 128,
     measures: Annotated[
         str | None,
         typer.Option(help="Some of attention,outputs,subspaces,contributions,gradients; all without it."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The folder for the results; made if it is not there.")] = Path(
-        "out/diversity"
-    ),
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    out: options.Out = Path("out/diversity"),
+    json: options.Json = False,
 ) -> None:
     """Which heads of a model are alike, which differ, which work together and which cancel each other.
 

@@ -18,6 +18,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from manyheads.cli import options
+
 if TYPE_CHECKING:
     from manyheads.corpus import Corpus
     from manyheads.heads.importance import Agreement
@@ -30,12 +32,7 @@ STATE = "leave-one-out.state.json"
 
 
 def importance(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A folder, a hub name, or package.module:factory; without it, the embedded MiniLM."
-        ),
-    ] = None,
+    model: options.Model = None,
     method: Annotated[
         str,
         typer.Option(
@@ -52,23 +49,15 @@ def importance(
     keep: Annotated[
         int | None, typer.Option(help="How many heads gates is to keep; half by default.")
     ] = None,
-    text: Annotated[
-        str | None, typer.Option(help="A text file, one text a line; - reads standard input.")
-    ] = None,
-    images: Annotated[str | None, typer.Option(help="A folder of pictures.")] = None,
-    tokens: Annotated[
-        str | None, typer.Option(help="Token ids in a NumPy file: (sequences, length) or (length,).")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="Cut longer sequences into pieces of this many tokens.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Read only so many texts, pictures or sequences.")] = None,
-    batch_tokens: Annotated[int, typer.Option(help="How many tokens run through the model at once.")] = 1024,
+    text: options.Text = None,
+    images: options.Images = None,
+    tokens: options.Tokens = None,
+    max_length: options.MaxLength = None,
+    limit: options.Limit = None,
+    batch_tokens: options.BatchTokens = 1024,
     seed: Annotated[int, typer.Option(help="Of all that is drawn at random.")] = 0,
-    out: Annotated[Path, typer.Option(help="The folder for the results; made if it is not there.")] = Path(
-        "out/importance"
-    ),
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    out: options.Out = Path("out/importance"),
+    json: options.Json = False,
 ) -> None:
     """Which heads matter: each method's ranking with standard errors, and how far the methods agree.
 

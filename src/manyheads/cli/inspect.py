@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
+
+from manyheads.cli import options
 
 if TYPE_CHECKING:
     from manyheads.corpus import Corpus
@@ -21,28 +23,15 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A folder, a hub name, or package.module:factory; without it, the embedded MiniLM."
-        ),
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option(help="A text file, one text a line; - reads standard input.")
-    ] = None,
-    images: Annotated[str | None, typer.Option(help="A folder of pictures.")] = None,
-    tokens: Annotated[
-        str | None, typer.Option(help="Token ids in a NumPy file: (sequences, length) or (length,).")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="Cut longer sequences into pieces of this many tokens.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Read only so many texts, pictures or sequences.")] = None,
-    batch_tokens: Annotated[int, typer.Option(help="How many tokens run through the model at once.")] = 4096,
-    out: Annotated[Path, typer.Option(help="The folder for the results; made if it is not there.")] = Path(
-        "out/inspect"
-    ),
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    model: options.Model = None,
+    text: options.Text = None,
+    images: options.Images = None,
+    tokens: options.Tokens = None,
+    max_length: options.MaxLength = None,
+    limit: options.Limit = None,
+    batch_tokens: options.BatchTokens = 4096,
+    out: options.Out = Path("out/inspect"),
+    json: options.Json = False,
 ) -> None:
     """What every head of a model does on a corpus: exact, at any length, under the model's fast kernels.
 

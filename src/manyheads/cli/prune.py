@@ -15,6 +15,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from manyheads.cli import options
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -28,21 +30,14 @@ DOING = {"rank": "Ranking", "cut": "Cutting", "refit": "Refitting", "recover": "
 
 
 def prune(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A folder, a hub name, or package.module:factory; without it, the embedded MiniLM."
-        ),
-    ] = None,
+    model: options.Model = None,
     text: Annotated[
         str | None,
         typer.Option(
             help="A text file, one text a line, to rank, refit and recover on; - reads standard input."
         ),
     ] = None,
-    tokens: Annotated[
-        str | None, typer.Option(help="Token ids in a NumPy file: (sequences, length) or (length,).")
-    ] = None,
+    tokens: options.Tokens = None,
     keep: Annotated[
         float | None, typer.Option(help="The share of heads that stays, between 0 and 1.")
     ] = None,
@@ -71,15 +66,13 @@ def prune(
     curve: Annotated[
         bool, typer.Option("--curve", help="Also draw quality against heads kept, with the random control.")
     ] = False,
-    max_length: Annotated[
-        int | None, typer.Option(help="Cut longer sequences into pieces of this many tokens.")
-    ] = None,
+    max_length: options.MaxLength = None,
     limit: Annotated[int | None, typer.Option(help="Read only so many texts or sequences.")] = None,
-    batch_tokens: Annotated[int, typer.Option(help="How many tokens run through the model at once.")] = 2048,
+    batch_tokens: options.BatchTokens = 2048,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The folder for the smaller model; it must not exist yet.")
     ] = Path("out/prune"),
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Cut a model to a share of its heads, refit what is left, and save it.
 

@@ -16,6 +16,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from manyheads.cli import options
+
 if TYPE_CHECKING:
     from manyheads.heads.roles.entry import Step
     from manyheads.heads.table import HeadTable
@@ -25,33 +27,20 @@ NAMED = 8
 
 
 def roles(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A folder, a hub name, or package.module:factory; without it, the embedded MiniLM."
-        ),
-    ] = None,
+    model: options.Model = None,
     treebank: Annotated[
         Path | None, typer.Option(help="Sentences with dependencies (CoNLL-U), for syntactic roles.")
     ] = None,
-    text: Annotated[
-        str | None, typer.Option(help="A text file, one text a line; - reads standard input.")
-    ] = None,
-    images: Annotated[str | None, typer.Option(help="A folder of pictures.")] = None,
-    tokens: Annotated[
-        str | None, typer.Option(help="Token ids in a NumPy file: (sequences, length) or (length,).")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="Cut longer sequences into pieces of this many tokens.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Read only so many texts, pictures or sequences.")] = None,
-    batch_tokens: Annotated[int, typer.Option(help="How many tokens run through the model at once.")] = 4096,
+    text: options.Text = None,
+    images: options.Images = None,
+    tokens: options.Tokens = None,
+    max_length: options.MaxLength = None,
+    limit: options.Limit = None,
+    batch_tokens: options.BatchTokens = 4096,
     only: Annotated[str | None, typer.Option(help="Some roles only, as in: induction,retrieval")] = None,
     least: Annotated[int, typer.Option(help="With fewer cases than this nothing is claimed.")] = 100,
-    out: Annotated[Path, typer.Option(help="The folder for the results; made if it is not there.")] = Path(
-        "out/roles"
-    ),
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    out: options.Out = Path("out/roles"),
+    json: options.Json = False,
 ) -> None:
     """What each head is for: positional, sink, induction, syntactic and others, each held against a baseline.
 

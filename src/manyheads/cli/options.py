@@ -1,0 +1,23 @@
+"""Options that several verbs have: the same words, and the same help, everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str | None,
+    typer.Argument(help="A folder, a hub name, or package.module:factory; without it, the embedded MiniLM."),
+]
+Text = Annotated[str | None, typer.Option(help="A text file, one text a line; - reads standard input.")]
+Images = Annotated[str | None, typer.Option(help="A folder of pictures.")]
+Tokens = Annotated[
+    str | None, typer.Option(help="Token ids in a NumPy file: (sequences, length) or (length,).")
+]
+MaxLength = Annotated[int | None, typer.Option(help="Cut longer sequences into pieces of this many tokens.")]
+Limit = Annotated[int | None, typer.Option(help="Read only so many texts, pictures or sequences.")]
+BatchTokens = Annotated[int, typer.Option(help="How many tokens run through the model at once.")]
+Out = Annotated[Path, typer.Option(help="The folder for the results; made if it is not there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
