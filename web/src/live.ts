@@ -1,0 +1,5 @@
+// Requests of the live page.
+
+export interface Live {
+  token: string;
+}
