@@ -18,7 +18,7 @@ from rich.console import Console
 
 MIB = 2**20
 GIB = 2**30
-SLOWER = 2.5
+SLOWER = 1.6
 NOISE = 1.25
 _console = Console(stderr=True, highlight=False)
 _started = time.perf_counter()
@@ -32,7 +32,7 @@ def say(text: str) -> None:
 def race(contestants: Mapping[str, Callable[[], object]], quick: bool = False) -> dict[str, float]:
     """Fastest call of each contestant, in seconds, all running interleaved.
 
-    One call each to warm up, then rounds until the time is up, three times as long where somebody's usual
+    One call each to warm up, then rounds until the time is up, four times as long where somebody's usual
     call is more than NOISE above their fastest: then something else was running. Who is more than SLOWER
     times slower than the fastest after two calls keeps the better of those two and leaves the race: its time
     is known well enough, and the rest of the budget is better spent on those that are close.
@@ -43,7 +43,7 @@ def race(contestants: Mapping[str, Callable[[], object]], quick: bool = False) -
     started = time.perf_counter()
     for number in range(-1, most):
         noisy = any(median(calls[name][1:] or [1.0]) > NOISE * min(calls[name] or [1.0]) for name in racing)
-        if number >= fewest and time.perf_counter() - started > seconds * (3 if noisy and not quick else 1):
+        if number >= fewest and time.perf_counter() - started > seconds * (4 if noisy and not quick else 1):
             break
         first = number % len(racing)  # nobody is always first
         for name in racing[first:] + racing[:first]:

@@ -76,7 +76,7 @@ def as_text(table: HeadTable, *, title: str = "", notes: Sequence[str] = ()) -> 
 
 def _tell_layers(table: HeadTable, found: Sequence[Layer], console: Console, width: int) -> None:
     several = len({layer.layer for layer in found}) < len(found)
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("  site" if several else "  layer", justify="left" if several else "right")
     columns: list[tuple[str, list[str]]] = [("heads", [str(layer.heads) for layer in found])]
     for name, heading in (("js", "JS"), ("overlap", "overlap"), ("cka", "CKA")):
@@ -85,8 +85,8 @@ def _tell_layers(table: HeadTable, found: Sequence[Layer], console: Console, wid
             if name == "js":
                 columns.append(("spread", _numbers(layer.spread[name] for layer in found)))
     if "query_angle" in table.matrices:
-        for role in ("query", "key", "value"):
-            columns.append((f"{role}°", _numbers((layer.mean[f"{role}_angle"] for layer in found), 0)))
+        roles = [_numbers((x.mean[f"{role}_angle"] for x in found), 0) for role in ("query", "key", "value")]
+        columns.append(("q/k/v°", ["/".join(angles) for angles in zip(*roles, strict=True)]))
     if "js_divergence" in table.matrices:
         columns.append(("distinct", _numbers((layer.distinct_attention for layer in found), 1)))
     if "cka" in table.matrices:
@@ -109,7 +109,7 @@ def _tell_layers(table: HeadTable, found: Sequence[Layer], console: Console, wid
         explained.append("by outputs: of heads that say different things")
         explained.append("rank: directions that all outputs of a layer span together, and how many hold 99%")
     if "query_angle" in table.matrices:
-        explained.append("query°, key°, value°: mean angle between what two heads read")
+        explained.append("q/k/v°: mean angle between what two heads read as queries, keys, values")
     if explained:
         console.print(Text(f"{'; '.join(explained)}."), width=width)
     _tell_most_redundant(table, found, console, width)
