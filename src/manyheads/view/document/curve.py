@@ -1,0 +1,95 @@
+"""The prune curve: what is left of a model's quality as heads are silenced, by a ranking and at random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from manyheads.heads.importance import importance
+from manyheads.heads.importance.losses import causal, fitting, units
+from manyheads.heads.importance.observe import Observer, observed
+from manyheads.heads.importance.outputs import difference
+from manyheads.heads.table import HeadTable
+from manyheads.surgery.card import _next_tokens
+from manyheads.surgery.plan import plan
+from manyheads.view.document.packed import plain
+
+SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
+DRAWS = 3
+
+
+def curve(
+    model: nn.Module,
+    batches: Sequence[Any],
+    rankings: Mapping[str, HeadTable],
+    *,
+    step: Callable[[float], None] = lambda share: None,
+) -> dict[str, Any]:
+    """Silence more and more heads, the least important first, and random ones as the control.
+
+    Quality is perplexity for a model that predicts next tokens, else the cosine to the full model's output
+    (for logits: 1 - the divergence in nats). Nothing is refitted: `manyheads prune` gets further.
+
+    Examples
+    --------
+    >>> from manyheads.nn.transformers import Encoder
+    >>> model = Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
+    >>> batches = [torch.randint(17, (3, 5))]
+    >>> found = curve(model, batches, {"fisher": importance(model, batches)})
+    >>> found["quality"], [line["name"] for line in found["lines"]], found["lines"][0]["mean"][0]
+    ('cosine', ['fisher', 'random'], 1.0)
+    """
+    drawn = [importance(model, batches[:1], "random", seed=seed) for seed in range(DRAWS)]
+    ways = [(name, table) for name, table in rankings.items()] + [("random", table) for table in drawn]
+    found: dict[str, list[list[float]]] = {}
+    kept: list[float] = []
+    with observed(model) as observer:
+        judge = _Judge(observer, batches)
+        for number, (name, table) in enumerate(ways):
+            line, kept = [], []
+            for share in SHARES:
+                chosen = plan(table, share) if share < 1 else None
+                kept.append(1.0 if chosen is None else round(chosen.keep, 4))
+                line.append(judge.quality(chosen or {}, chosen.sizes if chosen else {}))
+                step((number + len(line) / len(SHARES)) / len(ways))
+            found.setdefault(name, []).append(line)
+    lines: list[dict[str, Any]] = []
+    for name, each in found.items():
+        values = torch.tensor(each, dtype=torch.float64)
+        line_ = {"name": name, "mean": plain(values.mean(0))}
+        if len(each) > 1:
+            line_["se"] = plain(values.std(0) / math.sqrt(len(each)))
+        lines.append(line_)
+    return {"quality": judge.measure, "kept": kept, "lines": lines}
+
+
+class _Judge:
+    """The quality of a model without some heads, against the full one."""
+
+    def __init__(self, observer: Observer, batches: Sequence[Any]) -> None:
+        self._observer = observer
+        self._full = [(batch, observer.forward(batch)) for batch in batches]
+        language = fitting(self._full[0][1].result, observer.model, observer.sites) is causal
+        self.measure = "perplexity" if language else "cosine"
+
+    def quality(self, remove: Mapping[str, Sequence[int]], sizes: Mapping[str, int]) -> float:
+        gates = {site: torch.ones(sizes[site]) for site in remove}
+        for site, heads in remove.items():
+            gates[site][list(heads)] = 0.0
+        total = weight = 0.0
+        for batch, full in self._full:
+            result = self._observer.gated(batch, gates)
+            if self.measure == "perplexity":
+                value = units(causal, result, batch).double().cpu()
+                count = _next_tokens(batch, full.real).to(value)
+            else:
+                value = 1 - difference(full.output, self._observer.output(result, full)).cpu()
+                count = torch.ones_like(value)
+            total += float((value * count).sum())
+            weight += float(count.sum())
+        mean = total / weight
+        return math.exp(min(mean, 700.0)) if self.measure == "perplexity" else mean
