@@ -1,0 +1,16 @@
+// The list of example inputs, for views that show one of them.
+import type { Page } from "../page";
+import { html } from "./element";
+import { shorten, visible } from "./tokens";
+
+/** A drop-down list of those examples; choosing one changes the state. */
+export function exampleChoice(page: Page, indexes: readonly number[], now: number): HTMLElement {
+  const select = html("select", {
+    "aria-label": page.words.example,
+    "data-choice": "example",
+    onchange: () => page.state.set({ example: Number(select.value) }),
+  });
+  for (const index of indexes)
+    select.append(html("option", { value: index, selected: index === now }, shorten(visible(page.document.examples[index]!.title), 70)));
+  return html("label", { class: "choice" }, html("span", { class: "label" }, page.words.example), select);
+}

@@ -1,0 +1,57 @@
+// Words of the pipeline, of all heads, of pictures and of alignments, in English.
+
+export const views = {
+  example: "Example",
+
+  pipeline: {
+    lead: (heads: number, layer: string) =>
+      `How multi-head attention works, on one sentence: every coloured cell is a number of this model (layer ${layer}, ${heads} heads). Point at a cell to read it; follow a word, or choose a head.`,
+    chooseToken: "Follow",
+    chooseHead: "Head",
+    head: "head",
+    ids: "id",
+    lookUp: "look up",
+    sum: "sum, norm",
+    channel: (index: number) => `channel ${index}`,
+    matrices: {
+      embedding: "word vectors E",
+      positions: "positions P",
+      input: "input X",
+      query: "queries",
+      key: "keys",
+      value: "values",
+      weights: "attention weights",
+      heads: "output of head",
+      joined: "heads side by side",
+      projected: "output Y",
+    } as Record<string, string>,
+    meaning: {
+      query: "what a word looks for",
+      key: "what it can be found by",
+      value: "what it hands over",
+    } as Record<string, string>,
+    steps: {
+      vectors: {
+        title: "From words to vectors",
+        note: "The text is split into tokens. Each has a number (id) in the vocabulary, and each id a learned vector. Where the token stands is added as a second vector, because attention by itself does not know any order.",
+      },
+      projections: {
+        title: "Three views of every word, for each head",
+        note: "Each head multiplies the input by three small matrices of its own. So every head gets its own queries, keys and values: narrow ones, a slice of the model's width.",
+      },
+      attention: {
+        title: "One head looks",
+        note: "The query of a word (a row) is compared with the keys of all words. Softmax turns each row into shares that sum to 1: the attention weights. With these shares, the values are averaged.",
+      },
+      heads: {
+        title: "All heads look at once, each in its own way",
+        note: "The same words, at the same time, in every head. Rows ask, columns answer; the stronger the colour, the larger the weight (each head by its own largest). Choose a head to see it above.",
+      },
+      joined: {
+        title: "Put side by side, and mixed",
+        note: "The heads' outputs are put side by side, which gives the model's width again. One last matrix mixes what the heads found. This is the output of multi-head attention.",
+      },
+    },
+    reading: (word: string, head: string, keys: string) => `In head ${head}, ${word} looks most at ${keys}.`,
+  },
+};
