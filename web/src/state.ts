@@ -15,8 +15,8 @@ export interface State {
   silenced: readonly number[];
   /** name of the filter of the head map, "" for none */
   filter: string;
-  /** order of heads within a layer: "place" or "value" */
-  sort: "place" | "value";
+  /** order of heads: at their numbers, by value within each layer, or all in one ranking */
+  sort: "place" | "value" | "rank";
 }
 
 export type Listener = (state: Readonly<State>, changed: ReadonlySet<keyof State>) => void;
