@@ -25,6 +25,7 @@ SHAPES = {  # batch, heads, kv_heads, queries, keys, d_key
     "more queries than keys": (2, 2, 2, 71, 29, 5),
     "one key": (1, 2, 1, 13, 1, 3),
     "one of each": (1, 1, 1, 1, 1, 1),
+    "wide": (2, 4, 2, 41, 43, 53),
 }
 
 

@@ -16,13 +16,15 @@ from torch import Tensor
 from manyheads.nn import fused_statistics
 from manyheads.nn.attention import check_mask, check_shapes
 from manyheads.nn.mask import Mask
-from manyheads.nn.tile_statistics import CORE, FULL, collect
-from manyheads.nn.tiles import Hidden, Tile, hidden, mean_key, products, scratch
+from manyheads.nn.tile_statistics import CORE, FULL, Scores, collect
+from manyheads.nn.tiles import Hidden, Scratch, Tile, hidden, mean_key, products, scratch
 
 Which = Literal["core", "full"]
 
 # A bias at or below this hides a key: models write -1e4, -1e9, the dtype's lowest number or -inf.
 HIDING = -5e3
+# Up to this width a product with the keys is faster than sums over the scores.
+NARROW = 48
 
 
 # It looks at its sums to decide how to go on, which no graph can hold.
@@ -82,7 +84,7 @@ def statistics(
     known: dict[tuple[int, range, range], tuple[list[Hidden], Tensor | int]] = {}  # of the last tile
     centred: dict[int, Tensor] = {}  # the keys of its sequences
 
-    def tile_scores(tile: Tile) -> tuple[Tensor, list[Hidden], Tensor | int]:
+    def tile_scores(tile: Tile) -> Scores:
         place = 0 if joined.lengths is None else tile.batch.start, tile.rows, tile.columns
         if place not in known or joined.tensors or joined.slopes is not None:
             known.clear()
@@ -93,11 +95,12 @@ def statistics(
             count = count * (i < real[tile.batch].to(q.device)[:, None, None, None])
         if tile.batch.start not in centred:
             centred.clear()
-            given = keys[tile.batch]
-            out = take("keys", given.shape)
-            centred[tile.batch.start] = torch.sub(given, mean[tile.batch].unsqueeze(2), out=out)
-        part = centred[tile.batch.start][:, tile.kv_heads, tile.columns.start : tile.columns.stop]
-        return products(tile.of_queries(queries) * factor, part, parts, take), parts, count
+            given = None if features is None else features[tile.batch]
+            centred[tile.batch.start] = _values(keys[tile.batch], mean[tile.batch], given, take)
+        values = centred[tile.batch.start][:, tile.kv_heads, tile.columns.start : tile.columns.stop]
+        part, rows = values[..., : q.shape[-1]], tile.of_queries(queries) * factor
+        summed = q.shape[-1] > NARROW or any(bias is not None for _, bias, _ in parts)
+        return Scores(products(rows, part, parts, take), parts, count, None if summed else (rows, values))
 
     careful = q.device.type != "cpu"  # looking at numbers would make a GPU wait
     shape = queries.shape[:4]
@@ -124,16 +127,29 @@ def statistics_of_scores(
     names, features = _check(which, features, scores.shape[0], scores.shape[3], exact)
     grouped, take = scores.unsqueeze(2), scratch(exact, scores.device)
 
-    def tile_scores(tile: Tile) -> tuple[Tensor, list[Hidden], Tensor | int]:
+    def tile_scores(tile: Tile) -> Scores:
         part = tile.of_queries(grouped)[..., tile.columns.start : tile.columns.stop]
         s = take("scores", part.shape).copy_(part)
         shown = s > HIDING
-        return s, [Hidden(slice(0, s.shape[-1]), None, shown.to(exact))], shown.sum(-1)
+        return Scores(s, [Hidden(slice(0, s.shape[-1]), None, shown.to(exact))], shown.sum(-1))
 
     like = torch.empty(0, dtype=exact, device=scores.device)
     shape = grouped.shape[:4]
     seen = collect(tile_scores, Mask(), shape, scores.shape[3], like, names, features, careful=True)
     return {name: value.flatten(1, 2) for name, value in seen.items()}
+
+
+def _values(keys: Tensor, mean: Tensor, features: Tensor | None, take: Scratch) -> Tensor:
+    """Keys without their mean, then a column of ones, then the features: (batch, kv_heads, keys, width + 1 +
+    features).
+    """
+    width, more = keys.shape[3], 0 if features is None else features.shape[2]
+    values = take("keys", (*keys.shape[:3], width + 1 + more))
+    torch.sub(keys, mean.unsqueeze(2), out=values[..., :width])
+    values[..., width] = 1.0
+    if features is not None:
+        values[..., width + 1 :] = features.unsqueeze(1)
+    return values
 
 
 def _check(
