@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cache
-from statistics import median
 
 import torch
 from rich.console import Console
@@ -19,7 +18,7 @@ from rich.console import Console
 MIB = 2**20
 GIB = 2**30
 SLOWER = 1.6
-NOISE = 1.25
+STEADY = 1.03
 _console = Console(stderr=True, highlight=False)
 _started = time.perf_counter()
 
@@ -32,19 +31,22 @@ def say(text: str) -> None:
 def race(contestants: Mapping[str, Callable[[], object]], quick: bool = False) -> dict[str, float]:
     """Fastest call of each contestant, in seconds, all running interleaved.
 
-    One call each to warm up, then rounds until the time is up, four times as long where somebody's usual
-    call is more than NOISE above their fastest: then something else was running. Who is more than SLOWER
-    times slower than the fastest after two calls keeps the better of those two and leaves the race: its time
-    is known well enough, and the rest of the budget is better spent on those that are close.
+    One call each to warm up, then rounds until the time is up, and on for up to five times as long until
+    everybody has come within STEADY of their fastest call three times: before that a neighbour on the machine
+    may have decided who won. Who is more than SLOWER times slower than the fastest after two calls keeps the
+    better of those two and leaves the race: its time is known well enough, and the rest of the budget is
+    better spent on those that are close.
     """
-    seconds, fewest, most = (0.5, 2, 5) if quick else (8.0, 5, 200)
+    seconds, fewest, most = (0.5, 2, 5) if quick else (8.0, 5, 500)
     calls: dict[str, list[float]] = {name: [] for name in contestants}
     racing = list(contestants)
     started = time.perf_counter()
     for number in range(-1, most):
-        noisy = any(median(calls[name][1:] or [1.0]) > NOISE * min(calls[name] or [1.0]) for name in racing)
-        if number >= fewest and time.perf_counter() - started > seconds * (4 if noisy and not quick else 1):
-            break
+        spent = time.perf_counter() - started
+        if number >= fewest and spent > seconds:
+            steady = all(sorted(calls[name])[2] <= STEADY * min(calls[name]) for name in racing)
+            if quick or steady or spent > 5 * seconds:
+                break
         first = number % len(racing)  # nobody is always first
         for name in racing[first:] + racing[:first]:
             before = time.perf_counter()
