@@ -14,8 +14,7 @@ ALSO = (
     "roles",
     "watch",
     "prune",
-    "learn",
-)  # only when named: they take long
+)  # only when named: they take long; `python -m bench.learn` has a command of its own
 
 
 def main() -> None:

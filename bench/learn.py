@@ -1,40 +1,79 @@
-"""Training: what is reached on real data, and how fast the loop is with our module and with the textbook's.
+"""training: what is reached on real data, how fast the loop is, and what looking at heads costs.
 
     python -m bench.learn shakespeare --data DIR     2000 steps of the known laptop recipe
-    python -m bench.learn multi30k --data DIR        100 minutes; a second call goes on where the first ended
+    python -m bench.learn best --data DIR            the same text, the best of ten minutes
+    python -m bench.learn multi30k --data DIR        English to German, under 100 minutes
+    python -m bench.learn cut --data DIR             the encoder heads of that model, fewer and fewer
+    python -m bench.learn embedded                   what `manyheads train TASK` does without data
     python -m bench.learn speed                      tokens a second, our modules against the textbook's
     python -m bench.learn watching                   what looking at the heads costs
 
 DIR holds language/tinyshakespeare.txt and translation/{train,val,test}.{en,de}. Every run is kept under
---out and goes on after Ctrl-C or a crash.
+--out and goes on after Ctrl-C, a crash or kill -9. With --results, what a part printed is kept in
+DIR/learn.json, and DIR/learn.md is written anew from all parts that are there.
+
+Minutes are given twice: as they passed, and as the processor spent them, by all threads of all sittings
+together and divided by two, which is what two cores of our own would have taken at most.
 """
 
 import argparse
+import json
+import math
+import signal
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
+import sacrebleu
 from torch import Tensor, nn
 
 from bench import harness
-from manyheads.nn.transformers import Decoder
+from bench.learn_speed import speed, watching
+from manyheads import tasks
+from manyheads.corpus import bucketed
+from manyheads.surgery.prune import prune
+from manyheads.surgery.recover import recover
 from manyheads.tasks.language import Language
+from manyheads.tasks.parallel import read_pairs
 from manyheads.tasks.translation import Translation
-from manyheads.training.evaluation import evaluate
-from manyheads.training.live import looking
+from manyheads.training.batches import spread
+from manyheads.training.checkpoint import write
 from manyheads.training.loop import Result, train
 from manyheads.training.report import Report
 from manyheads.training.task import Task
 
 SHAKESPEARE = 1.88
-BLEU = 36.0
+BLEU, LONGEST = 36.0, 100.0  # at least, within so many minutes
+BEAMS = 5
+CORES = 2
+DEFAULTS = 2.0  # minutes
+KEPT_EVERY = 20  # steps
+GONE = (12, 24, 32, 38, 42)  # of 48
+SENTENCES, ROUNDS, RECOVER, RATE = 4000, 4, 300, 5e-4
+
+
+@dataclass
+class Cost:
+    """Seconds a run took, over all its sittings."""
+
+    wall: float = 0.0
+    processor: float = 0.0
+
+    @property
+    def minutes(self) -> float:
+        """Of two cores."""
+        return self.processor / CORES / 60
+
+    def __str__(self) -> str:
+        return f"{self.minutes:.1f} minutes of two cores ({self.wall / 60:.1f} passed, shared with others)"
 
 
 def shakespeare(data: Path, out: Path) -> str:
     """4 layers, 4 heads, width 128, context 64, 12 windows a step, 2000 steps, no dropout."""
     task = Language(context=64, d_model=128, heads=4, layers=4, positions="learned")
-    result, seconds = _run(
+    result, cost = _run(
         task,
         data / "language" / "tinyshakespeare.txt",
         out / "shakespeare",
@@ -45,162 +84,216 @@ def shakespeare(data: Path, out: Path) -> str:
         save_every=250,
         evaluate_examples=200,
     )
-    return _reached("validation loss", result.metrics["loss"], "<=", SHAKESPEARE, seconds)
+    return f"{harness.targets(('validation loss', result.metrics['loss'], '<=', SHAKESPEARE))}\n\n{cost}."
 
 
-def multi30k(data: Path, out: Path) -> str:
-    """English to German captions: 3 layers a side, width 256, shared pieces, an average of the weights."""
+def best(data: Path, out: Path) -> str:
+    """Wider, with a longer context: the lowest validation loss that ten minutes of two cores give."""
+    task = Language(context=128, d_model=192, heads=6, layers=5, dropout=0.1)
+    result, cost = _run(
+        task,
+        data / "language" / "tinyshakespeare.txt",
+        out / "best",
+        steps=2600,
+        batch_tokens=24 * 128,
+        learning_rate=3e-3,
+        evaluate_every=200,
+        save_every=200,
+        evaluate_examples=200,
+        watch_every=0,
+    )
+    goals = [("validation loss", result.metrics["loss"], "<=", SHAKESPEARE)]
+    goals.append(("minutes of two cores", cost.minutes, "<=", 10.0))
+    return f"{harness.targets(*goals)}\n\n{cost}. {result.metrics['bits_per_byte']:.3f} bits per byte."
+
+
+def multi30k(data: Path, out: Path, minutes: float = LONGEST) -> str:
+    """Captions: 6 layers that read, 3 that write, width 128, 8 heads, an average of the weights.
+
+    The learning rate falls with the root of the steps, so that the run may end at any time.
+    """
     task = Translation(
-        d_model=256, heads=8, layers=3, d_hidden=512, dropout=0.3, vocabulary=6000, max_tokens=100
+        d_model=128, heads=8, layers=6, decoder_layers=3, d_hidden=256, dropout=0.15, vocabulary=5000
     )
     folder = data / "translation"
-    result, seconds = _run(
+    result, cost = _run(
         task,
         folder,
         out / "multi30k",
-        steps=9000,
-        batch_tokens=3000,
-        learning_rate=2e-3,
-        warmup=1000,
-        decay="cosine",
+        minutes,
+        steps=20000,
+        batch_tokens=2400,
+        learning_rate=3e-3,
+        warmup=800,
+        decay="inverse",
         ema=0.999,
         evaluate_every=500,
-        evaluate_examples=300,
-        save_every=250,
+        evaluate_examples=0,
+        save_every=100,
+        watch_every=500,
     )
-    task.beams = 5
-    bleu = evaluate(task, result.model, task.read(str(folder)))["bleu"]
-    return _reached("sacreBLEU, test, 5 beams", bleu, ">=", BLEU, seconds)
+    cased, lower = _bleu(task, result.model, folder)
+    goals = harness.targets(
+        (f"sacreBLEU, test, cased, {BEAMS} beams", cased, ">=", BLEU),
+        ("minutes of two cores", cost.minutes, "<=", LONGEST),
+    )
+    return (
+        f"{goals}\n\n{result.step:,} steps, the weights of step {result.best_step:,}; {cost}. "
+        f"Lower-cased, as many papers count: {lower:.2f}."
+    )
 
 
-def _run(task: Task, data: Path, out: Path, **options: object) -> tuple[Result, float]:
-    """Begin a run or go on with it; the seconds are those of steps and evaluations in this call."""
-    started = time.perf_counter()
+def cut(data: Path, out: Path) -> str:
+    """The encoder's heads of that model leave, those first that the others can best stand in for."""
+    loaded, model = tasks.load(out / "multi30k")
+    assert isinstance(loaded, Translation)
+    folder = data / "translation"
+    batches = _inputs(loaded, folder, SENTENCES)
+    heads, layers = loaded.heads, loaded.layers
+    total = heads * (layers + 2 * (loaded.decoder_layers or layers))  # the decoder looks twice
+    stay = {
+        name: list(range(heads))
+        for name, _ in model.named_modules()
+        if name.startswith("decoder.") and name.endswith("attention")
+    }
+    whole = _bleu(loaded, model, folder)[0]
+    rows = [["0", f"{whole:.2f}", "", ""]]
+    for gone in GONE:
+        gone = gone * heads * layers // 48
+        small = prune(model, batches, keep=1 - gone / total, rounds=ROUNDS, protect=stay)
+        fitted = _bleu(loaded, small, folder)[0]
+        recover(small, batches, teacher=model, steps=RECOVER, learning_rate=RATE)
+        recovered = _bleu(loaded, small, folder)[0]
+        left = [len(small.original_heads[f"encoder.blocks.{n}.attention"]) for n in range(layers)]
+        rows.append([str(gone), f"{fitted:.2f}", f"{recovered:.2f}", " ".join(map(str, left))])
+        harness.say(f"{gone} heads gone: {rows[-1][1:]}")
+    header = [
+        f"of {heads * layers} encoder heads gone",
+        "refitted",
+        f"{RECOVER} steps later",
+        "left by layer",
+    ]
+    return (
+        f"{harness.table(header, rows)}\n\nsacreBLEU (cased) of the test sentences, {BEAMS} beams. Ranked, "
+        f"refitted and taught by the uncut model on {SENTENCES:,} training pairs."
+    )
+
+
+def embedded() -> str:
+    """`manyheads train TASK` with its defaults, in a folder that is thrown away."""
+    rows, goals = [], []
+    for name in tasks.TASKS:
+        with tempfile.TemporaryDirectory() as folder:
+            task = tasks.find(name)()
+            result, cost = _run(task, None, Path(folder) / name)
+        rows.append([name, task.metric, f"{result.metrics[task.metric]:.3f}", f"{cost.minutes:.2f}"])
+        goals.append((f"{name}: minutes of two cores", cost.minutes, "<=", DEFAULTS))
+    return f"{harness.table(['task', 'metric', 'reached', 'minutes'], rows)}\n\n{harness.targets(*goals)}"
+
+
+def _bleu(task: Translation, model: nn.Module, folder: Path) -> tuple[float, float]:
+    """sacreBLEU of the test sentences as they are written, cased and lower-cased."""
+    pairs, _ = read_pairs(str(folder), task.source, task.target, "test")
+    pairs.sort(key=lambda pair: len(pair[0]))
+    written: list[str] = []
+    for start in range(0, len(pairs), 50):
+        written += task.predict(model, [pair[0] for pair in pairs[start : start + 50]], beams=BEAMS)
+    wanted = [pair[1] for pair in pairs]
+    cased, lower = (sacrebleu.corpus_bleu(written, [wanted], lowercase=each).score for each in (False, True))
+    return cased, lower
+
+
+def _inputs(task: Translation, folder: Path, sentences: int) -> list[dict[str, Tensor]]:
+    """Training pairs as the model takes them, sentences of like lengths together."""
+    examples = task.open(str(folder)).train
+    chosen = spread(len(examples), sentences)
+    batches = []
+    for places in bucketed([examples.sizes[i] for i in chosen], 2000):
+        batch = task.collate(examples.take([chosen[i] for i in places]))
+        lengths = batch["target_lengths"] - 1  # what is read is all but the end
+        batches.append(batch | {"target": batch["target"][:, :-1], "target_lengths": lengths})
+    return batches
+
+
+def _run(
+    task: Task, data: Path | None, out: Path, minutes: float = math.inf, **options: object
+) -> tuple[Result, Cost]:
+    """Begin a run or go on with it, until so many minutes of two cores; what it costs is kept beside it."""
+    kept = out.with_name(f"{out.name}-cost.json")
+    before = Cost(**json.loads(kept.read_text())) if kept.exists() else Cost()
+    wall, processor = time.perf_counter(), time.process_time()
+
+    def cost() -> Cost:
+        passed, spent = time.perf_counter() - wall, time.process_time() - processor
+        return Cost(before.wall + passed, before.processor + spent)
 
     def tell(report: Report) -> None:
+        if report.step % KEPT_EVERY == 0 or report.metrics:
+            write(kept, json.dumps(asdict(cost())).encode())
         if report.metrics:
             numbers = ", ".join(f"{name} {value:.3f}" for name, value in report.metrics.items())
-            harness.say(f"step {report.step}: loss {report.loss:.3f}; {numbers}")
+            harness.say(f"step {report.step}: loss {report.loss:.3f}; {numbers}; {cost()}")
+        if cost().minutes >= minutes:
+            signal.raise_signal(signal.SIGINT)
 
-    result = train(task, str(data), out=out, resume=True, callbacks=[tell], **options)
-    if result.ended == "interrupted":
+    source = None if data is None else str(data)
+    result = train(task, source, out=out, resume=True, callbacks=[tell], **options)
+    write(kept, json.dumps(asdict(cost())).encode())
+    if result.ended == "interrupted" and cost().minutes < minutes:
         raise SystemExit(f"stopped at step {result.step}; the same command goes on")
-    return result, time.perf_counter() - started
+    return result, cost()
 
 
-def _reached(what: str, figure: float, sign: str, wanted: float, seconds: float) -> str:
-    return f"{harness.targets((what, figure, sign, wanted))}\n\n{seconds:.0f} s in this call."
+def keep(part: str, report: str, machine: str, results: Path) -> str:
+    """Put what a part printed on record, and write the page of all parts anew."""
+    record = results / "learn.json"
+    known = json.loads(record.read_text()) if record.exists() else {}
+    known[part] = {"report": report, "machine": machine}
+    results.mkdir(parents=True, exist_ok=True)
+    write(record, (json.dumps(known, indent=1) + "\n").encode())
+    page = [f"## learn: {(__doc__ or '').splitlines()[0]}"]
+    for name, function in PARTS.items():
+        if name in known:
+            about = (function.__doc__ or "").splitlines()[0]
+            page += [f"### {name}", about, known[name]["report"], known[name]["machine"]]
+    text = "\n\n".join(page) + "\n"
+    write(results / "learn.md", text.encode())
+    return text
 
 
-class Textbook(nn.Module):
-    """Attention as tutorials write it: all weights at once, a triangle of minus infinity."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.query, self.key, self.value, self.output = (
-            inner.query,
-            inner.key,
-            inner.value,
-            inner.output,
-        )
-        self.heads = inner.heads
-        self.chunk = None
-
-    def forward(self, x: Tensor, **ours: object) -> Tensor:
-        batch, length, _ = x.shape
-        q, k, v = (
-            part(x).view(batch, length, self.heads, -1).transpose(1, 2)
-            for part in (self.query, self.key, self.value)
-        )
-        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
-        hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        return self.output((weights @ v).transpose(1, 2).reshape(batch, length, -1))
-
-
-def speed(context: int = 512) -> str:
-    """One update of the language task, with our attention and with the textbook's in the same model."""
-    rows, goals = [], []
-    for width, heads, wanted in ((128, 4, 2.0), (512, 8, 1.2)):
-        batch = 8 if width == 128 else 4
-        steps = {
-            name: _step(_model(width, heads, textbook), batch, context)
-            for name, textbook in (("manyheads", False), ("textbook", True))
-        }
-        times = harness.race(steps)
-        rows.append([f"width {width}, {heads} heads"] + [f"{batch * context / times[n]:,.0f}" for n in steps])
-        goals.append((f"width {width}, {heads} heads", times["textbook"] / times["manyheads"], ">=", wanted))
-    table = harness.table(["tokens/s", "manyheads", "textbook"], rows)
-    return f"{table}\n\n{harness.targets(*goals)}"
-
-
-def _model(width: int, heads: int, textbook: bool) -> Decoder:
-    torch.manual_seed(0)
-    model = Decoder(width, heads=heads, layers=4, vocabulary=67)
-    if textbook:
-        for block in model.blocks:
-            block.attention = Textbook(block.attention)
-    return model
-
-
-def _step(model: nn.Module, batch: int, context: int) -> Callable[[], None]:
-    task = Language(context=context)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    ids = torch.randint(67, (batch, context + 1))
-    taken = {"ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}
-
-    def step() -> None:
-        loss, count = task.loss(model, taken)
-        (loss / count).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def watching(every: int = 100) -> str:
-    """A step that looks at the heads against one that does not: the share of time with a look every 100."""
-    rows, goals = [], []
-    for width, context, batch in ((128, 64, 12), (128, 128, 16), (256, 256, 8)):
-        plain = _step(_model(width, 4, False), batch, context)
-        model = _model(width, 4, False)
-        inner = _step(model, batch, context)
-
-        def looked(model: nn.Module = model, inner: Callable[[], None] = inner) -> None:
-            with looking(model) as look:
-                inner()
-            _ = look.table
-
-        times = harness.race({"plain": plain, "looking": looked})
-        share = (times["looking"] / times["plain"] - 1) / every
-        rows.append([f"width {width}, context {context}, batch {batch}"]
-                    + [harness.milliseconds(times[name]) for name in ("plain", "looking")]
-                    + [f"{share:.2%}"])  # fmt: skip
-        goals.append((f"width {width}, context {context}: % of the time", 100 * share, "<=", 5.0))
-    return f"{harness.table(['ms a step', 'plain', 'looking', 'share'], rows)}\n\n{harness.targets(*goals)}"
-
-
-def run(quick: bool) -> str:
-    """The parts that need no data, for `python -m bench learn`."""
-    return f"{speed(256 if quick else 512)}\n\n{watching()}"
+PARTS: dict[str, Callable[..., str]] = {
+    "multi30k": multi30k,
+    "cut": cut,
+    "shakespeare": shakespeare,
+    "best": best,
+    "embedded": embedded,
+    "speed": speed,
+    "watching": watching,
+}
+WITH_DATA = ("shakespeare", "best", "multi30k", "cut")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.learn", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("part", choices=["shakespeare", "multi30k", "speed", "watching"])
+    parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--data", type=Path, help="the folder with language/ and translation/")
     parser.add_argument("--out", type=Path, default=Path("out/learn"), help="where runs are kept")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="keep the figures there: bench/results")
+    parser.add_argument("--minutes", type=float, default=LONGEST, help="when multi30k ends, of two cores")
     options = parser.parse_args()
-    print(harness.machine(f"python -m bench.learn {options.part}"), flush=True)
-    if options.part in ("speed", "watching"):
-        print({"speed": speed, "watching": watching}[options.part]())
-        return
-    if options.data is None:
+    if options.part in WITH_DATA and options.data is None:
         parser.error("--data: expected the folder with language/ and translation/")
-    print({"shakespeare": shakespeare, "multi30k": multi30k}[options.part](options.data, options.out))
+    machine = harness.machine(f"python -m bench.learn {options.part}")
+    print(machine, flush=True)
+    given = (options.data, options.out) if options.part in WITH_DATA else ()
+    given += (options.minutes,) if options.part == "multi30k" else ()
+    report = PARTS[options.part](*given)
+    print(report)
+    if options.results is not None:
+        keep(options.part, report, machine, options.results)
+        harness.say(f"written to {options.results / 'learn.md'}")
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ class Translation(Architecture):
     }
 
     layers: int = option(2, "Number of layers of the encoder, and of the decoder.")
+    decoder_layers: int | None = option(None, "Number of layers of the decoder, if not that of the encoder.")
     positions: str = option("sinusoidal", "sinusoidal, learned, rotary, alibi or none.")
     dropout: float = option(0.1, "Share dropped of what every part adds.")
     source: str = option("en", "The language to translate from: how its file ends, or its column.")
@@ -102,7 +103,7 @@ class Translation(Architecture):
     def describe(self) -> dict[str, Any]:
         """A `Seq2Seq` whose source, target and output share one embedding."""
         options = self.of_the_stack(max_length=self.max_tokens + 1)
-        options |= {"vocabulary": self.tokenizer.get_vocab_size()}
+        options |= {"vocabulary": self.tokenizer.get_vocab_size(), "decoder_layers": self.decoder_layers}
         return {"class": "manyheads.nn.transformers:Seq2Seq", "options": options}
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
