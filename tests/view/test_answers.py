@@ -137,7 +137,8 @@ def test_pictures_have_classes_and_no_neighbours():
 def test_neighbours_are_those_of_the_model_in_hand():
     model = Encoder(d_model=12, heads=3, layers=2, vocabulary=101).eval()
     texts = ["a", "b", "c", "d"]
-    known = Known(texts, {"x": torch.randint(101, (4, 7)), "lengths": torch.tensor([7, 5, 3, 2])})
+    ids, lengths = torch.randint(101, (4, 7)), torch.tensor([7, 5, 3, 2])
+    known = Known(texts, [{"x": ids[:3], "lengths": lengths[:3]}, ids[3:, :2]])
     own = torch.randint(101, (1, 5))
     said = answer(model, Words(), own, known=known)
     assert said["kind"] == "neighbours"
@@ -145,10 +146,7 @@ def test_neighbours_are_those_of_the_model_in_hand():
     def wanted():
         with torch.no_grad():
             one = model(own).mean(1)
-            each = [
-                model(known.batch["x"][i : i + 1, :n]).mean(1)
-                for i, n in enumerate(known.batch["lengths"].tolist())
-            ]
+            each = [model(ids[i : i + 1, :n]).mean(1) for i, n in enumerate(lengths.tolist())]
         cosines = nn.functional.cosine_similarity(one, torch.cat(each))
         return sorted(zip(texts, cosines.tolist(), strict=True), key=lambda pair: -pair[1])
 
@@ -157,7 +155,7 @@ def test_neighbours_are_those_of_the_model_in_hand():
     with mh.silence(model, {1: [0, 2]}):
         after, expected = answer(model, Words(), own, known=known), wanted()
     assert [x for _, x in after["items"]] == pytest.approx([x for _, x in expected], abs=2e-6)
-    itself = answer(model, Words(), known.batch["x"][:1], known=known)
+    itself = answer(model, Words(), ids[:1], known=known)
     assert "a" not in [text for text, _ in itself["items"]]
     assert answer(model, Words(), own) is None
 

@@ -20,6 +20,7 @@ from manyheads.cli.inspect import inspect
 from manyheads.cli.predict import predict
 from manyheads.cli.prune import prune
 from manyheads.cli.roles import roles
+from manyheads.cli.serve import serve
 from manyheads.cli.train import train
 
 app = typer.Typer(
@@ -51,6 +52,9 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
 
   manyheads roles MODEL --treebank sentences.conllu
       which head is for what, each claim against a baseline
+
+  manyheads serve MODEL --open
+      type, and see every head at once; silence some, and see what the model says
 """,
 )
 
@@ -70,7 +74,7 @@ def _options(
     """Options of the command itself."""
 
 
-for verb in (demo, diversity, evaluate, importance, inspect, predict, prune, roles):
+for verb in (demo, diversity, evaluate, importance, inspect, predict, prune, roles, serve):
     app.command()(verb)
 app.add_typer(train)
 

@@ -24,10 +24,10 @@ _SEEN = {"\n": "⏎", "\r": "⏎", "\t": "⇥"}
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Sentences among which neighbours are found: as texts, and as one batch that the model takes."""
+    """Sentences among which neighbours are found: texts, and the same in batches that the model takes."""
 
     texts: Sequence[str]
-    batch: Any
+    batches: Sequence[Any]
 
 
 def kind_of(model: nn.Module, batch: Any) -> str | None:
@@ -57,7 +57,7 @@ def kind_of(model: nn.Module, batch: Any) -> str | None:
         return "mask" if value.shape[-1] == _vocabulary(model) else "class"
     if loss is classification or "logits" in (forward.result if isinstance(forward.result, Mapping) else ()):
         return "class" if value.dim() == 2 else None
-    return "neighbours" if _ids(batch) is not None else None
+    return "neighbours" if ids_of(batch) is not None else None
 
 
 def answer(
@@ -94,7 +94,7 @@ def answer(
     >>> from manyheads import embedded
     >>> model, tokenizer = embedded.load()
     >>> texts = ["Bread is baked in an oven.", "The train left the station.", "A violin has four strings."]
-    >>> known = Known(texts, tokenizer(texts, padding=True, return_tensors="pt"))
+    >>> known = Known(texts, [tokenizer(texts, padding=True, return_tensors="pt")])
     >>> said = answer(model, tokenizer, tokenizer("We took the railway.", return_tensors="pt"), known=known)
     >>> said["kind"], said["items"][0][0]
     ('neighbours', 'The train left the station.')
@@ -109,14 +109,14 @@ def answer(
             if kind == "next":
                 forward = observer.forward(batch)
                 logits = forward.output.value[0, _last(forward)]
-                return {"kind": kind, "items": _likeliest(logits, tokenizer, top)}
+                return {"kind": kind, "items": likeliest(logits, tokenizer, top)}
             if kind == "mask":
-                batch, place = _hidden(batch, tokenizer)
+                batch, place = hidden(batch, tokenizer)
                 if place is None:
                     return None
                 logits = observer.forward(batch).output.value[0, place].clone()
                 logits[tokenizer.mask_token_id] = -torch.inf
-                return {"kind": kind, "items": _likeliest(logits, tokenizer, top), "place": place}
+                return {"kind": kind, "items": likeliest(logits, tokenizer, top), "place": place}
             if kind == "class":
                 return {
                     "kind": kind,
@@ -124,8 +124,8 @@ def answer(
                 }
             if kind == "neighbours" and known is not None:
                 own = observer.forward(batch).output.value[:1]
-                others = observer.forward(next(iter(moved([known.batch], device)))).output.value
-                return {"kind": kind, "items": _nearest(own, others, known.texts, top)}
+                others = [observer.forward(each).output.value for each in moved(known.batches, device)]
+                return {"kind": kind, "items": nearest(own, torch.cat(others), known.texts, top)}
     return None
 
 
@@ -140,7 +140,7 @@ def shown(text: str) -> str:
     return text if text.strip() else "␣" * len(text)
 
 
-def _likeliest(logits: Tensor, tokenizer: Any, top: int) -> list[list[Any]]:
+def likeliest(logits: Tensor, tokenizer: Any, top: int) -> list[list[Any]]:
     """The most probable tokens of logits (vocabulary,)."""
     probabilities, ids = logits.float().softmax(-1).topk(min(top, logits.shape[-1]))
     pairs = zip(ids.tolist(), probabilities.tolist(), strict=True)
@@ -167,9 +167,9 @@ def _last(forward: Forward) -> int:
     return int(real[0].nonzero()[-1])
 
 
-def _hidden(batch: Any, tokenizer: Any) -> tuple[Any, int | None]:
+def hidden(batch: Any, tokenizer: Any) -> tuple[Any, int | None]:
     """The batch with a hidden token in its first sequence, and where; None when nothing can be hidden."""
-    ids, mask = _ids(batch), getattr(tokenizer, "mask_token_id", None)
+    ids, mask = ids_of(batch), getattr(tokenizer, "mask_token_id", None)
     if ids is None or mask is None:
         return batch, None
     found = (ids[0] == mask).nonzero()
@@ -200,7 +200,7 @@ def _classes(model: nn.Module, forward: Forward, tokenizer: Any, batch: Any, top
         found, classes = p.topk(min(top, len(p)))
         pairs = zip(classes.tolist(), found.tolist(), strict=True)
         return [[str(labels.get(number, number)), round(x, 6)] for number, x in pairs]
-    ids = _ids(batch)
+    ids = ids_of(batch)
     if ids is None or ids.shape[1] != len(p):
         return []
     likeliest, chosen = (x.tolist() for x in p.max(-1))
@@ -212,11 +212,25 @@ def _classes(model: nn.Module, forward: Forward, tokenizer: Any, batch: Any, top
     ][:top]
 
 
-def _nearest(own: Tensor, others: Tensor, texts: Sequence[str], top: int) -> list[list[Any]]:
+def nearest(own: Tensor, others: Tensor, texts: Sequence[str], top: int) -> list[list[Any]]:
     """The sentences of the highest cosine with the input, without the input itself."""
     cosines = nn.functional.cosine_similarity(own.double(), others.double())
     order = [i for i in cosines.argsort(descending=True).tolist() if cosines[i] < 1 - SAME]
     return [[texts[i], round(float(cosines[i]), 6)] for i in order[:top]]
+
+
+def translated(model: nn.Module, batch: Any) -> Any:
+    """A batch for an encoder-decoder of transformers whose decoder reads what the model itself writes.
+
+    >>> from transformers import T5Config, T5ForConditionalGeneration
+    >>> config = T5Config(vocab_size=31, d_model=12, d_kv=5, d_ff=11, num_layers=1, num_heads=3)
+    >>> batch = {"input_ids": torch.ones(1, 5, dtype=torch.long)}
+    >>> sorted(translated(T5ForConditionalGeneration(config).eval(), batch))
+    ['decoder_input_ids', 'input_ids']
+    """
+    own = {name: item for name, item in batch.items() if not name.startswith("decoder_")}
+    with torch.no_grad():
+        return own | {"decoder_input_ids": _generated(model, batch).sequences[:, :-1]}
 
 
 def _translation(model: nn.Module, tokenizer: Any, batch: Any) -> list[Any]:
@@ -226,20 +240,23 @@ def _translation(model: nn.Module, tokenizer: Any, batch: Any) -> list[Any]:
     if isinstance(model, Seq2Seq):
         ids, p = _written_by_own(model, tokenizer, batch)
     else:
-        given = {name: batch[name][:1] for name in ("input_ids", "attention_mask") if name in batch}
-        found: Any = model.generate(  # type: ignore[operator]
-            **given,
-            max_new_tokens=WRITTEN,
-            num_beams=1,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
+        found = _generated(model, batch)
         ids = found.sequences[0, -len(found.logits) :]
         steps = torch.stack([logits[0] for logits in found.logits]).float().log_softmax(-1)
         p = steps.gather(1, ids[:, None]).mean()
     text = tokenizer.decode(ids.tolist(), skip_special_tokens=True) if tokenizer is not None else ids.tolist()
     return [str(text).strip(), round(math.exp(float(p)), 6)]
+
+
+def _generated(model: Any, batch: Any) -> Any:
+    return model.generate(
+        **{name: batch[name][:1] for name in ("input_ids", "attention_mask") if name in batch},
+        max_new_tokens=WRITTEN,
+        num_beams=1,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
 
 
 def _written_by_own(model: Any, tokenizer: Any, batch: Any) -> tuple[Tensor, Tensor]:
@@ -264,7 +281,7 @@ def _writes(model: nn.Module) -> bool:
     return isinstance(model, Seq2Seq) or (callable(can) and bool(can()))
 
 
-def _ids(batch: Any) -> Tensor | None:
+def ids_of(batch: Any) -> Tensor | None:
     """The token ids of a batch, (batch, length); None for pictures."""
     if isinstance(batch, Mapping):
         items = [batch[name] for name in _IDS if name in batch]

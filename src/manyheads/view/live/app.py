@@ -1,0 +1,213 @@
+"""app: the addresses of the live page. Each hands its question to the queue, and gives the answer as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from importlib import resources
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+from manyheads.view.live import ask, choose
+from manyheads.view.live.guard import Guard, is_loopback
+from manyheads.view.live.model import Live
+from manyheads.view.live.progress import Progress
+from manyheads.view.live.queue import FullError, Queue
+
+LARGEST = 12 * 2**20  # bytes of a request: a picture in base64
+GONE = 499  # nobody is left to read the answer
+_TYPES = {"page.js": "text/javascript; charset=utf-8", "page.css": "text/css; charset=utf-8"}
+
+Heads = Annotated[dict[str, list[int]], Field(max_length=4096)]
+
+
+class Asked(BaseModel):
+    """A text or a picture."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    text: str | None = Field(None, max_length=ask.CHARACTERS)
+    image: str | None = None
+
+
+class Silenced(Asked):
+    """A text or a picture, and heads."""
+
+    heads: Heads
+
+
+class Chosen(BaseModel):
+    """Heads."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    heads: Heads
+
+
+class Wanted(BaseModel):
+    """Which heads somebody wants."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    rule: str | None = None
+    ranking: str | None = None
+    keep: float = Field(0.5, gt=0, le=1)
+
+
+def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) -> Guard:
+    """The ASGI application for a model, whose work is done by a queue.
+
+    Parameters
+    ----------
+    live: the model.
+    queue: runs it.
+    progress: what is known of it so far, and what comes next.
+    host: the address that is listened on.
+    token: the secret of this run.
+    """
+    made = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+    @made.get("/")
+    async def page() -> Response:
+        return HTMLResponse(page_html(live.loaded.name, token if is_loopback(host) else ""))
+
+    @made.get("/{name}")
+    async def static(name: str) -> Response:
+        if name not in _TYPES:
+            raise HTTPException(404, f"there is nothing at /{name[:100]}")
+        file = resources.files("manyheads.view").joinpath("static", name)
+        return Response(file.read_bytes(), media_type=_TYPES[name])
+
+    @made.get("/api/progress")
+    async def how_far() -> Any:
+        return progress.told() | {"waiting": len(queue)}
+
+    @made.get("/api/document")
+    async def document(request: Request) -> Response:
+        return Response(await answered(request, progress.document), media_type="application/json")
+
+    @made.post("/api/attend")
+    async def attend(request: Request, asked: Asked) -> Any:
+        return await answered(request, lambda: ask.attend(live, asked.text, asked.image))
+
+    @made.post("/api/silence")
+    async def silence(request: Request, asked: Silenced) -> Any:
+        return await answered(request, lambda: ask.without(live, asked.text, asked.image, asked.heads))
+
+    @made.post("/api/quality")
+    async def quality(request: Request, chosen: Chosen) -> Any:
+        return await answered(request, lambda: ask.quality(live, chosen.heads))
+
+    @made.post("/api/choose")
+    async def chosen_by(request: Request, wanted: Wanted) -> Any:
+        if (wanted.rule is None) == (wanted.ranking is None):
+            raise HTTPException(422, "expected a rule or a ranking, one of them")
+        if wanted.rule is not None:
+            rule = wanted.rule
+            heads = await answered(request, lambda: choose.by_rule(live, rule))
+        else:
+            ranking = wanted.ranking or ""
+            heads = await answered(request, lambda: choose.by_ranking(live, ranking, wanted.keep))
+        return {"heads": heads}
+
+    @made.post("/api/plan")
+    async def plan(chosen: Chosen) -> Response:
+        return Response(
+            ask.plan(live, chosen.heads),
+            media_type="application/json",
+            headers={"content-disposition": 'attachment; filename="plan.json"'},
+        )
+
+    async def answered(request: Request, run: Callable[[], Any]) -> Any:
+        """What a question gives when its turn comes; it is dropped if the browser goes away before that."""
+        address = request.client.host if request.client else ""
+        client = f"{address} {request.headers.get('x-manyheads-tab', '')[:64]}"
+        job = queue.submit(client, run)
+        waiting = asyncio.wrap_future(job)
+        gone = asyncio.ensure_future(_gone(request))
+        try:
+            await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                waiting.cancel()
+                raise HTTPException(GONE, "the browser went away")
+            return waiting.result()
+        except (CancelledError, asyncio.CancelledError):
+            raise HTTPException(503, "the server is shutting down") from None
+        finally:
+            gone.cancel()
+
+    @made.exception_handler(FullError)
+    async def full(request: Request, error: FullError) -> Response:
+        return said(429 if error.own else 503, str(error), {"retry-after": "1"})
+
+    @made.exception_handler(ValueError)
+    async def wrong(request: Request, error: ValueError) -> Response:
+        return said(422, str(error))
+
+    @made.exception_handler(RequestValidationError)
+    async def unreadable(request: Request, error: RequestValidationError) -> Response:
+        return said(422, sentence(error))
+
+    @made.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return said(error.status_code, str(error.detail))
+
+    @made.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        first = (str(error).strip().splitlines() or [""])[0][:300]
+        return said(500, f"the model failed on this ({type(error).__name__}: {first}); try something else")
+
+    return Guard(made, host=host, token=token, largest=LARGEST)
+
+
+def said(status: int, what: str, headers: dict[str, str] | None = None) -> Response:
+    """An error, as the page reads it."""
+    return JSONResponse({"error": what}, status, headers)
+
+
+def sentence(error: RequestValidationError) -> str:
+    """What is wrong with a request, in a sentence.
+
+    >>> sentence(RequestValidationError([{"loc": ("body", "keep"), "msg": "Input should be less than 1"}]))
+    'keep: input should be less than 1'
+    """
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body")[:100]
+    what = str(first["msg"])
+    what = what[:1].lower() + what[1:]
+    return f"{where}: {what}" if where else f"the request: {what}"
+
+
+def page_html(model: str, token: str) -> str:
+    """The page: what it shows comes by requests, for which it carries the token.
+
+    For other addresses than this machine's own the token is empty, and stands in the address that was
+    printed, after #, where no server and no log sees it.
+
+    >>> '<title>&lt;b&gt;' in page_html("<b>", "")
+    True
+    """
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="manyheads-live" content="{html.escape(token)}">
+<title>{html.escape(model)} · manyheads</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="/page.css">
+<script src="/page.js" defer></script>
+</head>
+<body><div id="page"></div></body>
+</html>
+"""
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

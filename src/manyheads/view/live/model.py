@@ -1,0 +1,206 @@
+"""model: a loaded model, the small text it is measured on, and what was found out about it so far."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from manyheads import corpus
+from manyheads.corpus import Corpus
+from manyheads.heads.importance.observe import moved, observed
+from manyheads.heads.importance.outputs import Output
+from manyheads.heads.sites import Site
+from manyheads.heads.table import HeadTable
+from manyheads.heads.watch import fingerprint
+from manyheads.models import Loaded
+from manyheads.surgery.probe_batch import probe_batch
+from manyheads.view.answers import Known, kind_of
+
+TEXTS, LENGTH, BATCH_TOKENS = 48, 128, 512  # of the small text: texts, tokens of each, tokens at once
+PICTURES = 16
+NEIGHBOURS, LONGEST_NEIGHBOUR = 24, 120  # sentences among which neighbours are found, and their characters
+REMEMBERED = 32  # inputs whose answers are kept
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """An input, and what the whole model makes of it.
+
+    cut: for a text that was too long, how many tokens there were, and how many of them are looked at.
+    """
+
+    batch: Any
+    cut: dict[str, int] | None
+    answer: dict[str, Any] | None
+    output: Output
+
+
+@dataclass(eq=False)
+class Live:
+    """A model that people ask.
+
+    Attributes
+    ----------
+    loaded: the model.
+    tokenizer, processor: what makes its input of a text, or of a picture; the other one is None.
+    read: the small text (or pictures) that it is measured on; None where there are no pictures.
+    batches: that text.
+    sites: where its heads are.
+    fingerprint: of the model.
+    kind: what it says, as `kind_of` finds it.
+    known: sentences for neighbours.
+    tables: what was measured: ``watch``, ``diversity``, ``roles``, and rankings by their method.
+    asked: the inputs asked about last, and what the whole model made of them.
+    references: what the whole model gives for the text that quality is measured on.
+    """
+
+    loaded: Loaded
+    tokenizer: Any
+    processor: Any
+    read: Corpus | None
+    batches: list[Any]
+    sites: dict[str, Site]
+    fingerprint: str
+    kind: str | None
+    known: Known | None
+    tables: dict[str, HeadTable] = field(default_factory=dict)
+    asked: OrderedDict[str, Asked] = field(default_factory=OrderedDict)
+    references: list[Output] = field(default_factory=list)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The module."""
+        return self.loaded.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    @property
+    def heads(self) -> int:
+        """How many heads it has."""
+        return sum(site.heads for site in self.sites.values())
+
+
+def begin(loaded: Loaded, text: str | None = None, images: str | None = None) -> Live:
+    """Make a model ready to be asked.
+
+    Parameters
+    ----------
+    loaded: with what it was trained to say on top, as ``load(name, head=True)`` gives it.
+    text: a file of which the first texts are the small text; without it, a text of our own.
+    images: a folder of pictures, for models that read pictures.
+
+    Examples
+    --------
+    >>> from manyheads.models import load
+    >>> live = begin(load(head=True))
+    >>> live.kind, live.heads, live.tokenizer is not None
+    ('neighbours', 72, True)
+    """
+    tokenizer, processor, why = _reader(loaded, images)
+    if processor is not None and text is not None:
+        raise ValueError(f"text: {loaded.name} reads pictures; give --images FOLDER instead")
+    read = None
+    if processor is None:
+        length = min(LENGTH, loaded.positions or LENGTH)
+        read = corpus.text(loaded, text, max_length=length, limit=TEXTS, batch_tokens=BATCH_TOKENS)
+    elif images is not None:
+        read = corpus.images(loaded, images, limit=PICTURES, batch_tokens=BATCH_TOKENS)
+    batches = list(moved((batch for _, batch in read.batches()), _device(loaded))) if read else []
+    first = batches[0] if batches else _probe(loaded, why)
+    with observed(loaded.model) as observer:
+        observer.forward(first)
+        sites = {site.name: site for site in observer.sites}
+    kind = kind_of(loaded.model, first)
+    known = _known(loaded, tokenizer, text) if kind == "neighbours" and tokenizer is not None else None
+    return Live(loaded, tokenizer, processor, read, batches, sites, fingerprint(loaded.model), kind, known)
+
+
+def batch_of(live: Live, text: str, length: int) -> tuple[Any, int]:
+    """A text as a batch of one sequence that is at most so many tokens long, and how many there were."""
+    if not text.strip():
+        raise ValueError("text: there is nothing in it; type something")
+    # half of a surrogate pair, which JSON can say, is no character
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    pieces = corpus._pieces(live.tokenizer, text, min(length, live.loaded.positions or length))
+    if not pieces:
+        raise ValueError("text: the model's tokenizer finds nothing in it; type some words")
+    ids = torch.tensor([pieces[0]])
+    known = live.loaded.vocabulary
+    if known is not None and int(ids.max()) >= known:
+        raise ValueError(f"text: the tokenizer gives the id {int(ids.max())}, which the model does not know")
+    return _on(live, corpus._arguments(live.loaded, ids, torch.ones_like(ids))), sum(map(len, pieces))
+
+
+def batch_of_picture(live: Live, picture: Any) -> Any:
+    """A picture (of Pillow) as a batch of one."""
+    try:
+        made = live.processor([picture], return_tensors="pt")
+    except TypeError:
+        made = live.processor([picture])
+    return _on(live, dict(made) if isinstance(made, Mapping) else made)
+
+
+def output_of(live: Live, batch: Any) -> Output:
+    """What the model gives for a batch."""
+    with observed(live.model) as observer:
+        return observer.forward(batch).output
+
+
+def _on(live: Live, batch: Any) -> Any:
+    return next(iter(moved([batch], live.device)))
+
+
+def _device(loaded: Loaded) -> torch.device:
+    return next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
+
+
+def _reader(loaded: Loaded, images: str | None) -> tuple[Any, Any, str]:
+    """The tokenizer or the image processor of a model, and why there is no tokenizer."""
+    why = ""
+    if images is None:
+        try:
+            return loaded.tokenizer(), None, ""
+        except ValueError as error:
+            why = str(error)
+    try:
+        return None, loaded.processor(), why
+    except ValueError:
+        if images is not None:
+            raise
+        raise ValueError(why) from None
+
+
+def _probe(loaded: Loaded, why: str) -> Any:
+    """Something that a model of pictures runs on, where nobody gave any."""
+    try:
+        return probe_batch(loaded.model)
+    except ValueError as error:
+        raise ValueError(
+            f"images: {loaded.name} reads pictures, and what it takes could not be guessed ({error}); "
+            "give --images FOLDER"
+        ) from error
+
+
+def _known(loaded: Loaded, tokenizer: Any, text: str | None) -> Known:
+    """Short sentences of the small text; all at once where the model can be told what is padding."""
+    lines = [line[:LONGEST_NEIGHBOUR] for line in corpus._lines(text, TEXTS)]
+    lines = sorted(dict.fromkeys(lines), key=len)[:NEIGHBOURS]
+    length = min(LENGTH, loaded.positions or LENGTH)
+    rows = [corpus._pieces(tokenizer, line, length)[0] for line in lines]
+    together = loaded.arrange is not None or loaded.takes_mask
+    padding = getattr(tokenizer, "pad_token_id", None)
+    batches = []
+    for part in [rows] if together else [[row] for row in rows]:
+        ids = torch.full((len(part), max(map(len, part))), padding if isinstance(padding, int) else 0)
+        real = torch.zeros_like(ids)
+        for i, row in enumerate(part):
+            ids[i, : len(row)], real[i, : len(row)] = torch.tensor(row), 1
+        batches.append(corpus._arguments(loaded, ids, real))
+    return Known(lines, list(moved(batches, _device(loaded))))
