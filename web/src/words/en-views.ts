@@ -54,4 +54,45 @@ export const views = {
     },
     reading: (word: string, head: string, keys: string) => `In head ${head}, ${word} looks most at ${keys}.`,
   },
+
+  all: {
+    layer: "layer",
+    nothing: "This report holds no comparison of heads: it was made from a table alone.",
+    space: {
+      title: "Heads by distance",
+      note: "Heads that attend alike lie together (two dimensions of the distances between all of them). The darker a point, the deeper its layer; shaded areas are clusters; a line joins a head to its twin, the head most like it: the stronger, the nearer.",
+      label: (head: string, cluster: string, twin: string, distance: string) =>
+        `Head ${head}${cluster ? `, ${cluster.toLowerCase()}` : ""}${twin ? `; twin ${twin} at distance ${distance}` : ""}`,
+    },
+    similarity: {
+      title: "Every pair of heads",
+      note: "Distance between what two heads attend to (0: the same, 1: nothing in common). Heads are ordered by cluster; a block on the diagonal is a group of heads that do the same.",
+      same: "alike",
+      different: "different",
+      pair: (a: string, b: string, distance: string) => `${a} and ${b}: distance ${distance}`,
+    },
+    depth: {
+      title: "Layer by layer",
+      note: "Each small dot is a head, the line is the mean of its layer.",
+      titles: {
+        entropy: "Entropy (nats)",
+        distance: "Distance (tokens)",
+        diversity: "Diversity: mean distance between the layer's heads",
+      } as Record<string, string>,
+      layer: (layer: string) => `Layer ${layer}, mean`,
+      head: (head: string) => `Head ${head}`,
+    },
+    pruning: {
+      title: "What is left when heads go",
+      note: "Heads are silenced, the least important first. If a ranking is worth anything, its line stays above that of heads chosen at random (band: one standard error). Nothing is trained or refitted here: manyheads prune gets further.",
+      noteLess: "Heads are silenced, the least important first. If a ranking is worth anything, its line stays below that of heads chosen at random (band: one standard error; a lower perplexity is better). Nothing is trained or refitted here: manyheads prune gets further.",
+      kept: "heads kept",
+      random: "at random",
+      quality: {
+        cosine: "cosine to the full model's output",
+        perplexity: "perplexity",
+      } as Record<string, string>,
+      at: (kept: string, quality: string, value: string) => `${kept} of heads kept, ${quality} ${value}`,
+    },
+  },
 };

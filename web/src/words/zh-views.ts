@@ -54,4 +54,44 @@ export const views: typeof english = {
     },
     reading: (word, head, keys) => `在头 ${head} 中，${word} 最关注 ${keys}。`,
   },
+
+  all: {
+    layer: "层",
+    nothing: "本报告没有头之间的比较：它只由一张表生成。",
+    space: {
+      title: "按距离排布的头",
+      note: "注意方式相似的头彼此靠近（由所有头两两距离得到的二维图）。点的颜色越强，所在层越深；阴影区域是簇；线把每个头与它的“孪生”（最相似的头）相连，线越强，距离越近。",
+      label: (head, cluster, twin, distance) => `头 ${head}${cluster ? `，${cluster}` : ""}${twin ? `；孪生 ${twin}，距离 ${distance}` : ""}`,
+    },
+    similarity: {
+      title: "每一对头",
+      note: "两个头注意对象之间的距离（0：完全相同，1：毫无共同之处）。头按簇排序；对角线上的方块是一组做同样事情的头。",
+      same: "相似",
+      different: "不同",
+      pair: (a, b, distance) => `${a} 与 ${b}：距离 ${distance}`,
+    },
+    depth: {
+      title: "逐层变化",
+      note: "每个小点是一个头，折线是该层的平均值。",
+      titles: {
+        entropy: "熵（奈特）",
+        distance: "距离（词元）",
+        diversity: "多样性：同层头之间的平均距离",
+      },
+      layer: (layer) => `第 ${layer} 层平均`,
+      head: (head) => `头 ${head}`,
+    },
+    pruning: {
+      title: "去掉头之后还剩多少",
+      note: "从最不重要的头开始逐步静默。排序若有价值，它的曲线应高于随机去头的曲线（阴影带：一个标准误）。这里不做任何训练或重新拟合；manyheads prune 的效果更好。",
+      noteLess: "从最不重要的头开始逐步静默。排序若有价值，它的曲线应低于随机去头的曲线（阴影带：一个标准误；困惑度越低越好）。这里不做任何训练或重新拟合；manyheads prune 的效果更好。",
+      kept: "保留的头",
+      random: "随机",
+      quality: {
+        cosine: "与完整模型输出的余弦",
+        perplexity: "困惑度",
+      },
+      at: (kept, quality, value) => `保留 ${kept} 的头，${quality} ${value}`,
+    },
+  },
 };

@@ -176,12 +176,11 @@ export function projections(scene: Scene): SVGSVGElement {
   const canvas = begin(scene);
   const height = rowHeight(way.tokens.length);
   const middle = TOP + (height * way.tokens.length) / 2;
-  const input = way.input ?? way.embedding;
-  if (input) {
-    const few = input.values.map((row) => row.slice(0, 16));
+  if (way.input) {
+    const few = way.input.values.map((row) => row.slice(0, 16));
     matrix(canvas, few, {
-      name: words.matrices["input"]!, title: "X", shape: shape(way.shapes["input"] ?? way.shapes["embedding"]),
-      width: 6.5, height, colour: signed(input.values, colours.dark), row: scene.token, cut: true,
+      name: words.matrices["input"]!, title: "X", shape: shape(way.shapes["input"]), width: 6.5, height,
+      colour: signed(way.input.values, colours.dark), row: scene.token, cut: true,
     }); // prettier-ignore
   }
   const three: [string, string, Part[]][] = [["Q", "query", way.query], ["K", "key", way.key], ["V", "value", way.value]];

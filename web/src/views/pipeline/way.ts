@@ -1,5 +1,5 @@
 // The way of one input through one layer, as the document tells it.
-import type { Example, HeadDocument, PipelineStep, Token } from "../../document";
+import type { Example, HeadDocument, Token } from "../../document";
 import type { Matrix } from "../../draw/cells";
 import { plain } from "../../draw/tokens";
 
@@ -25,6 +25,10 @@ export interface Way {
   shapes: Record<string, number[]>;
 }
 
+// So many channels of each head are drawn, and of the model's width.
+const NARROW = 8;
+const WIDE = 32;
+
 /** What is shown of a matrix: its first channels. */
 export interface Part {
   values: Matrix;
@@ -44,9 +48,14 @@ export function way(document: HeadDocument, example: Example): Way | null {
   const known: Token[] = example.tokens["self"] ?? [];
   const perHead = (name: string): Part[] => {
     const step = steps.get(name);
-    return step ? (step.values as Matrix[]).map((values) => ({ values, columns: step.shape.at(-1)! })) : [];
+    return step ? (step.values as Matrix[]).map((values) => part(values, step.shape.at(-1)!, NARROW)) : [];
   };
-  const flat = (name: string) => part(steps.get(name));
+  const flat = (name: string) => {
+    const step = steps.get(name);
+    return step ? part(step.values as Matrix, step.shape.at(-1)!, WIDE) : null;
+  };
+  const outputs = perHead("heads");
+  const width = steps.get("joined")?.shape.at(-1) ?? 0;
   return {
     site,
     heads,
@@ -60,15 +69,20 @@ export function way(document: HeadDocument, example: Example): Way | null {
     key: perHead("key"),
     value: perHead("value"),
     weights: weights.values as Matrix[],
-    outputs: perHead("heads"),
-    joined: flat("joined"),
+    outputs,
+    joined: outputs.length ? { values: sideBySide(outputs), columns: width } : null,
     projected: flat("projected"),
     shapes: Object.fromEntries([...steps.values()].map((step) => [step.step, step.shape])),
   };
 }
 
-function part(step: PipelineStep | undefined): Part | null {
-  return step ? { values: step.values as Matrix, columns: step.shape.at(-1)! } : null;
+function part(values: Matrix, columns: number, most: number): Part {
+  return { values: values.map((row) => row.slice(0, most)), columns };
+}
+
+/** The first channels of every head beside each other: what is drawn of the joined heads. */
+function sideBySide(outputs: Part[]): Matrix {
+  return outputs[0]!.values.map((_, row) => outputs.flatMap((one) => one.values[row] ?? []));
 }
 
 /** Which key/value head serves a head: with fewer of them, neighbours share one. */
