@@ -34,10 +34,12 @@ def folders(tmp_path_factory):
     made = {
         "language": ["--data", where / "text.txt", "--context", 16],
         "translation": ["--data", where / "pairs", "--vocabulary", 270],
+        "masked": ["--data", where / "text.txt", "--context", 16, "--masked"],
     }
     for name, options in made.items():
         out = where / name
-        done = call("train", name, *options, *SIZES, *STEPS, "--out", out, "--tracker", "none", "--json")
+        task = "language" if name == "masked" else name
+        done = call("train", task, *options, *SIZES, *STEPS, "--out", out, "--tracker", "none", "--json")
         told = json.loads(done.stdout)
         assert (told["step"], told["ended"], told["out"]) == (4, "finished", str(out))
     return where
@@ -82,6 +84,14 @@ def test_predict(folders):
         call("predict", folders, "a few")
 
 
+def test_predict_fills_in(folders):
+    told = json.loads(call("predict", folders / "masked", "a <hidden>ew w<hidden>rds", "--json").stdout)
+    assert len(told["output"]) == len("a few words")
+    assert [told["output"][i] for i in (0, 1, 3, 4)] == ["a", " ", "e", "w"]
+    with pytest.raises(ValueError, match="expected <hidden>"):
+        call("predict", folders / "masked", "nothing to fill in")
+
+
 @pytest.mark.parametrize("name", ["language", "translation"])
 def test_head_tools_take_the_folder(folders, name):
     loaded = load(str(folders / name))
@@ -105,3 +115,27 @@ def test_a_cut_model_keeps_its_task(folders, tmp_path):
     again = mh.load(tmp_path / "small")
     with torch.no_grad():
         assert torch.equal(again(**batch), small(**batch))
+
+
+@pytest.mark.parametrize("name", ["language", "translation", "masked"])
+def test_the_verbs_on_heads_take_the_folder(folders, tmp_path, name):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("en word 3\nen word word 17\nsome more of them\n" * 3)
+    heads = 9 if name == "translation" else 3
+    common = [folders / name, "--text", lines, "--json"]
+    for verb in ("inspect", "roles", "importance"):
+        told = json.loads(call(verb, *common, "--out", tmp_path / verb).stdout)
+        assert told, verb
+        written = sorted(path.name for path in (tmp_path / verb).iterdir())
+        assert written, verb
+    call("prune", *common, "--keep", 0.6, "--out", tmp_path / "small")
+    small = mh.load(tmp_path / "small")
+    kept = sum(len(numbers) for numbers in small.original_heads.values())
+    assert heads * 0.6 <= kept < heads
+    before, after = (
+        json.loads(call("evaluate", folder, "--json").stdout)["metrics"]["loss"]
+        for folder in (folders / name, tmp_path / "small")
+    )
+    assert after == pytest.approx(before, rel=0.2)
+    text = "a <hidden>ew" if name == "masked" else "a few"
+    assert json.loads(call("predict", tmp_path / "small", text, "--json").stdout)["input"] == text

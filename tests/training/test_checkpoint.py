@@ -1,10 +1,8 @@
 """Checkpoints stay whole: killed processes, full disks, damaged files, weights that share a place."""
 
-import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -123,48 +121,71 @@ def test_half_a_line_in_the_log_is_forgotten(tmp_path):
 
 
 SCRIPT = """
-import sys
+import os, random, signal, sys, time, traceback
+import torch
+torch.set_num_threads(1)
 from manyheads.tasks.language import Language
 from manyheads.training.loop import train
-task = Language(d_model=6, heads=2, layers=1, context=11, dropout=0.1)
-train(task, sys.argv[1], out=sys.argv[2], resume=True, steps=int(sys.argv[3]), batch_tokens=55,
-      evaluate_every=10**6, save_every=1, evaluate_examples=1, watch_every=0)
+
+text, killed, whole = sys.argv[1:]
+
+def learn(out):
+    task = Language(d_model=6, heads=2, layers=1, context=11, dropout=0.1)
+    train(task, text, out=out, resume=True, steps=29, batch_tokens=55, evaluate_every=2, save_every=1,
+          evaluate_examples=1, watch_every=0, ema=0.9)
+
+def learn_and_die(number):
+    left, real = [number], os.fsync
+    def fsync(handle):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(handle)
+    os.fsync = fsync
+    learn(killed)
+
+def child(function, *arguments):
+    pid = os.fork()
+    if not pid:
+        try:
+            function(*arguments)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return pid
+
+def end(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+for number in range(1, 14):  # at the first file it writes, at the second, in the middle of a checkpoint...
+    assert end(child(learn_and_die, number)) == -signal.SIGKILL, number
+for _ in range(5):  # and whenever
+    pid = child(learn, killed)
+    time.sleep(random.uniform(0, 0.5))
+    os.kill(pid, signal.SIGKILL)
+    end(pid)
+assert [end(child(learn, out)) for out in (killed, whole)] == [0, 0]
 """
 
 
 def test_kill_9_at_any_moment(tmp_path):
-    """A process that writes a checkpoint after every step is killed, again and again, wherever it is."""
+    """A run that is killed again and again, while it writes and while it computes, ends as if it had not."""
     text = tmp_path / "text.txt"
     text.write_text("some words to learn, and some more. " * 20)
-    command = [sys.executable, "-c", SCRIPT, str(text)]
-    killed = tmp_path / "killed"
-    alike = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # sums depend on the threads
-    with subprocess.Popen([*command, str(killed), "1000000"], env=alike) as process:
-        while len(checkpoint.found(killed / "checkpoints")) < 2 and process.poll() is None:
-            time.sleep(0.01)
-        time.sleep(0.05)
-        os.kill(process.pid, signal.SIGKILL)
-    reached = checkpoint.load(checkpoint.found(killed / "checkpoints")[0])[0]["step"]
-    lines = read(killed / "log.jsonl")
-    assert len(lines) in (reached, reached + 1)
-
-    from manyheads.tasks.language import Language
-    from manyheads.training.loop import train
-
-    def stop(report):
-        if report.step == reached + 1:
-            signal.raise_signal(signal.SIGINT)
-
-    task = Language(d_model=6, heads=2, layers=1, context=11, dropout=0.1)
-    options = {"batch_tokens": 55, "evaluate_every": 10**6, "save_every": 1, "evaluate_examples": 1}
-    options |= {"steps": 1000000, "watch_every": 0}
-    for out, resume in ((killed, True), (tmp_path / "whole", False)):
-        train(task, str(text), out=out, resume=resume, callbacks=[stop], **options)
-    one, other = (checkpoint.load(checkpoint.found(out / "checkpoints")[0])
-                  for out in (killed, tmp_path / "whole"))  # fmt: skip
+    folders = [tmp_path / "killed", tmp_path / "whole"]
+    done = subprocess.run([sys.executable, "-c", SCRIPT, text, *folders], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    one, other = (checkpoint.load(checkpoint.found(out / "checkpoints")[0]) for out in folders)
     assert one[0] == other[0]
-    assert one[0]["step"] == reached + 2
-    assert read(killed / "log.jsonl") == read(tmp_path / "whole" / "log.jsonl")
+    assert one[0]["step"] == 29
+    one_log, other_log = (read(out / "log.jsonl") for out in folders)
+    assert one_log == other_log
+    assert len(one_log) == 29
     for file, values in one[1].items():
         for name, value in values.items():
             assert torch.equal(value, other[1][file][name]), name
+    for name in ("model.safetensors", "metrics.json", "config.json"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
+    left = [path.name for path in folders[0].rglob(".*")]
+    assert left == []

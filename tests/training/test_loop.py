@@ -72,7 +72,11 @@ def test_a_run_learns(text, tmp_path):
     assert result.metrics["loss"] < 0.75 * losses[0]
 
 
-@pytest.mark.parametrize("options", [{}, {"ema": 0.8, "accumulate": 2}], ids=["plain", "averaged"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ema": 0.8, "accumulate": 2}, {"precision": "bf16"}],
+    ids=["plain", "averaged", "bf16"],
+)
 def test_killed_runs_go_on_to_the_bit(text, tmp_path, options):
     whole = run(text, tmp_path / "whole", **options)
     broken = tmp_path / "broken"
@@ -133,6 +137,38 @@ def test_the_first_update_is_that_of_adamw(text, tmp_path):
     kept = load_file(checkpoint.found(tmp_path / "out" / "checkpoints")[0] / "model.safetensors")
     for name, value in checkpoint.weights(model).items():
         torch.testing.assert_close(kept[name], value, rtol=1e-4, atol=2e-5)
+
+
+def test_mixed_precision_computes_in_bfloat16_and_learns_in_float32(text, tmp_path):
+    options = {"steps": 60, "evaluate_every": 20, "watch_every": 20}
+    task = Language(**SMALL)
+    for precision in ("no", "bf16"):
+        run(text, tmp_path / precision, task=task, precision=precision, **options)
+    exact, mixed = ([line["loss"] for line in read(tmp_path / name / "log.jsonl")] for name in ("no", "bf16"))
+    assert mixed[0] != exact[0]
+    assert mixed[0] == pytest.approx(exact[0], rel=0.01)
+    assert sum(mixed[-5:]) == pytest.approx(sum(exact[-5:]), rel=0.05)
+    kept = load_file(tmp_path / "bf16" / "model.safetensors")
+    assert {value.dtype for value in kept.values()} == {torch.float32}
+
+
+def test_a_full_disk_ends_the_run_with_the_last_good_checkpoint(text, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    real = checkpoint.to_bytes
+
+    def full(values, **metadata):
+        if (out / "checkpoints" / "step-00000006").exists():
+            raise OSError(28, "No space left on device")
+        return real(values, **metadata)
+
+    monkeypatch.setattr(checkpoint, "to_bytes", full)
+    with pytest.raises(OSError, match=r"No space left on device\); the last good checkpoint is kept"):
+        run(text, out)
+    assert [path.name for path in checkpoint.found(out / "checkpoints")] == ["step-00000006", "step-00000003"]
+    monkeypatch.undo()
+    run(text, out, resume=True)
+    run(text, tmp_path / "whole")
+    same(files(out), files(tmp_path / "whole"))
 
 
 def test_ctrl_c_keeps_a_checkpoint(text, tmp_path):

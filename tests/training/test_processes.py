@@ -10,20 +10,16 @@ from manyheads.tasks.translation import Translation
 from manyheads.training.log import read
 from manyheads.training.loop import train
 
+MODEL = {"d_model": 10, "heads": 5, "layers": 1, "dropout": 0.0, "vocabulary": 280}
 OPTIONS = {
     "steps": 4, "batch_tokens": 61, "warmup": 1, "learning_rate": 0.01, "evaluate_every": 4,
     "evaluate_examples": 5, "watch_every": 2, "seed": 3,
 }  # fmt: skip
-
-SCRIPT = f"""
-import sys
-import torch
-torch.set_num_threads(1)
-from manyheads.tasks.translation import Translation
-from manyheads.training.loop import train
-task = Translation(d_model=10, heads=5, layers=1, dropout=0.0, vocabulary=280)
-train(task, sys.argv[1], out=sys.argv[2], accumulate=2, **{OPTIONS})
-"""
+# What `accelerate launch` runs; the command itself also imports all else that accelerate can do.
+LAUNCH = [
+    sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+    "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
+]  # fmt: skip
 
 
 def test_two_processes_are_one(tmp_path):
@@ -32,18 +28,17 @@ def test_two_processes_are_one(tmp_path):
     lines = ["a", "some words", "rather many more words in this sentence", "no", "two of them here"] * 9
     (tmp_path / "train.en").write_text("\n".join(lines))
     (tmp_path / "train.de").write_text("\n".join(line.upper() for line in reversed(lines)))
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    given = {"data": data, "out": tmp_path / "two", "tracker": "none", "accumulate": 2, **MODEL, **OPTIONS}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     done = subprocess.run(
-        [*command, str(script), str(data), str(tmp_path / "two")],
+        [*LAUNCH, "-m", "manyheads", "train", "translation", *flags],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    task = Translation(d_model=10, heads=5, layers=1, dropout=0.0, vocabulary=280)
-    train(task, str(data), out=tmp_path / "one", **OPTIONS)
+    assert "4 steps" in done.stdout
+    train(Translation(**MODEL), str(data), out=tmp_path / "one", **OPTIONS)
     one, two = (read(tmp_path / name / "log.jsonl") for name in ("one", "two"))
     assert len(one) == len(two) == 4
     assert len({line["tokens"] for line in one}) > 1

@@ -77,10 +77,10 @@ def _table(path: Path) -> Pairs:
 def _hub(name: str, source: str, target: str, part: str) -> Pairs:
     split = {"valid": "validation"}.get(part, part)
     rows = texts.from_hub(name, split, [])
-    if "translation" in rows.column_names:
+    columns = rows.column_names
+    if "translation" in columns:
         rows = rows["translation"]
-    elif missing := {source, target} - set(rows.column_names):
-        raise ValueError(
-            f"data: {name} has no column {min(missing)!r}; it has {', '.join(rows.column_names)}"
-        )
-    return [(str(row[source]), str(row[target])) for row in rows]
+        columns = list(rows[0]) if len(rows) else [source, target]
+    if missing := {source, target} - set(columns):
+        raise ValueError(f"data: {name} has no column {min(missing)!r}; it has {', '.join(columns)}")
+    return [(str(row[source] or ""), str(row[target] or "")) for row in rows]  # what is missing is empty

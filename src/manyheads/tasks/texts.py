@@ -39,7 +39,7 @@ def read_documents(data: str) -> list[str]:
     elif path.exists():
         texts = [read_text(path)]
     elif is_hub_name(data):
-        texts = [str(row["text"]) for row in from_hub(data, "train", ["text"])]
+        texts = [str(row["text"] or "") for row in from_hub(data, "train", ["text"])]
     else:
         raise ValueError(
             f"data: there is no {data}; expected a text file, a folder, or a data set (owner/name)"

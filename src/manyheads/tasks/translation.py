@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.nn.generate import generate
@@ -15,6 +14,7 @@ from manyheads.tasks import texts
 from manyheads.tasks.architecture import Architecture
 from manyheads.tasks.numbers import pairs as numbers
 from manyheads.tasks.parallel import Pairs, has_part, read_pairs
+from manyheads.tasks.smoothed import IGNORED, cross_entropy
 from manyheads.training.batches import Examples
 from manyheads.training.options import option
 from manyheads.training.task import Data
@@ -22,7 +22,6 @@ from manyheads.training.task import Data
 START, END = "<start>", "<end>"
 EMBEDDED = 6000  # pairs, the last 300 of which are held out
 HELD_OUT = 300
-IGNORED = -100
 
 
 @dataclass(kw_only=True)
@@ -175,13 +174,7 @@ class Translation(Architecture):
         )
         real = torch.arange(target.shape[1] - 1, device=target.device) < lengths[:, None]
         labels = target[:, 1:].masked_fill(~real, IGNORED)
-        summed = F.cross_entropy(
-            logits.flatten(0, 1).float(),
-            labels.flatten(),
-            ignore_index=IGNORED,
-            label_smoothing=smoothing,
-            reduction="sum",
-        )
+        summed = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), smoothing)
         return summed, real.sum()
 
     def _translate(self, model: nn.Module, source: Tensor, lengths: Tensor, beams: int) -> list[str]:

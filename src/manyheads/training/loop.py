@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from manyheads.surgery.described import build
@@ -90,6 +91,8 @@ def train(
     """
     chosen = with_options(dict(task.training), options)
     run = Run(Path(out))
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != chosen.precision:
+        AcceleratorState._reset_state()  # left by a run before this one; it would forbid another precision
     accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(),  # else its processes would not find each other there
         mixed_precision=chosen.precision,
@@ -269,7 +272,6 @@ class Loop:
             checkpoint.save(self.run.checkpoints, self.step, tensors, state)
 
     def _resume(self) -> None:
-        checkpoint.tidy(self.run.checkpoints)
         known = checkpoint.found(self.run.checkpoints)
         if not known:
             return
@@ -307,6 +309,7 @@ class Loop:
 
 
 def _begin(task: Task, run: Run, options: Options, data: str | None, valid: str | None, resume: bool) -> Data:
+    run.tidy()
     if resume and run.config.exists():
         task.restore(run.out)
         read = task.open(data, valid)

@@ -40,6 +40,13 @@ class Run:
     def metrics(self) -> Path:
         return self.out / "metrics.json"
 
+    def tidy(self) -> None:
+        """Remove what killed processes left unfinished."""
+        checkpoint.tidy(self.checkpoints)
+        for path in (self.config, self.weights, self.log, self.metrics):
+            for left in self.out.glob(f".{path.name}.*"):
+                left.unlink(missing_ok=True)
+
     def free(self) -> None:
         """Refuse a folder that holds a run."""
         if self.config.exists() or self.checkpoints.exists():
