@@ -1,6 +1,6 @@
 // Colours that stay apart for colour-blind readers, on a light and on a dark page. "More" is always what stands out
 // most from the page: dark on light, light on dark.
-import { interpolateYlGnBu } from "d3-scale-chromatic";
+import { scaleLinear } from "d3-scale";
 
 export interface Colours {
   dark: boolean;
@@ -17,14 +17,19 @@ export interface Colours {
 const KINDS_LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#3f9bd1", "#7a5195", "#6b6b6b"];
 const KINDS_DARK = ["#56b4e9", "#e69f00", "#2dc39a", "#e48fbf", "#f0e442", "#9ad0f5", "#b79ad6", "#b3b3b3"];
 
+// from green to blue as lightness falls (or rises): the order is seen without any sense of hue
+const RAMP_LIGHT = ["#f5f8f6", "#d9efdb", "#b0dfc0", "#7bc9c4", "#45acd0", "#2183b9", "#11599c", "#0a3570"];
+const RAMP_DARK = ["#1d2631", "#1d3a58", "#1b5683", "#2279a8", "#3aa0bd", "#6cc4bf", "#b2e2b4", "#f6fbc9"];
+
 function make(dark: boolean): Colours {
-  const at = (share: number) => interpolateYlGnBu(dark ? 0.97 - 0.95 * share : 0.02 + 0.96 * share);
+  const stops = dark ? RAMP_DARK : RAMP_LIGHT;
+  const at = scaleLinear(stops.map((_, i) => i / (stops.length - 1)), stops);
   const steps = Array.from({ length: 256 }, (_, i) => at(i / 255));
   const kinds = dark ? KINDS_DARK : KINDS_LIGHT;
   return {
     dark,
     ramp: (share) => steps[Math.round(255 * Math.min(1, Math.max(0, share)))]!,
-    nothing: dark ? "#2a3038" : "#eceff1",
+    nothing: dark ? "#12171c" : "#ebe8e4",
     kind: (index) => kinds[((index % 8) + 8) % 8]!,
     pixels: Uint32Array.from(steps, (step) => {
       const [red, green, blue] = channels(step);

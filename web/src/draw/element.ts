@@ -10,6 +10,8 @@ function fill(element: Element, attributes: Attributes, children: Child[]): void
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (typeof value === "function") element.addEventListener(name.slice(2), value as EventListener);
+    // the live page's Content-Security-Policy forbids style attributes, and lets scripts set styles
+    else if (name === "style") (element as HTMLElement | SVGElement).style.cssText = String(value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
   for (const child of children) {

@@ -26,7 +26,7 @@ export function standalone(chart: SVGSVGElement): string {
     const target = copies[i]!;
     for (const { name } of [...target.attributes])
       if (/^(class|style|tabindex|role|aria-.*)$/.test(name)) target.removeAttribute(name);
-    if (parts.length) target.setAttribute("style", parts.join(";"));
+    if (parts.length) target.style.cssText = parts.join(";"); // not as an attribute, which the live page forbids
   }
   for (const hidden of copy.querySelectorAll("[data-screen-only]")) hidden.remove();
   const box = chart.viewBox.baseVal;

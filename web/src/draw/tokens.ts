@@ -44,12 +44,24 @@ export interface Shown {
 /** How a token is written on the page. */
 export function shown(token: Token, longest = LONGEST): Shown {
   const mark = token.mark;
-  let text = token.shown;
+  let text = token.shown.slice(0, 2000); // some are a hundred thousand characters
   if (/^\s+$/.test(text)) text = text.replace(/ /g, "␣").replace(/[^\S\n\r\t]/g, "␣");
   text = shorten(visible(text), longest);
   if (text === "") text = mark === "newline" ? "⏎" : mark === "space" ? "␣" : "∅";
   const prefix = mark === "joined" ? "-" : mark === "space" && text !== "␣" ? "·" : "";
   return { prefix, text, special: mark === "special" || mark === "newline" || mark === "byte" };
+}
+
+let pen: CanvasRenderingContext2D | null = null;
+
+/** How a token is written where there is room for so many pixels. */
+export function fit(token: Token, width: number, size = 12): Shown {
+  pen ??= document.createElement("canvas").getContext("2d")!;
+  pen.font = `${size}px system-ui, sans-serif`;
+  for (let longest = LONGEST; ; longest = Math.floor(longest * 0.8)) {
+    const now = shown(token, longest);
+    if (longest <= 3 || pen.measureText(now.prefix + now.text).width <= width) return now;
+  }
 }
 
 /** A token as one string, for labels and tables. */
