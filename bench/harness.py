@@ -18,7 +18,7 @@ from rich.console import Console
 MIB = 2**20
 GIB = 2**30
 SLOWER = 1.6
-STEADY = 1.03
+STEADY = 1.05
 _console = Console(stderr=True, highlight=False)
 _started = time.perf_counter()
 
@@ -31,7 +31,7 @@ def say(text: str) -> None:
 def race(contestants: Mapping[str, Callable[[], object]], quick: bool = False) -> dict[str, float]:
     """Fastest call of each contestant, in seconds, all running interleaved.
 
-    One call each to warm up, then rounds until the time is up, and on for up to five times as long until
+    One call each to warm up, then rounds until the time is up, and on for up to four times as long until
     everybody has come within STEADY of their fastest call three times: before that a neighbour on the machine
     may have decided who won. Who is more than SLOWER times slower than the fastest after two calls keeps the
     better of those two and leaves the race: its time is known well enough, and the rest of the budget is
@@ -45,7 +45,7 @@ def race(contestants: Mapping[str, Callable[[], object]], quick: bool = False) -
         spent = time.perf_counter() - started
         if number >= fewest and spent > seconds:
             steady = all(sorted(calls[name])[2] <= STEADY * min(calls[name]) for name in racing)
-            if quick or steady or spent > 5 * seconds:
+            if quick or steady or spent > 4 * seconds:
                 break
         first = number % len(racing)  # nobody is always first
         for name in racing[first:] + racing[:first]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from bench.inputs import timed
 
 OURS = "manyheads"
+BARE = "manyheads, no biases"
 
 
 class Textbook(nn.Module):
@@ -54,14 +55,15 @@ def _x_transformers(d_model: int, heads: int, dropout: float, flash: bool) -> nn
     return Attention(d_model, dim_head=d_model // heads, heads=heads, dropout=dropout, flash=flash)
 
 
-def _manyheads(d_model: int, heads: int, dropout: float) -> nn.Module:
+def _manyheads(d_model: int, heads: int, dropout: float, bias: bool = True) -> nn.Module:
     from manyheads.nn.multihead import MultiHeadAttention
 
-    return MultiHeadAttention(d_model, heads, dropout=dropout)
+    return MultiHeadAttention(d_model, heads, dropout=dropout, bias=bias)
 
 
 CONTESTANTS: dict[str, Callable[[int, int, float], nn.Module]] = {
     OURS: _manyheads,
+    BARE: lambda d_model, heads, dropout: _manyheads(d_model, heads, dropout, bias=False),
     "textbook": Textbook,
     "torch": lambda d_model, heads, dropout: Torch(d_model, heads, dropout, weights=False),
     "torch, weights": lambda d_model, heads, dropout: Torch(d_model, heads, dropout, weights=True),
@@ -76,10 +78,15 @@ MAPS = {"textbook": (3, 4), "torch": (1, 0), "torch, weights": (2, 4), "x-transf
 
 NOTE = (
     "Same d_model, heads and float32 input for all; biases everywhere except in x-transformers, which has no "
-    "option for them and so does slightly less work. Forward is in eval mode without gradients, where "
+    "option for them. Forward is in eval mode without gradients, where "
     "torch's module takes its native path; forward+backward is in training mode, gradients of input and "
     "parameters."
 )
+
+
+def alike(peer: str) -> str:
+    """Which of ours has the parameters of this peer."""
+    return BARE if peer.startswith("x-transformers") else OURS
 
 
 def build(name: str, d_model: int, heads: int, dropout: float = 0.0) -> nn.Module:
