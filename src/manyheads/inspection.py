@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import Watch, watch
+from manyheads.view.document.make import About, document
+from manyheads.view.document.sample import TOKENS, Kept, Sample, of_batches
+from manyheads.view.report import write_report
 from manyheads.view.summary import summary_text
 
 
@@ -38,6 +42,7 @@ def inspect(
     *,
     tokens: Mapping[str, Iterable[int]] | None = None,
     out: str | os.PathLike[str] | None = None,
+    tokenizer: Any = None,
 ) -> HeadTable:
     """What every head of a model does on these batches: the full set of statistics, one row for each head.
 
@@ -46,7 +51,9 @@ def inspect(
     model: any torch.nn.Module. It runs in eval mode, without gradients.
     batches: dicts (passed by name), tuples (passed in order) or tensors.
     tokens: token ids by name, as in `watch`: adds the share of attention on each group.
-    out: a folder for ``heads.json``, ``heads.csv`` and ``summary.txt``; made if it is not there.
+    out: a folder for ``heads.json``, ``heads.csv``, ``summary.txt`` and ``report.html``, the page for which
+        a little more is measured; made if it is not there.
+    tokenizer: the model's, so that the page shows words and not the numbers of tokens.
 
     Ctrl-C ends the counting and keeps the whole batches that were counted so far. Under torchrun or
     accelerate launch, give each process its own part of the batches: every process gets the table of all.
@@ -61,12 +68,17 @@ def inspect(
     """
     if out is not None:
         prepare(Path(out))
+    kept = Kept(batches, TOKENS)
     with one_interruption() as hold:
-        own = count(model, ((0, batch) for batch in batches), tokens)
+        own = count(model, ((0, batch) for batch in kept), tokens)
         hold()
         counted = together(own)
         if out is not None and counted.table is not None and rank() == 0:
             write(counted.table, Path(out), summary_text(counted.table))
+    if out is not None and counted.table is not None and rank() == 0:
+        about = About(type(model).__name__, notes=notes(counted))
+        sample = partial(of_batches, kept.batches, model)
+        tell(counted, Path(out), model, sample, about=about, tokenizer=tokenizer)
     return finished(counted)
 
 
@@ -223,6 +235,38 @@ def together(own: Counted) -> Counted:
         error=next((part.error for part in parts if part.error), None),
         missed={path: why for part in parts for path, why in part.missed.items()},
     )
+
+
+def notes(counted: Counted) -> list[str]:
+    """What a reader has to know about a count."""
+    found = [f"{path} was not seen: {why}" for path, why in counted.missed.items()]
+    if counted.stopped or counted.error is not None:
+        found.append("The counting ended early: these are the numbers of a part of the corpus.")
+    return found
+
+
+def tell(counted: Counted, out: Path, model: nn.Module, sample: Callable[[], Sample], **told: Any) -> bool:
+    """Make the page of a count and write it to ``report.html``; whether all that it needs was measured.
+
+    Ctrl-C ends the measuring, and the page has what there is. After a count that ended early, the page has
+    the numbers of the table alone. Keywords as in `document`.
+    """
+    assert counted.table is not None
+    whole = not counted.stopped and counted.error is None
+    with one_interruption() as hold:
+        try:
+            chosen = sample() if whole else None
+        except KeyboardInterrupt:
+            chosen = None
+        made = document(counted.table, model if chosen is not None else None, chosen, **told)
+        hold()
+        try:
+            write_report(made, out / "report.html")
+        except OSError as error:
+            raise OSError(
+                f"out: writing under {out} failed ({error.strerror}); make room or give another folder"
+            ) from error
+    return chosen is not None and not made["made"]["stopped"]
 
 
 def prepare(out: Path) -> None:

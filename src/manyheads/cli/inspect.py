@@ -6,6 +6,7 @@ import json as json_format
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from manyheads.cli import options
 if TYPE_CHECKING:
     from manyheads.corpus import Corpus
     from manyheads.inspection import Counted
+    from manyheads.models import Loaded
 
 
 def inspect(
@@ -35,8 +37,9 @@ def inspect(
 ) -> None:
     """What every head of a model does on a corpus: exact, at any length, under the model's fast kernels.
 
-    Prints a map of layers and heads and the heads that stand out; writes heads.json, heads.csv and
-    summary.txt. Ctrl-C keeps what was counted so far. To use several processes, with or without GPUs, write
+    Prints a map of layers and heads and the heads that stand out; writes heads.json, heads.csv, summary.txt
+    and report.html: one page, to look at every head. Ctrl-C keeps what was counted so far. To use several
+    processes, with or without GPUs, write
     `torchrun --nproc-per-node 2 -m manyheads inspect ...` or
     `accelerate launch --multi_gpu --num_processes 2 -m manyheads inspect ...`
     (accelerate starts a single process when it is given `--cpu`).
@@ -92,18 +95,25 @@ def run(
         if counted.table is None:
             finished(counted)
         _tell_and_write(counted, loaded.name, read, out, console, machine)
-        if counted.error is not None:
-            raise ValueError(f"{counted.error}; what was counted before that is in {out}") from counted.error
-        if counted.stopped:
-            errors.print(f"Stopped after {counted.units:,} of {read.total():,} {read.unit}; they are kept.")
-        return 130 if counted.stopped else 0
+    whole = _tell_on_a_page(counted, loaded, read, out, errors)
+    if not machine:
+        console.print(
+            Text(f"To look at every head, open in a browser: {out / 'report.html'}"), soft_wrap=True
+        )
+    if counted.error is not None:
+        raise ValueError(f"{counted.error}; what was counted before that is in {out}") from counted.error
+    if counted.stopped:
+        errors.print(f"Stopped after {counted.units:,} of {read.total():,} {read.unit}; they are kept.")
+    elif not whole:
+        errors.print("Stopped: all was counted, and the page shows what was measured for it so far.")
+    return 0 if whole else 130
 
 
 def _tell_and_write(
     counted: Counted, name: str, read: Corpus, out: Path, console: Console, machine: bool
 ) -> None:
     """On the terminal first: what cannot be written is not lost."""
-    from manyheads.inspection import write
+    from manyheads.inspection import notes, write
     from manyheads.view.summary import summary, summary_text
 
     assert counted.table is not None
@@ -112,14 +122,14 @@ def _tell_and_write(
         f"{name} on {read.what}: {counted.units:,} {read.unit} in {counted.seconds:.1f} s "
         f"({rate:,.0f} {read.unit}/s), {len(counted.table)} heads"
     )
-    notes = [f"{path} was not seen: {why}" for path, why in counted.missed.items()]
+    said = notes(counted)
     document = as_json(counted, name, read, out)
     if machine:
         print(document, flush=True)
     else:
-        summary(counted.table, console, title=title, shares=read.shares, notes=notes)
+        summary(counted.table, console, title=title, shares=read.shares, notes=said)
     try:
-        plain = summary_text(counted.table, title=title, shares=read.shares, notes=notes)
+        plain = summary_text(counted.table, title=title, shares=read.shares, notes=said)
         files = write(counted.table, out, plain)
     except OSError as error:
         if machine:
@@ -129,6 +139,34 @@ def _tell_and_write(
     if not machine:
         console.print(Text(f"\nEvery number with its standard error: {files[1]}"), soft_wrap=True)
         console.print(Text(f"The same to load, merge and compare: {files[0]}"), soft_wrap=True)
+
+
+def _tell_on_a_page(counted: Counted, loaded: Loaded, read: Corpus, out: Path, errors: Console) -> bool:
+    """Measure what the page needs besides the counts, and write it; whether all of it was measured."""
+    from manyheads.inspection import notes, tell
+    from manyheads.view.document import About, of_corpus
+
+    shares = {name: f"{share:.1%}" for name, share in read.shares.items()}
+    about = About(loaded.name, read.what, counted.units, read.unit, shares, notes(counted))
+    name = "processor" if read.unit == "images" else "tokenizer"
+    given = {name: _given(getattr(loaded, name))}
+    columns = (TextColumn("Measuring {task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("", total=1.0)
+
+        def step(what: str, share: float) -> None:
+            progress.update(task, description=what, completed=share)
+
+        sample = partial(of_corpus, read, loaded.model)
+        return tell(counted, out, loaded.model, sample, about=about, step=step, **given)
+
+
+def _given(make: Callable[[], Any]) -> Any:
+    """A tokenizer or a processor; None for a model without one."""
+    try:
+        return make()
+    except (ValueError, ImportError):
+        return None
 
 
 def as_json(counted: Counted, name: str, read: Corpus, out: Path) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from manyheads.heads.importance import losses
@@ -94,6 +93,7 @@ def question(
 
     Examples
     --------
+    >>> import torch
     >>> asked = question(nn.Identity(), None, {"logits": torch.tensor([[3.0, 1.0]])}, [])
     >>> asked.kind, asked.answer({"logits": torch.tensor([[3.0, 1.0]])}, nn.Identity())
     ('class', [['0', 0.8808], ['1', 0.1192]])

@@ -1,4 +1,4 @@
-"""The document: all that a page shows about a model, from its table of heads and a small sample of the corpus.
+"""The document: all that a page shows about a model, from its table and a small sample of the corpus.
 
 Every part beyond the table's own numbers may fail or be interrupted; it is then null, and a note says why.
 """
@@ -117,6 +117,7 @@ def document(
             "units": units,
             "unit": about.unit,
             "notes": [*about.notes, *making.notes],
+            "stopped": making.stopped,
         },
         "heads": numbers.heads(table, judged),
         "stacks": numbers.stacks(table),

@@ -1,4 +1,4 @@
-"""The numbers of tables, as a document has them: who the heads are, metrics, roles, importance, redundancy."""
+"""The numbers of tables, as a document has them: heads, metrics, roles, importance, redundancy."""
 
 from __future__ import annotations
 

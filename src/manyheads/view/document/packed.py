@@ -1,4 +1,4 @@
-"""Numbers as the page reads them: plain ones in JSON, many of them as packed bytes, within a budget of bytes."""
+"""Numbers as the page reads them: few as they are, many as packed bytes, within a budget of bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture that a model saw, as a file in the document, and the grid of patches that its heads attend to."""
+"""The picture that a model saw, and the grid of patches that its heads attend to."""
 
 from __future__ import annotations
 

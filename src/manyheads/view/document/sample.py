@@ -60,7 +60,7 @@ def of_corpus(corpus: Corpus, model: nn.Module) -> Sample:
             read += corpus.sizes[i]
     sizes = [corpus.sizes[i] for i in chosen]
     plan = bucketed(sizes, max(most // 4, *sizes), corpus.padding)
-    batches = [corpus.make([chosen[n] for n in part]) for part in plan]
+    batches = [shortened(corpus.make([chosen[n] for n in part]), most) for part in plan]
     if corpus.unit != "tokens":
         shown = [corpus.make([i]) for i in range(min(3, len(corpus.sizes)))]
         note = f"measured on {len(chosen)} of {len(corpus.sizes)} {corpus.unit}"
@@ -113,20 +113,32 @@ class Kept:
 
 def of_batches(batches: Sequence[Any], model: nn.Module) -> Sample:
     """A sample of batches that somebody gave, whatever they are."""
+    most = tokens_for(model)
+    batches = [_fewer(batch, most) for batch in batches]
     rows = [row for batch in batches for row in singles(batch)]
     sizes = [_length(row) for row in rows]
     examples = [rows[i] for i in _lengths(sizes)] if rows else list(batches[:1])
     if rows and min(sizes) > 2 * max(LENGTHS) and _ids(rows[0]):
         examples.insert(0, shortened(rows[0], CUT))
-    note = f"{len(batches)} of the batches that were read first"
-    return Sample(list(batches), examples, rows[:NEIGHBOURS], note)
+    note = "the first batch" if len(batches) == 1 else f"the first {len(batches)} batches"
+    return Sample(batches, examples, rows[:NEIGHBOURS], f"{note} (up to {most:,} tokens)")
+
+
+def _fewer(batch: Any, most: int) -> Any:
+    """A batch with fewer and shorter sequences, where it is known which axis is which."""
+    tensors = list(_tensors(batch))
+    if not _ids(batch) or any(x.dim() == 0 or len(x) != len(tensors[0]) for x in tensors):
+        return batch
+    rows = max(2, most // max(1, _length(batch)))
+    return shortened(_mapped(batch, lambda x: x[:rows]), most)
 
 
 def singles(batch: Any) -> list[Any]:
     """The sequences or pictures of a batch one by one, without padding; none where they cannot be told apart.
 
     >>> mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    >>> [one["input_ids"].shape for one in singles({"input_ids": torch.ones(2, 3).long(), "attention_mask": mask})]
+    >>> batch = {"input_ids": torch.ones(2, 3).long(), "attention_mask": mask}
+    >>> [one["input_ids"].shape for one in singles(batch)]
     [torch.Size([1, 2]), torch.Size([1, 3])]
     """
     tensors = list(_tensors(batch))

@@ -31,8 +31,8 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[dict[str, Any]]:
 
     >>> from manyheads.embedded import load
     >>> tokens = token_texts(load()[1], [101, 15775, 4523, 102])
-    >>> [(token["text"], token["shown"], token["mark"]) for token in tokens]
-    [('[CLS]', '[CLS]', 'special'), ('cha', 'cha', None), ('##ps', 'ps', 'joined'), ('[SEP]', '[SEP]', 'special')]
+    >>> [(token["shown"], token["mark"]) for token in tokens]
+    [('[CLS]', 'special'), ('cha', None), ('ps', 'joined'), ('[SEP]', 'special')]
     """
     if tokenizer is None:
         return [Token(str(i), str(i), None)._asdict() for i in ids]
