@@ -20,6 +20,8 @@ LAUNCH = [
     sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
     "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
 ]  # fmt: skip
+# Every Python that starts leaves a file behind: there really were two.
+SEEN = "import os; open(f\"{0}/rank-{{os.environ.get('RANK')}}\", 'w')"
 
 
 def test_two_processes_are_one(tmp_path):
@@ -29,15 +31,17 @@ def test_two_processes_are_one(tmp_path):
     (tmp_path / "train.en").write_text("\n".join(lines))
     (tmp_path / "train.de").write_text("\n".join(line.upper() for line in reversed(lines)))
     given = {"data": data, "out": tmp_path / "two", "tracker": "none", "accumulate": 2, **MODEL, **OPTIONS}
+    (tmp_path / "sitecustomize.py").write_text(SEEN.format(tmp_path))
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     done = subprocess.run(
         [*LAUNCH, "-m", "manyheads", "train", "translation", *flags],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "4 steps" in done.stdout
+    assert {"rank-0", "rank-1"} <= {path.name for path in tmp_path.iterdir()}
     train(Translation(**MODEL), str(data), out=tmp_path / "one", **OPTIONS)
     one, two = (read(tmp_path / name / "log.jsonl") for name in ("one", "two"))
     assert len(one) == len(two) == 4
