@@ -3,13 +3,12 @@
 Attention together with its statistics, against attention alone; the core set and the full set.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping
 
 import torch
 
-from bench.harness import MIB, mebibytes, milliseconds, say, table, targets
+from bench.harness import MIB, STEADY, mebibytes, milliseconds, say, table, targets
 from bench.inputs import heads_of
 from bench.memory import peak
 from manyheads.nn.attention import attention
@@ -46,16 +45,18 @@ def module(which: str | None, length: int, causal: bool):
 
 def in_turns(contestants: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
     """Like `race`, but nobody leaves: who is three times slower gets as many chances to be undisturbed."""
-    best = dict.fromkeys(contestants, math.inf)
+    calls: dict[str, list[float]] = {name: [] for name in contestants}
     started = time.perf_counter()
-    rounds = 0
-    while rounds < 2 or time.perf_counter() - started < seconds:
+    while True:
+        spent, rounds = time.perf_counter() - started, min(map(len, calls.values()))
+        steady = rounds >= 3 and all(sorted(times)[2] <= STEADY * min(times) for times in calls.values())
+        if rounds >= 2 and (spent > 3 * seconds or (steady and spent > seconds)):
+            break
         for name, contestant in contestants.items():
             before = time.perf_counter()
             contestant()
-            best[name] = min(best[name], time.perf_counter() - before)
-        rounds += 1
-    return best
+            calls[name].append(time.perf_counter() - before)
+    return {name: min(times) for name, times in calls.items()}
 
 
 def run(quick: bool) -> str:
