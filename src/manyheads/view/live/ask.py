@@ -36,7 +36,7 @@ Heads = dict[str, list[int]]
 
 def attend(live: Live, text: str | None, image: str | None) -> dict[str, Any]:
     """What the heads attend to in a text or a picture, and what the model says about it."""
-    asked = _asked(live, text, image)
+    asked = about(live, text, image)
     found, _ = example(live.model, asked.batch, tokenizer=live.tokenizer, processor=live.processor)
     found["answer"] = asked.answer
     return {"example": found, "answer": asked.answer, "cut": asked.cut}
@@ -48,7 +48,7 @@ def without(live: Live, text: str | None, image: str | None, heads: Heads) -> di
     Also what the heads attend to then: those of later layers see another input.
     """
     check(live, heads)
-    asked = _asked(live, text, image)
+    asked = about(live, text, image)
     with silence(live.model, heads) if heads else nullcontext():
         after = answer(live.model, live.tokenizer, asked.batch, kind=live.kind, known=live.known)
         found, _ = example(
@@ -184,7 +184,7 @@ def picture(written: str) -> Any:
         raise ValueError(f"image: it cannot be read; expected one of {', '.join(FORMATS)}") from error
 
 
-def _asked(live: Live, text: str | None, image: str | None) -> Asked:
+def about(live: Live, text: str | None, image: str | None) -> Asked:
     """What the whole model makes of an input; kept for the inputs asked about last."""
     written = f"{text is None} {image if text is None else text}".encode("utf-8", "surrogatepass")
     key = hashlib.sha256(written).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ TEXTS, LENGTH, BATCH_TOKENS = 48, 128, 512  # of the small text: texts, tokens o
 PICTURES = 16
 NEIGHBOURS, LONGEST_NEIGHBOUR = 24, 120  # sentences among which neighbours are found, and their characters
 REMEMBERED = 32  # inputs whose answers are kept
+SAMPLES, SAMPLE, LONGEST_SAMPLE = 4, 64, 200  # texts to begin with, and their characters: about, at most
+EMBEDDED = "MiniLM"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +56,7 @@ class Live:
     fingerprint: of the model.
     kind: what it says, as `kind_of` finds it.
     known: sentences for neighbours.
+    samples: texts to begin with.
     tables: what was measured: ``watch``, ``diversity``, ``roles``, and rankings by their method.
     asked: the inputs asked about last, and what the whole model made of them.
     references: what the whole model gives for the text that quality is measured on.
@@ -67,6 +71,7 @@ class Live:
     fingerprint: str
     kind: str | None
     known: Known | None
+    samples: list[str]
     tables: dict[str, HeadTable] = field(default_factory=dict)
     asked: OrderedDict[str, Asked] = field(default_factory=OrderedDict)
     references: list[Output] = field(default_factory=list)
@@ -75,6 +80,12 @@ class Live:
     def model(self) -> torch.nn.Module:
         """The module."""
         return self.loaded.model
+
+    @property
+    def command(self) -> str:
+        """What to type to cut what a plan says."""
+        named = () if self.loaded.name == EMBEDDED else (self.loaded.name,)
+        return shlex.join(["manyheads", "prune", *named, "--plan", "plan.json", "--out", "small"])
 
     @property
     def device(self) -> torch.device:
@@ -119,7 +130,19 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
         sites = {site.name: site for site in observer.sites}
     kind = kind_of(loaded.model, first)
     known = _known(loaded, tokenizer, text) if kind == "neighbours" and tokenizer is not None else None
-    return Live(loaded, tokenizer, processor, read, batches, sites, fingerprint(loaded.model), kind, known)
+    samples = [] if tokenizer is None else _samples(text, mask_of(tokenizer) if kind == "mask" else "")
+    return Live(
+        loaded,
+        tokenizer,
+        processor,
+        read,
+        batches,
+        sites,
+        fingerprint(loaded.model),
+        kind,
+        known,
+        samples,
+    )
 
 
 def batch_of(live: Live, text: str, length: int) -> tuple[Any, int]:
@@ -186,6 +209,21 @@ def _probe(loaded: Loaded, why: str) -> Any:
             f"images: {loaded.name} reads pictures, and what it takes could not be guessed ({error}); "
             "give --images FOLDER"
         ) from error
+
+
+def mask_of(tokenizer: Any) -> str:
+    """What a person writes where the model is to fill in; "" where there is no such thing."""
+    return str(getattr(tokenizer, "mask_token", None) or "")
+
+
+def _samples(text: str | None, mask: str) -> list[str]:
+    """A few texts to begin with, some of moderate length; for a model that fills in, with a gap."""
+    lines = [line[:LONGEST_SAMPLE] for line in corpus._lines(text, TEXTS)]
+    chosen = sorted(dict.fromkeys(lines), key=lambda line: abs(len(line) - SAMPLE))[:SAMPLES]
+    if not mask:
+        return chosen
+    words = [line.split() for line in chosen]
+    return [" ".join([*some[: len(some) // 2], mask, *some[len(some) // 2 + 1 :]]) for some in words]
 
 
 def _known(loaded: Loaded, tokenizer: Any, text: str | None) -> Known:

@@ -12,12 +12,13 @@ from manyheads.heads.maps import run
 from manyheads.heads.roles import roles
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import rows_of, watch
+from manyheads.view.answers import answer
 from manyheads.view.document import About, document, example, numbers
 from manyheads.view.document.curve import curve
-from manyheads.view.document.make import _profiles
+from manyheads.view.document.examples import profiles
 from manyheads.view.live import choose
-from manyheads.view.live.ask import measured_on
-from manyheads.view.live.model import Live
+from manyheads.view.live.ask import about, measured_on
+from manyheads.view.live.model import Live, mask_of
 from manyheads.view.live.queue import OthersWaitError, Queue
 
 GROUPS = {
@@ -25,7 +26,6 @@ GROUPS = {
     "frequent": "attention on the most frequent tokens, a quarter of the text",
     "rare": "attention on the rarest tokens, a quarter of the text",
 }
-SHOWN = 16  # tokens of the example, about
 STAGES = ("watch", "fisher", "diversity", "roles", "curve", "elimination")
 
 Step = Callable[[float], None]
@@ -59,6 +59,12 @@ class Progress:
             "done": self.stages.index(self.stage) if self.stage else len(self.stages),
             "stages": list(self.stages),
             "finished": self.finished,
+            "reads": "text" if self.live.processor is None else "image",
+            "mask": mask_of(self.live.tokenizer) if self.live.kind == "mask" else "",
+            "samples": self.live.samples,
+            "rules": list(choose.RULES),
+            "rankings": list(choose.RANKINGS),
+            "command": self.live.command,
         }
 
     def steps(self) -> Iterator[None]:
@@ -109,7 +115,7 @@ class Progress:
         live, tables = self.live, self.live.tables
         table = tables.get("watch") or self._first_table()
         unit = "tokens" if live.read is None else live.read.unit
-        about = About(
+        titled = About(
             model=live.loaded.name,
             corpus="" if live.read is None else live.read.what,
             units=0 if live.read is None or "watch" not in tables else live.read.total(),
@@ -117,7 +123,7 @@ class Progress:
             groups={name: GROUPS[name] for name in (live.read.groups if live.read else ()) if name in GROUPS},
             notes=self.notes,
         )
-        made = document(table, about=about)
+        made = document(table, about=titled)
         made |= self._example(table)
         ranked = {name: tables[name] for name in choose.RANKINGS if name in tables}
         made["importance"] = numbers.importance(ranked, table) | made["importance"]
@@ -145,10 +151,15 @@ class Progress:
         if "example" not in self._parts:
             live = self.live
             found: dict[str, Any] = {"examples": [], "profiles": None}
+            if live.samples:
+                asked = about(live, live.samples[0], None)
+                batch, said = asked.batch, asked.answer
+            elif live.read is not None:
+                batch = live.read.make([0])
+                said = answer(live.model, live.tokenizer, batch, kind=live.kind, known=live.known)
             if live.read is not None:
-                sizes = live.read.sizes
-                batch = live.read.make([min(range(len(sizes)), key=lambda i: abs(sizes[i] - SHOWN))])
                 shown, seen = example(live.model, batch, tokenizer=live.tokenizer, processor=live.processor)
-                found = {"examples": [shown], "profiles": _profiles([seen], table)}
+                shown["answer"] = said
+                found = {"examples": [shown], "profiles": profiles([seen], table)}
             self._parts["example"] = found
         return dict(self._parts["example"])

@@ -1,0 +1,216 @@
+// Every head as a cell that is silenced by a click: its map of the input, or a measure; and what one head looks at.
+import { chart } from "../../draw/chart";
+import { html, svg } from "../../draw/element";
+import { grid, type Cell, type Grid } from "../../draw/grid";
+import { number, percent } from "../../draw/number";
+import { picture } from "../../draw/pixels";
+import { radios } from "../../draw/radios";
+import { plain, tokenElement } from "../../draw/tokens";
+import type { Example } from "../../document";
+import { attention, thumbnail, type Attention } from "../../maps";
+import { current } from "../../state";
+import { headMap, title, type HeadMap } from "../heads";
+import type { Bench, Part } from "../live";
+
+const LARGEST = 72;
+const SMALLEST = 20;
+const GAP = 3;
+const SHOWN = 400; // tokens that are written out
+
+export function maps(bench: Bench): Part {
+  const { live, page } = bench;
+  const { document, state, words, colours } = page;
+  let numbers = false;
+  let cells: Grid | undefined;
+  let table: HeadMap | undefined;
+  let drawn: Example | undefined;
+  let query = -1;
+
+  const figure = chart({ title: words.live.maps, note: words.live.mapsNote, name: `${document.made.model}-live`, words, rows });
+  const note = html("p", { class: "note changed", hidden: true }, words.live.mapsNoteSilenced);
+  const choice = radios(words.live.show, [words.live.asMaps, words.live.asNumbers], () => Number(numbers), (index) => {
+    numbers = index === 1;
+    draw();
+  });
+  figure.controls.append(choice.element);
+  const looks = html("div", { class: "looks", "data-part": "looks" });
+  const place = html("div", {}, figure.figure);
+  figure.body.before(looks, note);
+  const element = html("div", { class: "heads-live" }, place);
+
+  function toggle(head: number): void {
+    const { silenced } = state.now;
+    state.set({ selected: [head] });
+    bench.silence(silenced.includes(head) ? silenced.filter((one) => one !== head) : [...silenced, head]);
+  }
+
+  function draw(): void {
+    const focused = figure.body.querySelector<SVGGElement>("[data-index]:focus")?.dataset["index"];
+    cells?.close();
+    table?.close();
+    cells = table = undefined;
+    drawn = live.attended?.example;
+    if (numbers) {
+      table = headMap(page, { pick: toggle });
+      place.replaceChildren(figure.figure, table.figure);
+      figure.body.replaceChildren();
+      table.draw();
+    } else {
+      place.replaceChildren(figure.figure);
+      if (drawn) drawMaps(drawn);
+      if (focused) cells?.cell(Number(focused))?.focus({ preventScroll: true });
+    }
+    mark();
+    look();
+  }
+
+  function drawMaps(example: Example): void {
+    const stacks = document.stacks.filter((stack) => stack.layers.some((layer) => example.maps.some((map) => map.site === layer.site)));
+    const numberOf = (head: number) => document.heads.head[head]!;
+    const columns = Math.max(1, ...stacks.flatMap((stack) => stack.layers.flatMap((layer) => layer.heads.map((head) => numberOf(head) + 1))));
+    const left = 26;
+    const room = figure.body.clientWidth || 700;
+    const size = Math.max(SMALLEST, Math.min(LARGEST, Math.floor((room - left) / columns) - GAP));
+    const labels = svg("g", { class: "axis", "aria-hidden": "true" });
+    const places: Cell[] = [];
+    let y = 0;
+    let row = 0;
+    for (const stack of stacks) {
+      if (document.stacks.length > 1) {
+        y += 14;
+        labels.append(svg("text", { x: 0, y, class: "stack" }, `${words.kinds[stack.kind] ?? stack.kind} · ${stack.name}`));
+        y += 4;
+      }
+      y += 15;
+      const most = Math.max(...stack.layers.flatMap((layer) => layer.heads.map(numberOf)));
+      for (let column = 0; column <= most; column++)
+        labels.append(svg("text", { x: left + column * (size + GAP) + size / 2, y: y - 4, "text-anchor": "middle" }, String(column)));
+      for (const layer of stack.layers) {
+        const here = layer.heads.filter((head) => thumbnail(document, example, head));
+        if (!here.length) continue;
+        labels.append(svg("text", { x: left - 8, y: y + size / 2 + 4, "text-anchor": "end" }, String(layer.layer)));
+        for (const head of here)
+          places.push({ head, row, column: numberOf(head), x: left + numberOf(head) * (size + GAP), y, width: size, height: size, label: title(document, head, words) });
+        row++;
+        y += size + GAP;
+      }
+      y += 8;
+    }
+    cells = grid({
+      page,
+      label: words.live.maps,
+      cells: places,
+      content: (cell) => {
+        const { weights } = thumbnail(document, example, cell.head)!;
+        return [
+          svg("image", { href: picture(weights.rows, weights.columns, weights.at, colours), width: size, height: size, preserveAspectRatio: "none" }),
+          svg("path", { class: "crossed", d: `M4 4L${size - 4} ${size - 4}M${size - 4} 4L4 ${size - 4}` }),
+        ];
+      },
+      tip: (head) => [
+        html("strong", {}, title(document, head, words)),
+        html("div", { class: "pair" }, html("span", {}, words.largestWeight), html("b", {}, number(thumbnail(document, example, head)?.peak))),
+        state.now.silenced.includes(head) ? html("div", { class: "faint" }, words.live.silencedHead) : null,
+      ],
+      pick: toggle,
+    });
+    const width = left + columns * (size + GAP);
+    figure.body.replaceChildren(svg("svg", { viewBox: `0 0 ${width} ${y}`, width, height: y, class: "glance" }, labels, cells.element));
+  }
+
+  function mark(): void {
+    note.hidden = !state.now.silenced.length || numbers;
+    document.heads.name.forEach((_, head) => {
+      const cell = cells?.cell(head);
+      if (!cell) return;
+      const off = state.now.silenced.includes(head);
+      cell.classList.toggle("silenced", off);
+      cell.setAttribute("aria-label", title(document, head, words) + (off ? `, ${words.live.silencedHead}` : ""));
+    });
+  }
+
+  /** The tokens, shaded by how much attention they get from all queries, or from the one that was chosen. */
+  function look(): void {
+    const head = state.now.hovered ?? (state.now.selected.length ? current(state.now) : null);
+    const seen = head === null ? null : attention(document, live.attended?.example, head);
+    const name = head === null ? "" : document.heads.name[head]!;
+    if (!seen || live.attended?.example.kind === "image") {
+      looks.replaceChildren(live.attended?.example.kind === "image" ? "" : html("p", { class: "note" }, words.live.looksHint), live.attended ? written(live.attended.example) : "");
+      return;
+    }
+    if (query >= seen.queries.length) query = -1;
+    const weights = shares(seen, query);
+    const most = Math.max(1e-9, ...weights);
+    looks.replaceChildren(
+      html("p", { class: "note" }, query < 0 ? words.live.looks(name) : words.live.looksFrom(name, plain(seen.queries[query]!, 20))),
+      html(
+        "p",
+        { class: "tokens", dir: "auto" },
+        ...seen.keys.slice(0, SHOWN).map((token, index) => {
+          const one = tokenElement(token, 24);
+          const share = Math.sqrt((weights[index] ?? 0) / most);
+          one.classList.add("shaded");
+          one.style.setProperty("--share", share.toFixed(3));
+          one.title = percent(weights[index]);
+          if (seen.queries === seen.keys || seen.queries.length === seen.keys.length) {
+            one.classList.toggle("query", index === query);
+            one.addEventListener("click", () => {
+              query = query === index ? -1 : index;
+              look();
+            });
+          }
+          return one;
+        }),
+        seen.keys.length > SHOWN ? " …" : "",
+      ),
+    );
+  }
+
+  function written(example: Example): HTMLElement {
+    const axis = Object.values(example.tokens)[0] ?? [];
+    return html("p", { class: "tokens", dir: "auto" }, ...axis.slice(0, SHOWN).map((token) => tokenElement(token, 24)), axis.length > SHOWN ? " …" : "");
+  }
+
+  function rows(): (string | number)[][] {
+    const example = live.attended?.example;
+    return [
+      ["head", "site", "row", "column", "weight"],
+      ...document.heads.name.flatMap((name, head) => {
+        const map = thumbnail(document, example, head);
+        if (!map) return [];
+        const { rows: height, columns, at } = map.weights;
+        return Array.from({ length: height * columns }, (_, i) => {
+          const [row, column] = [Math.floor(i / columns), i % columns];
+          return [name, document.heads.site[head]!, row, column, Number((at(row, column) * map.peak).toPrecision(4))];
+        });
+      }),
+    ];
+  }
+
+  const ends = [state.subscribe(look, "hovered", "selected"), state.subscribe(mark, "silenced")];
+  return {
+    element,
+    update() {
+      if (live.attended?.example !== drawn) draw();
+      else mark();
+      element.classList.toggle("stale", bench.took === null);
+    },
+    close() {
+      cells?.close();
+      table?.close();
+      for (const end of ends) end();
+    },
+  };
+}
+
+/** How much attention each key gets: from one query, or from all of them on average. */
+function shares(seen: Attention, query: number): number[] {
+  const found = new Array<number>(seen.keys.length).fill(0);
+  const weights = seen.exact ?? seen.pooled;
+  if (!weights) return found;
+  const [rowSize, columnSize] = seen.exact ? [1, 1] : [seen.rowSize, seen.columnSize];
+  const chosen = query < 0 ? [...Array(weights.rows).keys()] : [Math.floor(query / rowSize)];
+  for (const row of chosen)
+    for (let key = 0; key < found.length; key++) found[key]! += weights.at(row, Math.floor(key / columnSize)) / columnSize / chosen.length;
+  return found;
+}

@@ -1,0 +1,81 @@
+// How good the model still is: a number, and every set of heads that was tried beside what rankings give.
+import { extent } from "d3-array";
+import { scaleLinear } from "d3-scale";
+import { line } from "d3-shape";
+import { bottom, left } from "../../draw/axis";
+import { chart } from "../../draw/chart";
+import { html, svg } from "../../draw/element";
+import { number, percent } from "../../draw/number";
+import type { Bench, Part } from "../live";
+
+const WIDTH = 340;
+const HEIGHT = 190;
+
+export function quality(bench: Bench): Part {
+  const { live, page } = bench;
+  const { document, words, colours } = page;
+  const figure = chart({
+    title: words.live.quality,
+    name: `${document.made.model}-tried`,
+    words,
+    rows: () => [["kept", live.quality?.metric ?? "quality"], ...live.tried.map((one) => [one.kept, one.value])],
+  });
+  const value = html("p", { class: "value", "data-part": "quality" });
+  const means = html("p", { class: "note" });
+  const note = html("p", { class: "note" }, words.live.qualityNote);
+  figure.body.before(value, means);
+  figure.body.after(note);
+  figure.figure.classList.add("quality");
+  let drawn = "";
+
+  function draw(): void {
+    const { quality: now, tried } = live;
+    const curve = now && document.curve?.quality === now.metric ? document.curve : null;
+    const state = JSON.stringify([now, tried.length, curve?.lines.length]);
+    if (state === drawn) return;
+    drawn = state;
+    const lines = (curve?.lines ?? []).map((one) => ({
+      name: one.name,
+      points: curve!.kept.flatMap((kept, i) => (typeof one.mean[i] === "number" ? [{ kept, value: one.mean[i] }] : [])),
+    }));
+    const values = [...tried.map((one) => one.value), ...lines.flatMap((one) => one.points.map((point) => point.value))];
+    let [low = 0, high = 1] = extent(values);
+    if (now?.metric !== "perplexity") high = 1;
+    if (high - low < 1e-6) low = high - 0.05;
+    const lowest = Math.min(0.9, ...tried.map((one) => one.kept), ...(curve?.kept ?? []));
+    const x = scaleLinear([lowest, 1], [44, WIDTH - 12]);
+    const y = scaleLinear([low, high], [HEIGHT - 34, 14]).nice(4);
+    const path = line<{ kept: number; value: number }>((point) => x(point.kept), (point) => y(point.value));
+    const drawing = svg(
+      "svg",
+      { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT, role: "img", "aria-label": words.live.quality },
+      left(y, 44, { count: 4, across: WIDTH - 56 }),
+      bottom(x, HEIGHT - 34, { count: 4, title: words.live.keptAxis, format: (share) => percent(share) }),
+      ...lines.flatMap((one, i) => {
+        const last = one.points.at(-1);
+        const control = one.name === "random";
+        const name = control ? words.live.random : (words.live.rankings[one.name] ?? one.name);
+        return [
+          svg("path", { d: path(one.points) ?? "", class: control ? "line control" : "line", stroke: colours.kind(control ? 7 : i) }),
+          last && svg("text", { x: x(last.kept) + 4, y: y(last.value) + (control ? 14 : -7), class: "name" }, name),
+        ];
+      }),
+      ...tried.map((one) => svg("circle", { cx: x(one.kept), cy: y(one.value), r: 3.2, class: "tried" }, svg("title", {}, words.live.tried(percent(one.kept), number(one.value))))),
+      now && now.value !== null ? svg("circle", { cx: x(now.kept), cy: y(now.value), r: 6, class: "now" }) : null,
+    );
+    figure.body.replaceChildren(drawing);
+  }
+
+  return {
+    element: figure.figure,
+    update() {
+      const now = live.quality;
+      figure.figure.hidden = !live.progress.stages.length;
+      value.textContent = now ? number(now.value) : "–";
+      value.dataset["value"] = now?.value === null || !now ? "" : String(now.value);
+      value.dataset["kept"] = now ? String(now.kept) : "";
+      means.textContent = now ? (words.live.metrics[now.metric] ?? now.metric) + (now.metric === "perplexity" ? `; ${words.live.before}: ${number(now.before)}` : "") : "";
+      if (now) draw();
+    },
+  };
+}
