@@ -1,4 +1,3 @@
-  const token = carried || secret();
 // Requests of the live page, and its beginning: the page opens with what is known of the model, which grows meanwhile.
 import { check, type Answer, type Example, type HeadDocument } from "./document";
 import { html } from "./draw/element";
@@ -73,7 +72,7 @@ const SOON = 700; // milliseconds between two looks at the progress
 export async function startLive(root: HTMLElement, carried: string, show: ShowLive): Promise<void> {
   const words = languages[navigator.language.startsWith("zh") ? "zh" : "en"]!.live;
   root.replaceChildren(html("p", { class: "opening", role: "status" }, words.opening));
-  const token = carried || new URLSearchParams(location.hash.slice(1)).get("token") || "";
+  const token = carried || secret();
   const tab = crypto.getRandomValues(new Uint32Array(4)).join("-");
   const listeners = new Set<() => void>();
 
