@@ -14,6 +14,7 @@ ALSO = (
     "roles",
     "watch",
     "prune",
+    "live",
 )  # only when named: they take long; `python -m bench.learn` has a command of its own
 
 
