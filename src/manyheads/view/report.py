@@ -40,7 +40,8 @@ def report(document: dict[str, Any]) -> str:
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    name = html.escape(str(document["made"]["model"] or "A model"))
+    model = str(document["made"]["model"] or "A model")[:200]
+    name = html.escape(model.encode(errors="replace").decode())  # half a surrogate pair is no character
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

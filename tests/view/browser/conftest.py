@@ -35,22 +35,19 @@ def opened(browser):
     no error in the console, no exception, no request to anywhere but what was opened.
     """
     contexts, wrong = [], []
+    usual = {"locale": "en-GB", "viewport": {"width": 1280, "height": 900}}
 
     def visit(where, **options):
-        context = browser.new_context(
-            **({"locale": "en-GB", "viewport": {"width": 1280, "height": 900}} | options)
-        )
+        context = browser.new_context(**(usual | options))
         contexts.append(context)
         page = context.new_page()
         url = f"file://{where}" if str(where).startswith("/") else str(where)
-        origin = url if url.startswith("file:") else url.split("/", 3)[2]
-        page.on(
-            "console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None
-        )
+        own = url.partition("#")[0] if url.startswith("file:") else "/".join(url.split("/")[:3])
+        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
 
         def asked(request):
-            if not request.url.startswith(("data:", "blob:")) and origin not in request.url:
+            if not request.url.startswith(("data:", "blob:", own)):
                 wrong.append(f"a request to {request.url}")
 
         page.on("request", asked)
@@ -61,6 +58,23 @@ def opened(browser):
     for context in contexts:
         context.close()
     assert not wrong
+
+
+@pytest.fixture
+def show(opened, tmp_path):
+    """A function that opens the report of a document, perhaps at a fragment such as ``#head/0.2``."""
+    number = 0
+
+    def shown(document, fragment="", **options):
+        nonlocal number
+        number += 1
+        path = tmp_path / f"report{number}.html"
+        write_report(document, path)
+        page = opened(f"{path}{fragment}", **options)
+        page.wait_for_selector("[role=tab]")
+        return page
+
+    return shown
 
 
 def tokenizer():
