@@ -164,6 +164,19 @@ def test_data_sets_of_the_hub(monkeypatch):
         read_pairs("some/flat", "en", "de")
 
 
+def test_rows_of_the_hub_with_nothing_in_them_are_left_out_and_counted(monkeypatch):
+    def load_dataset(name, split):
+        if "nested" in name:
+            return Rows([{"translation": {"en": "one", "de": "eins"}}, {"translation": {"en": None, "de": "x"}}])
+        return Rows([{"text": "some words"}, {"text": None}])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert read_pairs("some/nested", "en", "de") == ([("one", "eins")], 1)
+    with pytest.raises(ValueError, match="some/nested has no column 'fr'; it has en, de"):
+        read_pairs("some/nested", "en", "fr")
+    assert read_documents("some/texts") == ["some words", ""]
+
+
 def test_sentences_longer_than_the_learned_positions(folder):
     (folder / "val.de").write_text("Wort " * 40 + "\n" + "x\n" * 4)
     task = Translation(vocabulary=258, max_tokens=13, positions="learned", **SMALL)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from manyheads.nn.cache import KVCache
 from manyheads.nn.mask import Mask
 from manyheads.nn.multihead import MultiHeadAttention
+from manyheads.nn.residual import Dropout
 
 __all__ = ["FeedForward", "TransformerBlock"]
 
@@ -82,7 +83,7 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(d_model, d_hidden, bias=bias) if gated else None
         self.up = nn.Linear(d_model, d_hidden, bias=bias)
         self.down = nn.Linear(d_hidden, d_model, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         for linear in self.children():
             if isinstance(linear, nn.Linear):
                 nn.init.xavier_uniform_(linear.weight)
@@ -186,7 +187,7 @@ class TransformerBlock(nn.Module):
             d_model, d_hidden, activation=activation, gated=gated, dropout=dropout, bias=bias
         )
         self.feed_forward_norm = make_norm(d_model, rms_norm, norm_eps, bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,

@@ -13,6 +13,7 @@ from manyheads.nn.blocks import TransformerBlock, make_norm
 from manyheads.nn.cache import KVCache
 from manyheads.nn.mask import Mask
 from manyheads.nn.positions import LearnedPositions, Rotary, SinusoidalPositions
+from manyheads.nn.residual import Dropout
 
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "none")
 
@@ -61,7 +62,7 @@ class Stack(nn.Module):
         if isinstance(positions, Rotary):
             block["rotary"] = positions
         self.alibi = masks.alibi(heads) if positions == "alibi" else None
-        self.dropout = nn.Dropout(block.get("dropout", 0.0))
+        self.dropout = Dropout(block.get("dropout", 0.0))
         self.blocks = nn.ModuleList(TransformerBlock(d_model, heads, **block) for _ in range(layers))
         self.norm: nn.Module = nn.Identity()
         if block.get("norm", "pre") == "pre":

@@ -1,0 +1,33 @@
+"""Dropout on what the parts of a block add to the stream of tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Dropout(nn.Dropout):
+    """`nn.Dropout`, twice as fast on the CPU: 16 random bits decide about a number, and one draw has 64.
+
+    The rate is thereby rounded to a multiple of 2^-16; what is kept is scaled by the exact probability.
+
+    Examples
+    --------
+    >>> dropout = Dropout(0.25)
+    >>> dropout(torch.ones(2, 3)).shape
+    torch.Size([2, 3])
+    >>> dropout.eval()(torch.ones(3))
+    tensor([1., 1., 1.])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` of any shape, some numbers of which are zero now and the others larger."""
+        dropped = min(round(self.p * 2**16), 2**16 - 1)
+        here = x.device.type == "cpu" and x.is_floating_point() and not torch.compiler.is_compiling()
+        if not (here and self.training and 0 < dropped and self.p < 1 and not self.inplace):
+            return super().forward(x)
+        threshold, factor = dropped - 2**15, 2**16 / (2**16 - dropped)
+        draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        # clamped to two neighbours and shifted, the bits are 0 or 1: faster than a comparison
+        bits = draws.view(torch.int16)[: x.numel()].clamp_(threshold - 1, threshold).sub_(threshold - 1)
+        return x * bits.view(x.shape).to(x.dtype).mul_(factor)
