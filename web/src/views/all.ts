@@ -7,7 +7,7 @@ import { similarity } from "./all/similarity";
 import { space } from "./all/space";
 
 export function all(root: HTMLElement, page: Page): () => void {
-  const charts = [space, similarity, depth, pruning].map((draw) => ({ wide: draw === depth, shown: draw(page) }));
+  const charts = [space, similarity, depth, pruning].map((draw) => ({ wide: draw === depth || draw === pruning, shown: draw(page) }));
   const grid = html("div", { class: "all-heads" });
   for (const { wide, shown } of charts) {
     if (!shown) continue;

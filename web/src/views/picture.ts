@@ -1,6 +1,234 @@
-import { html } from "../draw/element";
+// Pictures: where a patch looks, in one head and in every head.
+import { scaleLinear } from "d3-scale";
+import { chart } from "../draw/chart";
+import { html, svg } from "../draw/element";
+import { exampleChoice } from "../draw/examples";
+import { number, percent } from "../draw/number";
+import { radios, type Radios } from "../draw/radios";
+import { attention, type Weights } from "../maps";
 import type { Page } from "../page";
+import { current } from "../state";
+import { title } from "./heads";
+import { tiles } from "./tiles";
 
-export function picture(root: HTMLElement, page: Page): void {
-  root.append(html("p", { class: "note" }, page.words.tabs.picture));
+const SIDE = 448; // of the large picture's longer edge
+
+export function picture(root: HTMLElement, page: Page): () => void {
+  const { document, state } = page;
+  const words = page.words.picture;
+  const indexes = document.examples.flatMap((one, index) => (one.picture ? [index] : []));
+  const index = indexes.includes(state.now.example) ? state.now.example : indexes[0]!;
+  const example = document.examples[index]!;
+  const { png, rows, columns, first } = example.picture!;
+  const patches = rows * columns;
+  const known = new Map<number, Weights>();
+  for (const head of document.heads.name.keys()) {
+    const exact = attention(document, example, head)?.exact;
+    if (exact && exact.rows === first + patches && exact.columns === first + patches) known.set(head, exact);
+  }
+  const layers = document.stacks.flatMap((stack) => stack.layers).map(({ layer, heads }) => ({ layer, heads: heads.filter((head) => known.has(head)) })).filter(({ heads }) => heads.length); // prettier-ignore
+  if (indexes.length > 1) root.append(html("div", { class: "choices" }, exampleChoice(page, indexes, index)));
+  const again = state.subscribe(() => page.redraw(), "example");
+  if (!layers.length) {
+    root.append(html("p", { class: "note" }, words.nothing));
+    return again;
+  }
+  // the shown head: the chosen one if it has a map here
+  let head = known.has(current(state.now)) && state.now.selected.length ? current(state.now) : liveliest(known);
+  let query = first + Math.floor(rows / 2) * columns + Math.floor(columns / 2);
+
+  const [width, height] = columns >= rows ? [SIDE, (SIDE * rows) / columns] : [(SIDE * columns) / rows, SIDE];
+  const [wide, high] = [width / columns, height / rows];
+  const large = chart({
+    title: words.one,
+    note: words.oneNote,
+    name: "attention-of-a-patch",
+    words: page.words,
+    rows: () => [["head", "query", "row", "column", "weight"], ...table(head)],
+  });
+  const every = chart({
+    title: words.every,
+    note: words.everyNote,
+    name: "attention-of-a-patch-in-every-head",
+    words: page.words,
+    rows: () => [["head", "query", "row", "column", "weight"], ...[...known.keys()].flatMap(table)],
+  });
+  large.figure.classList.add("large-picture");
+  root.append(html("div", { class: "pictures" }, large.figure, every.figure));
+  const said = html("p", { class: "reading", "aria-live": "polite" });
+  large.figure.append(said);
+
+  // tokens that are no patches: the class token, registers
+  let extras: Radios | null = null;
+  if (first > 0) {
+    const names = Array.from({ length: first }, (_, i) => (i === 0 ? words.classToken : words.register(i)));
+    extras = radios(words.query, [...names, words.patch], () => Math.min(query, first), (i) => look(i < first ? i : first));
+    large.controls.append(extras.element);
+  }
+
+  const drawing = svg("svg", { viewBox: `0 0 ${width + 2} ${height + 30}`, width: width + 2, class: "patches", role: "group", "aria-label": words.one });
+  const veil = svg("image", { x: 1, y: 1, width, height, preserveAspectRatio: "none", class: "pixels" });
+  const chosen = svg("rect", { class: "query", width: wide, height: high });
+  const peakText = svg("text", { x: width + 1, y: height + 24, "text-anchor": "end", class: "tiny" });
+  const legend = svg("g", { transform: `translate(1,${height + 10})` });
+  for (let i = 0; i < 40; i++) legend.append(svg("rect", { x: i * 3, y: 0, width: 3.3, height: 9, fill: heat(i / 39) }));
+  legend.append(svg("text", { x: 128, y: 8, class: "tiny" }, words.scale));
+  drawing.append(svg("image", { x: 1, y: 1, width, height, href: png, preserveAspectRatio: "none", class: "pixels" }), veil);
+  const cells = svg("g", { role: "grid", "aria-label": words.patches });
+  const buttons: SVGRectElement[] = [];
+  for (let row = 0; row < rows; row++) {
+    const line = svg("g", { role: "row" });
+    for (let column = 0; column < columns; column++) {
+      const patch = svg("rect", { x: 1 + column * wide, y: 1 + row * high, width: wide, height: high, class: "patch", role: "gridcell", tabindex: "-1", "data-patch": row * columns + column });
+      buttons.push(patch);
+      line.append(patch);
+    }
+    cells.append(line);
+  }
+  drawing.append(cells, chosen, legend, peakText);
+  large.body.append(drawing);
+
+  const small = 76;
+  const tile = columns >= rows ? { width: small, height: (small * rows) / columns } : { width: (small * columns) / rows, height: small };
+  const veils = new Map<number, SVGImageElement>();
+  const many = tiles({
+    page,
+    label: words.every,
+    layers,
+    ...tile,
+    content: (one) => {
+      const over = svg("image", { ...tile, preserveAspectRatio: "none", class: "pixels" });
+      veils.set(one, over);
+      return [svg("image", { ...tile, href: png, preserveAspectRatio: "none", class: "pixels" }), over];
+    },
+    tip: (one) => [html("b", {}, title(document, one, page.words)), html("br"), words.peak(percent(peak(known.get(one)!)))],
+    pick: (one) => state.set({ selected: [one] }),
+  });
+  every.body.append(many.drawing);
+
+  function table(one: number): (string | number)[][] {
+    const weights = known.get(one)!;
+    return Array.from({ length: patches }, (_, patch) => [
+      document.heads.name[one]!, name(query), Math.floor(patch / columns), patch % columns, Number(weights.at(query, first + patch).toPrecision(5)),
+    ]); // prettier-ignore
+  }
+
+  function name(place: number): string {
+    if (place < first) return place === 0 ? words.classToken : words.register(place);
+    return words.place(Math.floor((place - first) / columns), (place - first) % columns);
+  }
+
+  function peak(weights: Weights): number {
+    let most = 0;
+    for (let patch = 0; patch < patches; patch++) most = Math.max(most, weights.at(query, first + patch));
+    return most;
+  }
+
+  function over(weights: Weights): string {
+    const most = peak(weights) || 1;
+    return glow(rows, columns, (patch) => weights.at(query, first + patch) / most);
+  }
+
+  function draw(): void {
+    const weights = known.get(head)!;
+    veil.setAttribute("href", over(weights));
+    for (const [one, image] of veils) {
+      image.setAttribute("href", over(known.get(one)!));
+    }
+    for (const [patch, button] of buttons.entries()) {
+      const weight = weights.at(query, first + patch);
+      const asked = first + patch === query;
+      button.setAttribute("aria-label", `${name(first + patch)}: ${percent(weight)}`);
+      button.setAttribute("aria-selected", String(asked));
+      button.dataset["value"] = String(weight);
+      button.tabIndex = asked || (query < first && patch === 0) ? 0 : -1;
+    }
+    chosen.setAttribute("visibility", query < first ? "hidden" : "visible");
+    chosen.setAttribute("x", String(1 + ((query - first) % columns) * wide));
+    chosen.setAttribute("y", String(1 + Math.floor((query - first) / columns) * high));
+    peakText.textContent = words.peak(percent(peak(weights)));
+    let self = 0;
+    let outside = 0;
+    for (let key = 0; key < first + patches; key++) {
+      if (key === query) self = weights.at(query, key);
+      if (key < first) outside += weights.at(query, key);
+    }
+    said.textContent = words.reading(document.heads.name[head]!, name(query), percent(self), first > 0 ? percent(outside) : "");
+    for (const one of known.keys()) many.grid.cell(one)?.classList.toggle("current", one === head);
+    extras?.update();
+  }
+
+  function look(at: number): void {
+    query = at;
+    draw();
+  }
+
+  const patchOf = (event: Event) => (event.target as Element).closest<SVGElement>("[data-patch]");
+  cells.addEventListener("click", (event) => {
+    const patch = patchOf(event);
+    if (patch) look(first + Number(patch.dataset["patch"]));
+  });
+  cells.addEventListener("pointerover", (event) => {
+    const patch = patchOf(event);
+    if (patch) page.tip.show(event, html("b", {}, number(Number(patch.dataset["value"]), 4)), html("br"), name(first + Number(patch.dataset["patch"])));
+  });
+  cells.addEventListener("pointerleave", () => page.tip.hide());
+  cells.addEventListener("keydown", (event) => {
+    const patch = Number(patchOf(event)?.dataset["patch"] ?? 0);
+    const [row, column] = [Math.floor(patch / columns), patch % columns];
+    const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
+    if (!step && event.key !== " " && event.key !== "Enter") return;
+    event.preventDefault();
+    const [r, c] = [row + (step?.[0] ?? 0), column + (step?.[1] ?? 0)];
+    if (r < 0 || c < 0 || r >= rows || c >= columns) return;
+    look(first + r * columns + c);
+    buttons[r * columns + c]!.focus();
+  });
+  const end = state.subscribe(() => {
+    if (known.has(current(state.now))) head = current(state.now);
+    draw();
+  }, "selected");
+  draw();
+  return () => {
+    end();
+    again();
+    many.grid.close();
+  };
+}
+
+/** Dark where there is nothing, bright where attention goes; it covers the picture, more where there is more to say. */
+const heat = scaleLinear<string>([0, 0.25, 0.5, 0.75, 1], ["#1a1038", "#6a1f63", "#c43c4e", "#f68d2c", "#fcf0a0"]);
+
+function glow(rows: number, columns: number, share: (patch: number) => number): string {
+  const canvas = document.createElement("canvas");
+  canvas.width = columns;
+  canvas.height = rows;
+  const context = canvas.getContext("2d")!;
+  for (let patch = 0; patch < rows * columns; patch++) {
+    const part = Math.min(1, Math.max(0, share(patch)));
+    context.globalAlpha = 0.45 + 0.37 * part;
+    context.fillStyle = heat(part);
+    context.fillRect(patch % columns, Math.floor(patch / columns), 1, 1);
+  }
+  return canvas.toDataURL("image/png");
+}
+
+/** The head whose attention differs most from query to query: there is something to see. */
+function liveliest(known: Map<number, Weights>): number {
+  let best = known.keys().next().value!;
+  let most = -1;
+  for (const [head, weights] of known) {
+    let spread = 0;
+    for (let column = 0; column < weights.columns; column++) {
+      let sum = 0;
+      let squares = 0;
+      for (let row = 0; row < weights.rows; row++) {
+        sum += weights.at(row, column);
+        squares += weights.at(row, column) ** 2;
+      }
+      spread += squares / weights.rows - (sum / weights.rows) ** 2;
+    }
+    if (spread > most) [best, most] = [head, spread];
+  }
+  return best;
 }

@@ -157,10 +157,10 @@ const low = (name: Child) => html("sub", {}, name);
 
 /** What each step computes. */
 const FORMULA: Record<Step, (scene: Scene) => Child[]> = {
-  vectors: ({ way: seen }) => [
-    v("x"), low("i"), " = ", seen.positions ? "LayerNorm" : "", seen.positions ? "(" : "",
-    v("E"), "[", v("id"), low("i"), "]", seen.positions ? " + " : "", seen.positions ? v("P") : "", seen.positions ? low("i") : "", seen.positions ? ")" : "",
-  ], // prettier-ignore
+  vectors: ({ way: seen }) => {
+    const sum = [v("E"), "[", v("id"), low("i"), "]", ...(seen.positions ? [" + ", v("P"), low("i")] : [])];
+    return [v("x"), low("i"), " = ", ...(seen.input ? ["norm( ", ...sum, " )"] : sum)];
+  },
   projections: ({ way: seen, head }) => {
     const kv = shared(head, seen.query.length, seen.key.length);
     const one = (letter: string, at: number) => [v(letter), low(at), " = ", v("X"), " ", v("W"), html("sup", {}, letter), low(at)];

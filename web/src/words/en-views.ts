@@ -60,7 +60,7 @@ export const views = {
     nothing: "This report holds no comparison of heads: it was made from a table alone.",
     space: {
       title: "Heads by distance",
-      note: "Heads that attend alike lie together (two dimensions of the distances between all of them). The darker a point, the deeper its layer; shaded areas are clusters; a line joins a head to its twin, the head most like it: the stronger, the nearer.",
+      note: "Heads that attend alike lie together (two dimensions of the distances between all of them). The stronger the colour of a point, the deeper its layer; shaded areas are clusters; a line joins a head to its twin, the head most like it: the stronger, the nearer.",
       label: (head: string, cluster: string, twin: string, distance: string) =>
         `Head ${head}${cluster ? `, ${cluster.toLowerCase()}` : ""}${twin ? `; twin ${twin} at distance ${distance}` : ""}`,
     },
@@ -73,11 +73,11 @@ export const views = {
     },
     depth: {
       title: "Layer by layer",
-      note: "Each small dot is a head, the line is the mean of its layer.",
+      note: "Each small dot is a head, the line is the mean of its layer. Diversity is the mean distance between the heads of one layer.",
       titles: {
         entropy: "Entropy (nats)",
         distance: "Distance (tokens)",
-        diversity: "Diversity: mean distance between the layer's heads",
+        diversity: "Diversity (mean distance)",
       } as Record<string, string>,
       layer: (layer: string) => `Layer ${layer}, mean`,
       head: (head: string) => `Head ${head}`,
@@ -94,5 +94,40 @@ export const views = {
       } as Record<string, string>,
       at: (kept: string, quality: string, value: string) => `${kept} of heads kept, ${quality} ${value}`,
     },
+  },
+
+  picture: {
+    nothing: "This report holds no exact attention for its pictures.",
+    one: "Where a patch looks",
+    oneNote: "Click a patch, or walk with the arrow keys: the picture glows where this patch looks, in the chosen head.",
+    every: "The same patch in every head",
+    everyNote: "Rows are layers, columns are heads; each glows by its own largest weight. Click a head to see it large.",
+    query: "What looks",
+    patches: "Patches of the picture",
+    patch: "a patch",
+    classToken: "class token",
+    register: (index: number) => `token ${index}`,
+    place: (row: number, column: number) => `patch in row ${row}, column ${column}`,
+    scale: "attention, from 0 to the largest",
+    peak: (share: string) => `largest weight ${share}`,
+    reading: (head: string, query: string, self: string, outside: string) =>
+      `In head ${head}, the ${query} keeps ${self} of its attention to itself${outside ? `; ${outside} goes to tokens that are no patches` : ""}.`,
+  },
+
+  alignment: {
+    nothing: "This report holds no exact cross-attention.",
+    show: "Show",
+    modes: { head: "one head", layer: "mean of its layer", all: "mean of all heads" },
+    layer: (layer: number) => `mean of layer ${layer}`,
+    lines: "From source to target",
+    linesNote: "The source is above, the target below. The stronger a line, the more the decoder looked at that source word while it read the target word. Point at a word, or choose one with the arrow keys.",
+    matrix: "Alignment matrix",
+    matrixNote: "Rows: target. Columns: source. Each row sums to 100%.",
+    every: "Every cross-attention head",
+    everyNote: "Rows are layers, columns are heads. Click one to see it above.",
+    source: "source",
+    target: "target",
+    choose: (what: string) => `Shown: ${what}. Point at a target word to see where it looks.`,
+    reading: (word: string, most: string, what: string) => `${word} looks most at ${most} (${what}).`,
   },
 };

@@ -8,7 +8,7 @@ import { svg } from "../../draw/element";
 import { measured, percent } from "../../draw/number";
 import type { Page } from "../../page";
 
-const WIDTH = 620;
+const WIDTH = 1080;
 const HEIGHT = 330;
 const MARGIN = { left: 52, right: 118, top: 34, bottom: 46 };
 

@@ -39,7 +39,7 @@ export function similarity(page: Page): { figure: HTMLElement; close: () => void
     rows: () => [["head", ...order.map((head) => name[head])], ...order.map((row) => [name[row], ...order.map((column) => Number(distance(row, column).toFixed(4)))])],
   });
   const width = STRIP + 4 + SIDE + 8;
-  const height = TOP + SIDE + 82;
+  const height = TOP + SIDE + 46;
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, class: "similarity", role: "img", "aria-label": words.similarity.title });
   const each = SIDE / n;
   const left = STRIP + 4;

@@ -154,7 +154,8 @@ export function vectors(scene: Scene): SVGSVGElement {
   let first = true;
   for (const [name, part] of parts) {
     if (!part) continue;
-    if (!first) name === "input" ? arrow(canvas, words.sum, middle, 64) : sign(canvas, "+", middle);
+    if (name === "input") arrow(canvas, words.sum, middle, 88);
+    else if (!first) sign(canvas, "+", middle);
     first = false;
     matrix(canvas, part.values, {
       name: words.matrices[name]!,
