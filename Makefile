@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test lint format web bench clean
 
 help:
 	@echo "make demo    set up and run the main job on an embedded real model"
 	@echo "make test    set up, then lint, check types and run every test"
 	@echo "make bench   set up and measure against peers (make bench PART=dropout for one part)"
 	@echo "make format  let ruff rewrite the source"
+	@echo "make web     build the page from web/ into the package (needs Node)"
 
 setup: $(READY)
 
@@ -31,7 +32,17 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+# Where Node is, the tests also build the page again and compare; without it they compare the sources' hash only.
+NPM := $(shell command -v npm)
+PACKAGES := web/node_modules/.package-lock.json
+
+$(PACKAGES): web/package-lock.json
+	-cd web && npm ci --silent
+
+web: $(PACKAGES)
+	cd web && npm run build
+
+test: lint $(if $(NPM),$(PACKAGES))
 	$(BIN)/python -m pytest -n auto
 
 format: setup

@@ -55,8 +55,11 @@ export interface RoleEvidence {
 
 export interface Roles {
   names: string[];
+  /** what each role says about a head, and what its baseline is, in words */
+  says?: Record<string, string>;
+  against?: Record<string, string>;
   heads: RoleEvidence[][];
-  not_judged: Record<string, unknown>;
+  not_judged: Record<string, string>;
 }
 
 export interface Redundancy {
@@ -98,6 +101,8 @@ export interface Maps {
 
 export interface PipelineStep {
   step: string;
+  /** the attention it belongs to */
+  site?: string;
   shape: number[];
   values: unknown;
 }

@@ -62,7 +62,7 @@ export function measure(document: HeadDocument, key: string, words: Words): Meas
     const names = document.roles.heads.map((evidence) => mainRole(evidence)?.role ?? null);
     const order = counted(names.filter((name) => name !== null)).map(([name]) => name);
     const mean = names.map((name) => (name === null ? null : order.indexOf(name)));
-    return kinds(key, words.role.name, words.role.tells, mean, order.map((name) => words.roles[name] ?? name));
+    return kinds(key, words.role.name, words.role.tells, mean, order.map((name) => roleName(name, words)));
   }
   const found = document.heads.metrics[key] ?? Object.values(document.heads.metrics)[0] ?? { mean: [], se: [] };
   const { name, tells } = words.metrics[key] ?? { name: key, tells: "" };
@@ -130,7 +130,7 @@ export function filters(document: HeadDocument, words: Words): Filter[] {
     const { heads } = document.roles;
     const claims = counted(heads.flatMap((evidence) => evidence.filter((one) => one.claimed).map((one) => one.role)));
     for (const [role] of claims)
-      add(role, words.roles[role] ?? role, all.filter((head) => heads[head]?.some((one) => one.claimed && one.role === role)));
+      add(role, roleName(role, words), all.filter((head) => heads[head]?.some((one) => one.claimed && one.role === role)));
   } else {
     // without judged roles, the share itself says it
     for (const key of ["previous", "next", "self"] as const)
@@ -150,4 +150,10 @@ export function cuttable(importance: Numbers): number[] {
     .sort((a, b) => a.value - b.value)
     .filter((one) => (held += one.value) <= total / 20)
     .map((one) => one.head);
+}
+
+/** A role as a person reads it: "Previous", "2 back", "obj to head". */
+export function roleName(role: string, words: Words): string {
+  const offset = /^offset ([+-]?\d+)$/.exec(role);
+  return offset ? words.offsetRole(Number(offset[1])) : (roleName(role, words));
 }

@@ -1,4 +1,5 @@
 // The page: header, tabs, and the open view. Report, widget and live page all call show().
+import { followAddress } from "./address";
 import type { Example, HeadDocument } from "./document";
 import { dark, light, type Colours } from "./draw/colour";
 import { html, unique } from "./draw/element";
@@ -21,7 +22,7 @@ export interface Page {
   open(view: string, head?: number): void;
   /** Says something to screen readers. */
   announce(text: string): void;
-  /** Puts an example last, in the place of the one put there before, and shows it. */
+  /** Puts an example last, in the place of the one put there before, and shows it; the live view shows it by itself. */
   showExample(example: Example): void;
   /** Draws the open view again (the document changed). */
   redraw(): void;
@@ -40,6 +41,8 @@ export type Theme = "auto" | "light" | "dark";
 export interface Shown {
   state: Store;
   page: Page;
+  /** Draws anew what the document says (it changed); the live view hears of it by itself. */
+  renew(): void;
   close(): void;
 }
 
@@ -92,7 +95,7 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
       if (guest < 0) guest = document.examples.length;
       document.examples[guest] = example;
       state.set({ example: guest });
-      page.redraw();
+      if (state.now.view !== "live") page.redraw();
     },
     redraw: () => drawView(),
   };
@@ -121,7 +124,7 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
     const focused = root.contains(window.document.activeElement) ? window.document.activeElement?.id : "";
     leave?.();
     leave = undefined;
-    panel = html("div", { class: "panel", role: "tabpanel", tabindex: "-1" });
+    panel = html("div", { class: "panel", id: `${ids}-panel`, role: "tabpanel", tabindex: "-1" });
     stage.replaceChildren(header(), bar(), panel, footer());
     drawView();
     if (focused) window.document.getElementById(focused)?.focus();
@@ -137,7 +140,7 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
       html(
         "div",
         { class: "who" },
-        html("h1", {}, html("bdi", {}, made.model)),
+        html("h1", {}, html("bdi", {}, made.model || words.someModel)),
         html(
           "p",
           {},
@@ -186,6 +189,7 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
             role: "tab",
             id: `${ids}-${tab.name}`,
             "data-tab": tab.name,
+            "aria-controls": `${ids}-panel`,
             "aria-selected": String(chosen),
             tabindex: chosen ? "0" : "-1",
             onclick: () => state.set({ view: tab.name }),
@@ -239,9 +243,19 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
     ends.push(() => query.removeEventListener("change", again));
   }
   drawAll();
+  if (options.remember) ends.push(followAddress(page, () => tabs.filter((tab) => tab.has(page)).map((tab) => tab.name)));
   return {
     state,
     page,
+    renew() {
+      const focused = root.contains(window.document.activeElement) ? window.document.activeElement?.id : "";
+      // the panel stays in its place: who types there goes on
+      stage.querySelector(".top")!.replaceWith(header());
+      stage.querySelector(".tabs")!.replaceWith(bar());
+      stage.querySelector(".bottom")!.replaceWith(footer());
+      if (state.now.view !== "live") drawView();
+      if (focused) window.document.getElementById(focused)?.focus();
+    },
     close() {
       leave?.();
       for (const end of ends) end();

@@ -64,6 +64,7 @@ export function csv(rows: Cell[][]): string {
 function cell(value: Cell): string {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return Number.isFinite(value) ? String(value) : "";
+  value = value.replaceAll("\0", "␀"); // at which many readers of CSV stop
   const text = /^[=+\-@\t\r]/.test(value) ? "'" + value : value;
   return /[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
 }

@@ -48,7 +48,7 @@ export function shown(token: Token, longest = LONGEST): Shown {
   if (/^\s+$/.test(text)) text = text.replace(/ /g, "␣").replace(/[^\S\n\r\t]/g, "␣");
   text = shorten(visible(text), longest);
   if (text === "") text = mark === "newline" ? "⏎" : mark === "space" ? "␣" : "∅";
-  const prefix = mark === "joined" ? "-" : mark === "space" && text !== "␣" ? "·" : "";
+  const prefix = mark === "joined" ? "-" : mark === "space" && !/^[␣⇥□]+$/.test(text) ? "·" : "";
   return { prefix, text, special: mark === "special" || mark === "newline" || mark === "byte" };
 }
 
@@ -56,12 +56,17 @@ let pen: CanvasRenderingContext2D | null = null;
 
 /** How a token is written where there is room for so many pixels. */
 export function fit(token: Token, width: number, size = 12): Shown {
-  pen ??= document.createElement("canvas").getContext("2d")!;
-  pen.font = `${size}px system-ui, sans-serif`;
   for (let longest = LONGEST; ; longest = Math.floor(longest * 0.8)) {
     const now = shown(token, longest);
-    if (longest <= 3 || pen.measureText(now.prefix + now.text).width <= width) return now;
+    if (longest <= 3 || textWidth(now.prefix + now.text, size) <= width) return now;
   }
+}
+
+/** How many pixels a text takes. */
+export function textWidth(text: string, size = 12): number {
+  pen ??= document.createElement("canvas").getContext("2d")!;
+  pen.font = `${size}px system-ui, sans-serif`;
+  return pen.measureText(text).width;
 }
 
 /** A token as one string, for labels and tables. */

@@ -3,7 +3,7 @@ import { html, type Child } from "../draw/element";
 import { measured, number } from "../draw/number";
 import { picture } from "../draw/pixels";
 import { thumbnail } from "../maps";
-import { measure, measureKeys } from "../measures";
+import { measure, measureKeys, roleName } from "../measures";
 import type { Page } from "../page";
 import { title } from "./heads";
 
@@ -32,19 +32,24 @@ export function card(page: Page): { element: HTMLElement; close: () => void } {
     const claimed = (document.roles?.heads[head] ?? []).filter((one) => one.claimed);
     const twin = document.redundancy?.twin[head] ?? -1;
     const map = thumbnail(document, document.examples[state.now.example], head);
+    let group = "statistics";
     const rows: Child[] = measureKeys(document)
       .map((key) => measure(document, key, words))
       .filter((one) => !one.kinds)
-      .map((one) => {
+      .flatMap((one) => {
+        const title = one.group === group || one.group === "comparison" ? [] : [html("tr", { class: "group" }, html("th", { colspan: 3, scope: "colgroup" }, words.measureGroups[one.group]))];
+        group = one.group;
+        const method = one.key.startsWith("importance:") ? one.key.slice("importance:".length) : "";
         const mean = one.mean[head];
         const share = mean === null || mean === undefined ? 0 : one.share(mean);
-        return html(
+        const row = html(
           "tr",
           { class: one.key === state.now.metric ? "now" : null, "data-row": one.key },
-          html("th", { scope: "row" }, one.name),
+          html("th", { scope: "row" }, method ? (words.methods[method] ?? method) : one.name),
           html("td", { class: "value" }, measured(mean, one.se[head])),
           html("td", {}, html("span", { class: "meter", "aria-hidden": "true" }, html("i", { style: `width:${(100 * Math.max(0, Math.min(1, share))).toFixed(1)}%` }))),
         );
+        return [...title, row];
       });
     return [
       html("h2", {}, title(document, head, words)),
@@ -56,7 +61,7 @@ export function card(page: Page): { element: HTMLElement; close: () => void } {
         html(
           "div",
           {},
-          claimed.length ? html("p", { class: "tags" }, ...claimed.map((one) => html("span", { class: "tag" }, words.roles[one.role] ?? one.role))) : html("p", { class: "note" }, words.noRole),
+          claimed.length ? html("p", { class: "tags" }, ...claimed.map((one) => html("span", { class: "tag" }, roleName(one.role, words)))) : html("p", { class: "note" }, words.noRole),
           twin >= 0 ? html("p", { class: "note" }, `${words.twin}: `, html("b", {}, document.heads.name[twin]), ` (${number(document.redundancy!.twin_distance[head])})`) : null,
           html("button", { type: "button", class: "go", "data-open": document.heads.name[head], onclick: () => page.open("head", head) }, words.openHead),
         ),

@@ -3,7 +3,7 @@ import { exampleChoice } from "../draw/examples";
 import { html, type Child } from "../draw/element";
 import { measured } from "../draw/number";
 import { attention, type Attention, type Weights } from "../maps";
-import { measure } from "../measures";
+import { measure, roleName } from "../measures";
 import type { Page } from "../page";
 import { current } from "../state";
 import { importance, profile, rank, roles, shares } from "./head/evidence";
@@ -38,19 +38,18 @@ export function head(root: HTMLElement, page: Page): () => void {
   /** The example: lines and heat map; of a long one also the overview that moves their window. */
   function seen(now: number, name: string): Child[] {
     const example = document.examples[state.now.example];
+    if (!example) return [];
     const found = attention(document, example, now);
     if (!found) return [html("p", { class: "note" }, words.notOnExample)];
-    const long = Math.max(found.queries.length, found.keys.length) > SHORT;
+    const long = Math.max(found.queries.length, found.keys.length) > SHORT && (found.exact || found.pooled);
     const box = html("div", { class: "pairs" });
-    const whole = html("div", { class: "whole" });
     const fill = (zoom: Zoom) => {
       page.tip.hide();
-      if (long && (found.exact || found.pooled)) whole.replaceChildren(overview(page, found, zoom, fill, name));
-      if (isExact(found)) box.replaceChildren(lines(page, found, zoom, name), heat(page, found, zoom, name));
-      else box.replaceChildren(html("p", { class: "note" }, words.noExact));
+      box.replaceChildren(...(isExact(found) ? [lines(page, found, zoom, name), heat(page, found, zoom, name)] : [html("p", { class: "note" }, words.noExact)]));
     };
-    fill({ row: 0, column: 0 });
-    return [whole, box];
+    const start = { row: 0, column: 0 };
+    fill(start);
+    return [long ? html("div", { class: "whole" }, overview(page, found, start, fill, name)) : null, box];
   }
 
   draw();
@@ -87,7 +86,7 @@ function bar(page: Page, now: number): HTMLElement {
     { class: "headbar" },
     html("div", { class: "pick" }, step(-1, words.previousHead, "‹"), select, step(1, words.nextHead, "›")),
     html("h2", {}, title(document, now, words)),
-    html("div", { class: "tags" }, ...claimed.map((one) => html("span", { class: "tag" }, words.roles[one.role] ?? one.role))),
+    html("div", { class: "tags" }, ...claimed.map((one) => html("span", { class: "tag" }, roleName(one.role, words)))),
     document.examples.length ? exampleChoice(page, [...document.examples.keys()], state.now.example) : null,
   );
 }

@@ -6,7 +6,7 @@ import { html, svg, type Child } from "../draw/element";
 import { grid, type Cell, type Grid } from "../draw/grid";
 import { measured, number } from "../draw/number";
 import { picture } from "../draw/pixels";
-import { colourOf, filters, mainRole, measure, measureKeys, type Measure } from "../measures";
+import { colourOf, filters, mainRole, measure, measureKeys, roleName, type Measure } from "../measures";
 import type { Page } from "../page";
 import type { State } from "../state";
 import type { Words } from "../words";
@@ -164,7 +164,7 @@ function layout(page: Page, room: number): { cells: Place[]; labels: SVGGElement
   const layers = document.stacks.flatMap((stack) => stack.layers);
   const columns = Math.max(1, ...layers.flatMap((layer) => [layer.heads.length, ...layer.heads.map((head) => numberOf(head) + 1)]));
   const left = 46;
-  const width = Math.max(11, Math.min(56, Math.floor((room - left - 4) / columns)));
+  const width = Math.max(11, Math.min(64, Math.floor((room - left - 4) / columns)));
   const height = Math.round(Math.max(11, Math.min(34, width * 0.72, layers.length > 28 ? 20 : 34)));
   const labels = svg("g", { class: "axis", "aria-hidden": "true" });
   const say = (x: number, y: number, text: string, anchor: string) => labels.append(svg("text", { x, y, "text-anchor": anchor }, text));
@@ -251,7 +251,7 @@ function numbers(page: Page, head: number, shown: Measure): Child[] {
   return [
     html("strong", {}, title(document, head, words)),
     line(shown.name, value(shown, head)),
-    role ? line(words.role.name, words.roles[role.role] ?? role.role) : null,
+    role ? line(words.role.name, roleName(role.role, words)) : null,
     twin >= 0 ? line(words.twin, `${document.heads.name[twin]} (${number(document.redundancy!.twin_distance[head])})`) : null,
     html("div", { class: "faint" }, words.enterOpens),
   ];

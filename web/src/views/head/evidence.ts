@@ -6,7 +6,7 @@ import { bottom, left } from "../../draw/axis";
 import { chart } from "../../draw/chart";
 import { html, svg } from "../../draw/element";
 import { measured, number, percent, whole } from "../../draw/number";
-import { isShare, known } from "../../measures";
+import { isShare, known, roleName } from "../../measures";
 import type { Page } from "../../page";
 
 const WIDTH = 520;
@@ -69,7 +69,7 @@ function key(own: string, typical: string): SVGGElement {
   return svg(
     "g",
     { class: "axis", transform: `translate(${WIDTH - 8},10)` },
-    svg("text", { x: 0, y: 0, "text-anchor": "end" }, svg("tspan", { class: "own" }, "■ "), own, "   ", svg("tspan", { class: "other" }, "— "), typical),
+    svg("text", { x: 0, y: 0, "text-anchor": "end" }, svg("tspan", { class: "own" }, "■ "), own, svg("tspan", { class: "other", dx: 12 }, "— "), typical),
   );
 }
 
@@ -118,11 +118,11 @@ function whisker(from: number, to: number, y: number): SVGPathElement {
 export function roles(page: Page, head: number, name: string): HTMLElement | null {
   const { words, document } = page;
   if (!document.roles) return null;
+  const { says = {}, against = {}, not_judged } = document.roles;
   const evidence = [...(document.roles.heads[head] ?? [])]
     .filter((one) => one.score !== null)
     .sort((a, b) => Number(b.claimed) - Number(a.claimed) || gain(b) - gain(a));
   const shown = evidence.slice(0, 12);
-  const missing = Object.entries(document.roles.not_judged);
   const figure = chart({
     title: words.rolesTitle,
     note: words.rolesNote,
@@ -131,39 +131,56 @@ export function roles(page: Page, head: number, name: string): HTMLElement | nul
     rows: () => [["role", "score", "baseline", "cases", "claimed"], ...evidence.map((one) => [one.role, one.score, one.baseline, one.cases, one.claimed ? 1 : 0])],
   });
   const step = 26;
-  const height = 16 + step * shown.length + 26;
-  const top = Math.max(1, ...shown.flatMap((one) => [one.score ?? 0, one.baseline ?? 0]));
-  const x = scaleLinear([Math.min(0, ...shown.map((one) => one.score ?? 0)), top], [NAMES, WIDTH - 92]);
+  const height = 16 + step * shown.length + 6;
+  const end = WIDTH - 170;
   const drawing = svg("svg", {
     viewBox: `0 0 ${WIDTH} ${height}`,
     width: WIDTH,
     height,
     role: "img",
-    "aria-label": `${words.rolesTitle}: ${shown.map((one) => words.roleSaid(words.roles[one.role] ?? one.role, number(one.score), number(one.baseline), one.claimed)).join("; ")}`,
+    "aria-label": `${words.rolesTitle}: ${shown.map((one) => words.roleSaid(roleName(one.role, words), number(one.score), number(one.baseline), one.claimed)).join("; ")}`,
   });
-  drawing.append(bottom(x, height - 26, { count: 5, across: height - 36, format: (value) => number(value).replace(/\.?0+$/, "") || "0" }));
   shown.forEach((one, i) => {
-    const y = 24 + step * i;
-    const [score, baseline] = [one.score ?? 0, one.baseline];
+    const y = 30 + step * i;
+    const score = one.score ?? 0;
+    const baseline = one.baseline ?? 0;
+    // shares have one scale; a distance or an entropy has its own
+    const x = scaleLinear([Math.min(0, score), Math.max(1, score, baseline)], [NAMES, end]);
+    const told = [says[one.role], against[one.role] ? `${words.baseline}: ${against[one.role]}` : ""].filter(Boolean).join("; ");
     drawing.append(
-      svg("text", { x: NAMES - 10, y: y + 4, "text-anchor": "end", class: one.claimed ? "claimed" : "soft" }, words.roles[one.role] ?? one.role),
-      ...(baseline === null
-        ? []
-        : [
-            svg("line", { class: one.claimed ? "gain claimed" : "gain", x1: x(baseline), x2: x(score), y1: y, y2: y }),
-            svg("line", { class: "typical", x1: x(baseline), x2: x(baseline), y1: y - 7, y2: y + 7 }),
-          ]),
-      svg("circle", { class: one.claimed ? "score claimed" : "score", cx: x(score), cy: y, r: 5.5, "data-role": one.role, "data-value": one.score }, svg("title", {}, `${number(score)}, ${words.baseline} ${number(baseline)}`)),
-      svg("text", { x: WIDTH - 4, y: y + 4, "text-anchor": "end", class: "soft" }, words.cases(whole(one.cases ?? 0))),
+      svg("text", { x: NAMES - 10, y: y + 4, "text-anchor": "end", class: one.claimed ? "claimed" : "soft" }, roleName(one.role, words), told ? svg("title", {}, told) : null),
+      svg("g", { class: "axis" }, svg("line", { x1: NAMES, x2: end, y1: y, y2: y })),
+      svg("line", { class: one.claimed ? "gain claimed" : "gain", x1: x(baseline), x2: x(score), y1: y, y2: y }),
+      svg("line", { class: "typical", x1: x(baseline), x2: x(baseline), y1: y - 7, y2: y + 7 }),
+      svg("circle", { class: one.claimed ? "score claimed" : "score", cx: x(score), cy: y, r: 5.5, "data-role": one.role, "data-value": one.score }),
+      svg(
+        "text",
+        { x: WIDTH - 4, y: y + 4, "text-anchor": "end" },
+        svg("tspan", { class: one.claimed ? "claimed" : null }, number(score, 2)),
+        svg("tspan", { class: "soft", dx: 4 }, `/ ${number(one.baseline, 2)}`),
+        svg("tspan", { class: "soft", dx: 8 }, words.cases(whole(one.cases ?? 0))),
+      ),
     );
   });
   drawing.append(
-    svg("g", { class: "axis" }, svg("text", { x: WIDTH - 4, y: 10, "text-anchor": "end" }, svg("tspan", { class: "claimed" }, "● "), words.claimed, "   ", "● ", words.notClaimed, "   ", svg("tspan", { class: "other" }, "| "), words.baseline)),
+    svg(
+      "g",
+      { class: "axis" },
+      svg(
+        "text",
+        { x: WIDTH - 4, y: 10, "text-anchor": "end" },
+        svg("tspan", { class: "claimed" }, "● "),
+        words.claimed,
+        svg("tspan", { dx: 12 }, "● "),
+        words.notClaimed,
+        svg("tspan", { class: "other", dx: 12 }, "| "),
+        words.baseline,
+      ),
+    ),
   );
-  figure.body.append(
-    shown.length ? drawing : html("p", { class: "note" }, words.noEvidence),
-    ...(missing.length ? [html("p", { class: "note" }, words.notJudged(missing.map(([role, why]) => `${role}${typeof why === "string" ? ` (${why})` : ""}`).join("; ")))] : []),
-  );
+  figure.body.append(shown.length ? drawing : html("p", { class: "note" }, words.noEvidence));
+  const missing = Object.entries(not_judged).map(([role, why]) => `${roleName(role, words)}${why ? ` (${why})` : ""}`);
+  if (missing.length) figure.body.append(html("p", { class: "note" }, words.notJudged(missing.join("; "))));
   return figure.figure;
 }
 
@@ -207,7 +224,7 @@ export function importance(page: Page, head: number, name: string): HTMLElement 
     const place = rank(mean, head);
     drawing.append(
       svg("text", { x: 0, y: y + 12, style: "font-weight:560" }, words.methods[method] ?? method),
-      svg("text", { x: WIDTH - 4, y: y + 12, "text-anchor": "end" }, measured(own, error), svg("tspan", { class: "soft" }, place === null ? "" : `   ${words.rank(place, values.length)}`)),
+      svg("text", { x: WIDTH - 4, y: y + 12, "text-anchor": "end" }, measured(own, error), svg("tspan", { class: "soft", dx: 10 }, place === null ? "" : words.rank(place, values.length))),
       svg("path", { class: "others", d: values.map((value) => `M${x(value).toFixed(1)} ${y + 24}v14`).join("") }),
       svg("g", { class: "axis" }, svg("line", { x1: x(0), x2: WIDTH - 8, y1: y + 40, y2: y + 40 })),
     );

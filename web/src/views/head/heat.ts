@@ -5,12 +5,12 @@ import type { Token } from "../../document";
 import { html, svg, unique } from "../../draw/element";
 import { number, percent } from "../../draw/number";
 import { picture } from "../../draw/pixels";
-import { fit, plain } from "../../draw/tokens";
+import { fit, plain, textWidth } from "../../draw/tokens";
 import { pool, type Attention, type Weights } from "../../maps";
 import type { Page } from "../../page";
 import { around, at, SHORT, type Zoom } from "./zoom";
 
-const LABEL = 108;
+const WIDEST = 104;
 
 /** The exact map, or the window of it. */
 export function heat(page: Page, attention: Attention & { exact: Weights }, zoom: Zoom, name: string): HTMLElement {
@@ -30,22 +30,27 @@ export function heat(page: Page, attention: Attention & { exact: Weights }, zoom
     rows: () => matrix(queries, keys, exact),
   });
 
-  const size = Math.max(11, Math.min(22, Math.floor(440 / columns)));
-  const width = LABEL + size * columns + 8;
-  const height = LABEL + size * rows + 44;
-  const axes = svg("g", { class: "axis", "aria-hidden": "true" });
   const text = (token: Token, place: number) => {
-    const { prefix, text: word } = fit(token, LABEL - (numbered ? 40 : 10), 11);
+    const { prefix, text: word } = fit(token, WIDEST - (numbered ? 30 : 0), 11);
     return prefix + word + (numbered ? ` ${at(place)}` : "");
   };
-  for (let row = 0; row < rows; row++)
-    axes.append(svg("text", { x: LABEL - 6, y: LABEL + size * (row + 0.5) + 4, "text-anchor": "end" }, text(queries[zoom.row + row]!, zoom.row + row)));
-  for (let column = 0; column < columns; column++) {
-    const x = LABEL + size * (column + 0.5) + 4;
-    axes.append(svg("text", { x, y: LABEL - 6, transform: `rotate(-90 ${x} ${LABEL - 6})` }, text(keys[zoom.column + column]!, zoom.column + column)));
+  const rowNames = Array.from({ length: rows }, (_, row) => text(queries[zoom.row + row]!, zoom.row + row));
+  const columnNames = Array.from({ length: columns }, (_, column) => text(keys[zoom.column + column]!, zoom.column + column));
+  const room = (names: string[]) => Math.ceil(Math.max(24, ...names.map((name) => textWidth(name, 11)))) + 12;
+  const left = room(rowNames);
+  const above = room(columnNames);
+  const size = Math.max(11, Math.min(22, Math.floor((540 - left) / columns)));
+  const width = left + size * columns + 8;
+  const height = above + size * rows + 44;
+  const axes = svg("g", { class: "axis", "aria-hidden": "true" });
+  for (const [row, name] of rowNames.entries())
+    axes.append(svg("text", { x: left - 6, y: above + size * (row + 0.5) + 4, "text-anchor": "end" }, name));
+  for (const [column, name] of columnNames.entries()) {
+    const x = left + size * (column + 0.5) + 4;
+    axes.append(svg("text", { x, y: above - 6, transform: `rotate(-90 ${x} ${above - 6})` }, name));
   }
   const map = picture(rows, columns, (row, column) => (peak ? weight(row, column) / peak : 0), colours);
-  const image = svg("image", { href: map, x: LABEL, y: LABEL, width: size * columns, height: size * rows, preserveAspectRatio: "none" });
+  const image = svg("image", { href: map, x: left, y: above, width: size * columns, height: size * rows, preserveAspectRatio: "none" });
   const cross = svg("rect", { class: "cross", width: size, height: size, "data-screen-only": "" });
   cross.style.display = "none";
   const drawing = svg(
@@ -54,15 +59,15 @@ export function heat(page: Page, attention: Attention & { exact: Weights }, zoom
     axes,
     image,
     cross,
-    scale(page, peak, LABEL, LABEL + size * rows + 12),
+    scale(page, peak, left, above + size * rows + 12),
   );
   image.addEventListener("pointermove", (event) => {
     const box = image.getBoundingClientRect();
     const row = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows)));
     const column = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * columns)));
     cross.style.display = "";
-    cross.setAttribute("x", String(LABEL + size * column));
-    cross.setAttribute("y", String(LABEL + size * row));
+    cross.setAttribute("x", String(left + size * column));
+    cross.setAttribute("y", String(above + size * row));
     tip.show(
       event,
       html("div", { class: "pair" }, html("bdi", {}, plain(queries[zoom.row + row]!)), "→", html("bdi", {}, plain(keys[zoom.column + column]!))),
@@ -105,13 +110,6 @@ export function overview(page: Page, attention: Attention, zoom: Zoom, move: (zo
   const map = picture(weights.rows, weights.columns, (row, column) => (peak ? weights.at(row, column) / peak : 0), colours);
   const image = svg("image", { href: map, x: 40, y: 20, width: side, height: side, preserveAspectRatio: "none" });
   const frame = svg("rect", { class: "window", "data-screen-only": "" });
-  const put = (now: Zoom) => {
-    frame.setAttribute("x", String(40 + (side * now.column) / keys.length));
-    frame.setAttribute("y", String(20 + (side * now.row) / queries.length));
-    frame.setAttribute("width", String(side * Math.min(1, SHORT / keys.length)));
-    frame.setAttribute("height", String(side * Math.min(1, SHORT / queries.length)));
-  };
-  put(zoom);
   const drawing = svg(
     "svg",
     { viewBox: `0 0 ${side + 48} ${side + 66}`, width: side + 48, height: side + 66, class: "overview", role: "img", "aria-label": `${words.overview}. ${words.overviewNote(blocks.rowSize, blocks.columnSize)}` },
@@ -127,7 +125,7 @@ export function overview(page: Page, attention: Attention, zoom: Zoom, move: (zo
   ); // prettier-ignore
   figure.body.append(drawing);
 
-  const place = (event: PointerEvent) => {
+  const place = (event: MouseEvent) => {
     const box = image.getBoundingClientRect();
     const row = Math.min(queries.length - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * queries.length)));
     const column = Math.min(keys.length - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * keys.length)));
@@ -140,21 +138,37 @@ export function overview(page: Page, attention: Attention, zoom: Zoom, move: (zo
   });
   image.addEventListener("pointerleave", () => tip.hide());
   if (exact) {
+    let now = zoom;
     const sliders = html("div", { class: "sliders" });
-    const slider = (label: string, value: number, length: number, changed: (value: number) => void) => {
+    const slider = (what: "row" | "column", label: string, length: number) => {
       const id = unique("slider");
-      const input = html("input", { type: "range", id, min: 0, max: Math.max(0, length - SHORT), value, "aria-valuetext": at(value), onchange: () => changed(input.valueAsNumber) });
+      const input = html("input", { type: "range", id, min: 0, max: Math.max(0, length - SHORT), "data-zoom": what, oninput: () => go({ ...now, [what]: input.valueAsNumber }) });
       input.disabled = length <= SHORT;
       sliders.append(html("label", { for: id }, label), input);
       return input;
     };
-    slider(words.firstQuery, zoom.row, queries.length, (row) => move({ ...zoom, row })).dataset["zoom"] = "row";
-    slider(words.firstKey, zoom.column, keys.length, (column) => move({ ...zoom, column })).dataset["zoom"] = "column";
+    const inputs = { row: slider("row", words.firstQuery, queries.length), column: slider("column", words.firstKey, keys.length) };
+    const put = () => {
+      frame.setAttribute("x", String(40 + (side * now.column) / keys.length));
+      frame.setAttribute("y", String(20 + (side * now.row) / queries.length));
+      frame.setAttribute("width", String(side * Math.min(1, SHORT / keys.length)));
+      frame.setAttribute("height", String(side * Math.min(1, SHORT / queries.length)));
+      for (const what of ["row", "column"] as const) {
+        inputs[what].value = String(now[what]);
+        inputs[what].setAttribute("aria-valuetext", at(now[what]));
+      }
+    };
+    const go = (next: Zoom) => {
+      now = next;
+      put();
+      move(now);
+    };
+    put();
     figure.body.append(sliders);
     image.style.cursor = "crosshair";
     image.addEventListener("click", (event) => {
-      const { row, column } = place(event as PointerEvent);
-      move(around(row, column, queries.length, keys.length));
+      const { row, column } = place(event);
+      go(around(row, column, queries.length, keys.length));
     });
   }
   return figure.figure;

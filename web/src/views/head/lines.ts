@@ -3,14 +3,14 @@ import type { Token } from "../../document";
 import { chart } from "../../draw/chart";
 import { svg } from "../../draw/element";
 import { percent } from "../../draw/number";
-import { fit, plain } from "../../draw/tokens";
+import { fit, plain, textWidth } from "../../draw/tokens";
 import type { Attention, Weights } from "../../maps";
 import type { Page } from "../../page";
 import { at, SHORT, type Zoom } from "./zoom";
 
-const WIDTH = 560;
-const SIDE = 176;
-const ROW = 19;
+const WIDTH = 540;
+const WIDEST = 170;
+const ROW = 21;
 /** lines fainter than this are not drawn */
 const FAINTEST = 0.02;
 
@@ -33,10 +33,15 @@ export function lines(page: Page, attention: Attention & { exact: Weights }, zoo
     ],
   });
 
+  const widths = [...shownQueries.map((query) => queries[query]!), ...shownKeys.map((key) => keys[key]!)].map((token) => {
+    const { prefix, text } = fit(token, WIDEST);
+    return textWidth(prefix + text);
+  });
+  const side = Math.ceil(Math.max(52, ...widths)) + (numbered ? 42 : 8);
   const height = 26 + ROW * Math.max(shownQueries.length, shownKeys.length);
   const y = (order: number) => 26 + ROW * (order + 0.5);
-  const left = SIDE + 8;
-  const right = WIDTH - SIDE - 8;
+  const left = side + 8;
+  const right = WIDTH - side - 8;
   const middle = (left + right) / 2;
   const curves = svg("g", { class: "curves", "aria-hidden": "true" });
   const drawn: { query: number; key: number; path: SVGPathElement }[] = [];
@@ -70,8 +75,8 @@ export function lines(page: Page, attention: Attention & { exact: Weights }, zoo
         "aria-selected": "false",
         "aria-label": words.attendsTo(plain(queries[query]!), said),
       },
-      svg("rect", { x: 0, y: y(i) - ROW / 2, width: SIDE + 4, height: ROW, rx: 4 }),
-      label(queries[query]!, query, SIDE, y(i), "end", numbered),
+      svg("rect", { x: 0, y: y(i) - ROW / 2, width: side + 4, height: ROW, rx: 4 }),
+      label(queries[query]!, query, side, y(i), "end", numbered),
     );
     from.append(option);
     return option;
@@ -80,8 +85,8 @@ export function lines(page: Page, attention: Attention & { exact: Weights }, zoo
     const target = svg(
       "g",
       { class: "token", "data-key": key },
-      svg("rect", { x: WIDTH - SIDE - 4, y: y(j) - ROW / 2, width: SIDE + 4, height: ROW, rx: 4 }),
-      label(keys[key]!, key, WIDTH - SIDE, y(j), "start", numbered),
+      svg("rect", { x: WIDTH - side - 4, y: y(j) - ROW / 2, width: side + 4, height: ROW, rx: 4 }),
+      label(keys[key]!, key, WIDTH - side, y(j), "start", numbered),
     );
     to.append(target);
     return target;
@@ -136,8 +141,8 @@ export function lines(page: Page, attention: Attention & { exact: Weights }, zoo
       "svg",
       { viewBox: `0 0 ${WIDTH} ${height}`, width: WIDTH, height, class: "lines" },
       svg("g", { class: "axis", "aria-hidden": "true" },
-        svg("text", { x: SIDE, y: 14, "text-anchor": "end" }, words.queries),
-        svg("text", { x: WIDTH - SIDE, y: 14 }, words.keysWord)),
+        svg("text", { x: side, y: 14, "text-anchor": "end" }, words.queries),
+        svg("text", { x: WIDTH - side, y: 14 }, words.keysWord)),
       curves, from, to, values,
     ),
   ); // prettier-ignore
@@ -156,10 +161,11 @@ function strongest(weights: Weights, queries: number[]): number[] {
 
 /** A token's text, with its number where the input is long. */
 function label(token: Token, place: number, x: number, y: number, anchor: "start" | "end", numbered: boolean): SVGTextElement {
-  const { prefix, text, special } = fit(token, SIDE - (numbered ? 40 : 4));
-  const number = numbered ? svg("tspan", { class: "soft" }, anchor === "end" ? `${at(place)}  ` : `  ${at(place)}`) : null;
-  const word = svg("tspan", { class: special ? "special" : "" }, text);
-  const parts = [prefix ? svg("tspan", { class: "soft" }, prefix) : null, word];
+  const { prefix, text, special } = fit(token, WIDEST);
+  const number = numbered ? svg("tspan", { class: "soft", ...(anchor === "end" ? {} : { dx: 7 }) }, at(place)) : null;
+  const gap = numbered && anchor === "end" ? { dx: 7 } : {};
+  const word = svg("tspan", { class: special ? "special" : null, ...(prefix ? {} : gap) }, text);
+  const parts = [prefix ? svg("tspan", { class: "soft", ...gap }, prefix) : null, word];
   return svg("text", { x, y: y + 4, "text-anchor": anchor }, ...(anchor === "end" ? [number, ...parts] : [...parts, number]));
 }
 

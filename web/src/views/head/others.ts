@@ -97,7 +97,7 @@ export function silenced(page: Page, head: number, name: string): HTMLElement | 
   if (after) {
     const most = Math.max(1e-12, ...[...before, ...after].map(([, score]) => Math.abs(score)));
     const length = (score: number | null) => 150 * (Math.abs(score ?? 0) / most);
-    drawing.append(svg("g", { class: "axis" }, svg("text", { x: 300, y: 58 }, svg("tspan", { class: "other" }, "■ "), words.beforeSilence, "   ", svg("tspan", { class: "own" }, "■ "), words.afterSilence)));
+    drawing.append(svg("g", { class: "axis" }, svg("text", { x: 300, y: 58 }, svg("tspan", { class: "old" }, "■ "), words.beforeSilence, svg("tspan", { class: "own", dx: 12 }, "■ "), words.afterSilence)));
     labels.forEach((label, i) => {
       const y = 66 + 40 * i;
       drawing.append(

@@ -1,0 +1,227 @@
+"""The live page in a real browser: type, see, silence, compare, choose by rule, download the plan."""
+
+import json
+import threading
+import time
+
+import pytest
+import torch
+import uvicorn
+from tests.view.live.tiny import Characters, bert, loaded
+
+import manyheads as mh
+from manyheads.view.live import ask
+from manyheads.view.live.app import app
+from manyheads.view.live.model import begin
+from manyheads.view.live.progress import Progress
+from manyheads.view.live.queue import Queue
+from manyheads.view.live.server import listen
+
+TOKEN = "a-secret"
+HOSTILE = "<script>window.hacked = 1</script> \u0000 👩‍👩‍👧 \u202e"
+
+
+class Served:
+    """The live page of a tiny model, at a real address, in a thread."""
+
+    def __init__(self):
+        self.live, self.queue = begin(loaded(bert(), Characters())), Queue()
+        self.progress = Progress(self.live, self.queue)
+        self.socket = listen("127.0.0.1", 0)
+        self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}/"
+        made = app(self.live, self.queue, self.progress, host="127.0.0.1", token=TOKEN)
+        self.server = uvicorn.Server(uvicorn.Config(made, log_level="error", lifespan="off"))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})
+        self.thread.start()
+
+    def close(self):
+        self.server.should_exit = self.server.force_exit = True
+        self.thread.join(20)
+        self.queue.close()
+        self.socket.close()
+
+
+@pytest.fixture(scope="module")
+def served():
+    made = Served()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(browser, served):
+    """The open page, with nothing wrong on its console and no request to anywhere else."""
+    context = browser.new_context(locale="en-GB", viewport={"width": 1280, "height": 1000})
+    page = context.new_page()
+    wrong = []
+    page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "request",
+        lambda sent: (
+            None if sent.url.startswith((served.address, "data:", "blob:")) else wrong.append(sent.url)
+        ),
+    )
+    page.wrong = wrong
+    page.goto(served.address)
+    page.wait_for_selector(".heads-live [data-index]")
+    yield page
+    context.close()
+    assert wrong == []
+
+
+def typed(page, text):
+    """Type a text and wait until the page shows what came of it."""
+    with page.expect_response("**/api/attend"):
+        page.fill("textarea", text)
+    page.wait_for_function("!document.querySelector('.answers.stale')")
+
+
+def items(page, which):
+    lines = page.locator(f'[data-which="{which}"] li')
+    return [
+        [line.get_attribute("data-text"), float(line.get_attribute("data-value"))] for line in lines.all()
+    ]
+
+
+def test_type_and_see(page, served):
+    assert page.locator(".heads-live [data-index]").count() == 6
+    typed(page, "heads attend")
+    wanted = ask.attend(served.live, "heads attend", None)
+    assert items(page, "before") == wanted["answer"]["items"]
+    shown = page.locator(".looks .token").all_inner_texts()
+    assert len(shown) == len("heads attend") + 2
+    assert "14 tokens" in page.locator('[data-part="status"]').inner_text()
+
+
+def test_silence_by_click_and_by_key(page, served):
+    typed(page, "heads attend")
+    with page.expect_response("**/api/silence"):
+        page.locator('.heads-live [data-head="0.1"]').click()
+    page.wait_for_selector('[data-which="after"]')
+    heads = {"encoder.layer.0.attention.self": [1]}
+    wanted = ask.without(served.live, "heads attend", None, heads)
+    assert items(page, "before") == wanted["before"]["items"]
+    assert items(page, "after") == wanted["after"]["items"]
+    assert "silenced" in page.locator('.heads-live [data-head="0.1"]').get_attribute("class")
+    page.wait_for_function("document.querySelector('[data-part=quality]').dataset.value < 1")
+    quality = ask.quality(served.live, heads)
+    assert float(page.locator('[data-part="quality"]').get_attribute("data-value")) == pytest.approx(
+        quality["value"]
+    )
+    assert "5 of 6" in page.locator('[data-part="kept"]').inner_text()
+    with page.expect_response("**/api/attend"):  # the same head again, by the keyboard
+        page.locator('.heads-live [data-head="0.1"]').focus()
+        page.keyboard.press("Space")
+    page.wait_for_selector('[data-which="after"]', state="detached")
+    assert "6 of 6" in page.locator('[data-part="kept"]').inner_text()
+
+
+def test_choose_by_ranking_and_download_a_plan_that_cuts(page, served, tmp_path):
+    typed(page, "heads attend")
+    with page.expect_response("**/api/choose"), page.expect_response("**/api/silence"):
+        page.locator('[data-control="share"]').focus()
+        page.keyboard.press("End")  # the least important 95%: one head a layer stays
+    page.wait_for_function("document.querySelectorAll('.heads-live .silenced').length === 4")
+    with page.expect_download() as saved:
+        page.locator('[data-do="plan"]').click()
+    assert saved.value.suggested_filename == "plan.json"
+    saved.value.save_as(tmp_path / "plan.json")
+    plan = mh.Plan.load(tmp_path / "plan.json")
+    assert plan.removed == 4
+    small = mh.prune(served.live.model, served.live.batches, using=plan, refit=False)
+    batch = served.live.batches[0]
+    with torch.no_grad(), mh.silence(served.live.model, plan):
+        wanted = served.live.model(**batch).last_hidden_state
+    with torch.no_grad():
+        found = small(**batch).last_hidden_state
+    real = batch["attention_mask"].bool()
+    assert torch.allclose(found[real], wanted[real], atol=1e-5)
+    page.locator('[data-do="clear"]').click()
+    page.wait_for_function("document.querySelectorAll('.heads-live .silenced').length === 0")
+
+
+def test_choose_by_rule(page, served):
+    from manyheads.view.live import choose
+
+    typed(page, "heads attend")
+    for rule in ("sinks", "twins"):
+        with page.expect_response("**/api/choose") as answer:
+            page.locator(f'[data-rule="{rule}"]').click()
+        assert answer.value.json() == {"heads": choose.by_rule(served.live, rule)}
+
+
+def test_hostile_text_is_text(page):
+    typed(page, HOSTILE)
+    assert page.evaluate("window.hacked") is None
+    assert page.locator(".looks script").count() == 0
+    typed(page, "x" * 100_000)
+    assert "64" in page.locator('[data-part="status"]').inner_text()
+    assert page.locator(".looks .token").count() == 64
+
+
+def test_an_error_is_a_sentence_and_the_page_lives_on(page, monkeypatch):
+    def broken(*_):
+        raise ValueError("text: this one is too strange")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ask, "attend", broken)
+        with page.expect_response("**/api/attend"):
+            page.fill("textarea", "strange")
+        page.wait_for_selector("text=this one is too strange")
+    page.wrong.clear()  # the browser itself reports the status
+    typed(page, "heads")
+    assert page.locator(".status .wrong").is_hidden()
+
+
+def test_the_text_is_an_example_in_the_other_views(page):
+    typed(page, "heads attend")
+    page.locator('[data-tab="glance"]').click()
+    page.wait_for_selector(".glance [data-index]")
+    assert page.locator('[data-choice="example"] option').count() == 2
+    page.locator('[data-tab="live"]').click()
+    assert page.input_value("textarea") == "heads attend"
+
+
+def test_in_chinese_and_at_night(page):
+    page.locator('[data-switch="language"]').select_option("zh")
+    page.wait_for_selector("text=模型怎么说")
+    page.locator('[data-switch="theme"]').select_option("dark")
+    assert page.locator(".manyheads").get_attribute("data-theme") == "dark"
+    assert page.locator(".heads-live [data-index]").count() == 6
+
+
+def test_what_takes_longer_arrives_by_itself(page, served):
+    assert page.locator('[data-part="spare"]').is_visible()
+    typed(page, "heads attend")
+    page.locator("textarea").focus()
+    served.queue.in_spare_time(served.progress.steps())
+    page.wait_for_function("document.querySelector('[data-part=spare]').hidden", timeout=60_000)
+    assert page.evaluate("document.activeElement.tagName") == "TEXTAREA"
+    page.locator('[data-tab="heads"]').click()
+    page.locator('[data-control="metric"]').select_option("importance:fisher")
+    wanted = served.live.tables["fisher"]["importance"].tolist()
+    cells = [page.locator(f'.heads [data-index="{i}"]') for i in range(6)]
+    assert [float(cell.get_attribute("data-value")) for cell in cells] == pytest.approx(wanted)
+
+
+def test_the_page_without_its_token_says_so(browser, served):
+    context = browser.new_context()
+    page = context.new_page()
+    wrong = '<meta name="manyheads-live" content="wrong"><div id="page"></div><script src="/page.js"></script>'
+    page.route("**/", lambda route: route.fulfill(content_type="text/html", body=wrong))
+    page.goto(served.address)
+    page.wait_for_selector("text=token")
+    context.close()
+
+
+def test_accessibility(page):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    typed(page, "heads attend")
+    with page.expect_response("**/api/silence"):
+        page.locator('.heads-live [data-head="0.1"]').click()
+    page.wait_for_selector('[data-which="after"]')
+    time.sleep(0.6)  # the faded part is back
+    found = axe.Axe().run(page).response["violations"]
+    page.wrong.clear()
+    assert [json.dumps(one["id"]) for one in found] == []
