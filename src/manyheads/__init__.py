@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from manyheads.surgery.recover import recover as recover
     from manyheads.surgery.refit import refit as refit
     from manyheads.training.loop import train as train
+    from manyheads.view.widget import widget as widget
 
 # Where each public name lives. They load when first used, so that `import manyheads` costs nothing.
 _NAMES = {
@@ -82,6 +83,7 @@ _NAMES = {
     "manyheads.surgery.recover": ("recover",),
     "manyheads.surgery.refit": ("refit",),
     "manyheads.training.loop": ("train",),
+    "manyheads.view.widget": ("widget",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -132,6 +132,12 @@ class HeadTable:
         seen = int(self.tokens.max()) if len(self) else 0
         return f"HeadTable({len(self)} heads at {sites} sites, {seen} tokens: {', '.join(self.metrics)})"
 
+    def _repr_mimebundle_(self, **wanted: Any) -> Any:
+        """In a notebook it shows itself as a page."""
+        from manyheads.view.widget import bundle
+
+        return bundle(self, self, **wanted)
+
     def merge(self, *others: HeadTable) -> HeadTable:
         """One table as if all had been collected together. The tables must be of the same model and
         metrics.

@@ -160,6 +160,12 @@ class Watch:
         rows = rows_of(self.model, self.sites)
         return HeadTable(rows, torch.cat(tokens), joined, self._fingerprint, profiles)
 
+    def _repr_mimebundle_(self, **wanted: Any) -> Any:
+        """In a notebook it shows what was collected as a page."""
+        from manyheads.view.widget import bundle
+
+        return bundle(self, self.table if self._tallies else None, **wanted)
+
     def _see(self, call: Call) -> None:
         """Count one call."""
         if call.again:

@@ -10,7 +10,7 @@ from torch import nn
 
 from manyheads.heads.calls import Call
 from manyheads.heads.sites import Site
-from manyheads.view.document.packed import Budget, packed
+from manyheads.view.document.packed import packed
 from manyheads.view.document.picture import picture
 from manyheads.view.document.pipeline import Follower
 from manyheads.view.document.seen import THUMBNAIL, Seen, SiteMaps, see
@@ -170,27 +170,4 @@ def _maps(maps: SiteMaps, queries: str, keys: str) -> dict[str, Any]:
     if maps.pooled is not None:
         found["pooled"] = packed(maps.pooled, "uint8")
         found["row_size"], found["column_size"] = maps.row_size, maps.column_size
-    return found
-
-
-def fitted(found: dict[str, Any], budget: Budget, order: Sequence[tuple[str, int]]) -> dict[str, Any]:
-    """An example with as much of it as there is room for: exact maps go in the order of the heads given.
-
-    What has to be there at all (tokens, names, thumbnails) is taken first; see `Budget`.
-    """
-    exact = {maps["site"]: maps.pop("exact") for maps in found["maps"]}
-    pooled = {maps["site"]: maps.pop("pooled", None) for maps in found["maps"]}
-    extra = found.pop("pipeline"), found.pop("picture")
-    budget.takes(found)
-    found["picture"] = extra[1] if budget.takes(extra[1]) else None
-    found["pipeline"] = extra[0] if budget.takes(extra[0]) else None
-    for maps in found["maps"]:
-        maps["exact"] = {}
-        if pooled[maps["site"]] is not None and budget.takes(pooled[maps["site"]]):
-            maps["pooled"] = pooled[maps["site"]]
-    by_site = {maps["site"]: maps for maps in found["maps"]}
-    for site, head in order:
-        map_ = exact.get(site, {}).get(str(head))
-        if map_ is not None and budget.takes(map_):
-            by_site[site]["exact"][str(head)] = map_
     return found

@@ -12,35 +12,23 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import manyheads
 from manyheads.heads.diversity import diversity
 from manyheads.heads.importance import importance
 from manyheads.heads.importance.observe import moved
-from manyheads.heads.importance.outputs import read
-from manyheads.heads.maps import run
 from manyheads.heads.roles import roles
-from manyheads.heads.sites import Site
 from manyheads.heads.table import HeadTable
 from manyheads.view.document import numbers
-from manyheads.view.document.answers import question
 from manyheads.view.document.curve import curve
-from manyheads.view.document.example import example, fitted
-from manyheads.view.document.packed import Budget, packed, plain
+from manyheads.view.document.examples import Examples, profiles
+from manyheads.view.document.packed import Budget, plain, weight
 from manyheads.view.document.sample import Sample
-from manyheads.view.document.seen import EDGES, Seen
-from manyheads.view.document.silenced import silenced
-from manyheads.view.document.tokens import visible
 
 VERSION = 1
 # Bytes of a document in a report; what is most wanted has its place first.
 ROOM = 4_300_000
-# Heads are silenced one by one as long as parameters times tokens times heads are below this.
-WORK = 4e11
-# Long maps are kept exactly of at most so many heads.
-LONG_EXACT = 24
-
 Step = Callable[[str, float], None]
 
 
@@ -101,13 +89,13 @@ def document(
         training = {module: module.training for module in model.modules()}
         model.eval()
         try:
-            _measured(making, parts, model, sample, tokenizer, processor, room)
+            _measured(making, parts, model, sample, tokenizer, processor)
         finally:
             for module, mode in training.items():
                 module.training = mode
-    judged = parts.pop("judged", None)
+    judged, shown = parts.pop("judged", None), parts.pop("shown", None)
     units = about.units or int(table.tokens.max().item() if len(table) else 0)
-    return {
+    made: dict[str, Any] = {
         "version": VERSION,
         "made": {
             "manyheads": manyheads.__version__,
@@ -123,7 +111,11 @@ def document(
         "stacks": numbers.stacks(table),
         **parts,
         "groups": dict(about.groups),
+        "examples": [],
     }
+    if shown is not None:
+        made["examples"] = shown.fitted(Budget(room - weight(made)))
+    return made
 
 
 def _of_table(table: HeadTable) -> dict[str, Any]:
@@ -139,7 +131,6 @@ def _of_table(table: HeadTable) -> dict[str, Any]:
         "importance": found,
         "redundancy": numbers.redundancy(table, table),
         "curve": None,
-        "examples": [],
     }
 
 
@@ -186,7 +177,6 @@ def _measured(
     sample: Sample,
     tokenizer: Any,
     processor: Any,
-    room: int,
 ) -> None:
     table = making.table
     place = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -196,15 +186,9 @@ def _measured(
     if fisher is not None:
         parts["importance"] = numbers.importance({"fisher": fisher}, table) | parts["importance"]
     order = _most_wanted(table, fisher)
-    budget = Budget(room)
-    shown = making.part(
-        "examples",
-        lambda step: _examples(
-            model, sample, place, table, order, tokenizer, processor, budget, making, step
-        ),
-    )
-    if shown is not None:
-        parts["examples"], parts["profiles"] = shown
+    shown = Examples(model, table, order, tokenizer, processor, making.notes)
+    making.part("examples", lambda step: shown.add(sample, place, step))
+    parts["profiles"], parts["shown"] = profiles(shown.seen, table), shown
     judged = making.part(
         "redundancy",
         lambda step: diversity(
@@ -225,7 +209,7 @@ def _measured(
         parts["curve"] = making.part(
             "curve", lambda step: curve(model, batches[:2], {"fisher": fisher}, step=step)
         )
-    _one_by_one(making, parts)
+    _one_by_one(parts, shown.changes)
 
 
 def _of(step: Callable[[float], None], total: int) -> Callable[[float], None]:
@@ -252,145 +236,8 @@ def _most_wanted(table: HeadTable, fisher: HeadTable | None) -> list[int]:
     return order
 
 
-def _examples(
-    model: nn.Module,
-    sample: Sample,
-    place: torch.device,
-    table: HeadTable,
-    order: Sequence[int],
-    tokenizer: Any,
-    processor: Any,
-    budget: Budget,
-    making: _Making,
-    step: Callable[[float], None],
-) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """The examples, and the profile of distances over them."""
-    wanted: dict[str, list[int]] = {}
-    for row in (table.rows[i] for i in order[:LONG_EXACT]):
-        wanted.setdefault(row.site, []).append(row.head)
-
-    def exact(site: Site) -> list[int]:
-        return wanted.get(site.name, [])
-
-    thumbnail = 48 if len(table) <= 400 else 32 if len(table) <= 1600 else 16
-    pooled = 128 if len(table) <= 200 else 64 if len(table) <= 800 else 32
-    examples = list(moved(sample.examples, place))
-    neighbours = _neighbours(model, list(moved(sample.others, place)) if sample.others else [], tokenizer)
-    made = []
-    seen: list[Seen] = []
-    heads = [(table.rows[i].site, table.rows[i].head) for i in order]
-    size = sum(p.numel() for p in model.parameters())
-    for number, batch in enumerate(examples):
-        found, looked = example(
-            model,
-            batch,
-            tokenizer=tokenizer,
-            processor=processor,
-            exact=exact,
-            thumbnail=thumbnail,
-            pooled=pooled,
-            pipeline=number == 0,
-        )
-        length = max((maps.queries for maps in looked.maps), default=1)
-        asked = _asked(model, batch, looked, tokenizer, neighbours)
-        if asked is not None:
-            with torch.no_grad():
-                result = looked.result if asked.batch is batch else run(model, asked.batch)
-            found["answer"] = {"kind": asked.kind, "items": asked.answer(result, model)}
-            if asked.place >= 0:
-                found["answer"]["place"] = asked.place
-        some = order[: int(WORK / max(1, size * length))]
-        begun, share = number / len(examples), 1 / len(examples)
-        if some and (number == 0 or len(some) == len(order)):
-            found["silenced"] = silenced(
-                model,
-                batch,
-                table.rows,
-                question=asked,
-                length=length,
-                order=some,
-                step=lambda done, begun=begun, share=share: step(begun + share * done),  # type: ignore[misc]
-            )
-            if len(some) < len(order):
-                making.notes.append(
-                    f"silenced one by one: the {len(some)} most important of {len(order)} heads"
-                )
-        made.append(found)
-        seen.append(looked)
-    return [fitted(found, budget, heads) for found in made], _profiles(seen, table)
-
-
-def _asked(
-    model: nn.Module,
-    batch: Any,
-    looked: Seen,
-    tokenizer: Any,
-    neighbours: tuple[list[str], Tensor] | None,
-) -> Any:
-    ids = next((maps.ids for maps in looked.maps if maps.ids), None)
-    sites = [maps.site for maps in looked.maps]
-    try:
-        return question(
-            model,
-            batch,
-            looked.result,
-            sites,
-            tokenizer=tokenizer,
-            ids=ids,
-            neighbours=neighbours,
-            own=_name(batch, tokenizer) if neighbours is not None else "",
-        )
-    except ValueError:  # the model returns nothing that could be read
-        return None
-
-
-def _neighbours(model: nn.Module, others: Sequence[Any], tokenizer: Any) -> tuple[list[str], Tensor] | None:
-    """Names and embeddings of other inputs."""
-    if tokenizer is None or not others:
-        return None
-    names, values = [], []
-    with torch.no_grad():
-        for batch in others:
-            output = read(run(model, batch), model)
-            if output.real is not None:
-                return None
-            names.append(_name(batch, tokenizer))
-            values.append(output.value[:1].float().cpu())
-    return names, torch.cat(values)
-
-
-def _name(batch: Any, tokenizer: Any) -> str:
-    values = batch.values() if isinstance(batch, Mapping) else [batch]
-    ids = next(x for x in values if isinstance(x, Tensor) and x.dim() == 2 and not x.is_floating_point())
-    return visible(str(tokenizer.decode(ids[0].tolist(), skip_special_tokens=True)).strip(), 100)
-
-
-def _profiles(seen: Sequence[Seen], table: HeadTable) -> dict[str, Any] | None:
-    """Attention by distance, the mean over the queries of all examples: (heads, bins)."""
-    total = torch.zeros(len(table), 2 * len(EDGES) + 1, dtype=torch.float64)
-    count = torch.zeros(len(table), 1, dtype=torch.float64)
-    rows = {(row.site, row.head): i for i, row in enumerate(table.rows)}
-    for looked in seen:
-        for maps in looked.maps:
-            if maps.distance is not None:
-                index = [rows.get((maps.site.name, head), -1) for head in range(maps.site.heads)]
-                known = [head for head, i in enumerate(index) if i >= 0]
-                here = torch.tensor([index[head] for head in known], dtype=torch.long)
-                total[here] += maps.distance.cpu()[known] * maps.queries
-                count[here] += maps.queries
-    if not bool(count.any()):
-        return None
-    mass = total / count.clamp(min=1)
-    used = mass.sum(0).nonzero().flatten()
-    low, high = int(used.min()), int(used.max()) + 1
-    reach = [*EDGES[:-1], 2 * EDGES[-2]]
-    offsets = [-edge for edge in reversed(reach)] + [0, *reach]
-    return {"offsets": offsets[low:high], "mass": packed(mass[:, low:high], "uint16")}
-
-
-def _one_by_one(making: _Making, parts: dict[str, Any]) -> None:
+def _one_by_one(parts: dict[str, Any], changes: Sequence[Sequence[float | None]]) -> None:
     """Leave-one-out as a method of importance: the mean over the examples on which heads were silenced."""
-    changes = [each["silenced"]["change"] for each in parts["examples"] if each["silenced"]]
     if not changes:
         return
     values = torch.tensor([[torch.nan if x is None else x for x in one] for one in changes]).double()

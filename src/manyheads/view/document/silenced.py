@@ -65,7 +65,7 @@ def silenced(
                 one = type(values)(values.value[place : place + 1], full.real)
                 change[number] = round(difference(full, one).item(), 9)
                 if question is not None:
-                    answers[number] = question.answer(result, model, place)
+                    answers[number] = question.answer(result, place)
             done += len(numbers)
             step(done / len(order))
     return {"change": change, "answer": None if question is None else answers}
