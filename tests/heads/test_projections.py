@@ -9,6 +9,7 @@ from tests.heads.models import tokens
 from torch import nn
 
 from manyheads.heads.projections import Part, projections, weights
+from manyheads.nn.transformers import Encoder
 
 
 def test_separate_projections():
@@ -105,6 +106,20 @@ def test_the_model_is_left_as_it_was():
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(state, torch.get_rng_state())
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_checkpointed_blocks_show_their_weights():
+    """A checkpoint gives up the history of what it computes; ours must not be among it."""
+    plain, checkpointed = (
+        Encoder(15, heads=3, layers=2, vocabulary=models.VOCABULARY, checkpoint=checkpoint).train()
+        for checkpoint in (False, True)
+    )
+    ids = tokens()["input_ids"]
+    found = projections(checkpointed, ids)
+    assert {name: mine.heads for name, mine in found.items()} == {
+        name: mine.heads for name, mine in projections(plain, ids).items()
+    }
+    assert found["blocks.1.attention"].heads[2].query[0].indices == tuple(range(10, 15))
 
 
 def test_shared_weights_are_found_at_each_call():

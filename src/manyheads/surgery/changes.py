@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from manyheads.surgery.empty import NoHeads
 from manyheads.surgery.inputs import Narrow
 from manyheads.surgery.torch_attention import TorchAttention
+from manyheads.surgery.widths import Width
 
 ATTRIBUTE = "_manyheads_changes"  # of a cut model
 
@@ -25,6 +26,7 @@ class Changes:
     attributes: ``{module path: {attribute path: value}}``, such as its number of heads.
     configs: the same for modules that read a config, which then have a copy of their own.
     inputs: ``{module path: [options of Narrow]}`` for modules that are given something for every head.
+    widths: ``{module path: options of Width}`` for modules that read the width of all heads off their input.
     copied: ``{module path: module path}``: the first makes a table for itself as the second does.
     replaced: paths of modules that were nn.MultiheadAttention and are `TorchAttention` now.
     emptied: ``{module path: options of NoHeads}`` for modules that lost all heads.
@@ -36,6 +38,7 @@ class Changes:
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     inputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    widths: dict[str, dict[str, int]] = field(default_factory=dict)
     copied: dict[str, str] = field(default_factory=dict)
     replaced: list[str] = field(default_factory=list)
     emptied: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -164,7 +167,10 @@ def reshape(model: nn.Module, changes: Changes) -> nn.Module:
 
 def forget(changes: Changes, path: str) -> None:
     """Drop what was noted of modules and tensors at and under a path that is replaced."""
-    for noted in (changes.shapes, changes.attributes, changes.configs, changes.inputs, changes.copied):
+    lists: tuple[dict[str, Any], ...] = (
+        changes.shapes, changes.attributes, changes.configs, changes.inputs, changes.widths, changes.copied,
+    )  # fmt: skip
+    for noted in lists:
         for name in list(noted):
             if name == path or name.startswith(f"{path}.") or not path:
                 del noted[name]
@@ -182,4 +188,6 @@ def settle(model: nn.Module, changes: Changes) -> None:
         module = model.get_submodule(path)
         for options in narrowed:
             Narrow(**options).attach(module)
+    for path, width in changes.widths.items():
+        Width(**width).attach(model.get_submodule(path))
     setattr(model, ATTRIBUTE, changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from manyheads.surgery.inputs import Input, Narrow, hooks, inputs_of_heads
 from manyheads.surgery.outputs import Captured, difference
 from manyheads.surgery.torch_attention import TorchAttention
 from manyheads.surgery.verify import evaluating, own_output, tolerance
+from manyheads.surgery.widths import Width, telling, width_of
 
 Removed = Mapping[str, list[int]]
 
@@ -168,21 +170,45 @@ def tell(
         for part in modules.values():
             if isinstance(part, TorchAttention):
                 part.kept = [old for new, old in enumerate(part.kept) if new not in gone]
-        for configs in (False, True):
+        holds = _Runs(module, region.calls, allowed)
+        for configs, widths in itertools.product((False, True), _widths(copied, region, found, removed)):
             numbers = candidates(modules, sizes, configs)
-            chosen = find(module, numbers, _Runs(module, region.calls, allowed), known)
+            with telling(copied, widths):
+                chosen = find(module, numbers, holds, known)
             if chosen is not None:
                 break
         else:
             raise RuntimeError(
                 f"cut: {region.path or 'the model'} ({type(module).__name__}) does not give without heads "
-                f"{gone} what it gives with them silenced: {_why(module, region.calls)}. Perhaps its code "
-                "works out the width of a head from the width of its input; nothing was changed"
+                f"{gone} what it gives with them silenced: {_why(module, region.calls)}. Its code may have "
+                "the number of its heads written into it as a number: let it read an attribute; nothing was "
+                "changed"
             )
+        for path, width in widths.items():
+            width.attach(copied.get_submodule(path))
+            changes.widths[path] = width.options()
         values = dict(chosen)
         for candidate in numbers:
             known[candidate.key] = candidate.options.index(values.get(candidate, candidate.old))
         _note(changes, region.path, modules, values)
+
+
+def _widths(
+    copied: nn.Module, region: Region, found: Mapping[str, Projections], removed: Removed
+) -> list[dict[str, Width]]:
+    """What the inputs of modules that read the width of all heads off them may have to say: nothing, or the
+    width that is left, to the modules of the sites or to the whole region.
+    """
+    choices: list[dict[str, Width]] = [{}, {}, {}]
+    for name in region.sites:
+        mine = found[name]
+        left = mine.site.heads - len(removed.get(name, ()))
+        for path, many in ((mine.site.path, 1), (region.path, 2)):
+            known = width_of(copied.get_submodule(path))
+            before = known.before if known is not None else mine.site.heads * mine.d_value
+            for choice in choices[many:]:
+                choice[path] = Width(before, left * mine.d_value)
+    return choices if choices[1].keys() != choices[2].keys() else choices[:2]
 
 
 def _note(
