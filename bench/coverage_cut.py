@@ -76,9 +76,14 @@ def check(model: nn.Module, forward: Callable[[nn.Module], Any]) -> dict[str, An
         return {"status": NONE, "reason": ""}
     try:
         mh.cut(wrapped, heads, batch=())
-    except (ValueError, RuntimeError) as error:
-        verdict = REFUSED if isinstance(error, ValueError) else FAILED
-        return {"status": verdict, "reason": " ".join(str(error).split())[:300]}
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        if isinstance(error, ValueError) and said.startswith("heads: "):
+            return {"status": REFUSED, "reason": said}
+        return {
+            "status": FAILED,
+            "reason": said if said.startswith("cut: ") else f"{type(error).__name__}: {said}",
+        }
     return {"status": CUT, "reason": ""}
 
 
@@ -101,6 +106,8 @@ def collect(wanted: Iterable[str], out: Path, jobs: int, again: bool = False) ->
     known = json.loads(path.read_text()) if path.exists() else {}
 
     def done(name: str, found: dict[str, Any]) -> None:
+        if found["reason"].startswith(("its process ended", "still running")):
+            found["status"] = FAILED
         known[name] = found
         path.write_text(json.dumps(known, indent=1))
         harness.say(f"{name}: {found['status']} {found['reason'][:160]}")
@@ -111,18 +118,26 @@ def collect(wanted: Iterable[str], out: Path, jobs: int, again: bool = False) ->
 
 def report(results: dict[str, dict[str, Any]]) -> str:
     """What was cut, the misses by name, and the share against what is to be reached."""
-    tried = {name: found for name, found in results.items() if found["status"] in (CUT, REFUSED, FAILED)}
-    misses = [f"- {name} {f['status']}: {f['reason']}" for name, f in tried.items() if f["status"] != CUT]
-    right = len(tried) - len(misses)
+    by: dict[str, list[str]] = {}
+    for name, found in sorted(results.items()):
+        by.setdefault(found["status"], []).append(name)
+    right, tried = len(by.get(CUT, ())), sum(len(by.get(status, ())) for status in (CUT, REFUSED, FAILED))
+    misses = [
+        f"- {name} ({status}): {results[name]['reason']}"
+        for status in (REFUSED, FAILED)
+        for name in by.get(status, ())
+    ]
+    others = [
+        f"{status}: {', '.join(names)}." for status, names in by.items() if status in (NONE, coverage.NOT_RUN)
+    ]
     return "\n\n".join(
         [
-            harness.table(
-                ["architecture", "cut"], [[name, found["status"]] for name, found in results.items()]
-            ),
+            f"{right} of {tried} architectures with heads to spare are cut, and equal the silenced ones: "
+            f"{', '.join(by.get(CUT, ()))}.",
             "Not cut:",
-            "\n".join(misses),
-            f"{right} of {len(tried)} architectures with heads to spare are cut and equal the silenced ones.",
-            harness.targets(("cut equals silenced, share", right / max(len(tried), 1), ">=", 0.9)),
+            "\n".join(misses) or "none",
+            *(other[0].upper() + other[1:] for other in others),
+            harness.targets(("cut equals silenced, share", right / max(tried, 1), ">=", 0.9)),
         ]
     )
 

@@ -188,7 +188,7 @@ def test_shared_weights_are_cut_together_or_not_at_all():
 
 
 @pytest.mark.parametrize(
-    "name", ["bert", "gpt2", "llama", "t5", "nn.TransformerEncoder", "Decoder", "Encoder"]
+    "name", ["bert", "gpt2", "llama", "bloom", "t5", "nn.TransformerEncoder", "Decoder", "Encoder"]
 )
 def test_all_heads_of_a_layer_can_go(name):
     make, batch = MODELS[name]
@@ -232,6 +232,45 @@ def test_generation_with_a_cache_is_that_of_the_silenced_model():
         with mh.silence(model, heads):
             wanted = model.generate(ids, **options)
         assert torch.equal(small.generate(ids, **options), wanted)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_static_cache_holds_layers_of_different_sizes(whole):
+    model, ids = models.llama(), tokens(batch=1)["input_ids"]
+    heads = {0: range(6) if whole else [2, 3], 1: [0, 3, 5]}
+    small = mh.cut(model, heads)
+    options = {"max_new_tokens": 7, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    with mh.silence(model, heads):
+        wanted = model.generate(ids, **options)
+    got = small.generate(ids, **options, cache_implementation="static", disable_compile=True)
+    assert torch.equal(got, wanted)
+
+
+class LaterOff:
+    """Changes what a module gives by little, and only when it is given a single token: with a cache."""
+
+    def __call__(self, module, args, kwargs, output):
+        x = args[0] if args else kwargs["hidden_states"]
+        first, *rest = output if isinstance(output, tuple) else (output,)
+        if x.shape[1] == 1:
+            first = torch.cat([first[..., :1] + 3e-4, first[..., 1:]], -1)
+        return (first, *rest) if rest else first
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "Decoder", "Seq2Seq"])
+def test_what_goes_wrong_only_with_the_cache_is_found(name):
+    make, batch = MODELS[name]
+    model = make().eval()
+    heads = chosen(model, batch)
+    small = mh.cut(model, heads, batch)
+    last = {"gpt2": "transformer.h.1", "llama": "model.layers.1", "Decoder": "blocks.1"}.get(
+        name, "decoder.blocks.0"
+    )
+    hook = small.get_submodule(last).register_forward_hook(LaterOff(), with_kwargs=True)
+    with pytest.raises(RuntimeError, match="writing with the cache, the cut model differs"):
+        verify(model, small, batch, heads, [])
+    hook.remove()
+    verify(model, small, batch, heads, [])
 
 
 def test_bad_input_is_refused():
@@ -336,13 +375,13 @@ def test_training_mode_comes_through():
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler and exporter
-@pytest.mark.parametrize("name", ["bert", "bloom", "nn.TransformerEncoder"])
+@pytest.mark.parametrize("name", ["bert", "llama", "bloom", "nn.TransformerEncoder"])
 def test_the_cut_model_compiles_and_exports(name):
     make, batch = MODELS[name]
     model = make().eval()
     small = mh.cut(model, chosen(model, batch), batch).eval()
     args, kwargs = ((), batch) if isinstance(batch, dict) else ((batch,), {})
-    if name == "bloom":
+    if name in ("bloom", "llama"):
         kwargs = kwargs | {"use_cache": False}
     with torch.no_grad():
         wanted = small(*args, **kwargs)
@@ -354,14 +393,20 @@ def test_the_cut_model_compiles_and_exports(name):
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's exporter
-def test_the_cut_model_goes_to_onnx(tmp_path):
+@pytest.mark.parametrize("name", ["bert", "nn.TransformerEncoder"])
+def test_the_cut_model_goes_to_onnx(name, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    x = torch.randn(2, 5, 15)
-    small = mh.cut(torch_encoder(), {0: [1], 1: [0, 2]}, x).eval()
-    torch.onnx.export(small, (x,), tmp_path / "small.onnx", dynamo=True, verbose=False)
+    make, batch = MODELS[name]
+    model = make().eval()
+    small = mh.cut(model, chosen(model, batch), batch).eval()
+    args, kwargs = ((), batch) if isinstance(batch, dict) else ((batch,), {})
+    torch.onnx.export(small, args, tmp_path / "small.onnx", kwargs=kwargs, dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(str(tmp_path / "small.onnx"), providers=["CPUExecutionProvider"])
-    (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    torch.testing.assert_close(torch.from_numpy(got), small(x), atol=1e-5, rtol=1e-5)
+    given = [value.numpy() for value in (*args, *kwargs.values())]
+    names = [taken.name for taken in session.get_inputs()]
+    got = session.run(None, dict(zip(names, given, strict=True)))
+    with torch.no_grad():
+        assert difference(small(*args, **kwargs), [torch.from_numpy(each) for each in got]) < 1e-5
 
 
 def test_other_batches_agree_too():

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from typer.testing import CliRunner
 
 import manyheads as mh
 from manyheads.cli import app
+from manyheads.heads.table import HeadTable, Row
+from manyheads.heads.watch import fingerprint
 from manyheads.surgery.card import card
 from manyheads.surgery.curve import curve
 
@@ -249,6 +252,30 @@ def test_ctrl_c_in_a_recovery_keeps_the_model_and_the_state(folder, monkeypatch)
     found = command("--keep", "0.5", "--recover", "4", "-o", "second")
     assert found.exit_code == 0
     assert not Path("second.recovery.safetensors").exists()
+
+
+def test_heads_with_a_role_are_protected(folder, model):
+    with torch.no_grad(), mh.watch(model) as seen:
+        model(texts(count=2))
+    rows = [Row(site.name, site.layer, h, h, h, site.kind) for site in seen.sites for h in range(site.heads)]
+    words = ["retrieval" if row.layer == 1 else "sink" if row.head == 3 else "" for row in rows]
+    table = HeadTable(rows, torch.ones(len(rows)), {}, fingerprint(model), labels={"roles": words})
+    table.save("roles.json")
+    first = seen.sites[0].name
+    for given, kept in (("roles.json, 0.1", [1]), ("roles.json:retrieval,roles.json:sink", [3])):
+        out = f"small{kept[0]}"
+        found = command("--keep", "0.6", "--protect", given, "--no-refit", "--json", "-o", out)
+        assert found.exit_code == 0, found.output
+        assert json.loads(found.stdout)["original_heads"] == {first: kept}
+    for given, said in (
+        ("roles.json:flying", "there is no role 'flying'"),
+        ("roles.json:induction", "no head in roles.json has the role induction"),
+        ("elsewhere.json", "there is no file elsewhere.json"),
+    ):
+        assert said in str(command("--keep", "0.6", "--protect", given, "-o", "x").exception)
+    replace(table, model="0123").save("roles.json")
+    assert "of another model" in str(command("--keep", "0.6", "--protect", "roles.json", "-o", "x").exception)
+    assert not Path("x").exists()
 
 
 @pytest.mark.parametrize(

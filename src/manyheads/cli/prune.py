@@ -58,7 +58,13 @@ def prune(
         bool, typer.Option("--uniform", help="The same number of heads from every layer.")
     ] = False,
     floor: Annotated[int, typer.Option(help="Heads that every layer keeps at least.")] = 1,
-    protect: Annotated[str, typer.Option(help="Heads that stay, as layer.head: 3.5,4.0")] = "",
+    protect: Annotated[
+        str,
+        typer.Option(
+            help="Heads that stay: 3.5,4.0 (layer.head), or out/roles/roles.json for its retrieval heads, "
+            "roles.json:induction for those of another role; or several of these with commas."
+        ),
+    ] = "",
     metric: Annotated[
         str | None,
         typer.Option(help="Quality by your own function of the model, package.module:function, in the card."),
@@ -98,7 +104,7 @@ def prune(
         read = choose(loaded, text, None, tokens, max_length, limit, batch_tokens)
         judge = None if metric is None else _metric(metric)
         given = None if plan is None else _plan(plan, loaded.model)
-        kept = _heads(protect)
+        kept = _heads(protect, loaded.model)
     fitted, held_out = split(read)
     state = out.with_name(f"{out.name}.recovery.safetensors") if recover else None
     if state is not None:
@@ -216,16 +222,42 @@ def _plan(path: Path, model: nn.Module) -> Plan:
     return made
 
 
-def _heads(written: str) -> dict[int, list[int]]:
-    """3.5,4.0 as {3: [5], 4: [0]}."""
-    found: dict[int, list[int]] = {}
-    for part in written.split(","):
-        layer, dot, head = part.strip().partition(".")
-        if not part.strip():
-            continue
-        if not dot or not layer.isdecimal() or not head.isdecimal():
-            raise ValueError(f"protect: got {part.strip()!r}; expected heads as layer.head, such as 3.5,4.0")
-        found.setdefault(int(layer), []).append(int(head))
+def _heads(written: str, model: nn.Module) -> dict[int | str, list[int]]:
+    """3.5,4.0 as {3: [5], 4: [0]}; roles.json:induction as the heads that have this role."""
+    found: dict[int | str, list[int]] = {}
+    for part in filter(None, map(str.strip, written.split(","))):
+        file, json, role = part.partition(".json")
+        layer, dot, head = part.partition(".")
+        if json:
+            chosen = _with_role(Path(file + json), role.removeprefix(":") or "retrieval", model)
+            for site, heads in chosen.items():
+                found[site] = sorted({*found.get(site, ()), *heads})
+        elif dot and layer.isdecimal() and head.isdecimal():
+            found.setdefault(int(layer), []).append(int(head))
+        else:
+            raise ValueError(
+                f"protect: got {part!r}; expected heads as layer.head, such as 3.5,4.0, or a roles.json"
+            )
+    return found
+
+
+def _with_role(path: Path, role: str, model: nn.Module) -> dict[str, list[int]]:
+    """The heads that a file of ``manyheads roles`` says have a role, of this very model."""
+    from manyheads.heads.table import HeadTable
+    from manyheads.heads.watch import fingerprint
+    from manyheads.surgery.protect import with_roles
+
+    if not path.is_file():
+        raise ValueError(f"protect: there is no file {path}; expected what manyheads roles wrote")
+    table = HeadTable.load(path)
+    if table.model != fingerprint(model):
+        raise ValueError(f"protect: {path} is of another model; run manyheads roles on this one")
+    try:
+        found = with_roles(table, [role])
+    except ValueError as error:
+        raise ValueError(f"protect: {path}: {error}") from None
+    if not found:
+        raise ValueError(f"protect: no head in {path} has the role {role}, so there is nothing to protect")
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class NoHeads(nn.Module):
     layer: the layer's number in a cache that transformers hands in. Models count the positions they have seen
         in the first layer's keys, so this one leaves a mark there.
     batch_first: of an nn.MultiheadAttention that this was.
+    residual: the place or name of an argument that the module adds to its output, as Bloom's does.
 
     Examples
     --------
@@ -47,11 +48,12 @@ class NoHeads(nn.Module):
         bias: bool,
         layer: int | None = None,
         batch_first: bool = True,
+        residual: str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.argument, self.width, self.outputs = argument, width, outputs
-        self.layer, self.batch_first = layer, batch_first
+        self.layer, self.batch_first, self.residual = layer, batch_first, residual
         self.bias = nn.Parameter(torch.zeros(width, dtype=dtype)) if bias else None
 
     def options(self) -> dict[str, Any]:
@@ -59,25 +61,29 @@ class NoHeads(nn.Module):
         return {
             "argument": self.argument, "width": self.width, "outputs": self.outputs,
             "bias": self.bias is not None, "layer": self.layer, "batch_first": self.batch_first,
+            "residual": self.residual,
         }  # fmt: skip
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The output for anything that the module was called with."""
-        x: Tensor = args[self.argument] if isinstance(self.argument, int) else kwargs[self.argument]
-        self._mark(x, kwargs)
+        given = dict(arguments(args, kwargs))
+        x: Tensor = given[self.argument]
+        self._mark(x, given.values())
         shape = (*x.shape[:-1], self.width)
         output = x.new_zeros(shape) if self.bias is None else self.bias.expand(shape)
+        if self.residual is not None:
+            output = output + given[self.residual]
         return (output, *[None] * (self.outputs - 1)) if self.outputs else output
 
-    def _mark(self, x: Tensor, kwargs: dict[str, Any]) -> None:
+    def _mark(self, x: Tensor, given: Iterable[Any]) -> None:
         mark = x.new_zeros(x.shape[0], 1, x.shape[-2], 1)
-        ours: Any = kwargs.get("cache")
-        theirs: Any = kwargs.get("past_key_values")
-        theirs = getattr(theirs, "self_attention_cache", theirs)
-        if isinstance(ours, KVCache) and not ours.fixed:
-            ours.append(mark, mark)
-        elif self.layer is not None and hasattr(theirs, "update"):
-            theirs.update(mark, mark, self.layer)
+        for value in given:
+            cache: Any = getattr(value, "self_attention_cache", value)
+            if isinstance(cache, KVCache):
+                if not cache.fixed:
+                    cache.append(mark, mark)
+            elif self.layer is not None and hasattr(cache, "update") and hasattr(cache, "get_seq_length"):
+                cache.update(mark, mark, self.layer)
 
 
 def emptied(module: nn.Module, call: Captured, inside: bool, cross: bool, width: int) -> NoHeads:
@@ -92,11 +98,13 @@ def emptied(module: nn.Module, call: Captured, inside: bool, cross: bool, width:
     output = call.output[0] if several else call.output
     if not isinstance(output, Tensor):
         raise ValueError(f"heads: cannot remove all heads of a {type(module).__name__} that gives no tensor")
-    gone = output.shape[-1] if inside else output.shape[-1] - width
-    argument = _length_of(call, output.shape[:-1])
+    argument, residual = _length_of(call, output.shape[:-1]), None
+    same = inside or not bool(output.any())
     row = output.reshape(-1, output.shape[-1])[0]
-    same = bool((output == row).all()) if inside else gone == 0 and not bool(output.any())
-    if argument is None or not same:
+    if inside and not bool((output == row).all()):
+        residual, row = _added(call, output)
+        same = residual is not None
+    if argument is None or not same or (not inside and output.shape[-1] != width):
         raise ValueError(
             f"heads: cannot remove all heads of {type(module).__name__}, which gives more than their output; "
             "leave one"
@@ -109,12 +117,24 @@ def emptied(module: nn.Module, call: Captured, inside: bool, cross: bool, width:
         bias=inside and bool(row.any()),
         layer=number if isinstance(number, int) and not cross else None,
         batch_first=getattr(module, "batch_first", True),
+        residual=residual,
         dtype=output.dtype,
     )
     if stub.bias is not None:
         with torch.no_grad():
             stub.bias.copy_(row)
     return stub.to(output.device).train(module.training)
+
+
+def _added(call: Captured, output: Tensor) -> tuple[str | int | None, Tensor]:
+    """The argument that a module adds to the bias of its output projection, and that bias."""
+    for argument, value in arguments(call.args, call.kwargs):
+        if isinstance(value, Tensor) and value.shape == output.shape:
+            rows = (output - value).reshape(-1, output.shape[-1])
+            if torch.allclose(rows, rows[:1].expand_as(rows), atol=1e-6 * float(output.abs().max())):
+                mean = rows.mean(0)
+                return argument, mean if float(mean.abs().max()) > 1e-6 else torch.zeros_like(mean)
+    return None, output
 
 
 def _length_of(call: Captured, shape: Sequence[int]) -> str | int | None:
