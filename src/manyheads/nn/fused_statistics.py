@@ -7,7 +7,6 @@ The kernel tells lse_i = log sum_j exp(s_ij) and, given keys as values, m_i = su
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -15,14 +14,12 @@ from torch.nn import functional as F
 
 from manyheads.nn.fused import fused_with_logsumexp
 from manyheads.nn.mask import Mask
-from manyheads.nn.tiles import mean_key, scratch
+from manyheads.nn.tiles import Scratch, mean_key, scratch
 
 # Elements of the queries taken at once.
 PIECE = 2**20
 # With fewer keys the tiles are faster.
 SHORTEST = 2048
-# Queries of a block on the diagonal.
-BLOCK = 16
 
 
 def pays(q: Tensor, k: Tensor, mask: Mask) -> bool:
@@ -57,11 +54,10 @@ def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None
 
 def _core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None) -> dict[str, Tensor]:
     take, mean = scratch(q.dtype, q.device), mean_key(k)
-    width, keys, offset, grouped = k.shape[3], k.shape[2], k.shape[2] - q.shape[3], (k.shape[1], q.shape[2])
-    around = take("keys", (*k.shape[:2], keys + 3, width))  # rows of zeros before and after
-    around[:, :, :2], around[:, :, keys + 2 :] = 0.0, 0.0
-    k = torch.sub(k, mean.unsqueeze(2), out=around[:, :, 2 : keys + 2])
-    q = q if q.is_contiguous() else take("queries", q.shape).copy_(q)
+    k = torch.sub(k, mean.unsqueeze(2), out=take("keys", k.shape))
+    q = take("queries", q.shape).copy_(q)
+    shift = scale * (q @ mean[:, :, None, :, None]).squeeze(-1)
+    width, offset, grouped = k.shape[3], k.shape[2] - q.shape[3], (k.shape[1], q.shape[2])
     heads_q, values, padded_k = q.flatten(1, 2), k, k
     if features is not None:
         values = torch.cat((k, features[:, None].expand(-1, k.shape[1], -1, -1)), dim=-1)
@@ -69,57 +65,39 @@ def _core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | Non
         heads_q, padded_k = F.pad(heads_q, extra), F.pad(k, extra)
     means, lse = fused_with_logsumexp(heads_q, padded_k, values, mask, scale, offset)
     means, lse = means.unflatten(1, grouped), lse.unflatten(1, grouped)
-    count = mask.count(q.shape[3], keys, q.device)[:, None, None].expand(lse.shape).to(lse.dtype)
+    count = mask.count(q.shape[3], k.shape[2], q.device)[:, None, None].expand(lse.shape).to(lse.dtype)
     nothing = count == 0
-    entropy = (lse - scale * band(q, means[..., :width], 1)[..., 0, :]).clamp_(min=0.0)
+    entropy = (lse - scale * _dot(q, means[..., :width], take)).clamp_(min=0.0)
     entropy = entropy.minimum(count.log()).masked_fill_(nothing, 0.0)
-    whole, first = (scale * (q @ torch.stack((mean, around[:, :, 2]), -1).unsqueeze(2))).unbind(-1)
     lse = lse.masked_fill(nothing, torch.inf)  # so that every weight of such a query is zero
-    i = torch.arange(offset, keys, device=q.device)
     seen = {
         "keys": count,
-        "logsumexp": (lse + whole).masked_fill_(nothing, -torch.inf),
+        "logsumexp": (lse + shift).masked_fill_(nothing, -torch.inf),
         "entropy": entropy,
-        "first": (first - lse).exp_() * _allowed(mask, i, torch.zeros_like(i), keys),
     }
-    start = max(0, -offset - 1)  # the first query that has a key at its own place or at the next
-    near = scale * band(q[..., start:, :], around[:, :, None, start + offset + 1 :], 3)
-    for step, name in enumerate(("previous", "self", "next"), -1):
-        weight = (near[..., step + 1, :] - lse[..., start:]).exp_()
-        weight = weight * _allowed(mask, i[start:], i[start:] + step, keys)
-        seen[name] = F.pad(weight, (start, 0))
+    i = torch.arange(offset, k.shape[2], device=q.device)
+    for name, step in (("self", 0), ("previous", -1), ("next", 1)):
+        # Queries [start, stop) have a key at this step from their own position.
+        start, stop = max(0, -offset - step), min(q.shape[3], k.shape[2] - offset - step)
+        part = k[:, :, None, start + offset + step : max(start, stop) + offset + step]
+        seen[name] = torch.zeros_like(lse)
+        if mask.causal and step > 0:
+            continue
+        s = scale * _dot(q[..., start:stop, :], part, take)
+        seen[name][..., start:stop] = (s - lse[..., start:stop]).exp_()
+        seen[name] *= _allowed(mask, i, i + step)
+    seen["first"] = torch.zeros_like(lse)
+    if k.shape[2]:
+        s = scale * (q @ k[:, :, None, 0, :, None]).squeeze(-1)
+        seen["first"] = (s - lse).exp_() * _allowed(mask, i, torch.zeros_like(i))
     return seen | ({} if features is None else {"features": means[..., width:]})
 
 
-def band(x: Tensor, y: Tensor, size: int) -> Tensor:
-    """The products x_i . y_(i+t) for t < size: of x (..., rows, width) with y (..., at least rows + size - 1,
-    width), (..., size, rows).
-
-    Blocks on the diagonal are multiplied whole: more arithmetic, but everything is read once.
-
-    >>> x, y = torch.randn(2, 37, 8), torch.randn(2, 39, 8)
-    >>> torch.allclose(band(x, y, 3)[:, 2], (x * y[:, 2:]).sum(-1), atol=1e-5)
-    True
-    """
-    rows, width = x.shape[-2:]
-    found = x.new_empty(*x.shape[:-2], size, rows)
-    whole = rows // BLOCK * BLOCK
-    ys = y.expand(*x.shape[:-2], *y.shape[-2:])
-    for place in product(*map(range, x.shape[:-2])):
-        one, other, out = x[place], ys[place], found[place]
-        blocks = one[:whole].unflatten(0, (-1, BLOCK))
-        beside = other.as_strided(
-            (whole // BLOCK, width, BLOCK + size - 1),
-            (BLOCK * other.stride(0), other.stride(1), other.stride(0)),
-        )
-        squares = torch.bmm(blocks, beside)
-        for t in range(size):
-            out[t, :whole] = squares.diagonal(t, 1, 2).flatten()
-            torch.linalg.vecdot(one[whole:], other[whole + t : rows + t], out=out[t, whole:])
-    return found
+def _dot(x: Tensor, y: Tensor, take: Scratch) -> Tensor:
+    return torch.mul(x, y, out=take("products", x.shape)).sum(-1)
 
 
-def _allowed(mask: Mask, i: Tensor, j: Tensor, keys: int) -> Tensor:
+def _allowed(mask: Mask, i: Tensor, j: Tensor) -> Tensor:
     """Whether the queries at positions i may attend to the keys at positions j, one each: 0 or 1."""
-    allowed = mask.allows(i, j) & (j >= 0) & (j < keys)
+    allowed = mask.allows(i, j)
     return allowed if mask.lengths is None else allowed & (j < mask.lengths.to(j.device)[:, None, None, None])

@@ -24,7 +24,7 @@ class Dropout(nn.Dropout):
         """``x`` of any shape, some numbers of which are zero now and the others larger."""
         dropped = min(round(self.p * 2**16), 2**16 - 1)
         here = x.device.type == "cpu" and x.is_floating_point() and not torch.compiler.is_compiling()
-        if not (here and self.training and 0 < dropped and self.p < 1 and not self.inplace):
+        if not (here and self.training and dropped > 0 and self.p < 1 and not self.inplace):
             return super().forward(x)
         threshold, factor = dropped - 2**15, 2**16 / (2**16 - dropped)
         draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
