@@ -155,5 +155,5 @@ export function cuttable(importance: Numbers): number[] {
 /** A role as a person reads it: "Previous", "2 back", "obj to head". */
 export function roleName(role: string, words: Words): string {
   const offset = /^offset ([+-]?\d+)$/.exec(role);
-  return offset ? words.offsetRole(Number(offset[1])) : (roleName(role, words));
+  return offset ? words.offsetRole(Number(offset[1])) : (words.roles[role] ?? role);
 }
