@@ -258,7 +258,10 @@ def tell(counted: Counted, out: Path, model: nn.Module, sample: Callable[[], Sam
             chosen = sample() if whole else None
         except KeyboardInterrupt:
             chosen = None
-        made = document(counted.table, model if chosen is not None else None, chosen, **told)
+        try:
+            made = document(counted.table, model if chosen is not None else None, chosen, **told)
+        except KeyboardInterrupt:  # between two parts
+            chosen, made = None, document(counted.table, **told)
         hold()
         try:
             write_report(made, out / "report.html")

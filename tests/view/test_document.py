@@ -4,6 +4,7 @@ import base64
 import io
 import json
 
+import numpy
 import pytest
 import tokenizers
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 import manyheads as mh
 from manyheads.heads.importance.outputs import difference, read
+from manyheads.heads.table import Row
 from manyheads.nn.transformers import Encoder
 from manyheads.view.document import About, Sample, document, example, of_batches
 from manyheads.view.document import make as making
@@ -21,8 +23,8 @@ from manyheads.view.document.picture import grid
 from manyheads.view.document.sample import Kept, singles
 from manyheads.view.document.seen import EDGES, area, bin_of, see
 from manyheads.view.document.silenced import silenced
-from manyheads.view.document.tokens import token_texts, visible
 from manyheads.view.document.tokens import read as read_token
+from manyheads.view.document.tokens import token_texts, visible
 
 SMALL = {"vocab_size": 97, "hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3}
 
@@ -99,10 +101,6 @@ def test_the_numbers_are_those_of_the_table():
     assert list(heads["metrics"]) == table.metrics
     for name in table.metrics:
         for column, part in ((name, "mean"), (f"{name}_se", "se")):
-            numbers = torch.tensor([x if x is not None else torch.nan for x in heads["metrics"][name][part]])
-            torch.testing.assert_close(
-                numbers.double(), table[column], rtol=0, atol=0, equal_nan=True, check_dtype=False
-            ) if numbers.dtype == torch.float64 else None
             assert [x is None for x in heads["metrics"][name][part]] == table[column].isnan().tolist()
             kept = [x for x in heads["metrics"][name][part] if x is not None]
             assert kept == table[column][~table[column].isnan()].tolist()
@@ -116,9 +114,6 @@ def test_the_numbers_are_those_of_the_table():
 
 
 def test_nothing_counted_is_null():
-    rows = [mh.heads.table.Row("attn", 0, 0, 0, 0, "self")] if hasattr(mh, "heads") else None
-    from manyheads.heads.table import Row
-
     rows = [Row("attn", 0, 0, 0, 0, "self")]
     table = mh.HeadTable(rows, torch.zeros(1), {"entropy": torch.zeros(3, 1)})
     assert document(table)["heads"]["metrics"]["entropy"] == {"mean": [None], "se": [None]}
@@ -362,7 +357,7 @@ def test_a_picture_and_its_patches():
     shown = found["picture"]
     assert (shown["rows"], shown["columns"], shown["first"], found["kind"]) == (5, 5, 1, "image")
     with Image.open(io.BytesIO(base64.b64decode(shown["png"].partition(",")[2]))) as drawn:
-        levels = torch.tensor(list(drawn.getdata())).view(30, 30, 3).permute(2, 0, 1)
+        levels = torch.from_numpy(numpy.array(drawn)).permute(2, 0, 1)
     assert (levels / 255 - colours).abs().max() < 0.51 / 255
     tokens = found["tokens"]["self"]
     assert (tokens[0]["mark"], tokens[1]["text"], tokens[-1]["text"], len(tokens)) == (
@@ -476,8 +471,10 @@ def test_the_curve_is_what_silencing_gives():
     assert found["quality"] == "perplexity"
     assert [line["name"] for line in found["lines"]] == ["fisher", "random"]
     share = SHARES.index(0.5)
-    chosen = mh.plan(ranked, 0.5)
-    assert found["kept"][share] == pytest.approx(chosen.keep, abs=1e-4)
+    assert found["kept"] == [1.0, 0.9167, 0.75, 0.6667, 0.5, 0.4167, 0.25]  # of 12 heads
+    chosen = {}
+    for i in ranked["importance"].argsort()[:6].tolist():
+        chosen.setdefault(ranked.rows[i].site, []).append(ranked.rows[i].head)
 
     def perplexity():
         with torch.no_grad():

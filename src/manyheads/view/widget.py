@@ -78,7 +78,7 @@ def _kind() -> type:
         except ImportError:
             raise ImportError(f"widgets need anywidget: {INSTALL}") from None
 
-        class Heads(anywidget.AnyWidget):  # type: ignore[misc]
+        class Heads(anywidget.AnyWidget):
             """A page about heads. `picked` are rows of the table, `selected` the heads that they are."""
 
             _esm = asset("widget.js")

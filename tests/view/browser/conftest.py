@@ -13,7 +13,7 @@ from manyheads.corpus import Corpus
 from manyheads.view.document import About, document, of_corpus
 from manyheads.view.report import write_report
 
-WORDS = "the cat sat on a mat and saw dog run ##ning fast while it rained".split()
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "dog", "run", "##ning", "fast", "it", "rained"]
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,8 @@ from manyheads.heads.importance import importance
 from manyheads.heads.importance.losses import causal, fitting, units
 from manyheads.heads.importance.observe import Observer, observed
 from manyheads.heads.importance.outputs import difference
-from manyheads.heads.table import HeadTable
+from manyheads.heads.table import HeadTable, Row
 from manyheads.surgery.card import _next_tokens
-from manyheads.surgery.plan import plan
 from manyheads.view.document.packed import plain
 
 SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
@@ -32,7 +31,8 @@ def curve(
     """Silence more and more heads, the least important first, and random ones as the control.
 
     Quality is perplexity for a model that predicts next tokens, else the cosine to the full model's output
-    (for logits: 1 - the divergence in nats). Nothing is refitted: `manyheads prune` gets further.
+    (for logits: 1 - the divergence in nats). Heads that share keys go one by one, and nothing is refitted:
+    `manyheads prune` gets further.
 
     Examples
     --------
@@ -51,10 +51,11 @@ def curve(
         judge = _Judge(observer, batches)
         for number, (name, table) in enumerate(ways):
             line, kept = [], []
+            least = table["importance"].nan_to_num(0.0).argsort(stable=True).tolist()
             for share in SHARES:
-                chosen = plan(table, share) if share < 1 else None
-                kept.append(1.0 if chosen is None else round(chosen.keep, 4))
-                line.append(judge.quality(chosen or {}, chosen.sizes if chosen else {}))
+                removed = least[: int((1 - share) * len(least) + 1e-9)]
+                kept.append(round(1 - len(removed) / len(least), 4))
+                line.append(judge.without([table.rows[i] for i in removed]))
                 step((number + len(line) / len(SHARES)) / len(ways))
             found.setdefault(name, []).append(line)
     lines: list[dict[str, Any]] = []
@@ -76,10 +77,12 @@ class _Judge:
         language = fitting(self._full[0][1].result, observer.model, observer.sites) is causal
         self.measure = "perplexity" if language else "cosine"
 
-    def quality(self, remove: Mapping[str, Sequence[int]], sizes: Mapping[str, int]) -> float:
-        gates = {site: torch.ones(sizes[site]) for site in remove}
-        for site, heads in remove.items():
-            gates[site][list(heads)] = 0.0
+    def without(self, rows: Sequence[Row]) -> float:
+        """The quality when these heads are silenced."""
+        sizes = {site.name: site.heads for site in self._observer.sites}
+        gates = {row.site: torch.ones(sizes[row.site]) for row in rows}
+        for row in rows:
+            gates[row.site][row.head] = 0.0
         total = weight = 0.0
         for batch, full in self._full:
             result = self._observer.gated(batch, gates)

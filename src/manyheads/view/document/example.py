@@ -146,7 +146,7 @@ def _places(size: int, shown: dict[str, Any] | None, axis: str) -> list[dict[str
     return found
 
 
-def _title(tokenizer: Any, known: dict[str, list[int] | None], tokens: list[dict[str, Any]]) -> str:
+def _title(tokenizer: Any, known: dict[str, list[int]], tokens: list[dict[str, Any]]) -> str:
     ids = next((ids for ids in known.values() if ids), None)
     if ids and hasattr(tokenizer, "decode"):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,10 +57,8 @@ class Examples:
         others = list(moved(sample.others, place)) if sample.others else []
         neighbours = self._tried("neighbours", lambda: self._neighbours(others))
         for number, batch in enumerate(examples):
-            batch = self._tried("translation", lambda batch=batch: self._written(batch)) or batch
-            self._look(
-                batch, neighbours, number == 0, lambda done, n=number: step((n + done) / len(examples))
-            )
+            batch = self._tried("translation", partial(self._written, batch)) or batch
+            self._look(batch, neighbours, number == 0, partial(_within, step, number, len(examples)))
 
     def _look(self, batch: Any, neighbours: Any, first: bool, step: Callable[[float], None]) -> None:
         heads = len(self._table)
@@ -140,6 +139,10 @@ class Examples:
         order = [(self._table.rows[i].site, self._table.rows[i].head) for i in self._order]
         made = (fitted(found, budget, order) for found in self._made)
         return [found for found in made if found is not None]
+
+
+def _within(step: Callable[[float], None], number: int, total: int, done: float) -> None:
+    step((number + done) / total)
 
 
 def profiles(seen: Sequence[Seen], table: HeadTable) -> dict[str, Any] | None:

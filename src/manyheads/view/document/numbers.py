@@ -11,7 +11,8 @@ from torch import Tensor
 
 from manyheads.heads.diversity.result import head_names
 from manyheads.heads.diversity.summary import layers
-from manyheads.heads.roles.judge import ROLES
+from manyheads.heads.roles import catalogue as catalogue  # fills ROLES
+from manyheads.heads.roles.role import ROLES
 from manyheads.heads.sites import blanked
 from manyheads.heads.table import HeadTable, Row
 from manyheads.view.document.packed import packed, plain

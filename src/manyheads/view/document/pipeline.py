@@ -109,7 +109,7 @@ class Follower:
         return steps
 
     def _input(self, call: Call) -> Tensor | None:
-        """What the projection read that gave the values (the last of three, or one for all); None if unknown."""
+        """What the projection read that gave the values (the last of three, or one for all), if known."""
         if self._made is None:
             return None
         given, made = (_first(x, call.queries) for x in self._made)

@@ -149,7 +149,7 @@ def singles(batch: Any) -> list[Any]:
         return []
     found = []
     for i in range(number):
-        one = _mapped(batch, lambda x, i=i: x[i : i + 1])  # type: ignore[misc]
+        one = _mapped(batch, lambda x, i=i: x[i : i + 1])
         if isinstance(one, Mapping):
             one = _unpadded(dict(one), "attention_mask", "decoder")
             one = _unpadded(one, "decoder_attention_mask", "")
