@@ -1,4 +1,4 @@
-"""live: how long a person waits on the live page, at the server and in a real browser, for 64 tokens on MiniLM."""
+"""live: how long a person waits on the live page, at the server and in a browser, for 64 tokens on MiniLM."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ TOKENS = 64
 HEADS = 72
 CHROMIUM = Path("/usr/bin/chromium")
 
-# Run in the page: the time when so many maps (or an answer) are painted, in milliseconds since it opened.
-PAINTED = """
-(wanted) => new Promise((done) => {
-  const look = () => {
-    if (eval(wanted)) requestAnimationFrame(() => setTimeout(() => done(performance.now())));
-    else requestAnimationFrame(look);
-  };
-  look();
-})
-"""
+
+def painted(when: str) -> str:
+    """A script for the page: when something holds and is painted, in milliseconds since it opened."""
+    return f"""() => new Promise((done) => {{
+      const look = () => {{
+        if ({when}) requestAnimationFrame(() => setTimeout(() => done(performance.now())));
+        else requestAnimationFrame(look);
+      }};
+      look();
+    }})"""
 
 
 def run(quick: bool) -> str:
@@ -55,7 +55,7 @@ def run(quick: bool) -> str:
     header = ["a person waits for", "measured at", "median, ms", "slowest, ms", "times"]
     about = (
         f"A text of {TOKENS} tokens that was not asked about before, all {HEADS} maps exact; one server, one "
-        "browser, everything else finished. In the browser: from the key or the click to the next frame after it "
+        "browser, everything else finished. In the browser: from the key or the click to the frame after it "
         "is drawn.\n\n"
     )
     return f"{about}{table(header, rows)}{missing}\n\n{targets(*goals)}"
@@ -100,7 +100,9 @@ def at_the_server(address: str, token: str, repeats: int) -> dict[str, list[floa
 
         return {
             "attention": several(lambda i: ask("/api/attend", {"text": sentence(i)}), repeats),
-            "silencing": several(lambda i: ask("/api/silence", {"text": sentence(0), "heads": heads(i)}), repeats),
+            "silencing": several(
+                lambda i: ask("/api/silence", {"text": sentence(0), "heads": heads(i)}), repeats
+            ),
             "quality": several(lambda i: ask("/api/quality", {"heads": heads(i)}), repeats),
         }
 
@@ -116,7 +118,7 @@ def in_the_browser(address: str, repeats: int) -> dict[str, list[float]]:
 
         def opened(_: int) -> float:
             page.goto(address, wait_until="commit")
-            return float(page.evaluate(PAINTED, all_maps))
+            return float(page.evaluate(painted(all_maps)))
 
         opening = several(opened, repeats)
 
@@ -133,7 +135,8 @@ def in_the_browser(address: str, repeats: int) -> dict[str, list[float]]:
                 }""",
                 text,
             )
-            done = page.evaluate(PAINTED, f"{all_maps} && document.querySelector('.heads-live image') !== window.before")
+            new = "document.querySelector('.heads-live image') !== window.before"
+            done = page.evaluate(painted(f"{all_maps} && {new}"))
             page.wait_for_timeout(400)
             return float(done) - float(begun)
 
@@ -145,12 +148,14 @@ def in_the_browser(address: str, repeats: int) -> dict[str, list[float]]:
                   const said = document.querySelector('[data-which="after"]');
                   if (said) said.dataset.old = "1";
                   const begun = performance.now();
-                  document.querySelector(`.heads-live [data-index="${index}"]`).dispatchEvent(new MouseEvent("click", { bubbles: true }));
+                  const cell = document.querySelector(`.heads-live [data-index="${index}"]`);
+                  cell.dispatchEvent(new MouseEvent("click", { bubbles: true }));
                   return begun;
                 }""",
                 i,
             )
-            done = page.evaluate(PAINTED, """!!document.querySelector('[data-which="after"]:not([data-old])') && !document.querySelector('.answers.stale')""")
+            new = """document.querySelector('[data-which="after"]:not([data-old])')"""
+            done = page.evaluate(painted(f"{new} && !document.querySelector('.answers.stale')"))
             page.wait_for_timeout(400)
             return float(done) - float(begun)
 
@@ -173,4 +178,6 @@ def sentence(number: int) -> str:
 
 def heads(number: int) -> dict[str, list[int]]:
     """Some heads; others for each number."""
-    return {f"encoder.layer.{layer}.attention.self": [(number + layer) % 12] for layer in range(number % 6 + 1)}
+    return {
+        f"encoder.layer.{layer}.attention.self": [(number + layer) % 12] for layer in range(number % 6 + 1)
+    }

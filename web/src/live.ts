@@ -36,6 +36,7 @@ export interface Silenced {
   after: Answer | null;
   change: number | null;
   measure: string;
+  cut: Attended["cut"];
   example: Example;
 }
 

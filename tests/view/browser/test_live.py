@@ -208,7 +208,7 @@ def test_what_takes_longer_arrives_by_itself(page, served):
 def test_the_page_without_its_token_says_so(browser, served):
     context = browser.new_context()
     page = context.new_page()
-    wrong = '<meta name="manyheads-live" content="wrong"><div id="page"></div><script src="/page.js"></script>'
+    wrong = '<meta name="manyheads-live" content="wrong"><body><script src="/page.js"></script>'
     page.route("**/", lambda route: route.fulfill(content_type="text/html", body=wrong))
     page.goto(served.address)
     page.wait_for_selector("text=token")

@@ -38,7 +38,7 @@ export function live(root: HTMLElement, page: Page): () => void {
   let timer: number | undefined;
   let asking: AbortController | undefined;
 
-  const bench: Bench = { page, live, error: "", took: null, ask, silence };
+  const bench: Bench = { page, live, error: "", took: 0, ask, silence };
 
   function ask(pause = PAUSE): void {
     window.clearTimeout(timer);
@@ -51,29 +51,12 @@ export function live(root: HTMLElement, page: Page): () => void {
     ask(0);
   }
 
-  /** Asks about the input, with the heads that are silenced, and shows what comes. */
-  async function answered(): Promise<void> {
-    const current = live.input;
-    const heads = bySite(page, state.now.silenced);
-    const some = Object.keys(heads).length > 0;
-    if (!current || ("text" in current && !current.text.trim())) return;
+  /** Asks about the input, with the heads that are silenced, and shows what comes; then how good the model still is. */
+  async function answered(about = true): Promise<void> {
     const mine = (asking = new AbortController());
-    bench.took = null;
-    update();
-    const begun = performance.now();
+    const heads = bySite(page, state.now.silenced);
     try {
-      if (some) {
-        live.without = await live.ask<Silenced>("/api/silence", { ...current, heads }, mine.signal);
-        live.attended = { example: live.without.example, answer: live.without.before, cut: live.attended?.cut ?? null };
-      } else {
-        live.without = null;
-        live.attended = await live.ask<Attended>("/api/attend", current, mine.signal);
-      }
-      bench.error = "";
-      bench.took = Math.round(performance.now() - begun);
-      page.showExample(live.attended.example);
-      update();
-      if (some) announce();
+      if (about) await compared(heads, mine.signal);
       if (live.progress.stages.length) {
         live.quality = await live.ask<Quality>("/api/quality", { heads }, mine.signal);
         remember(live);
@@ -87,7 +70,24 @@ export function live(root: HTMLElement, page: Page): () => void {
     }
   }
 
-  function announce(): void {
+  async function compared(heads: Heads, signal: AbortSignal): Promise<void> {
+    const current = live.input;
+    if (!current || ("text" in current && !current.text.trim())) return;
+    bench.took = null;
+    update();
+    const begun = performance.now();
+    if (Object.keys(heads).length) {
+      const found = await live.ask<Silenced>("/api/silence", { ...current, heads }, signal);
+      live.without = found;
+      live.attended = { example: found.example, answer: found.before, cut: found.cut };
+    } else {
+      live.attended = await live.ask<Attended>("/api/attend", current, signal);
+      live.without = null;
+    }
+    bench.error = "";
+    bench.took = Math.round(performance.now() - begun);
+    page.showExample(live.attended.example);
+    update();
     const first = live.without?.after?.items[0];
     if (first) page.announce(`${words.live.after(state.now.silenced.length)}: ${first[0]}`);
   }
@@ -110,12 +110,7 @@ export function live(root: HTMLElement, page: Page): () => void {
     ),
   );
   update();
-  if (live.attended) {
-    bench.took = 0;
-    page.showExample(live.attended.example);
-    update();
-    if (!live.quality && live.input) ask(0);
-  }
+  if (!live.quality) void answered(false);
   const end = live.subscribe(update);
   return () => {
     end();

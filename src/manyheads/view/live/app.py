@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
+import json
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from importlib import resources
@@ -83,36 +84,31 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
         return Response(file.read_bytes(), media_type=_TYPES[name])
 
     @made.get("/api/progress")
-    async def how_far() -> Any:
-        return progress.told() | {"waiting": len(queue)}
+    async def how_far() -> Response:
+        return JSONResponse(progress.told() | {"waiting": len(queue)})
 
     @made.get("/api/document")
     async def document(request: Request) -> Response:
-        return Response(await answered(request, progress.document), media_type="application/json")
+        return await answered(request, progress.document)
 
     @made.post("/api/attend")
-    async def attend(request: Request, asked: Asked) -> Any:
+    async def attend(request: Request, asked: Asked) -> Response:
         return await answered(request, lambda: ask.attend(live, asked.text, asked.image))
 
     @made.post("/api/silence")
-    async def silence(request: Request, asked: Silenced) -> Any:
+    async def silence(request: Request, asked: Silenced) -> Response:
         return await answered(request, lambda: ask.without(live, asked.text, asked.image, asked.heads))
 
     @made.post("/api/quality")
-    async def quality(request: Request, chosen: Chosen) -> Any:
+    async def quality(request: Request, chosen: Chosen) -> Response:
         return await answered(request, lambda: ask.quality(live, chosen.heads))
 
     @made.post("/api/choose")
-    async def chosen_by(request: Request, wanted: Wanted) -> Any:
-        if (wanted.rule is None) == (wanted.ranking is None):
-            raise HTTPException(422, "expected a rule or a ranking, one of them")
-        if wanted.rule is not None:
-            rule = wanted.rule
-            heads = await answered(request, lambda: choose.by_rule(live, rule))
-        else:
-            ranking = wanted.ranking or ""
-            heads = await answered(request, lambda: choose.by_ranking(live, ranking, wanted.keep))
-        return {"heads": heads}
+    async def chosen_by(request: Request, wanted: Wanted) -> Response:
+        def found() -> Any:
+            return {"heads": choose.heads(live, wanted.rule, wanted.ranking, wanted.keep)}
+
+        return await answered(request, found)
 
     @made.post("/api/plan")
     async def plan(chosen: Chosen) -> Response:
@@ -122,22 +118,32 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
             headers={"content-disposition": 'attachment; filename="plan.json"'},
         )
 
-    async def answered(request: Request, run: Callable[[], Any]) -> Any:
+    async def answered(request: Request, run: Callable[[], Any]) -> Response:
         """What a question gives when its turn comes; it is dropped if the browser goes away before that."""
+
+        def written() -> bytes:
+            found = run()
+            return found if isinstance(found, bytes) else json.dumps(found, allow_nan=False).encode()
+
         address = request.client.host if request.client else ""
         client = f"{address} {request.headers.get('x-manyheads-tab', '')[:64]}"
-        job = queue.submit(client, run)
-        waiting = asyncio.wrap_future(job)
+        waiting = asyncio.wrap_future(queue.submit(client, written))
         gone = asyncio.ensure_future(_gone(request))
         try:
             await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
-                waiting.cancel()
                 raise HTTPException(GONE, "the browser went away")
-            return waiting.result()
+            return Response(waiting.result(), media_type="application/json")
         except (CancelledError, asyncio.CancelledError):
             raise HTTPException(503, "the server is shutting down") from None
+        except (ValueError, HTTPException):
+            raise
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [""])[0][:300]
+            what = f"the model failed on this ({type(error).__name__}: {first}); try something else"
+            raise HTTPException(500, what) from error
         finally:
+            waiting.cancel()  # what has not begun never does
             gone.cancel()
 
     @made.exception_handler(FullError)
@@ -146,7 +152,7 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
 
     @made.exception_handler(ValueError)
     async def wrong(request: Request, error: ValueError) -> Response:
-        return said(422, str(error))
+        return said(422, (str(error).strip().splitlines() or ["this cannot be done"])[0][:500])
 
     @made.exception_handler(RequestValidationError)
     async def unreadable(request: Request, error: RequestValidationError) -> Response:
@@ -155,11 +161,6 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
     @made.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         return said(error.status_code, str(error.detail))
-
-    @made.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        first = (str(error).strip().splitlines() or [""])[0][:300]
-        return said(500, f"the model failed on this ({type(error).__name__}: {first}); try something else")
 
     return Guard(made, host=host, token=token, largest=LARGEST)
 

@@ -61,6 +61,7 @@ def without(live: Live, text: str | None, image: str | None, heads: Heads) -> di
         "after": after,
         "change": change if math.isfinite(change) else None,
         "measure": "kl" if asked.output.real is not None else "cosine",
+        "cut": asked.cut,
         "example": found,
     }
 
@@ -82,7 +83,9 @@ def quality(live: Live, heads: Heads) -> dict[str, Any]:
     kept = 1 - sum(map(len, heads.values())) / live.heads
     if live.kind == "next":
         metric = "perplexity"
-        before, value = (math.exp(_mean([_next_losses(pair[i], pair[2]) for pair in pairs])) for i in (0, 1))
+        before, value = (
+            math.exp(min(700.0, _mean([_next_losses(pair[i], pair[2]) for pair in pairs]))) for i in (0, 1)
+        )
     elif live.references[0].real is None:
         metric, before = "cosine", 1.0
         value = 1 - _mean([difference(full, other) for full, other, _ in pairs])
@@ -186,7 +189,7 @@ def picture(written: str) -> Any:
 
 def about(live: Live, text: str | None, image: str | None) -> Asked:
     """What the whole model makes of an input; kept for the inputs asked about last."""
-    written = f"{text is None} {image if text is None else text}".encode("utf-8", "surrogatepass")
+    written = f"{text is None} {image if text is None else text}".encode()
     key = hashlib.sha256(written).hexdigest()
     if (found := live.asked.pop(key, None)) is None:
         batch, cut = _batch(live, text, image)

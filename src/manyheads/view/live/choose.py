@@ -25,6 +25,16 @@ Heads = dict[str, list[int]]
 Step = Callable[[float], None]
 
 
+def heads(live: Live, rule: str | None, ranking: str | None, keep: float) -> Heads:
+    """The heads that somebody wants: by a rule, or the least important ones by a ranking."""
+    if (rule is None) == (ranking is None):
+        raise ValueError("expected a rule or a ranking, one of them")
+    if rule is not None:
+        return by_rule(live, rule)
+    assert ranking is not None
+    return by_ranking(live, ranking, keep)
+
+
 def by_ranking(live: Live, ranking: str, keep: float) -> Heads:
     """The heads that matter least, such that the share ``keep`` stays: a set that can be cut, by `plan`."""
     if ranking not in RANKINGS:

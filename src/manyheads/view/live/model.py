@@ -149,8 +149,6 @@ def batch_of(live: Live, text: str, length: int) -> tuple[Any, int]:
     """A text as a batch of one sequence that is at most so many tokens long, and how many there were."""
     if not text.strip():
         raise ValueError("text: there is nothing in it; type something")
-    # half of a surrogate pair, which JSON can say, is no character
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     pieces = corpus._pieces(live.tokenizer, text, min(length, live.loaded.positions or length))
     if not pieces:
         raise ValueError("text: the model's tokenizer finds nothing in it; type some words")

@@ -58,7 +58,7 @@ export function maps(bench: Bench): Part {
     } else {
       place.replaceChildren(figure.figure);
       if (drawn) drawMaps(drawn);
-      if (focused) cells?.cell(Number(focused))?.focus({ preventScroll: true });
+      if (focused) (cells as Grid | undefined)?.cell(Number(focused))?.focus({ preventScroll: true });
     }
     mark();
     look();

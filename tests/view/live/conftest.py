@@ -1,0 +1,14 @@
+"""The application for a tiny sentence encoder."""
+
+import pytest
+from tests.view.live.tiny import Characters, Site, bert, loaded
+
+from manyheads.view.live.model import begin
+
+
+@pytest.fixture(scope="module")
+def site():
+    """The application for a tiny sentence encoder."""
+    made = Site(begin(loaded(bert(), Characters())))
+    yield made
+    made.queue.close()
