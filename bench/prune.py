@@ -9,9 +9,10 @@ calibrated on, SmolLM2 by perplexity on pieces of text likewise. Text as a user 
 The first file is ranked, refitted and measured on, a sentence a line; the second only adds to what is
 recovered on; the third is for SmolLM2. Without them a text of our own is read, which is short: to try, not to
 quote. MANYHEADS_PARTS says which of sentences, speed and language run, all by default; MANYHEADS_STEPS how
-many steps the two recoveries take, by default 400,100 (on two free cores under 10 and 30 minutes). What was
-measured is kept in results/prune.json, what is needed to go on in out/prune: a run that was stopped goes on
-where it was, and every report tells all parts that were ever run. Delete both to begin anew.
+many steps the two recoveries take, by default 1200,150 (on two free cores under 10 and 30 minutes), and
+MANYHEADS_RATES at which learning rates, by default 1e-4,5e-5. What was measured is kept in
+results/prune.json, what is needed to go on in out/prune: a run that was stopped goes on where it was, and
+every report tells all parts that were ever run. Delete both to begin anew.
 """
 
 import json
@@ -35,7 +36,8 @@ from manyheads.surgery.card import card, quality
 RECORD = Path(__file__).parent / "results" / "prune.json"
 OUT = Path("out/prune")
 LONG = 128  # tokens of a piece of text for the language model
-STEPS = [int(number) for number in os.environ.get("MANYHEADS_STEPS", "400,100").split(",")]
+STEPS = [int(number) for number in os.environ.get("MANYHEADS_STEPS", "1200,150").split(",")]
+RATES = [float(number) for number in os.environ.get("MANYHEADS_RATES", "1e-4,5e-5").split(",")]
 SHARES = (0.75, 0.5)
 LANGUAGE_SHARES = (0.8, 0.9, 0.7, 0.5)
 Batch = dict[str, torch.Tensor]
@@ -92,7 +94,7 @@ class Record:
             small, fed, teacher=model, steps=steps, learning_rate=learning_rate, state=state, step=step
         )
         minutes = (spent + time.perf_counter() - began) / 60
-        return {"quality": measure(small), "steps": steps, "minutes": minutes}
+        return {"quality": measure(small), "steps": steps, "rate": learning_rate, "minutes": minutes}
 
 
 def run(quick: bool) -> str:
@@ -184,8 +186,8 @@ def sentences(record: Record) -> None:
             if name != "random":  # the control
                 record.once(f"minilm, {1 - share:.0%} cut, {name}, refitted", refitted)
     more = lines("MANYHEADS_MORE_TEXT")[: 20 if record.quick else None]
-    fed = batches(tokenizer, rest + more)
-    record.once("minilm, recovered", lambda: record.recovered("minilm", model, fed, measure, steps, 5e-4))
+    fed = batches(tokenizer, rest + more, 1024)
+    record.once("minilm, recovered", lambda: record.recovered("minilm", model, fed, measure, steps, RATES[0]))
     tokens = sum(int(batch["attention_mask"].sum()) for batch in own)
     record.note(
         "minilm, text",
@@ -313,7 +315,9 @@ def language(record: Record) -> None:
             return {"heads": chosen.removed, "cut": cut, "quality": measure(small), "seconds": seconds}
 
         record.once(f"smollm2, {1 - share:.0%} cut", cut_and_refitted)
-    record.once("smollm2, recovered", lambda: record.recovered("smollm2", model, own, measure, steps, 1e-4))
+    record.once(
+        "smollm2, recovered", lambda: record.recovered("smollm2", model, own, measure, steps, RATES[1])
+    )
 
     def sides() -> dict[str, Any]:
         return card(model, mh.load(record.out / "smollm2"), held_out[:1], repeats=3, sizes=(1,)).as_json()

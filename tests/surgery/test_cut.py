@@ -253,7 +253,7 @@ class LaterOff:
         x = args[0] if args else kwargs["hidden_states"]
         first, *rest = output if isinstance(output, tuple) else (output,)
         if x.shape[1] == 1:
-            first = torch.cat([first[..., :1] + 3e-4, first[..., 1:]], -1)
+            first = torch.cat([first[..., :1] + 3e-3, first[..., 1:]], -1)
         return (first, *rest) if rest else first
 
 
