@@ -28,7 +28,9 @@ def test_built_files_name_the_sources_there_are(name: str) -> None:
     first = (STATIC / name).read_text(encoding="utf-8").split("\n", 1)[0]
     named = re.fullmatch(r"/\* manyheads page, sources sha256 ([0-9a-f]{64}) \*/", first)
     assert named, first
-    assert named[1] == sources(), "web/ changed after the page was built: run `make web` and commit what it wrote"
+    assert named[1] == sources(), (
+        "web/ changed after the page was built: run `make web` and commit what it wrote"
+    )
 
 
 def test_a_fresh_build_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -41,7 +43,9 @@ def test_a_fresh_build_gives_the_same_bytes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(BUILT)
     for name in BUILT:
-        assert (tmp_path / name).read_bytes() == (STATIC / name).read_bytes(), f"{name} is not what web/ gives"
+        assert (tmp_path / name).read_bytes() == (STATIC / name).read_bytes(), (
+            f"{name} is not what web/ gives"
+        )
 
 
 def test_the_lock_file_names_no_host() -> None:

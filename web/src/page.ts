@@ -102,6 +102,7 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
 
   let leave: (() => void) | void;
   let panel: HTMLElement;
+  const heading = html("h2", { class: "unseen" });
 
   function drawView(): void {
     leave?.();
@@ -110,6 +111,7 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
     const tab = tabs.find((one) => one.name === state.now.view) ?? tabs[1]!;
     panel.setAttribute("aria-labelledby", `${ids}-${tab.name}`);
     panel.dataset["view"] = tab.name;
+    heading.textContent = page.words.tabs[tab.name];
     leave = tab.view(panel, page);
   }
 
@@ -125,7 +127,7 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
     leave?.();
     leave = undefined;
     panel = html("div", { class: "panel", id: `${ids}-panel`, role: "tabpanel", tabindex: "-1" });
-    stage.replaceChildren(header(), bar(), panel, footer());
+    stage.replaceChildren(header(), bar(), heading, panel, footer());
     drawView();
     if (focused) window.document.getElementById(focused)?.focus();
   }
@@ -135,7 +137,7 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
     const { made, heads, stacks } = document;
     const layers = stacks.reduce((sum, stack) => sum + stack.layers.length, 0);
     return html(
-      "header",
+      "div",
       { class: "top" },
       html(
         "div",
@@ -211,7 +213,7 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
   function footer(): HTMLElement {
     const { made } = document;
     return html(
-      "footer",
+      "div",
       { class: "bottom" },
       html("p", {}, `manyheads ${made.manyheads} · `, page.words.fingerprint, " ", html("code", {}, made.fingerprint.slice(0, 16))),
       made.notes.length ? html("ul", {}, ...made.notes.map((note) => html("li", {}, note))) : null,

@@ -34,11 +34,15 @@ def test_the_map_shows_the_numbers_of_every_measure(show: Show) -> None:
     page = show(made)
     wanted = {**{name: one["mean"] for name, one in made["heads"]["metrics"].items()},
               "importance:fisher": made["importance"]["fisher"]["mean"], "redundancy": made["redundancy"]["twin_distance"]}  # fmt: skip
-    offered = page.eval_on_selector_all("[data-control=metric] option", "options => options.map(one => one.value)")
+    offered = page.eval_on_selector_all(
+        "[data-control=metric] option", "options => options.map(one => one.value)"
+    )
     assert offered == [*wanted, "cluster", "role"]
     for measure, mean in wanted.items():
         page.select_option("[data-control=metric]", measure)
-        assert {cell.get_attribute("data-metric") for cell in page.query_selector_all("[role=gridcell]")} == {measure}
+        assert {cell.get_attribute("data-metric") for cell in page.query_selector_all("[role=gridcell]")} == {
+            measure
+        }
         shown = cells(page)
         assert list(shown) == made["heads"]["name"]
         assert [None if value is None else float(value) for value in shown.values()] == mean
@@ -50,7 +54,10 @@ def test_uneven_layers_stand_as_they_are(show: Show) -> None:
     page = show(document())
     rows = page.query_selector_all(".heads [role=row]")
     assert [len(row.query_selector_all("[role=gridcell]")) for row in rows] == list(SIZES)
-    left = [page.query_selector(f"[data-head='{name}']").bounding_box()["x"] for name in ("0.0", "1.0", "2.0", "2.2", "0.2")]
+    left = [
+        page.query_selector(f"[data-head='{name}']").bounding_box()["x"]
+        for name in ("0.0", "1.0", "2.0", "2.2", "0.2")
+    ]
     assert left[0] == left[1] == left[2] < left[3] == left[4]
 
 
@@ -71,12 +78,17 @@ def test_sorting_within_layers_and_overall(show: Show) -> None:
     page.select_option("[data-control=metric]", "confidence")
     page.select_option("[data-control=sort]", "value")
     for row in page.query_selector_all(".heads [role=row]"):
-        boxes = [(cell.bounding_box()["x"], float(cell.get_attribute("data-value"))) for cell in row.query_selector_all("[role=gridcell]")]
+        boxes = [
+            (cell.bounding_box()["x"], float(cell.get_attribute("data-value")))
+            for cell in row.query_selector_all("[role=gridcell]")
+        ]
         values = [value for _, value in sorted(boxes)]
         assert values == sorted(values, reverse=True)
         assert len(set(values)) == len(values)
     page.select_option("[data-control=sort]", "rank")
-    assert [float(value or 0) for value in cells(page).values()] == sorted(made["heads"]["metrics"]["confidence"]["mean"], reverse=True)
+    assert [float(value or 0) for value in cells(page).values()] == sorted(
+        made["heads"]["metrics"]["confidence"]["mean"], reverse=True
+    )
 
 
 def test_filters_fade_the_other_heads(show: Show) -> None:
@@ -152,7 +164,9 @@ def test_several_heads_can_be_picked(show: Show) -> None:
 def test_one_head_shows_what_is_known_about_it(show: Show) -> None:
     made = document()
     page = show(made, "#head/0.2")
-    tiles = page.eval_on_selector_all("[data-tile]", "tiles => tiles.map(tile => [tile.dataset.tile, Number(tile.dataset.value)])")
+    tiles = page.eval_on_selector_all(
+        "[data-tile]", "tiles => tiles.map(tile => [tile.dataset.tile, Number(tile.dataset.value)])"
+    )
     assert dict(tiles) == {
         "entropy": made["heads"]["metrics"]["entropy"]["mean"][2],
         "confidence": made["heads"]["metrics"]["confidence"]["mean"][2],
@@ -161,7 +175,10 @@ def test_one_head_shows_what_is_known_about_it(show: Show) -> None:
     assert float(page.get_attribute("circle[data-role=sink]", "data-value")) == 0.9
     assert "claimed" in page.get_attribute("circle[data-role=sink]", "class")
     assert page.get_attribute("circle[data-role=induction]", "class") == "score"
-    assert float(page.get_attribute("circle[data-method=fisher]", "data-value")) == made["importance"]["fisher"]["mean"][2]
+    assert (
+        float(page.get_attribute("circle[data-method=fisher]", "data-value"))
+        == made["importance"]["fisher"]["mean"][2]
+    )
     assert float(page.get_attribute("circle[data-change]", "data-change")) == 0.02
     assert "cow" in page.inner_text(".known")
     assert "no treebank was given" in page.inner_text(".known")
@@ -177,15 +194,23 @@ def test_lines_and_heat_map_are_the_exact_weights(show: Show) -> None:
     page = show(document(), "#head/1.2")  # head 7 of all
     page.focus("[role=option][data-query='3']")
     shown = page.eval_on_selector_all(".weights text", "texts => texts.map(text => text.textContent)")
-    assert shown == [f"{100 * weight(7, 3, key, 7):.{0 if weight(7, 3, key, 7) >= 0.1 else 1}f}%" for key in range(7)]
+    assert shown == [
+        f"{100 * weight(7, 3, key, 7):.{0 if weight(7, 3, key, 7) >= 0.1 else 1}f}%" for key in range(7)
+    ]
     page.keyboard.press("ArrowDown")
     assert page.evaluate("document.activeElement.dataset.query") == "4"
     assert "مرحبا attends to " in page.evaluate("document.activeElement.getAttribute('aria-label')")
-    rows = list(csv.DictReader(io.StringIO(saved(page, "figure:has(.heat) [aria-label^='Save its numbers']").decode())))
+    rows = list(
+        csv.DictReader(
+            io.StringIO(saved(page, "figure:has(.heat) [aria-label^='Save its numbers']").decode())
+        )
+    )
     assert len(rows) == 49
     for row in rows:
         assert row["query_token"] == TOKENS[int(row["query"])]
-        assert abs(float(row["weight"]) - weight(7, int(row["query"]), int(row["key"]), 7)) < 1e-5 + 0.5 / 65535
+        assert (
+            abs(float(row["weight"]) - weight(7, int(row["query"]), int(row["key"]), 7)) < 1e-5 + 0.5 / 65535
+        )
     box = page.query_selector(".heat image").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 2.5 / 7, box["y"] + box["height"] * 5.5 / 7)
     assert "👩‍👩‍👧‍👦" in page.inner_text(".tip")
@@ -200,7 +225,9 @@ def test_a_long_input_is_pooled_and_exact_in_its_window(show: Show) -> None:
     page.focus("[data-zoom=row]")
     page.keyboard.press("End")
     assert page.inner_text("figure:has(.heat) h3") == "Heat map: queries #13 to #52, keys #0 to #39"
-    options = page.eval_on_selector_all("[role=option]", "options => options.map(option => Number(option.dataset.query))")
+    options = page.eval_on_selector_all(
+        "[role=option]", "options => options.map(option => Number(option.dataset.query))"
+    )
     assert options == list(range(13, 53))
     box = page.query_selector(".overview image").bounding_box()
     page.mouse.click(box["x"] + box["width"] - 1, box["y"] + 1)
@@ -228,6 +255,7 @@ def test_all_maps_at_a_glance(show: Show) -> None:
 
 def test_chinese_and_dark_are_remembered(show: Show) -> None:
     page = show(document())
+    page.focus("[data-switch=language]")
     page.select_option("[data-switch=language]", "zh")
     assert page.inner_text("[data-tab=heads]") == "头图"
     assert page.get_attribute("#page", "lang") == "zh-CN"
@@ -239,7 +267,7 @@ def test_chinese_and_dark_are_remembered(show: Show) -> None:
     assert page.inner_text("[data-tab=heads]") == "头图"
     assert page.evaluate("getComputedStyle(document.querySelector('#page')).backgroundColor") == dark
     page.emulate_media(media="print")  # paper is white
-    assert page.get_attribute("#page", "data-theme") == "light"
+    page.wait_for_selector("#page[data-theme=light]")
 
 
 def test_every_chart_is_saved_as_svg_png_and_csv(show: Show) -> None:
@@ -264,8 +292,12 @@ def test_every_chart_is_saved_as_svg_png_and_csv(show: Show) -> None:
         page.close()
     page = show(made)
     table = list(csv.DictReader(io.StringIO(saved(page, "text=CSV").decode())))
-    assert [row["confidence"] for row in table] == [str(value) for value in made["heads"]["metrics"]["confidence"]["mean"]]
-    assert [row["role"] for row in table] == ["Sink" if i in (2, 7) else "Induction" if i == 9 else "" for i in range(N)]
+    assert [row["confidence"] for row in table] == [
+        str(value) for value in made["heads"]["metrics"]["confidence"]["mean"]
+    ]
+    assert [row["role"] for row in table] == [
+        "Sink" if i in (2, 7) else "Induction" if i == 9 else "" for i in range(N)
+    ]
 
 
 HOSTILE = (
@@ -305,7 +337,9 @@ def test_hostile_text_is_shown_as_text(show: Show) -> None:
     page.click("[data-tab=head]")
     assert page.query_selector_all("#page script, #page img[src=x], #page svg script") == []
     assert "taken" not in page.title().replace(HOSTILE[0], "")
-    names = page.eval_on_selector_all(".lines [role=option] text", "texts => texts.map(text => text.textContent)")
+    names = page.eval_on_selector_all(
+        ".lines [role=option] text", "texts => texts.map(text => text.textContent)"
+    )
     assert names[0].startswith("<script>document.title")
     assert len(names[2]) <= 24
     assert names[3] == "NUL␀NUL"
@@ -317,7 +351,9 @@ def test_hostile_text_is_shown_as_text(show: Show) -> None:
     assert names[10] == "∅"
     for number in range(len(page.query_selector_all("figure.chart"))):
         ElementTree.fromstring(saved(page, f"figure.chart >> nth={number} >> text=SVG"))
-    rows = list(csv.DictReader(io.StringIO(saved(page, "figure:has(.heat) >> text=CSV").decode(), newline="")))
+    rows = list(
+        csv.DictReader(io.StringIO(saved(page, "figure:has(.heat) >> text=CSV").decode(), newline=""))
+    )
     assert rows[6 * len(HOSTILE)]["query_token"] == "'=1+1"
 
 
@@ -333,4 +369,6 @@ def test_accessibility(show: Show) -> None:
                 page.click("[data-filter=sink]")
             page.evaluate(axe.read_text(encoding="utf-8"))
             found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-            assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found["violations"]] == []
+            assert [
+                (one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found["violations"]
+            ] == []

@@ -66,6 +66,7 @@ export function headMap(page: Page, options: HeadMapOptions = {}): HeadMap {
           },
         },
         name,
+        " ",
         html("span", { class: "count" }, heads.size),
       ),
     );

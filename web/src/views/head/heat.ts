@@ -87,7 +87,7 @@ export function heat(page: Page, attention: Attention & { exact: Weights }, zoom
 export function overview(page: Page, attention: Attention, zoom: Zoom, move: (zoom: Zoom) => void, name: string): HTMLElement {
   const { words, colours, tip } = page;
   const { queries, keys, exact } = attention;
-  const side = 384;
+  const side = 320;
   const blocks = exact
     ? pool(exact, 128)
     : { weights: attention.pooled!, rowSize: attention.rowSize, columnSize: attention.columnSize };

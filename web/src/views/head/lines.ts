@@ -10,7 +10,6 @@ import { at, SHORT, type Zoom } from "./zoom";
 
 const WIDTH = 540;
 const WIDEST = 170;
-const ROW = 21;
 /** lines fainter than this are not drawn */
 const FAINTEST = 0.02;
 
@@ -38,12 +37,15 @@ export function lines(page: Page, attention: Attention & { exact: Weights }, zoo
     return textWidth(prefix + text);
   });
   const side = Math.ceil(Math.max(52, ...widths)) + (numbered ? 42 : 8);
-  const height = 26 + ROW * Math.max(shownQueries.length, shownKeys.length);
-  const y = (order: number) => 26 + ROW * (order + 0.5);
+  const step = shownQueries.length > 30 || shownKeys.length > 30 ? 15 : 21;
+  const height = 26 + step * Math.max(shownQueries.length, shownKeys.length);
+  const y = (order: number) => 26 + step * (order + 0.5);
   const left = side + 8;
   const right = WIDTH - side - 8;
   const middle = (left + right) / 2;
   const curves = svg("g", { class: "curves", "aria-hidden": "true" });
+  let peak = 0;
+  for (const query of shownQueries) for (const key of shownKeys) peak = Math.max(peak, exact.at(query, key));
   const drawn: { query: number; key: number; path: SVGPathElement }[] = [];
   shownQueries.forEach((query, i) =>
     shownKeys.forEach((key, j) => {
@@ -52,7 +54,7 @@ export function lines(page: Page, attention: Attention & { exact: Weights }, zoo
       const path = svg("path", {
         d: `M${left} ${y(i)}C${middle} ${y(i)} ${middle} ${y(j)} ${right} ${y(j)}`,
         "stroke-width": (0.6 + 3.4 * weight).toFixed(2),
-        "stroke-opacity": (0.12 + 0.88 * weight).toFixed(3),
+        "stroke-opacity": (0.1 + (0.9 * weight) / peak).toFixed(3),
       });
       drawn.push({ query, key, path });
       curves.append(path);
@@ -75,7 +77,7 @@ export function lines(page: Page, attention: Attention & { exact: Weights }, zoo
         "aria-selected": "false",
         "aria-label": words.attendsTo(plain(queries[query]!), said),
       },
-      svg("rect", { x: 0, y: y(i) - ROW / 2, width: side + 4, height: ROW, rx: 4 }),
+      svg("rect", { x: 0, y: y(i) - step / 2, width: side + 4, height: step, rx: 4 }),
       label(queries[query]!, query, side, y(i), "end", numbered),
     );
     from.append(option);
@@ -85,7 +87,7 @@ export function lines(page: Page, attention: Attention & { exact: Weights }, zoo
     const target = svg(
       "g",
       { class: "token", "data-key": key },
-      svg("rect", { x: WIDTH - side - 4, y: y(j) - ROW / 2, width: side + 4, height: ROW, rx: 4 }),
+      svg("rect", { x: WIDTH - side - 4, y: y(j) - step / 2, width: side + 4, height: step, rx: 4 }),
       label(keys[key]!, key, WIDTH - side, y(j), "start", numbered),
     );
     to.append(target);
