@@ -109,7 +109,7 @@ export function alignment(root: HTMLElement, page: Page): () => void {
 
   function name(): string {
     if (mode === "all") return words.modes.all;
-    return mode === "layer" ? words.layer(document.heads.layer[head]!) : document.heads.name[head]!;
+    return mode === "layer" ? words.layer(document.heads.layer[head]!) : title(document, head, page.words);
   }
 
   /** The chosen head's weights, or the mean over those heads that the report has. */

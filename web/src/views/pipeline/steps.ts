@@ -4,6 +4,7 @@ import { ink, type Colours } from "../../draw/colour";
 import { svg, type Child } from "../../draw/element";
 import { percent } from "../../draw/number";
 import { picture } from "../../draw/pixels";
+import { shorten } from "../../draw/tokens";
 import type { Words } from "../../words";
 import { shared, type Part, type Way } from "./way";
 
@@ -248,7 +249,7 @@ export function attention(scene: Scene): SVGSVGElement {
             svg("text", { x: box.x + (column + 0.5) * height, y: box.y + (row + 0.5) * height, class: "inside", fill: ink(strength(weight)), "text-anchor": "middle", "dominant-baseline": "central" }, percent(weight).replace("%", "")),
           );
   for (const [column, word] of way.tokens.entries())
-    canvas.group.append(svg("text", { class: "key", transform: `translate(${box.x + (column + 0.5) * height},${TOP - 6}) rotate(-45)`, "dominant-baseline": "central" }, short(word)));
+    canvas.group.append(svg("text", { class: "key", transform: `translate(${box.x + (column + 0.5) * height},${TOP - 6}) rotate(-45)`, "dominant-baseline": "central" }, shorten(word, 8)));
   if (value && output) {
     sign(canvas, "×", middle, 30);
     matrix(canvas, value.values, { ...of(value), name: `${words.matrices["value"]} ${kv}`, title: `V${digits(kv)}`, shape: shape([way.length, value.columns]) });
@@ -326,10 +327,6 @@ export function joined(scene: Scene): SVGSVGElement {
 
 function largest(values: Matrix): number {
   return Math.max(1e-9, ...values.flatMap((row) => row.map((value) => value ?? 0)));
-}
-
-function short(word: string): string {
-  return word.length > 8 ? word.slice(0, 7) + "…" : word;
 }
 
 /** A number as small figures below the line. */

@@ -1,0 +1,211 @@
+"""Pictures of every view of the page for docs/pictures, from real models, taken in Chromium.
+
+    python tools/screenshots.py [--out docs/pictures] [--work FOLDER]
+
+Three models are looked at: the embedded MiniLM, a small picture model that learns scikit-learn's digits here in some
+seconds, and the translation that `manyheads train translation` learns in two minutes. With --work, their reports are
+kept there, and the next run only takes the pictures again, with the page as it is then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import gzip
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import manyheads as mh
+from manyheads.view.document import About, document, of_batches
+from manyheads.view.report import report, write_report
+
+SENTENCES = """\
+four hundred and twenty-seven thousand, six hundred and thirty-five
+Wednesday, March 28, 2007
+ninety-one thousand, three hundred and sixty-four
+Saturday, October 14, 1995
+nineteen sixty-eight
+7:45:12 PM
+"""
+WIDTH = 1240
+SMALL_ENOUGH = 300_000  # bytes of a picture
+
+
+class Shot(NamedTuple):
+    """One picture: its name, whose report, which view, and what is done before it is taken."""
+
+    name: str
+    model: str
+    view: str
+    clicks: tuple[str, ...] = ()
+
+
+SHOTS = (
+    Shot("heads", "minilm", "heads", (".heads [data-head='2.4']",)),
+    Shot("glance", "minilm", "glance", ("[role=gridcell][data-head='2.4']",)),
+    Shot("head", "minilm", "head"),
+    Shot("all", "minilm", "all"),
+    Shot("pipeline", "minilm", "pipeline"),
+    Shot("picture", "digits", "picture"),
+    Shot("alignment", "translation", "alignment", ("[data-target='3']",)),
+)
+# in the dark, a few are enough to see that nothing is lost
+DARK = ("heads", "pipeline", "picture")
+
+
+class Pictures(nn.Module):
+    """A vision transformer as small as can be: every pixel is a patch, and a class token reads them.
+
+    >>> Pictures()(torch.rand(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(self, side: int = 8, d_model: int = 48, heads: int = 6, layers: int = 4) -> None:
+        super().__init__()
+        self.patch = nn.Linear(1, d_model)
+        self.first = nn.Parameter(torch.zeros(1, 1, d_model))
+        self.places = nn.Parameter(0.1 * torch.randn(1, side * side + 1, d_model))
+        self.encoder = mh.Encoder(d_model, heads=heads, layers=layers, positions="none", dropout=0.0)
+        self.answer = nn.Linear(d_model, 10)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Pictures (batch, 1, side, side) between 0 and 1, to logits (batch, 10)."""
+        patches = self.patch(pictures.flatten(1)[..., None])  # (batch, side * side, d_model)
+        x = torch.cat([self.first.expand(len(patches), -1, -1), patches], 1) + self.places
+        return self.answer(self.encoder(x)[:, 0])
+
+
+def learned_digits(steps: int = 500) -> tuple[Pictures, Tensor]:
+    """The model, and pictures that it did not see in training."""
+    from sklearn.datasets import load_digits
+
+    torch.manual_seed(0)
+    data = load_digits()
+    pictures = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
+    labels = torch.tensor(data.target)
+    model = Pictures()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
+    plan = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
+    for _ in range(steps):
+        chosen = torch.randint(1500, (64,))
+        loss = nn.functional.cross_entropy(model(pictures[chosen]), labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        plan.step()
+    model.eval()
+    with torch.no_grad():
+        right = (model(pictures[1500:]).argmax(1) == labels[1500:]).float().mean()
+    print(f"digits: {right:.1%} of {len(pictures) - 1500} unseen pictures are read right")
+    return model, pictures[1500:]
+
+
+def digits_report(path: Path) -> None:
+    """Watch the picture model, and write what it does."""
+    model, pictures = learned_digits()
+    batches = list(pictures[:256].split(64))
+    with torch.no_grad(), mh.watch(model, statistics="full") as seen:
+        for batch in batches:
+            model(batch)
+    about = About("A model that reads digits", "256 handwritten digits of scikit-learn", 256, "images")
+    write_report(document(seen.table, model, of_batches(batches, model), about=about), path)
+
+
+def reports(work: Path) -> dict[str, Path]:
+    """The three reports; those that are there already are shown with the page as it is now."""
+    manyheads = [sys.executable, "-m", "manyheads"]
+    minilm, digits, translation = (work / name / "report.html" for name in ("minilm", "digits", "translation"))
+    if not minilm.exists():
+        subprocess.run([*manyheads, "inspect", "--out", str(minilm.parent)], check=True)
+    if not digits.exists():
+        digits.parent.mkdir(parents=True, exist_ok=True)
+        digits_report(digits)
+    if not translation.exists():
+        run, text = work / "run", work / "sentences.txt"
+        if not run.exists():
+            subprocess.run([*manyheads, "train", "translation", "--out", str(run)], check=True)
+        text.write_text(SENTENCES, encoding="utf-8")
+        command = [*manyheads, "inspect", str(run), "--text", str(text), "--out", str(translation.parent)]
+        subprocess.run(command, check=True)
+    found = {"minilm": minilm, "digits": digits, "translation": translation}
+    for path in found.values():
+        renew(path)
+    return found
+
+
+def renew(path: Path) -> None:
+    """Write a report again, from the document that it carries."""
+    carried = re.search(r'id="document">([^<]*)</script>', path.read_text(encoding="utf-8"))
+    if carried is None:
+        raise ValueError(f"{path} carries no document; remove it to make it again")
+    path.write_text(report(json.loads(gzip.decompress(base64.b64decode(carried[1])))), encoding="utf-8")
+
+
+def take(browser: Any, path: Path, shot: Shot, language: str, theme: str) -> bytes:
+    """A PNG of the page; raises if the page complained."""
+    page = browser.new_page(viewport={"width": WIDTH, "height": 900}, locale=language, color_scheme=theme)
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(path.as_uri())
+    page.click(f"[data-tab={shot.view}]")
+    for selector in shot.clicks:
+        page.click(selector)
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(200)
+    taken: bytes = page.screenshot(full_page=True)
+    page.close()
+    if wrong:
+        raise RuntimeError(f"{shot.name}: the page complained: {wrong}")
+    return taken
+
+
+def smaller(taken: bytes) -> bytes:
+    """The same picture in 256 colours or fewer, until it is small enough."""
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(taken)).convert("RGB")
+    for colours in (256, 128, 64):
+        kept = io.BytesIO()
+        picture.quantize(colours, dither=Image.Dither.NONE).save(kept, "PNG", optimize=True)
+        if kept.tell() < SMALL_ENOUGH:
+            break
+    return kept.getvalue()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Take pictures of every view of the page.")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "pictures")
+    parser.add_argument("--work", type=Path, help="where reports are kept for the next time")
+    options = parser.parse_args()
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        raise SystemExit("there is no Chromium here (Debian: apt-get install chromium)")
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as driver:
+        found = reports(options.work or Path(scratch))
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        wanted = [(shot, language, "light") for shot in SHOTS for language in ("en", "zh-CN")]
+        wanted += [(shot, "en", "dark") for shot in SHOTS if shot.name in DARK]
+        for shot, language, theme in wanted:
+            name = f"{shot.name}-{language[:2]}{'-dark' if theme == 'dark' else ''}.png"
+            taken = smaller(take(browser, found[shot.model], shot, language, theme))
+            (options.out / name).write_bytes(taken)
+            print(f"{name}: {len(taken) / 1000:.0f} kB")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
