@@ -112,22 +112,59 @@ def document() -> dict[str, Any]:
     }
     return {
         "version": 1,
-        "made": {"manyheads": "0.1.0", "model": "hand-made", "fingerprint": "f" * 40, "corpus": "seven tokens", "units": 4243,
-                 "unit": "tokens", "notes": ["made by hand"]},
-        "heads": {"site": [f"layer.{number}.attention" for number in layer], "layer": layer, "head": head, "original_head": head,
-                  "kv_head": head, "kind": ["self"] * N, "name": [f"{a}.{b}" for a, b in zip(layer, head, strict=True)],
-                  "tokens": [4243.0] * N, "metrics": measured, "labels": {}},
-        "stacks": [{"name": "layer.*.attention", "kind": "self", "layers": [
-            {"layer": number, "site": f"layer.{number}.attention", "heads": [i for i in range(N) if layer[i] == number]}
-            for number in range(len(SIZES))]}],
+        "made": {
+            "manyheads": "0.1.0",
+            "model": "hand-made",
+            "fingerprint": "f" * 40,
+            "corpus": "seven tokens",
+            "units": 4243,
+            "unit": "tokens",
+            "notes": ["made by hand"],
+        },
+        "heads": {
+            "site": [f"layer.{number}.attention" for number in layer],
+            "layer": layer,
+            "head": head,
+            "original_head": head,
+            "kv_head": head,
+            "kind": ["self"] * N,
+            "name": [f"{a}.{b}" for a, b in zip(layer, head, strict=True)],
+            "tokens": [4243.0] * N,
+            "metrics": measured,
+            "labels": {},
+        },
+        "stacks": [
+            {
+                "name": "layer.*.attention",
+                "kind": "self",
+                "layers": [
+                    {
+                        "layer": number,
+                        "site": f"layer.{number}.attention",
+                        "heads": [i for i in range(N) if layer[i] == number],
+                    }
+                    for number in range(len(SIZES))
+                ],
+            }
+        ],
         "profiles": {"offsets": [-3, -1, 0, 1, 3], "mass": packed("uint16", [N, 5], [65535 * 0.2] * (5 * N))},
-        "roles": {"names": ["sink", "induction"], "heads": roles, "not_judged": {"syntactic": "no treebank was given"}},
+        "roles": {
+            "names": ["sink", "induction"],
+            "heads": roles,
+            "not_judged": {"syntactic": "no treebank was given"},
+        },
         "importance": {"fisher": {"mean": importance, "se": [value / 7 for value in importance]}},
-        "redundancy": {"x": [0.1 * i for i in range(N)], "y": [0.0] * N, "cluster": [0, 0, *range(1, N - 1)],
-                       "twin": [(i + 1) % N for i in range(N)], "twin_distance": [0.03 * (i + 1) for i in range(N)],
-                       "nearest": [[[(i + 1) % N, 0.03 * (i + 1)], [(i + 2) % N, 0.5]] for i in range(N)], "matrix": None,
-                       "layers": []},
+        "redundancy": {
+            "x": [0.1 * i for i in range(N)],
+            "y": [0.0] * N,
+            "cluster": [0, 0, *range(1, N - 1)],
+            "twin": [(i + 1) % N for i in range(N)],
+            "twin_distance": [0.03 * (i + 1) for i in range(N)],
+            "nearest": [[[(i + 1) % N, 0.03 * (i + 1)], [(i + 2) % N, 0.5]] for i in range(N)],
+            "matrix": None,
+            "layers": [],
+        },
         "curve": None,
         "groups": {"special": "[CLS], [SEP]"},
         "examples": [first, example("a long one", tuple(f"w{i}" for i in range(LONG)), exact=(0,))],
-    }  # fmt: skip
+    }

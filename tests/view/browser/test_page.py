@@ -1,5 +1,5 @@
-"""The head map, all maps at a glance and the view of one head, in a real browser: numbers, pointer, keyboard, words,
-files, hostile text. The document is made by hand, so that every number on the page is known.
+"""The head map, all maps at a glance and the view of one head, in a real browser: numbers, pointer, keyboard,
+words, files, hostile text. The document is made by hand, so that every number on the page is known.
 """
 
 import csv
@@ -11,7 +11,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-
 from tests.view.browser.made import SIZES, TOKENS, N, document, example, weight
 
 Show = Callable[..., Any]
@@ -32,8 +31,11 @@ def saved(page: Any, selector: str) -> bytes:
 def test_the_map_shows_the_numbers_of_every_measure(show: Show) -> None:
     made = document()
     page = show(made)
-    wanted = {**{name: one["mean"] for name, one in made["heads"]["metrics"].items()},
-              "importance:fisher": made["importance"]["fisher"]["mean"], "redundancy": made["redundancy"]["twin_distance"]}  # fmt: skip
+    wanted = {
+        **{name: one["mean"] for name, one in made["heads"]["metrics"].items()},
+        "importance:fisher": made["importance"]["fisher"]["mean"],
+        "redundancy": made["redundancy"]["twin_distance"],
+    }
     offered = page.eval_on_selector_all(
         "[data-control=metric] option", "options => options.map(one => one.value)"
     )
@@ -153,7 +155,7 @@ def test_several_heads_can_be_picked(show: Show) -> None:
     page = show(document())
     page.click("[data-head='0.1']")
     page.click("[data-head='1.1']", modifiers=["Control"])
-    chosen = "cells => cells.filter(cell => cell.getAttribute('aria-selected') === 'true').map(cell => cell.dataset.head)"
+    chosen = "cells => cells.filter(one => one.ariaSelected === 'true').map(one => one.dataset.head)"
     assert page.eval_on_selector_all("[role=gridcell]", chosen) == ["0.1", "1.1"]
     page.click("[data-head='2.0']")
     assert page.eval_on_selector_all("[role=gridcell]", chosen) == ["2.0"]
