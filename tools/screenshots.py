@@ -2,8 +2,8 @@
 
     python tools/screenshots.py [--out docs/pictures] [--work FOLDER]
 
-Three models are looked at: the embedded MiniLM, a small picture model that learns scikit-learn's digits here in some
-seconds, and the translation that `manyheads train translation` learns in two minutes. With --work, their reports are
+Three models are looked at: the embedded MiniLM, a small picture model that learns scikit-learn's digits here,
+and the translation that `manyheads train translation` learns in two minutes. With --work, their reports are
 kept there, and the next run only takes the pictures again, with the page as it is then.
 """
 
@@ -85,7 +85,7 @@ class Pictures(nn.Module):
         return self.answer(self.encoder(x)[:, 0])
 
 
-def learned_digits(steps: int = 500) -> tuple[Pictures, Tensor]:
+def learned_digits(steps: int = 1000) -> tuple[Pictures, Tensor]:
     """The model, and pictures that it did not see in training."""
     from sklearn.datasets import load_digits
 
@@ -98,7 +98,8 @@ def learned_digits(steps: int = 500) -> tuple[Pictures, Tensor]:
     plan = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
     for _ in range(steps):
         chosen = torch.randint(1500, (64,))
-        loss = nn.functional.cross_entropy(model(pictures[chosen]), labels[chosen])
+        moved = torch.roll(pictures[chosen], torch.randint(-1, 2, (2,)).tolist(), (2, 3))  # other places
+        loss = nn.functional.cross_entropy(model(moved), labels[chosen])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -124,7 +125,9 @@ def digits_report(path: Path) -> None:
 def reports(work: Path) -> dict[str, Path]:
     """The three reports; those that are there already are shown with the page as it is now."""
     manyheads = [sys.executable, "-m", "manyheads"]
-    minilm, digits, translation = (work / name / "report.html" for name in ("minilm", "digits", "translation"))
+    minilm, digits, translation = (
+        work / name / "report.html" for name in ("minilm", "digits", "translation")
+    )
     if not minilm.exists():
         subprocess.run([*manyheads, "inspect", "--out", str(minilm.parent)], check=True)
     if not digits.exists():

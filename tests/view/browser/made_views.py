@@ -1,4 +1,4 @@
-"""The document of `made`, with something for every view: a pipeline, distances, a curve, a picture, an alignment."""
+"""The document of `made` with something for every view: pipeline, distances, curve, picture, alignment."""
 
 import base64
 import math

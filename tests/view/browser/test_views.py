@@ -1,5 +1,5 @@
-"""Pipeline, all heads, pictures and alignments in a real browser: numbers, pointer, keyboard, files; and every view of
-the page before axe, by keyboard alone, and in both languages. The document is made by hand: every number is known.
+"""Pipeline, all heads, pictures and alignments in a browser: numbers, pointer, keyboard, files; and every
+view of the page before axe, by keyboard alone, and in both languages. Every number of the document is known.
 """
 
 import csv
@@ -11,7 +11,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-
 from tests.view.browser.made import SIZES, TOKENS, N, weight
 from tests.view.browser.made_views import (
     COLUMNS,
@@ -71,7 +70,8 @@ def matrices(page: Any) -> dict[str, list[float]]:
     """Numbers in the cells of every matrix on the page, by its name."""
     return page.evaluate(
         """() => Object.fromEntries([...document.querySelectorAll('[data-matrix]')].map(one =>
-           [one.dataset.matrix, [...one.querySelectorAll('rect')].map(cell => Number(cell.dataset.value))]))"""
+           [one.dataset.matrix,
+            [...one.querySelectorAll('rect')].map(cell => Number(cell.dataset.value))]))"""
     )
 
 
@@ -294,7 +294,8 @@ def test_axe_finds_nothing(page: Callable[[str], Any], theme: str, language: str
 # the name of what is focused and seen to be focused; null outside the view
 FOCUSED = """() => { const one = document.activeElement;
   if (!one.closest("[role=tabpanel]")) return null;
-  return one.matches(":focus-visible") ? one.getAttribute("aria-label") || one.textContent || one.title : "" }"""
+  if (!one.matches(":focus-visible")) return "";
+  return one.getAttribute("aria-label") || one.textContent || one.title }"""
 
 
 def test_everything_is_reached_by_keyboard(page: Callable[[str], Any]) -> None:
