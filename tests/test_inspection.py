@@ -18,7 +18,7 @@ from manyheads import cli, inspection, models
 from manyheads.heads.watch import Watch
 from manyheads.inspection import Counted, inspect, together
 
-FILES = ["heads.csv", "heads.json", "summary.txt"]
+FILES = ["heads.csv", "heads.json", "report.html", "summary.txt"]
 
 
 def llama():
