@@ -115,10 +115,10 @@ def telling(model: nn.Module, widths: Mapping[str, Width]) -> Iterator[None]:
     try:
         yield
     finally:
-        for path, width in before.items():
+        for path, earlier in before.items():
             detach(model.get_submodule(path))
-            if width is not None:
-                width.attach(model.get_submodule(path))
+            if earlier is not None:
+                earlier.attach(model.get_submodule(path))
 
 
 def width_of(module: nn.Module) -> Width | None:

@@ -38,7 +38,8 @@ def _ours(model: Decoder | Seq2Seq, batch: Any) -> list[Tensor] | None:
         decoder, ids = model.decoder, torch.zeros(1, 1, dtype=torch.long, device=given.device)
         cache = decoder.new_cache(STEPS, model.encoder(given[:1]))
     else:
-        if model.embedding is None or model.blocks[0].cross_attention is not None:
+        first: Any = model.blocks[0]
+        if model.embedding is None or first.cross_attention is not None:
             return None
         decoder, ids = model, given[:1]
         if decoder.max_length is not None:
