@@ -19,7 +19,7 @@ export interface Measure {
   share(value: number): number;
 }
 
-const SHARES = new Set(["entropy_normalised", "confidence", "self", "previous", "next", "first", "special", "rare", "local"]);
+const SHARES = new Set(["entropy_normalised", "confidence", "self", "previous", "next", "first", "special", "rare", "frequent", "local"]);
 
 /** Whether a metric is a share of attention, to be written in percent. */
 export function isShare(key: string): boolean {
@@ -98,11 +98,16 @@ function counted<T>(values: T[]): [T, number][] {
   return [...counts].sort((a, b) => b[1] - a[1]);
 }
 
-/** The claimed role with the most above its baseline. */
+// roles that many heads have, the most common last; those not named here, such as syntax, are more specific than any
+const COMMON = ["duplicate", "previous", "next", "self", "separator", "sink", "rare", "broad", "no-op", "local", "global"];
+
+/** The most specific of a head's claimed roles. */
 export function mainRole(evidence: RoleEvidence[]): RoleEvidence | undefined {
-  const above = (one: RoleEvidence) => Math.abs((one.score ?? 0) - (one.baseline ?? 0));
-  return evidence.filter((one) => one.claimed).sort((a, b) => above(b) - above(a))[0];
+  return evidence.filter((one) => one.claimed).sort((a, b) => COMMON.indexOf(a.role) - COMMON.indexOf(b.role))[0];
 }
+
+/** heads whose attention is this close (Jensen-Shannon distance, from 0 to 1) do nearly the same */
+const ALIKE = 0.25;
 
 export interface Filter {
   key: string;
@@ -120,11 +125,8 @@ export function filters(document: HeadDocument, words: Words): Filter[] {
   const method = Object.keys(document.importance)[0];
   if (method !== undefined) add("cuttable", words.cuttable, cuttable(document.importance[method]!.mean));
   if (document.redundancy) {
-    const sizes = new Map(counted(document.redundancy.cluster));
-    add("redundant", words.redundant, all.filter((head) => {
-      const cluster = document.redundancy!.cluster[head] ?? -1;
-      return cluster >= 0 && (sizes.get(cluster) ?? 0) > 1;
-    }));
+    const { twin_distance } = document.redundancy;
+    add("redundant", words.redundant, all.filter((head) => (twin_distance[head] ?? 1) <= ALIKE));
   }
   if (document.roles) {
     const { heads } = document.roles;

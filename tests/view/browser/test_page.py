@@ -102,8 +102,8 @@ def test_filters_fade_the_other_heads(show: Show) -> None:
     assert page.inner_text("[role=status]") == "2 of 11 heads: Sink"
     page.click("[data-filter=induction]")
     assert page.eval_on_selector_all("[role=gridcell]", left) == ["2.1"]
-    page.click("[data-filter=redundant]")  # the two that share a cluster
-    assert page.eval_on_selector_all("[role=gridcell]", left) == ["0.0", "0.1"]
+    page.click("[data-filter=redundant]")  # a twin at 0.24 or nearer; the next is at 0.27
+    assert page.eval_on_selector_all("[role=gridcell]", left) == document()["heads"]["name"][:8]
     # importance is 1 to 11 thousandths; a twentieth of 66 is 3.3: the two least, 1 and 2
     page.click("[data-filter=cuttable]")
     assert page.eval_on_selector_all("[role=gridcell]", left) == ["0.0", "0.4"]

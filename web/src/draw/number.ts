@@ -10,7 +10,14 @@ export function number(value: number | null | undefined, digits = 3): string {
 
 /** "0.731 ± 0.002" */
 export function measured(mean: number | null | undefined, se: number | null | undefined): string {
-  return se === null || se === undefined || !Number.isFinite(se) ? number(mean) : `${number(mean)} ± ${number(se)}`;
+  if (se === null || se === undefined || !Number.isFinite(se)) return number(mean);
+  const size = Math.abs(mean ?? 0);
+  if (se > 0 && se < 0.001 && size >= 0.001 && size < 1000) {
+    // as many decimals as the error has, so that both are read alike
+    const decimals = Math.min(6, Math.ceil(-Math.log10(se)));
+    return `${mean!.toFixed(decimals).replace("-", "−")} ± ${se.toFixed(decimals)}`;
+  }
+  return `${number(mean)} ± ${number(se)}`;
 }
 
 export function percent(share: number | null | undefined): string {

@@ -73,7 +73,8 @@ export function headMap(page: Page, options: HeadMapOptions = {}): HeadMap {
 
   function draw(): void {
     const shown = measure(document, state.now.metric, words);
-    note.textContent = shown.tells + (state.now.filter === "cuttable" ? ` ${words.cuttableMeans}` : "");
+    const means = { cuttable: words.cuttableMeans, redundant: words.redundantMeans }[state.now.filter];
+    note.textContent = means ? `${shown.tells} ${means}` : shown.tells;
     cells?.close();
     const room = figure.body.clientWidth || 720;
     const plan = layout(page, room);
@@ -91,7 +92,7 @@ export function headMap(page: Page, options: HeadMapOptions = {}): HeadMap {
         const text = cell.width >= 36 && cell.height >= 18 && !shown.kinds && value !== null;
         return [
           svg("rect", { x: 1, y: 1, width: cell.width - 2, height: cell.height - 2, rx: 3, fill: colour }),
-          text && svg("text", { x: cell.width / 2, y: cell.height / 2 + 4, "text-anchor": "middle", class: "value", style: `fill:${ink(colour)}` }, short(value)),
+          text && svg("text", { x: cell.width / 2, y: cell.height / 2 + 4, "text-anchor": "middle", class: "value", style: `fill:${ink(colour)}` }, short(value, shown.domain[1])),
           svg("path", { class: "crossed", d: `M3 3L${cell.width - 3} ${cell.height - 3}M${cell.width - 3} 3L3 ${cell.height - 3}` }),
         ];
       },
@@ -236,10 +237,11 @@ function legend(shown: Measure, page: Page): { element: SVGGElement; width: numb
   return { element, width: width + 20, height: 46 };
 }
 
-function short(value: number | null | undefined): string {
+/** A value in a cell, where the largest of all is `top`. */
+function short(value: number | null | undefined, top: number): string {
   if (value === null || value === undefined) return "";
   const size = Math.abs(value);
-  if (size !== 0 && size < 0.005) return value.toExponential(0).replace("e-", "e−").replace(/^-/, "−");
+  if (size !== 0 && size < 0.005 && top < 0.1) return value.toExponential(0).replace("e-", "e−").replace(/^-/, "−");
   return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2).replace("-", "−");
 }
 
@@ -252,7 +254,7 @@ function numbers(page: Page, head: number, shown: Measure): Child[] {
   return [
     html("strong", {}, title(document, head, words)),
     line(shown.name, value(shown, head)),
-    role ? line(words.role.name, roleName(role.role, words)) : null,
+    role && shown.key !== "role" ? line(words.role.name, roleName(role.role, words)) : null,
     twin >= 0 ? line(words.twin, `${document.heads.name[twin]} (${number(document.redundancy!.twin_distance[head])})`) : null,
     html("div", { class: "faint" }, words.enterOpens),
   ];

@@ -50,6 +50,7 @@ export const zh: Words = {
     first: { name: "看首个词元", tells: "落在第一个词元上的注意力比例，常见的汇聚点。" },
     special: { name: "看特殊词元", tells: "落在 [CLS]、[SEP] 等特殊词元上的注意力比例。" },
     rare: { name: "看罕见词元", tells: "落在最罕见词元上的注意力比例。" },
+    frequent: { name: "看常见词元", tells: "落在最常见词元上的注意力比例。" },
     local: { name: "看邻近", tells: "落在邻近词元上的注意力比例。" },
     output_norm: { name: "输出范数", tells: "该头写出的向量的长度。" },
     largest_logit: { name: "最大分数", tells: "softmax 之前的最大分数；过大会使训练不稳定。" },
@@ -73,7 +74,7 @@ export const zh: Words = {
   redundancy: { name: "冗余度", tells: "与最相似的头（孪生头）的距离：越接近 0（颜色越强），越有别的头在做同样的事。" },
   cluster: { name: "聚类", tells: "同色的头注意力相似。" },
   clusterName: (number) => `第 ${number} 类`,
-  role: { name: "角色", tells: "证据高于基线时，该头的用途。" },
+  role: { name: "角色", tells: "该头的用途：有证据支持的最具体的角色。" },
   roles: {
     positional: "位置",
     reach: "范围",
@@ -97,6 +98,7 @@ export const zh: Words = {
   cuttable: "可剪除",
   cuttableMeans: "可剪除：最不重要、合计重要性不超过总量二十分之一的头。",
   redundant: "冗余",
+  redundantMeans: "冗余：另一个头的注意力几乎相同，距离不超过 0.25。",
 
   // views/heads.ts, views/card.ts
   headMap: "头图",

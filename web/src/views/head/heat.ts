@@ -39,7 +39,7 @@ export function heat(page: Page, attention: Attention & { exact: Weights }, zoom
   const room = (names: string[]) => Math.ceil(Math.max(24, ...names.map((name) => textWidth(name, 11)))) + 12;
   const left = room(rowNames);
   const above = room(columnNames);
-  const size = Math.max(11, Math.min(22, Math.floor((540 - left) / columns)));
+  const size = Math.max(11, Math.min(28, Math.floor((540 - left) / columns)));
   const width = left + size * columns + 8;
   const height = above + size * rows + 44;
   const axes = svg("g", { class: "axis", "aria-hidden": "true" });
