@@ -57,6 +57,8 @@ export interface Live {
   quality: Quality | null;
   /** sets of heads that were tried: share kept and quality */
   tried: { kept: number; value: number }[];
+  /** the ranking that was chosen last, and the share that it silenced, in percent */
+  choice: { ranking: string; percent: number };
   /** Asks the server; an error is a sentence for people. */
   ask<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T>;
   /** The bytes of a file that the server makes. */
@@ -100,6 +102,7 @@ export async function startLive(root: HTMLElement, carried: string, show: ShowLi
     without: null,
     quality: null,
     tried: [],
+    choice: { ranking: progress.rankings[0] ?? "", percent: 0 },
     ask: async <T>(path: string, body: unknown, signal?: AbortSignal) => (await (await request(path, body, signal)).json()) as T,
     file: async (path, body) => (await request(path, body)).blob(),
     subscribe(listener) {

@@ -110,7 +110,7 @@ export function live(root: HTMLElement, page: Page): () => void {
     ),
   );
   update();
-  if (!live.quality) void answered(false);
+  void answered(false);
   const end = live.subscribe(update);
   return () => {
     end();

@@ -40,14 +40,15 @@ export function choices(bench: Bench): Part {
     html("button", { type: "button", class: "chip", "data-rule": name, title: words.rulesMean[name] ?? "", onclick: () => void choose({ rule: name }) }, words.rules[name] ?? name),
   );
   const ranking = html("select", { "aria-label": words.byRanking, "data-control": "ranking", onchange: () => rank() });
-  for (const name of rankings) ranking.append(html("option", { value: name }, words.rankings[name] ?? name));
+  for (const name of rankings) ranking.append(html("option", { value: name, selected: name === live.choice.ranking }, words.rankings[name] ?? name));
   const id = unique("share");
-  const share = html("input", { id, type: "range", min: 0, max: 95, step: 5, value: 0, "data-control": "share", oninput: () => say(), onchange: () => rank() });
+  const share = html("input", { id, type: "range", min: 0, max: 95, step: 5, value: live.choice.percent, "data-control": "share", oninput: () => say(), onchange: () => rank() });
   const said = html("label", { for: id });
   const say = () => (said.textContent = words.least(Number(share.value)));
   const rank = () => {
     say();
-    void choose({ ranking: ranking.value, keep: (100 - Number(share.value)) / 100 });
+    live.choice = { ranking: ranking.value, percent: Number(share.value) };
+    void choose({ ranking: ranking.value, keep: (100 - live.choice.percent) / 100 });
   };
   say();
 

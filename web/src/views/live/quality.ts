@@ -9,7 +9,8 @@ import { number, percent } from "../../draw/number";
 import type { Bench, Part } from "../live";
 
 const WIDTH = 340;
-const HEIGHT = 190;
+const HEIGHT = 204;
+const FOOT = 46;
 
 export function quality(bench: Bench): Part {
   const { live, page } = bench;
@@ -43,14 +44,14 @@ export function quality(bench: Bench): Part {
     if (now?.metric !== "perplexity") high = 1;
     if (high - low < 1e-6) low = high - 0.05;
     const lowest = Math.min(0.9, ...tried.map((one) => one.kept), ...(curve?.kept ?? []));
-    const x = scaleLinear([lowest, 1], [44, WIDTH - 12]);
-    const y = scaleLinear([low, high], [HEIGHT - 34, 14]).nice(4);
+    const x = scaleLinear([lowest, 1], [44, WIDTH - 24]);
+    const y = scaleLinear([low, high], [HEIGHT - FOOT, 14]).nice(4);
     const path = line<{ kept: number; value: number }>((point) => x(point.kept), (point) => y(point.value));
     const drawing = svg(
       "svg",
       { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT, role: "img", "aria-label": words.live.quality },
-      left(y, 44, { count: 4, across: WIDTH - 56 }),
-      bottom(x, HEIGHT - 34, { count: 4, title: words.live.keptAxis, format: (share) => percent(share) }),
+      left(y, 44, { count: 4, across: WIDTH - 68 }),
+      bottom(x, HEIGHT - FOOT, { count: 4, title: words.live.keptAxis, format: (share) => percent(share) }),
       ...lines.flatMap((one, i) => {
         const last = one.points.at(-1);
         const control = one.name === "random";
