@@ -129,6 +129,7 @@ def test_head_tools_get_the_models_own_translation(folder):
         kept = batch["target"][row, 1 : batch["target_lengths"][row]].tolist()
         assert task.tokenizer.decode(kept) == text
     assert model(**batch).shape[:2] == batch["target"].shape
+    assert batch["target"].shape[1] == batch["target_lengths"].max()  # the end is no input
 
 
 class Rows(list):

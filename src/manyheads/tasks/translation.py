@@ -153,6 +153,7 @@ class Translation(Architecture):
         target = torch.cat([torch.full_like(written[:, :1], start), written], 1)
         ended = (written == end).int()
         counts = torch.where(ended.any(1), ended.argmax(1), written.shape[1]) + 1  # without the end itself
+        target = target[:, : int(counts.max())]
         return {"source": ids, "target": target, "source_lengths": lengths, "target_lengths": counts}
 
     def save(self, folder: Path) -> None:
