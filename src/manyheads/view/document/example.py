@@ -72,7 +72,7 @@ def example(
     first = next(iter(tokens.values()), [])
     return {
         "kind": "image" if shown else "pair" if "source" in tokens else "text",
-        "title": visible(title or _title(tokenizer, known, first), TITLE),
+        "title": visible(title or ("" if shown else _title(tokenizer, known, first)), TITLE),
         "tokens": tokens,
         "picture": shown,
         "maps": [_maps(maps, *axis) for axis, maps in zip(axes, seen.maps, strict=True)],
