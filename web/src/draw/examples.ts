@@ -3,6 +3,11 @@ import type { Page } from "../page";
 import { html } from "./element";
 import { shorten, visible } from "./tokens";
 
+/** Its title; pictures have none unless somebody gave them one. */
+function named(page: Page, index: number): string {
+  return shorten(visible(page.document.examples[index]!.title), 70) || page.words.pictureNumber(index + 1);
+}
+
 /** A drop-down list of those examples; choosing one changes the state. */
 export function exampleChoice(page: Page, indexes: readonly number[], now: number): HTMLElement {
   const select = html("select", {
@@ -11,6 +16,6 @@ export function exampleChoice(page: Page, indexes: readonly number[], now: numbe
     onchange: () => page.state.set({ example: Number(select.value) }),
   });
   for (const index of indexes)
-    select.append(html("option", { value: index, selected: index === now }, shorten(visible(page.document.examples[index]!.title), 70)));
+    select.append(html("option", { value: index, selected: index === now }, named(page, index)));
   return html("label", { class: "choice" }, html("span", { class: "label" }, page.words.example), select);
 }

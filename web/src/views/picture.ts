@@ -88,7 +88,8 @@ export function picture(root: HTMLElement, page: Page): () => void {
   drawing.append(cells, chosen, legend, peakText);
   large.body.append(drawing);
 
-  const small = 76;
+  const widest = Math.max(...layers.flatMap((layer) => layer.heads.map((one) => document.heads.head[one]! + 1)));
+  const small = Math.max(44, Math.min(116, 520 / widest - 5));
   const tile = columns >= rows ? { width: small, height: (small * rows) / columns } : { width: (small * columns) / rows, height: small };
   const veils = new Map<number, SVGImageElement>();
   const many = tiles({
@@ -206,7 +207,7 @@ function glow(rows: number, columns: number, share: (patch: number) => number): 
   const context = canvas.getContext("2d")!;
   for (let patch = 0; patch < rows * columns; patch++) {
     const part = Math.min(1, Math.max(0, share(patch)));
-    context.globalAlpha = 0.45 + 0.37 * part;
+    context.globalAlpha = 0.6 + 0.34 * part;
     context.fillStyle = heat(part);
     context.fillRect(patch % columns, Math.floor(patch / columns), 1, 1);
   }

@@ -2,6 +2,7 @@
 
 export const views = {
   example: "Example",
+  pictureNumber: (number: number) => `Picture ${number}`,
 
   pipeline: {
     lead: (heads: number, layer: string) =>

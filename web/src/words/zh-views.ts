@@ -2,6 +2,7 @@ import type { views as english } from "./en-views";
 
 export const views: typeof english = {
   example: "示例",
+  pictureNumber: (number) => `图像 ${number}`,
 
   pipeline: {
     lead: (heads, layer) =>

@@ -11,7 +11,7 @@ import type { Cell } from "../../draw/save";
 import { known } from "../../measures";
 import type { Page } from "../../page";
 
-const WIDTH = 350;
+const WIDTH = 384;
 const HEIGHT = 210;
 const MARGIN = { left: 44, right: 14, top: 44, bottom: 44 };
 

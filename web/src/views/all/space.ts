@@ -45,6 +45,7 @@ export function space(page: Page): { figure: HTMLElement; close: () => void } | 
   const radius = dense ? 5 : placed.length > 100 ? 9 : 11;
   const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, class: "space", role: "group", "aria-label": words.space.title });
 
+  const labels: SVGTextElement[] = [];
   for (const [i, kind] of (clusters.kinds ?? []).entries()) {
     const members = placed.filter((head) => clusters.mean[head] === i).map(at);
     const colour = colours.kind(Math.min(i, 7));
@@ -78,7 +79,7 @@ export function space(page: Page): { figure: HTMLElement; close: () => void } | 
     points.set(head, point);
     drawing.append(point);
   }
-  drawing.append(layerLegend(layers, words.layer, 6, HEIGHT - 30));
+  drawing.append(...labels, layerLegend(layers, words.layer, 6, HEIGHT - 30));
   one.body.append(drawing);
 
   const headOf = (event: Event) => {
