@@ -207,7 +207,7 @@ def _measured(
         parts["roles"] = numbers.roles(found, table)
     if fisher is not None:
         parts["curve"] = making.part(
-            "curve", lambda step: curve(model, batches[:2], {"fisher": fisher}, step=step)
+            "curve", lambda step: curve(model, batches[:1], {"fisher": fisher}, step=step)
         )
     _one_by_one(parts, shown.changes)
 
