@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from manyheads.view.live.server import address, listen
 
 FACTORY = """
-from tests.view.live.tiny import Characters, bert
+from tiny import Characters, bert
 
 def made():
     return bert(), Characters()
@@ -28,8 +29,7 @@ def folder(tmp_path):
 
 
 def start(folder, *options):
-    here = os.getcwd()
-    environment = os.environ | {"PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "manyheads", "serve", "tiny_factory:made", "--port", "0", *options],
         cwd=folder,
@@ -56,7 +56,7 @@ def test_it_answers_and_ends_by_a_signal(folder, number):
             output, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     assert process.returncode == 0
     assert (output, errors) == ("", "")
 
