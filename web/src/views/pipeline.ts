@@ -128,11 +128,11 @@ function rowOf(target: Element): string | undefined {
 function interesting(seen: Way): { head: number; token: number } {
   let best = { head: 0, token: 0 };
   let most = -1;
-  const last = seen.tokens.length - 1;
+  const word = (place: number) => /^[-·]?\p{L}/u.test(seen.tokens[place] ?? "");
   for (const [head, weights] of seen.weights.entries())
     for (const [token, row] of weights.entries())
       for (const [key, weight] of row.entries())
-        if (Math.abs(token - key) > 1 && token % last && key % last && seen.ids[token] !== seen.ids[key] && (weight ?? 0) > most) {
+        if (Math.abs(token - key) > 1 && word(token) && word(key) && seen.ids[token] !== seen.ids[key] && (weight ?? 0) > most) {
           best = { head, token };
           most = weight ?? 0;
         }
