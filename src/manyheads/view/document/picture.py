@@ -47,7 +47,7 @@ def grid(keys: int, height: int, width: int) -> tuple[int, int, int] | None:
     for first in range(min(_EXTRA, keys - 1) + 1):
         patches = keys - first
         rows = round(math.sqrt(patches * height / width))
-        if rows > 1 and patches % rows == 0:
+        if rows > 1 and patches % rows == 0 and 4 * first <= patches:
             columns = patches // rows
             if columns > 1 and height * columns == width * rows and height >= rows:
                 return rows, columns, first
