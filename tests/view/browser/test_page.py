@@ -226,6 +226,11 @@ def test_a_long_input_is_pooled_and_exact_in_its_window(show: Show) -> None:
     assert page.inner_text("figure:has(.heat) h3") == "Heat map: queries #0 to #39, keys #0 to #39"
     page.focus("[data-zoom=row]")
     page.keyboard.press("End")
+    assert page.inner_text("figure:has(.heat) h3") == "Heat map: queries #13 to #52, keys #13 to #52"
+    page.uncheck("[data-zoom=together]")
+    page.focus("[data-zoom=column]")
+    page.keyboard.press("Home")
+    assert page.evaluate("document.activeElement.dataset.zoom") == "column"
     assert page.inner_text("figure:has(.heat) h3") == "Heat map: queries #13 to #52, keys #0 to #39"
     options = page.eval_on_selector_all(
         "[role=option]", "options => options.map(option => Number(option.dataset.query))"

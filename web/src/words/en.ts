@@ -159,6 +159,7 @@ export const en = {
   overviewMove: "Click to see a place exactly.",
   firstQuery: "First query",
   firstKey: "First key",
+  together: "Move both along the diagonal",
   profile: "Attention by distance",
   profileNote: "Share of attention on keys so many tokens before or after the query; far distances are joined.",
   before: "← before the query",

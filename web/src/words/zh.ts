@@ -157,6 +157,7 @@ export const zh: Words = {
   overviewMove: "点击某处可精确查看。",
   firstQuery: "首个查询",
   firstKey: "首个键",
+  together: "沿对角线同时移动",
   profile: "按距离的注意力",
   profileNote: "落在查询之前或之后若干词元处的注意力比例；远距离合并显示。",
   before: "← 查询之前",

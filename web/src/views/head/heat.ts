@@ -142,12 +142,19 @@ export function overview(page: Page, attention: Attention, zoom: Zoom, move: (zo
     const sliders = html("div", { class: "sliders" });
     const slider = (what: "row" | "column", label: string, length: number) => {
       const id = unique("slider");
-      const input = html("input", { type: "range", id, min: 0, max: Math.max(0, length - SHORT), "data-zoom": what, oninput: () => go({ ...now, [what]: input.valueAsNumber }) });
+      const input = html("input", { type: "range", id, min: 0, max: Math.max(0, length - SHORT), "data-zoom": what, oninput: () => go(slid(what, input.valueAsNumber)) });
       input.disabled = length <= SHORT;
       sliders.append(html("label", { for: id }, label), input);
       return input;
     };
     const inputs = { row: slider("row", words.firstQuery, queries.length), column: slider("column", words.firstKey, keys.length) };
+    // a window along the diagonal is what one mostly wants of self-attention
+    const together = html("input", { type: "checkbox", "data-zoom": "together", checked: queries.length === keys.length });
+    const slid = (what: "row" | "column", value: number): Zoom =>
+      together.checked
+        ? { row: Math.min(value, Math.max(0, queries.length - SHORT)), column: Math.min(value, Math.max(0, keys.length - SHORT)) }
+        : { ...now, [what]: value };
+    sliders.append(html("label", { class: "together" }, together, " ", words.together));
     const put = () => {
       frame.setAttribute("x", String(40 + (side * now.column) / keys.length));
       frame.setAttribute("y", String(20 + (side * now.row) / queries.length));
