@@ -53,12 +53,12 @@ export function quality(bench: Bench): Part {
       left(y, 44, { count: 4, across: WIDTH - 68 }),
       bottom(x, HEIGHT - FOOT, { count: 4, title: words.live.keptAxis, format: (share) => percent(share) }),
       ...lines.flatMap((one, i) => {
-        const last = one.points.at(-1);
+        const middle = one.points[Math.floor(one.points.length / 2)];
         const control = one.name === "random";
         const name = control ? words.live.random : (words.live.rankings[one.name] ?? one.name);
         return [
           svg("path", { d: path(one.points) ?? "", class: control ? "line control" : "line", stroke: colours.kind(control ? 7 : i) }),
-          last && svg("text", { x: x(last.kept) + 4, y: y(last.value) + (control ? 14 : -7), class: "name" }, name),
+          middle && svg("text", { x: x(middle.kept) + 2, y: y(middle.value) + 16, class: "name" }, name),
         ];
       }),
       ...tried.map((one) => svg("circle", { cx: x(one.kept), cy: y(one.value), r: 3.2, class: "tried" }, svg("title", {}, words.live.tried(percent(one.kept), number(one.value))))),
