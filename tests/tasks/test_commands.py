@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 import manyheads as mh
 from manyheads.cli import app
 from manyheads.corpus import text
+from manyheads.heads.importance import losses
 from manyheads.models import load
 from manyheads.tasks import restore
 
@@ -120,7 +121,7 @@ def test_a_cut_model_keeps_its_task(folders, tmp_path):
 @pytest.mark.parametrize("name", ["language", "translation", "masked"])
 def test_the_verbs_on_heads_take_the_folder(folders, tmp_path, name):
     lines = tmp_path / "lines.txt"
-    lines.write_text("en word 3\nen word word 17\nsome more of them\n" * 3)
+    lines.write_text("en word 3\nen word word 17\nsome more of them\n" * 9)
     heads = 9 if name == "translation" else 3
     common = [folders / name, "--text", lines, "--json"]
     for verb in ("inspect", "roles", "importance"):
@@ -139,3 +140,24 @@ def test_the_verbs_on_heads_take_the_folder(folders, tmp_path, name):
     assert after == pytest.approx(before, rel=0.2)
     text = "a <hidden>ew" if name == "masked" else "a few"
     assert json.loads(call("predict", tmp_path / "small", text, "--json").stdout)["input"] == text
+
+
+def test_losses_read_our_batches_as_those_of_others():
+    torch.manual_seed(0)
+    logits, ids, lengths = torch.randn(3, 7, 11), torch.randint(11, (3, 7)), torch.tensor([7, 2, 5])
+    real = torch.arange(7) < lengths[:, None]
+    ours = losses.causal(logits, {"x": ids, "lengths": lengths})
+    assert torch.equal(ours, losses.causal(logits, {"input_ids": ids, "attention_mask": real.long()}))
+    assert not torch.equal(ours, losses.causal(logits, {"input_ids": ids}))
+    ours = losses.seq2seq(logits, {"source": ids[:, :3], "target": ids, "target_lengths": lengths})
+    others = {"input_ids": ids[:, :3], "decoder_input_ids": ids, "decoder_attention_mask": real.long()}
+    assert torch.equal(ours, losses.seq2seq(logits, others))
+
+
+@pytest.mark.parametrize("loss", ["causal", "seq2seq", "masked"])
+def test_importance_by_the_loss_of_training(folders, tmp_path, loss):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("en word 3\nen word word 17\n" * 3)
+    name = {"causal": "language", "seq2seq": "translation"}.get(loss, loss)
+    options = ["--text", lines, "--method", "gradient", "--loss", loss, "--out", tmp_path / "out"]
+    assert call("importance", folders / name, *options).exit_code == 0

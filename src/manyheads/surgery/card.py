@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from manyheads.heads.calls import Call
 from manyheads.heads.importance.losses import causal, fitting, units
 from manyheads.heads.importance.observe import moved, observed
-from manyheads.heads.importance.outputs import difference, read
+from manyheads.heads.importance.outputs import difference, main_tensor, read
 from manyheads.heads.intercept import Interceptor
 from manyheads.heads.maps import run
 from manyheads.heads.visible import told, visible
@@ -140,7 +140,7 @@ def quality(model: nn.Module, small: nn.Module, batches: list[Any]) -> tuple[str
                 language = fitting(forward.result, model, observer.sites) is causal
             if language:
                 pair = [units(causal, result, batch).double() for result in (forward.result, other)]
-                count = _next_tokens(batch, forward.real).to(pair[0])
+                count = _next_tokens(main_tensor(forward.result)[1], forward.real).to(pair[0])
             else:
                 apart = difference(forward.output, read(other, small, forward.real))
                 pair = [torch.ones_like(apart), 1 - apart]
@@ -151,10 +151,9 @@ def quality(model: nn.Module, small: nn.Module, batches: list[Any]) -> tuple[str
     return ("perplexity", math.exp(before), math.exp(after)) if language else ("cosine", before, after)
 
 
-def _next_tokens(batch: Any, real: Tensor | None) -> Tensor:
-    """How many tokens of each sequence are predicted."""
-    ids = batch["input_ids"] if isinstance(batch, dict) else batch[0] if isinstance(batch, tuple) else batch
-    lengths = torch.full((ids.shape[0],), ids.shape[1]) if real is None else real.sum(1)
+def _next_tokens(logits: Tensor, real: Tensor | None) -> Tensor:
+    """How many tokens of each sequence are predicted, by logits (batch, length, vocabulary)."""
+    lengths = torch.full((logits.shape[0],), logits.shape[1]) if real is None else real.sum(1)
     return (lengths - 1).clamp(min=0)
 
 

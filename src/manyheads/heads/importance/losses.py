@@ -19,6 +19,9 @@ from manyheads.heads.sites import Site
 Loss = Callable[[Any, Any], Tensor]
 IGNORED = -100  # in labels, as transformers has it
 TEMPERATURE = 0.05
+# What token ids are called that a model reads, and that its decoder reads: by transformers, then by ours.
+READ = ("input_ids", "x", "ids")
+WRITTEN = ("decoder_input_ids", "target")
 
 
 def causal(result: Any, batch: Any) -> Tensor:
@@ -30,9 +33,9 @@ def causal(result: Any, batch: Any) -> Tensor:
     labels = _given(batch, "labels")
     if labels is None:
         labels = _ids(batch, "causal", first=True)
-        real = _given(batch, "attention_mask")
+        real = _real(batch, labels)
         if real is not None and real.shape == labels.shape:
-            labels = labels.masked_fill(real == 0, IGNORED)
+            labels = labels.masked_fill(~real, IGNORED)
     return _cross_entropy(_logits(result, "causal", 3)[:, :-1], labels[:, 1:], "causal")
 
 
@@ -65,12 +68,10 @@ def seq2seq(result: Any, batch: Any) -> Tensor:
     logits, labels = _logits(result, "seq2seq", 3), _given(batch, "labels")
     if labels is not None:
         return _cross_entropy(logits, labels, "seq2seq")
-    read_next = _given(batch, "decoder_input_ids")
-    if read_next is None:
-        read_next = _ids(batch, "seq2seq", first=False)
-    real = _given(batch, "decoder_attention_mask")
+    read_next = _ids(batch, "seq2seq", first=False)
+    real = _real(batch, read_next, "decoder_attention_mask", "target_lengths")
     if real is not None:
-        read_next = read_next.masked_fill(real == 0, IGNORED)
+        read_next = read_next.masked_fill(~real, IGNORED)
     return _cross_entropy(logits[:, :-1], read_next[:, 1:], "seq2seq")
 
 
@@ -163,14 +164,16 @@ def hide_tokens(
     >>> (hidden["input_ids"] == 99).equal(hidden["labels"] != -100), (hidden["labels"] != -100).sum()
     (True, tensor(5))
     """
-    ids = batch["input_ids"]
+    name = next((name for name in READ if name in batch), READ[0])
+    ids = batch[name]
     may = ~torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype))
-    if "attention_mask" in batch:
-        may &= batch["attention_mask"] != 0
+    real = _real(batch, ids)
+    if real is not None:
+        may &= real
     hidden = may & (torch.rand(ids.shape, generator=generator) < 0.15)
     return {
         **batch,
-        "input_ids": ids.masked_fill(hidden, mask_token),
+        name: ids.masked_fill(hidden, mask_token),
         "labels": ids.masked_fill(~hidden, IGNORED),
     }
 
@@ -209,9 +212,16 @@ def _given(batch: Any, name: str) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-def _real(batch: Any) -> Tensor | None:
-    real = _given(batch, "attention_mask")
-    return None if real is None else real != 0
+def _real(
+    batch: Any, ids: Tensor | None = None, mask: str = "attention_mask", lengths: str = "lengths"
+) -> Tensor | None:
+    """Which tokens are no padding, (batch, length), by a mask or by where each sequence ends."""
+    real, ends = _given(batch, mask), _given(batch, lengths)
+    if real is not None:
+        return real != 0
+    if ends is None or ids is None:
+        return None
+    return torch.arange(ids.shape[1], device=ends.device) < ends.unsqueeze(1)
 
 
 def _labels(batch: Any, name: str) -> Tensor:
@@ -224,18 +234,19 @@ def _labels(batch: Any, name: str) -> Tensor:
 
 def _ids(batch: Any, name: str, first: bool) -> Tensor:
     """The token ids of a batch that has no labels."""
+    items: list[Any]
     if isinstance(batch, Mapping):
-        whole = [item for item in [_given(batch, "input_ids")] if item is not None and first]
+        items, place = [_given(batch, known) for known in (READ if first else WRITTEN)], 0
     else:
-        items = batch if isinstance(batch, tuple | list) else [batch]
-        whole = [item for item in items if isinstance(item, Tensor) and item.dim() == 2]
-        whole = [item for item in whole if not item.is_floating_point() and item.dtype != torch.bool]
-    if not whole or (not first and len(whole) < 2):
-        ids = "input_ids" if first else "decoder_input_ids"
+        items, place = list(batch) if isinstance(batch, tuple | list) else [batch], 0 if first else 1
+    whole = [item for item in items if isinstance(item, Tensor) and item.dim() == 2]
+    whole = [item for item in whole if not item.is_floating_point() and item.dtype != torch.bool]
+    if len(whole) <= place:
+        ids = (READ if first else WRITTEN)[0]
         raise ValueError(
             f"batches: loss {name!r} needs 'labels' or {ids!r} in each batch, got {_names(batch)}"
         )
-    return whole[0] if first else whole[1]
+    return whole[place]
 
 
 def _names(batch: Any) -> str:
