@@ -121,7 +121,7 @@ export const views = {
     modes: { head: "one head", layer: "mean of its layer", all: "mean of all heads" },
     layer: (layer: number) => `mean of layer ${layer}`,
     lines: "From source to target",
-    linesNote: "The source is above, the target below. The stronger a line, the more the decoder looked at that source word while it read the target word. Point at a word, or choose one with the arrow keys.",
+    linesNote: "The source is above, the target below. The stronger a line, the more the decoder looked at that source word when it had read the target word and was to write the next. Point at a word, or choose one with the arrow keys.",
     matrix: "Alignment matrix",
     matrixNote: "Rows: target. Columns: source. Each row sums to 100%.",
     every: "Every cross-attention head",

@@ -119,7 +119,7 @@ export const views: typeof english = {
     modes: { head: "单个头", layer: "所在层的平均", all: "所有头的平均" },
     layer: (layer) => `第 ${layer} 层的平均`,
     lines: "从源句到目标句",
-    linesNote: "上面是源句，下面是目标句。线越强，解码器读到该目标词时对该源词的关注越多。指向一个词，或用方向键选择。",
+    linesNote: "上面是源句，下面是目标句。线越强，解码器读完该目标词、将要写下一个词时，对该源词的关注越多。指向一个词，或用方向键选择。",
     matrix: "对齐矩阵",
     matrixNote: "行：目标句。列：源句。每行总和为 100%。",
     every: "每个交叉注意力头",

@@ -7,7 +7,7 @@ import { picture } from "../../draw/pixels";
 import { plain } from "../../draw/tokens";
 import { pool, type Weights } from "../../maps";
 
-const LEFT = 112;
+const LEFT = 128;
 const TOP = 84;
 
 export interface AlignmentMatrix {
