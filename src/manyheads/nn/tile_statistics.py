@@ -38,7 +38,7 @@ class Scores(NamedTuple):
 
     s: Tensor  # (batch, kv_heads, group, rows, columns), nothing hidden
     parts: list[Hidden]
-    count: Tensor | int  # how many keys each query may attend to
+    number: Tensor | int  # how many keys each query may attend to
     # Where s is no more than queries (batch, kv_heads, group, rows, width) times keys: the queries, and the
     # keys with a column of ones and the features after them (batch, kv_heads, columns, width + 1 + features).
     factors: tuple[Tensor, Tensor] | None = None
