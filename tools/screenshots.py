@@ -42,22 +42,23 @@ SMALL_ENOUGH = 300_000  # bytes of a picture
 
 
 class Shot(NamedTuple):
-    """One picture: its name, whose report, which view, and what is done before it is taken."""
+    """One picture: its name, whose report, which view, which head, and what is clicked before it is taken."""
 
     name: str
     model: str
     view: str
-    clicks: tuple[str, ...] = ()
+    head: str = ""
+    click: str = ""
 
 
 SHOTS = (
-    Shot("heads", "minilm", "heads", (".heads [data-head='2.4']",)),
-    Shot("glance", "minilm", "glance", ("[role=gridcell][data-head='2.4']",)),
-    Shot("head", "minilm", "head"),
-    Shot("all", "minilm", "all"),
+    Shot("heads", "minilm", "heads", "0.2"),
+    Shot("glance", "minilm", "glance", "0.2"),
+    Shot("head", "minilm", "head", "0.2"),
+    Shot("all", "minilm", "all", "0.2"),
     Shot("pipeline", "minilm", "pipeline"),
-    Shot("picture", "digits", "picture"),
-    Shot("alignment", "translation", "alignment", ("[data-target='3']",)),
+    Shot("picture", "digits", "picture", "1.4"),
+    Shot("alignment", "translation", "alignment", click="[data-target='2']"),
 )
 # in the dark, a few are enough to see that nothing is lost
 DARK = ("heads", "pipeline", "picture")
@@ -85,21 +86,21 @@ class Pictures(nn.Module):
         return self.answer(self.encoder(x)[:, 0])
 
 
-def learned_digits(steps: int = 1000) -> tuple[Pictures, Tensor]:
+def learned_digits(steps: int = 500) -> tuple[Pictures, Tensor]:
     """The model, and pictures that it did not see in training."""
     from sklearn.datasets import load_digits
 
     torch.manual_seed(0)
     data = load_digits()
-    pictures = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
-    labels = torch.tensor(data.target)
+    order = torch.randperm(len(data.target))
+    pictures = torch.tensor(data.images, dtype=torch.float32)[order, None] / 16
+    labels = torch.tensor(data.target)[order]
     model = Pictures()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     plan = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
     for _ in range(steps):
         chosen = torch.randint(1500, (64,))
-        moved = torch.roll(pictures[chosen], torch.randint(-1, 2, (2,)).tolist(), (2, 3))  # other places
-        loss = nn.functional.cross_entropy(model(moved), labels[chosen])
+        loss = nn.functional.cross_entropy(model(pictures[chosen]), labels[chosen])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -118,7 +119,7 @@ def digits_report(path: Path) -> None:
     with torch.no_grad(), mh.watch(model, statistics="full") as seen:
         for batch in batches:
             model(batch)
-    about = About("A model that reads digits", "256 handwritten digits of scikit-learn", 256, "images")
+    about = About("A model that reads digits", "scikit-learn's handwritten digits", 256, "images")
     write_report(document(seen.table, model, of_batches(batches, model), about=about), path)
 
 
@@ -134,12 +135,12 @@ def reports(work: Path) -> dict[str, Path]:
         digits.parent.mkdir(parents=True, exist_ok=True)
         digits_report(digits)
     if not translation.exists():
-        run, text = work / "run", work / "sentences.txt"
-        if not run.exists():
-            subprocess.run([*manyheads, "train", "translation", "--out", str(run)], check=True)
-        text.write_text(SENTENCES, encoding="utf-8")
-        command = [*manyheads, "inspect", str(run), "--text", str(text), "--out", str(translation.parent)]
-        subprocess.run(command, check=True)
+        run, text = "english-german", "sentences.txt"
+        if not (work / run).exists():
+            subprocess.run([*manyheads, "train", "translation", "--out", run], cwd=work, check=True)
+        (work / text).write_text(SENTENCES, encoding="utf-8")
+        command = [*manyheads, "inspect", run, "--text", text, "--out", translation.parent.name]
+        subprocess.run(command, cwd=work, check=True)
     found = {"minilm": minilm, "digits": digits, "translation": translation}
     for path in found.values():
         renew(path)
@@ -160,10 +161,10 @@ def take(browser: Any, path: Path, shot: Shot, language: str, theme: str) -> byt
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.goto(path.as_uri())
-    page.click(f"[data-tab={shot.view}]")
-    for selector in shot.clicks:
-        page.click(selector)
+    page.goto(f"{path.as_uri()}#{shot.view}/{shot.head}")
+    page.wait_for_selector(f"[data-tab={shot.view}][aria-selected=true]")
+    if shot.click:
+        page.click(shot.click)
     page.mouse.move(0, 0)
     page.wait_for_timeout(200)
     taken: bytes = page.screenshot(full_page=True)
