@@ -24,10 +24,14 @@ _SEEN = {"\n": "⏎", "\r": "⏎", "\t": "⇥"}
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Sentences among which neighbours are found: texts, and the same in batches that the model takes."""
+    """Sentences among which neighbours are found: texts, and the same in batches that the model takes.
+
+    embeddings: (texts, width) as the model gives them, where that is known already.
+    """
 
     texts: Sequence[str]
     batches: Sequence[Any]
+    embeddings: Tensor | None = None
 
 
 def kind_of(model: nn.Module, batch: Any) -> str | None:
@@ -124,8 +128,11 @@ def answer(
                 }
             if kind == "neighbours" and known is not None:
                 own = observer.forward(batch).output.value[:1]
-                others = [observer.forward(each).output.value for each in moved(known.batches, device)]
-                return {"kind": kind, "items": nearest(own, torch.cat(others), known.texts, top)}
+                others = known.embeddings
+                if others is None:
+                    parts = [observer.forward(each).output.value for each in moved(known.batches, device)]
+                    others = torch.cat(parts)
+                return {"kind": kind, "items": nearest(own, others, known.texts, top)}
     return None
 
 
@@ -223,7 +230,8 @@ def translated(model: nn.Module, batch: Any) -> Any:
     """A batch for an encoder-decoder of transformers whose decoder reads what the model itself writes.
 
     >>> from transformers import T5Config, T5ForConditionalGeneration
-    >>> config = T5Config(vocab_size=31, d_model=12, d_kv=5, d_ff=11, num_layers=1, num_heads=3)
+    >>> sizes = {"vocab_size": 31, "d_model": 12, "d_kv": 5, "d_ff": 11, "num_layers": 1, "num_heads": 3}
+    >>> config = T5Config(decoder_start_token_id=0, **sizes)
     >>> batch = {"input_ids": torch.ones(1, 5, dtype=torch.long)}
     >>> sorted(translated(T5ForConditionalGeneration(config).eval(), batch))
     ['decoder_input_ids', 'input_ids']

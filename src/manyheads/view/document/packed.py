@@ -64,9 +64,12 @@ def short(values: Tensor, digits: int = 4) -> Any:
     >>> short(torch.tensor([[1.23456, 1e-7]]))
     [[1.235, 1e-07]]
     """
-    if values.dim() == 0:
-        return plain(float(f"{values.item():.{digits}g}"))
-    return [short(value, digits) for value in values]
+    exact = values.detach().double().cpu()
+    size = exact.abs().clamp(min=1e-300).log10().floor()
+    # tenths are exact to divide by, and not to multiply with: what comes out is written with few digits
+    up, down = (10.0 ** (digits - 1 - size).clamp(min=0), 10.0 ** (size - digits + 1).clamp(min=0))
+    found = (exact / down * up).round() / up * down
+    return found.tolist() if bool(found.isfinite().all()) else plain(found)
 
 
 def weight(value: Any) -> int:

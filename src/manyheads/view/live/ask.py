@@ -10,6 +10,7 @@ import math
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.heads.importance.outputs import Output, difference
+from manyheads.heads.importance.outputs import Output, difference, read
 from manyheads.heads.silence import silence
 from manyheads.surgery.plan import Plan
 from manyheads.surgery.shrink import check_groups
@@ -37,9 +38,7 @@ Heads = dict[str, list[int]]
 def attend(live: Live, text: str | None, image: str | None) -> dict[str, Any]:
     """What the heads attend to in a text or a picture, and what the model says about it."""
     asked = about(live, text, image)
-    found, _ = example(live.model, asked.batch, tokenizer=live.tokenizer, processor=live.processor)
-    found["answer"] = asked.answer
-    return {"example": found, "answer": asked.answer, "cut": asked.cut}
+    return {"example": asked.example, "answer": asked.answer, "cut": asked.cut}
 
 
 def without(live: Live, text: str | None, image: str | None, heads: Heads) -> dict[str, Any]:
@@ -49,12 +48,13 @@ def without(live: Live, text: str | None, image: str | None, heads: Heads) -> di
     """
     check(live, heads)
     asked = about(live, text, image)
+    known = None if live.known is None else replace(live.known, embeddings=None)  # they change, too
     with silence(live.model, heads) if heads else nullcontext():
-        after = answer(live.model, live.tokenizer, asked.batch, kind=live.kind, known=live.known)
-        found, _ = example(
+        after = answer(live.model, live.tokenizer, asked.batch, kind=live.kind, known=known)
+        found, seen = example(
             live.model, asked.batch, tokenizer=live.tokenizer, processor=live.processor, pipeline=False
         )
-        change = float(difference(asked.output, output_of(live, asked.batch))[0])
+    change = float(difference(asked.output, read(seen.result, live.model))[0])
     found["answer"] = after
     return {
         "before": asked.answer,
@@ -196,7 +196,9 @@ def about(live: Live, text: str | None, image: str | None) -> Asked:
         if live.kind == "translation" and "decoder_input_ids" in batch:
             batch = translated(live.model, batch)
         said = answer(live.model, live.tokenizer, batch, kind=live.kind, known=live.known)
-        found = Asked(batch, cut, said, output_of(live, batch))
+        shown, seen = example(live.model, batch, tokenizer=live.tokenizer, processor=live.processor)
+        shown["answer"] = said
+        found = Asked(batch, cut, said, read(seen.result, live.model), shown, seen)
     live.asked[key] = found
     while len(live.asked) > REMEMBERED:
         live.asked.popitem(last=False)

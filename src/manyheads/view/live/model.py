@@ -20,11 +20,12 @@ from manyheads.heads.watch import fingerprint
 from manyheads.models import Loaded
 from manyheads.surgery.probe_batch import probe_batch
 from manyheads.view.answers import Known, kind_of
+from manyheads.view.document.seen import Seen
 
 TEXTS, LENGTH, BATCH_TOKENS = 48, 128, 512  # of the small text: texts, tokens of each, tokens at once
 PICTURES = 16
-NEIGHBOURS, LONGEST_NEIGHBOUR = 24, 120  # sentences among which neighbours are found, and their characters
-REMEMBERED = 32  # inputs whose answers are kept
+NEIGHBOURS, LONGEST_NEIGHBOUR = 16, 120  # sentences among which neighbours are found, and their characters
+REMEMBERED = 8  # inputs whose answers are kept
 SAMPLES, SAMPLE, LONGEST_SAMPLE = 4, 64, 200  # texts to begin with, and their characters: about, at most
 EMBEDDED = "MiniLM"
 
@@ -34,12 +35,15 @@ class Asked:
     """An input, and what the whole model makes of it.
 
     cut: for a text that was too long, how many tokens there were, and how many of them are looked at.
+    example: what its heads attend to, for the page.
     """
 
     batch: Any
     cut: dict[str, int] | None
     answer: dict[str, Any] | None
     output: Output
+    example: dict[str, Any]
+    seen: Seen
 
 
 @dataclass(eq=False)
@@ -239,4 +243,7 @@ def _known(loaded: Loaded, tokenizer: Any, text: str | None) -> Known:
         for i, row in enumerate(part):
             ids[i, : len(row)], real[i, : len(row)] = torch.tensor(row), 1
         batches.append(corpus._arguments(loaded, ids, real))
-    return Known(lines, list(moved(batches, _device(loaded))))
+    batches = list(moved(batches, _device(loaded)))
+    with observed(loaded.model) as observer:
+        embeddings = torch.cat([observer.forward(batch).output.value for batch in batches])
+    return Known(lines, batches, embeddings)

@@ -153,13 +153,11 @@ class Progress:
             found: dict[str, Any] = {"examples": [], "profiles": None}
             if live.samples:
                 asked = about(live, live.samples[0], None)
-                batch, said = asked.batch, asked.answer
+                found = {"examples": [asked.example], "profiles": profiles([asked.seen], table)}
             elif live.read is not None:
                 batch = live.read.make([0])
-                said = answer(live.model, live.tokenizer, batch, kind=live.kind, known=live.known)
-            if live.read is not None:
                 shown, seen = example(live.model, batch, tokenizer=live.tokenizer, processor=live.processor)
-                shown["answer"] = said
+                shown["answer"] = answer(live.model, live.tokenizer, batch, kind=live.kind, known=live.known)
                 found = {"examples": [shown], "profiles": profiles([seen], table)}
             self._parts["example"] = found
         return dict(self._parts["example"])
