@@ -14,7 +14,7 @@ from PIL import Image
 from tests.view.live.tiny import SIZES, Characters, Site, bert, loaded
 
 import manyheads as mh
-from manyheads.nn.transformers import Seq2Seq
+from manyheads.nn.transformers import Decoder, Seq2Seq
 from manyheads.view.document.packed import unpacked
 from manyheads.view.live import ask
 from manyheads.view.live.model import begin
@@ -451,3 +451,36 @@ def test_own_seq2seq_is_no_trouble():
     model = Seq2Seq(12, heads=3, layers=1, vocabulary=97)
     with pytest.raises((ValueError, TypeError)):
         begin(loaded(model, Characters()))
+
+
+def test_a_cut_model_can_be_cut_again(tmp_path):
+    small = mh.cut(bert(), {0: [1]})
+    site = Site(begin(loaded(small, Characters())))
+    try:
+        heads = answered(site, "/api/document")["heads"]
+        assert heads["original_head"] == [0, 2, 0, 1, 2]
+        assert "no head 2" in refused(site, "/api/plan", {"heads": {FIRST: [2]}})
+        (tmp_path / "plan.json").write_text(json.dumps(answered(site, "/api/plan", {"heads": {FIRST: [1]}})))
+        smaller = mh.cut(small, mh.Plan.load(tmp_path / "plan.json"))
+        assert smaller.original_heads[FIRST] == [0]
+    finally:
+        site.queue.close()
+
+
+def test_models_of_our_own_are_read_as_their_task_says():
+    """As `models.load` gives a folder that train wrote: ids and lengths are arranged."""
+    model = Decoder(12, heads=3, layers=2, vocabulary=97)
+    own = loaded(model, Characters())
+    own.arrange = lambda ids, lengths: {"x": ids, "lengths": lengths}
+    site = Site(begin(own))
+    try:
+        assert answered(site, "/api/attend", {"text": "heads"})["answer"]["kind"] == "next"
+        heads = answered(site, "/api/choose", {"ranking": "fisher", "keep": 0.5})["heads"]
+        whole = answered(site, "/api/quality", {"heads": {}})
+        assert whole["metric"] == "perplexity"
+        assert whole["value"] == pytest.approx(whole["before"])
+        assert answered(site, "/api/quality", {"heads": heads})["value"] != pytest.approx(
+            whole["before"], rel=1e-6
+        )
+    finally:
+        site.queue.close()
