@@ -57,7 +57,7 @@ SHOTS = (
     Shot("head", "minilm", "head", "0.2"),
     Shot("all", "minilm", "all", "0.2"),
     Shot("pipeline", "minilm", "pipeline"),
-    Shot("picture", "digits", "picture", "1.4"),
+    Shot("picture", "digits", "picture", "3.4"),
     Shot("alignment", "translation", "alignment", click="[data-target='2']"),
 )
 # in the dark, a few are enough to see that nothing is lost

@@ -66,7 +66,7 @@ export function picture(root: HTMLElement, page: Page): () => void {
     large.controls.append(extras.element);
   }
 
-  const drawing = svg("svg", { viewBox: `0 0 ${width + 2} ${height + 30}`, width: width + 2, class: "patches", role: "group", "aria-label": words.one });
+  const drawing = svg("svg", { viewBox: `0 0 ${width + 106} ${height + 30}`, width: width + 106, class: "patches", role: "group", "aria-label": words.one });
   const veil = svg("image", { x: 1, y: 1, width, height, preserveAspectRatio: "none", class: "pixels" });
   const chosen = svg("rect", { class: "query", width: wide, height: high });
   const peakText = svg("text", { x: width + 1, y: height + 24, "text-anchor": "end", class: "tiny" });
@@ -74,6 +74,9 @@ export function picture(root: HTMLElement, page: Page): () => void {
   for (let i = 0; i < 40; i++) legend.append(svg("rect", { x: i * 3, y: 0, width: 3.3, height: 9, fill: heat(i / 39) }));
   legend.append(svg("text", { x: 128, y: 8, class: "tiny" }, words.scale));
   drawing.append(svg("image", { x: 1, y: 1, width, height, href: png, preserveAspectRatio: "none", class: "pixels" }), veil);
+  // the picture as it is, beside the one that glows
+  const plain = { width: (90 * width) / SIDE, height: (90 * height) / SIDE };
+  drawing.append(svg("image", { x: width + 14, y: 1, ...plain, href: png, preserveAspectRatio: "none", class: "pixels" }));
   const cells = svg("g", { role: "grid", "aria-label": words.patches });
   const buttons: SVGRectElement[] = [];
   for (let row = 0; row < rows; row++) {
