@@ -222,6 +222,7 @@ def _run(
     kept = out.with_name(f"{out.name}-cost.json")
     before = Cost(**json.loads(kept.read_text())) if kept.exists() else Cost()
     wall, processor = time.perf_counter(), time.process_time()
+    ended: list[int] = []
 
     def cost() -> Cost:
         passed, spent = time.perf_counter() - wall, time.process_time() - processor
@@ -233,8 +234,9 @@ def _run(
         if report.metrics:
             numbers = ", ".join(f"{name} {value:.3f}" for name, value in report.metrics.items())
             harness.say(f"step {report.step}: loss {report.loss:.3f}; {numbers}; {cost()}")
-        if cost().minutes >= minutes:
-            signal.raise_signal(signal.SIGINT)
+        if cost().minutes >= minutes and not ended:
+            ended.append(report.step)
+            signal.raise_signal(signal.SIGINT)  # the loop keeps a checkpoint and leaves; twice would be rude
 
     source = None if data is None else str(data)
     result = train(task, source, out=out, resume=True, callbacks=[tell], **options)
