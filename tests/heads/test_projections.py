@@ -108,6 +108,25 @@ def test_the_model_is_left_as_it_was():
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+def test_values_made_of_zeros_show_their_weights():
+    """As in DETR, whose decoder begins with zeros and positions."""
+
+    class FromZeros(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.value, self.output = (nn.Linear(15, 15) for _ in range(3))
+
+        def forward(self, x):
+            split = ((x, self.query), (x, self.query), (torch.zeros_like(x), self.value))
+            q, k, v = (layer(y).unflatten(-1, (3, 5)).transpose(1, 2) for y, layer in split)
+            out = nn.functional.scaled_dot_product_attention(q, k, v)
+            return self.output(out.transpose(1, 2).flatten(2))
+
+    head = projections(FromZeros(), torch.randn(2, 7, 15))[""].heads[1]
+    assert head.value == (Part("value.weight", 0, tuple(range(5, 10))),)
+    assert head.output == (Part("output.weight", 1, tuple(range(5, 10))),)
+
+
 def test_checkpointed_blocks_show_their_weights():
     """A checkpoint gives up the history of what it computes; ours must not be among it."""
     plain, checkpointed = (

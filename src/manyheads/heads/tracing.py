@@ -250,10 +250,17 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _detached(value: Any, constant: set[int]) -> Any:
     if isinstance(value, Tensor):
-        return value.detach() if id(value) in constant else value
+        return _shown(value.detach()) if id(value) in constant else value
     if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
         return type(value)([_detached(item, constant) for item in value])
     return value
+
+
+def _shown(data: Tensor) -> Tensor:
+    """The data of a product, or other numbers where it is all zeros, which would hide the weights: DETR's
+    decoder begins like that.
+    """
+    return data if bool(data.any()) else _direction(data)
 
 
 def _nodes(tensor: Tensor) -> Iterator[Any]:
