@@ -1,4 +1,4 @@
-"""live: how long a person waits on the live page, at the server and in a browser, for 64 tokens on MiniLM."""
+"""How long a person waits on the live page, at the server and in a browser, for 64 tokens on MiniLM."""
 
 from __future__ import annotations
 
