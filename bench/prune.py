@@ -290,9 +290,8 @@ def language(record: Record) -> None:
     model, tokenizer = smollm2()
     path = os.environ.get("MANYHEADS_LONG_TEXT")
     text = Path(path).read_text(encoding="utf-8") if path else "\n".join(lines("MANYHEADS_LONG_TEXT"))
-    long, size, held, ranked, fitted, steps = (
-        (16, 2, 1, 1, 2, 2) if record.quick else (LONG, 8, 8, 8, 24, 150)
-    )
+    sizes = (16, 2, 1, 1, 2, 2) if record.quick else (LONG, 8, 6, 8, 16, STEPS[1])
+    long, size, held, ranked, fitted, steps = sizes
     ids = torch.tensor(tokenizer(text[: 20_000 if record.quick else None])["input_ids"])
     pieces = ids[: len(ids) // long * long].view(-1, long)
     pieces = pieces[torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))]
