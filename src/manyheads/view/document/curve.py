@@ -88,7 +88,7 @@ class _Judge:
             result = self._observer.gated(batch, gates)
             if self.measure == "perplexity":
                 value = units(causal, result, batch).double().cpu()
-                count = _next_tokens(batch, full.real).to(value)
+                count = _next_tokens(full.output.value, full.real).to(value)
             else:
                 value = 1 - difference(full.output, self._observer.output(result, full)).cpu()
                 count = torch.ones_like(value)
