@@ -168,7 +168,9 @@ def test_data_sets_of_the_hub(monkeypatch):
 def test_rows_of_the_hub_with_nothing_in_them_are_left_out_and_counted(monkeypatch):
     def load_dataset(name, split):
         if "nested" in name:
-            return Rows([{"translation": {"en": "one", "de": "eins"}}, {"translation": {"en": None, "de": "x"}}])
+            return Rows(
+                [{"translation": {"en": "one", "de": "eins"}}, {"translation": {"en": None, "de": "x"}}]
+            )
         return Rows([{"text": "some words"}, {"text": None}])
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
