@@ -27,7 +27,7 @@ class Follower:
     >>> with torch.no_grad(), (follower := Follower(model)) as see, Interceptor(model, see, tokens=True):
     ...     _ = model(torch.randint(17, (1, 5)))
     >>> [(step["step"], step["shape"]) for step in follower.steps([])][1:]
-    [('ids', [5]), ('embedding', [5, 6]), ('input', [5, 6]), ('query', [2, 5, 3]), ('key', [2, 5, 3]),
+    [('ids', [5]), ('embedding', [5, 6]), ('positions', [5, 6]), ('query', [2, 5, 3]), ('key', [2, 5, 3]),
      ('value', [2, 5, 3]), ('weights', [2, 5, 5]), ('heads', [2, 5, 3]), ('joined', [5, 6]),
      ('projected', [5, 6])]
     """
