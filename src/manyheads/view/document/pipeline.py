@@ -27,16 +27,16 @@ class Follower:
     >>> with torch.no_grad(), (follower := Follower(model)) as see, Interceptor(model, see, tokens=True):
     ...     _ = model(torch.randint(17, (1, 5)))
     >>> [(step["step"], step["shape"]) for step in follower.steps([])][1:]
-    [('ids', [5]), ('embedding', [5, 6]), ('positions', [5, 6]), ('query', [2, 5, 3]), ('key', [2, 5, 3]),
-     ('value', [2, 5, 3]), ('weights', [2, 5, 5]), ('heads', [2, 5, 3]), ('joined', [5, 6]),
-     ('projected', [5, 6])]
+    [('ids', [5]), ('embedding', [5, 6]), ('positions', [5, 6]), ('input', [5, 6]), ('query', [2, 5, 3]),
+     ('key', [2, 5, 3]), ('value', [2, 5, 3]), ('weights', [2, 5, 5]), ('heads', [2, 5, 3]),
+     ('joined', [5, 6]), ('projected', [5, 6])]
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._handles: list[Any] = []
         self._embeddings: list[tuple[nn.Module, Tensor, Tensor]] = []  # module, what went in, what came out
-        self._made: tuple[Tensor, Tensor] | None = None  # the last projection: what went in, what came out
+        self._made: list[tuple[Tensor, Tensor]] = []  # the last projections: what went in, what came out
         self._call: Call | None = None
         self._weights: Tensor | None = None
         self._joined: Tensor | None = None
@@ -69,7 +69,7 @@ class Follower:
                 if isinstance(module, nn.Embedding) or "position" in type(module).__name__.lower():
                     self._embeddings.append((module, args[0], output.detach()))
                 elif getattr(getattr(module, "weight", None), "ndim", 0) == 2:
-                    self._made = args[0].detach(), output.detach()
+                    self._made = [*self._made[-2:], (args[0].detach(), output.detach())]
             elif self._projected is None and self._joined is not None and self._reads(args[0]):
                 self._projected = _first(output, len(self._joined))
 
@@ -109,16 +109,17 @@ class Follower:
         return steps
 
     def _input(self, call: Call) -> Tensor | None:
-        """What the projection read that gave the values (the last of three, or one for all), if known."""
-        if self._made is None:
-            return None
-        given, made = (_first(x, call.queries) for x in self._made)
-        if given is None or made is None:
-            return None
+        """What the projection read that gave the values (one of three, or one for all), if known."""
         values = call.value[0, :, 0].flatten()
         width = len(values)
-        starts = range(0, made.shape[1] - width + 1, max(1, call.value.shape[-1]))
-        return given if any(torch.equal(made[0, i : i + width], values) for i in starts) else None
+        for pair in self._made:
+            given, made = (_first(x, call.queries) for x in pair)
+            if given is None or made is None:
+                continue
+            starts = range(0, made.shape[1] - width + 1, max(1, call.value.shape[-1]))
+            if any(torch.equal(made[0, i : i + width], values) for i in starts):
+                return given
+        return None
 
     def _embedded(self, ids: Tensor) -> dict[str, Tensor]:
         """What stands for the tokens, and for their places."""
