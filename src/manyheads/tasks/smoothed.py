@@ -31,7 +31,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     True
     """
     if logits.device.type == "cpu" and torch.is_grad_enabled():
-        summed: Tensor = _Smoothed.apply(logits, labels, smoothing)  # type: ignore[no-untyped-call]
+        summed: Tensor = _Smoothed.apply(logits, labels, smoothing)
         return summed
     return F.cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
 
