@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.heads.importance import agreement, importance
-from manyheads.heads.importance.agreement import spearman
 from manyheads.heads.importance.learned import _SHIFT, _centred, gates
 from manyheads.heads.importance.observe import gate_gradients, observed
 from manyheads.heads.importance.outputs import difference
+from manyheads.heads.importance.rankings import spearman
 from manyheads.heads.importance.relevance import Linear, said
 from manyheads.heads.importance.task import Task
 from manyheads.heads.silence import silence

@@ -88,7 +88,7 @@ def _set_features(module: nn.Module, key: str, old: Tensor) -> None:
     elif isinstance(module, nn.Embedding):
         module.num_embeddings, module.embedding_dim = weight.shape
     elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        if tuple(module.normalized_shape) == tuple(old.shape):  # not so where each head has weights of its own
+        if tuple(module.normalized_shape) == tuple(old.shape):  # else each head has weights of its own
             module.normalized_shape = tuple(weight.shape)
     elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         if module.groups == old.shape[0] != 1:

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import nn
 
-from manyheads.heads.importance.agreement import Agreement, agreement
 from manyheads.heads.importance.gradients import fisher, gradient
 from manyheads.heads.importance.learned import gates
 from manyheads.heads.importance.leave_one_out import leave_one_out
 from manyheads.heads.importance.losses import Loss, named
+from manyheads.heads.importance.rankings import Agreement, agreement
 from manyheads.heads.importance.relevance import relevance
 from manyheads.heads.importance.statistics import confidence, output_norm, random
 from manyheads.heads.importance.task import Task, no_step
