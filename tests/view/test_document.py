@@ -17,6 +17,7 @@ from manyheads.heads.table import Row
 from manyheads.nn.transformers import Encoder
 from manyheads.view.document import About, Sample, document, example, of_batches
 from manyheads.view.document import make as making
+from manyheads.view.document.answers import ask
 from manyheads.view.document.curve import SHARES, curve
 from manyheads.view.document.packed import packed, unpacked
 from manyheads.view.document.picture import grid
@@ -462,6 +463,18 @@ def test_models_that_cannot_be_batched_are_silenced_one_by_one():
         with mh.silence(model, {"inner": [1]}):
             other = read(model(x), model)
     assert change[1] == pytest.approx(difference(full, other).item(), rel=1e-4)
+
+
+def test_the_input_is_no_neighbour_of_itself_when_a_head_is_silenced():
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 13}
+    model = hf.BertModel(hf.BertConfig(vocab_size=37, **sizes)).eval()
+    batches = [{"input_ids": torch.randint(5, 37, (1, 7))} for _ in range(3)]
+    with torch.no_grad():
+        values = torch.cat([read(model(**batch), model).value[:1].float() for batch in batches])
+    said, question = ask(model, batches[1], None, (["one", "two", "three"], values))
+    with torch.no_grad(), mh.silence(model, {0: [0]}):
+        after = question.answer(model(**question.batch))
+    assert {text for text, _ in said["items"]} == {text for text, _ in after} == {"one", "three"}
 
 
 def test_the_curve_is_what_silencing_gives():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.heads.importance.outputs import main_tensor, read
 from manyheads.heads.maps import run
-from manyheads.view.answers import TOP, answer, hidden, kind_of, likeliest, nearest
+from manyheads.view.answers import SAME, TOP, answer, hidden, kind_of, likeliest, nearest
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +85,23 @@ def _question(
         changed, place = hidden(batch, tokenizer)
         return None if place is None else Question(kind, model, changed, tokenizer, place)
     if kind == "neighbours":
-        return Question(kind, model, batch, neighbours=neighbours) if neighbours else None
+        return (
+            Question(kind, model, batch, neighbours=_others(model, batch, *neighbours))
+            if neighbours
+            else None
+        )
     if kind == "class" and main_tensor(_run(model, batch))[1].dim() != 2:
         return None
     return None if kind is None else Question(kind, model, batch, tokenizer)
+
+
+def _others(
+    model: nn.Module, batch: Any, texts: Sequence[str], embeddings: Tensor
+) -> tuple[list[str], Tensor]:
+    """The neighbours without the input itself, which a silenced head would move away from itself."""
+    own = read(_run(model, batch), model).value[:1].to(embeddings)
+    apart = nn.functional.cosine_similarity(own, embeddings) < 1 - SAME
+    return [text for text, kept in zip(texts, apart.tolist(), strict=True) if kept], embeddings[apart]
 
 
 def _run(model: nn.Module, batch: Any) -> Any:
