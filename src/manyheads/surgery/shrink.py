@@ -95,7 +95,9 @@ def _check_gone(
 ) -> None:
     """Refuse a head whose queries or readers would stay."""
     site = mine.site
-    parts: list[Part] = [*mine.heads[head].query, *mine.heads[head].output]
+    query = mine.heads[head].query  # without what turns the queries of all heads alike, as learned angles do
+    own = [part for part in query if not all(part in other.query for other in mine.heads)]
+    parts: list[Part] = [*(own or query), *mine.heads[head].output]
     if not parts or not mine.heads[head].output:
         raise ValueError(
             f"heads: cannot cut at {site.name!r}: its output is not read by weights, head by head"
