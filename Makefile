@@ -33,11 +33,12 @@ lint: setup
 	$(BIN)/mypy
 
 # Where Node is, the tests also build the page again and compare; without it they compare the sources' hash only.
+# Not `npm ci`: it insists on packages of every platform, which a registry may lack.
 NPM := $(shell command -v npm)
 PACKAGES := web/node_modules/.package-lock.json
 
 $(PACKAGES): web/package-lock.json
-	-cd web && npm ci --silent
+	-cd web && npm install --no-save --silent
 
 web: $(PACKAGES)
 	cd web && npm run build

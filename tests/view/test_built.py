@@ -36,7 +36,7 @@ def test_built_files_name_the_sources_there_are(name: str) -> None:
 def test_a_fresh_build_gives_the_same_bytes(tmp_path: Path) -> None:
     npm = shutil.which("npm")
     if npm is None or not (WEB / "node_modules" / ".package-lock.json").is_file():
-        pytest.skip("npm, or web/node_modules (npm ci), is not here")
+        pytest.skip("npm, or web/node_modules (make web), is not here")
     done = subprocess.run(
         [npm, "run", "build", "--", "--out", str(tmp_path)], cwd=WEB, capture_output=True, text=True
     )

@@ -95,13 +95,18 @@ def statistics(
             count = count * (i < real[tile.batch].to(q.device)[:, None, None, None])
         if tile.batch.start not in centred:
             centred.clear()
-            given = None if features is None else features[tile.batch]
-            centred[tile.batch.start] = _values(keys[tile.batch], mean[tile.batch], given, take)
+            more = None
+            if narrow:
+                ones = keys.new_ones(*keys[tile.batch].shape[::2], 1)
+                more = ones if features is None else torch.cat((ones, features[tile.batch]), dim=-1)
+            centred[tile.batch.start] = _values(keys[tile.batch], mean[tile.batch], more, take)
         values = centred[tile.batch.start][:, tile.kv_heads, tile.columns.start : tile.columns.stop]
         part, rows = values[..., : q.shape[-1]], tile.of_queries(queries) * factor
-        summed = q.shape[-1] > NARROW or any(bias is not None for _, bias, _ in parts)
-        return Scores(products(rows, part, parts, take), parts, count, None if summed else (rows, values))
+        s = products(rows, part, parts, take)
+        bare = narrow and all(bias is None for _, bias, _ in parts)
+        return Scores(s, parts, count, (rows, values) if bare else None)
 
+    narrow = which == "core" and q.shape[-1] <= NARROW
     careful = q.device.type != "cpu"  # looking at numbers would make a GPU wait
     shape = queries.shape[:4]
     seen = collect(tile_scores, joined, shape, k.shape[2], keys, names, features, careful)
@@ -139,16 +144,15 @@ def statistics_of_scores(
     return {name: value.flatten(1, 2) for name, value in seen.items()}
 
 
-def _values(keys: Tensor, mean: Tensor, features: Tensor | None, take: Scratch) -> Tensor:
-    """Keys without their mean, then a column of ones, then the features: (batch, kv_heads, keys, width + 1 +
-    features).
+def _values(keys: Tensor, mean: Tensor, more: Tensor | None, take: Scratch) -> Tensor:
+    """Keys (batch, kv_heads, keys, width) without their mean, and after them the columns of ``more`` (batch,
+    keys, columns).
     """
-    width, more = keys.shape[3], 0 if features is None else features.shape[2]
-    values = take("keys", (*keys.shape[:3], width + 1 + more))
+    width = keys.shape[3]
+    values = take("keys", (*keys.shape[:3], width + (0 if more is None else more.shape[2])))
     torch.sub(keys, mean.unsqueeze(2), out=values[..., :width])
-    values[..., width] = 1.0
-    if features is not None:
-        values[..., width + 1 :] = features.unsqueeze(1)
+    if more is not None:
+        values[..., width:] = more.unsqueeze(1)
     return values
 
 

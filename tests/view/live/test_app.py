@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as hf
 from PIL import Image
-from tests.view.live.tiny import SIZES, Characters, Site, bert, loaded
+from tests.view.live.tiny import SIZES, Characters, Site, apart, bert, loaded
 
 import manyheads as mh
 from manyheads.nn.transformers import Decoder, Seq2Seq
@@ -23,7 +23,7 @@ FIRST, SECOND = (f"encoder.layer.{i}.attention.self" for i in range(2))
 
 
 def said(site, path, body=None, **headers):
-    return asyncio.run(site.ask(path, body, **headers))
+    return apart(site.ask(path, body, **headers))
 
 
 def answered(site, path, body=None):
@@ -89,7 +89,7 @@ def test_the_plan_goes_through_the_library(site, tmp_path):
         async with site.client() as client:
             return await client.post("/api/plan", json={"heads": heads})
 
-    answer = asyncio.run(download())
+    answer = apart(download())
     assert answer.headers["content-disposition"] == 'attachment; filename="plan.json"'
     (tmp_path / "plan.json").write_bytes(answer.content)
     plan = mh.Plan.load(tmp_path / "plan.json")
@@ -205,7 +205,7 @@ def test_hostile_texts_are_texts(site, text):
         async with site.client(**{"content-type": "application/json"}) as client:
             return await client.post("/api/attend", content=body)
 
-    found = asyncio.run(post())
+    found = apart(post())
     assert found.status_code == 200, found.text
     assert len(found.json()["example"]["tokens"]["self"]) > 2
 
@@ -279,7 +279,7 @@ def test_who_asks_too_much_waits(site):
                 found.status_code for found in await asyncio.gather(*waiting)
             ]
 
-    early, every = asyncio.run(many())
+    early, every = apart(many())
     assert sorted(found.status_code for found in early) == [429, 503, 503]
     assert all(found.headers["retry-after"] == "1" for found in early)
     assert sorted(every) == [200] * 32 + [429, 503, 503]
@@ -327,7 +327,7 @@ def test_what_the_browser_gave_up_on_never_runs(site, monkeypatch):
         free.set()
         return await site.ask("/api/attend", {"text": "here"})
 
-    asyncio.run(main())
+    apart(main())
     assert ran == ["here"]
 
 

@@ -1,9 +1,7 @@
 """Who may ask: names, origins and tokens; what every answer carries."""
 
-import asyncio
-
 import pytest
-from tests.view.live.tiny import TOKEN, Site
+from tests.view.live.tiny import TOKEN, Site, apart
 
 from manyheads.view.live.app import LARGEST
 from manyheads.view.live.guard import HEADERS, Guard
@@ -12,9 +10,7 @@ ASKED = {"text": "heads"}
 
 
 def said(site, path="/api/progress", body=None, **headers):
-    return asyncio.run(
-        site.ask(path, body, **{name.replace("_", "-"): value for name, value in headers.items()})
-    )
+    return apart(site.ask(path, body, **{name.replace("_", "-"): value for name, value in headers.items()}))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8610", "localhost:1", "LOCALHOST", "[::1]:8610", "127.9.9.9"])
@@ -63,10 +59,10 @@ def test_the_page_has_the_token_here_and_not_for_other_machines(site):
         async with some.client(**{"x-manyheads-token": ""}) as client:
             return (await client.get("/")).text
 
-    assert f'content="{TOKEN}"' in asyncio.run(page(site))
+    assert f'content="{TOKEN}"' in apart(page(site))
     open_to_all = Site(site.live, host="0.0.0.0")
     try:
-        assert TOKEN not in asyncio.run(page(open_to_all))
+        assert TOKEN not in apart(page(open_to_all))
         for host, status in (("10.0.0.5:8610", 200), ("[fe80::1]:8610", 200), ("evil.example", 421)):
             assert said(open_to_all, host=host)[0] == status
     finally:
@@ -80,7 +76,7 @@ def test_every_answer_forbids_what_the_page_does_not_need(site):
                 (await client.get(path)).headers for path in ("/", "/page.js", "/api/progress", "/nothing")
             ]
 
-    for found in asyncio.run(headers()):
+    for found in apart(headers()):
         assert {name: found[name] for name in HEADERS} == HEADERS
     assert "unsafe" not in HEADERS["content-security-policy"]
 
@@ -100,7 +96,7 @@ def test_large_bodies_without_a_length_are_refused_while_they_are_read(site):
         async with site.client(**{"content-type": "application/json"}) as client:
             return await client.post("/api/attend", content=chunks())
 
-    answer = asyncio.run(ask())
+    answer = apart(ask())
     assert answer.status_code == 413
     assert "larger than" in answer.json()["error"]
 
@@ -112,5 +108,5 @@ def test_websockets_get_no_answer():
     async def keep(message):
         sent.append(message)
 
-    asyncio.run(guard({"type": "websocket"}, None, keep))
+    apart(guard({"type": "websocket"}, None, keep))
     assert sent == []

@@ -1,6 +1,8 @@
 """Tiny models, and the application around them, without a socket."""
 
+import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import torch
@@ -69,3 +71,9 @@ class Site:
         async with self.client(**headers) as client:
             said = await (client.get(path) if body is None else client.post(path, json=body))
         return said.status_code, json.loads(said.content)
+
+
+def apart(question):
+    """Run a coroutine to its end in a thread: Playwright's browser keeps a loop running in the main one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, question).result()
