@@ -2,7 +2,7 @@
 import { chart } from "../draw/chart";
 import { exampleChoice } from "../draw/examples";
 import { html, svg } from "../draw/element";
-import { grid, type Cell, type Grid } from "../draw/grid";
+import { grid, type Grid } from "../draw/grid";
 import { number } from "../draw/number";
 import { picture } from "../draw/pixels";
 import { thumbnail } from "../maps";
@@ -10,6 +10,7 @@ import { filters } from "../measures";
 import type { Page } from "../page";
 import { card } from "./card";
 import { title } from "./heads";
+import { placed } from "./places";
 
 const LARGEST = 96;
 const GAP = 4;
@@ -46,45 +47,7 @@ export function glance(root: HTMLElement, page: Page): () => void {
   function draw(): void {
     cells?.close();
     const example = document.examples[state.now.example];
-    const stacks = document.stacks.filter((stack) => stack.layers.some((layer) => example?.maps.some((map) => map.site === layer.site)));
-    const numberOf = (head: number) => document.heads.head[head]!;
-    const columns = Math.max(1, ...stacks.flatMap((stack) => stack.layers.flatMap((layer) => layer.heads.map((head) => numberOf(head) + 1))));
-    const left = 34;
-    const size = Math.max(22, Math.min(LARGEST, Math.floor(((figure.body.clientWidth || 720) - left) / columns) - GAP));
-    const labels = svg("g", { class: "axis", "aria-hidden": "true" });
-    const places: Cell[] = [];
-    let y = 0;
-    let row = 0;
-    for (const stack of stacks) {
-      if (document.stacks.length > 1) {
-        y += 14;
-        labels.append(svg("text", { x: 0, y, class: "stack" }, `${words.kinds[stack.kind] ?? stack.kind} · ${stack.name}`));
-        y += 4;
-      }
-      y += 15;
-      const most = Math.max(...stack.layers.flatMap((layer) => layer.heads.map(numberOf)));
-      for (let column = 0; column <= most; column++)
-        labels.append(svg("text", { x: left + column * (size + GAP) + size / 2, y: y - 4, "text-anchor": "middle" }, String(column)));
-      for (const layer of stack.layers) {
-        const drawn = layer.heads.filter((head) => thumbnail(document, example, head));
-        if (!drawn.length) continue;
-        labels.append(svg("text", { x: left - 8, y: y + size / 2 + 4, "text-anchor": "end" }, String(layer.layer)));
-        for (const head of drawn)
-          places.push({
-            head,
-            row,
-            column: numberOf(head),
-            x: left + numberOf(head) * (size + GAP),
-            y,
-            width: size,
-            height: size,
-            label: title(document, head, words),
-          });
-        row++;
-        y += size + GAP;
-      }
-      y += 8;
-    }
+    const { cells: places, labels, size, width, height } = placed(page, example, { width: figure.body.clientWidth || 720, left: 34, smallest: 22, largest: LARGEST, gap: GAP });
     cells = grid({
       page,
       label: words.glance,
@@ -100,8 +63,7 @@ export function glance(root: HTMLElement, page: Page): () => void {
         html("div", { class: "faint" }, words.enterOpens),
       ],
     });
-    const width = left + columns * (size + GAP);
-    figure.body.replaceChildren(svg("svg", { viewBox: `0 0 ${width} ${y}`, width, height: y, class: "glance" }, labels, cells.element));
+    figure.body.replaceChildren(svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "glance" }, labels, cells.element));
     fade();
   }
 

@@ -1,7 +1,7 @@
 // Every head as a cell that is silenced by a click: its map of the input, or a measure; and what one head looks at.
 import { chart } from "../../draw/chart";
 import { html, svg } from "../../draw/element";
-import { grid, type Cell, type Grid } from "../../draw/grid";
+import { grid, type Grid } from "../../draw/grid";
 import { number, percent } from "../../draw/number";
 import { picture } from "../../draw/pixels";
 import { radios } from "../../draw/radios";
@@ -11,6 +11,7 @@ import { attention, thumbnail, type Attention } from "../../maps";
 import { current } from "../../state";
 import { headMap, title, type HeadMap } from "../heads";
 import type { Bench, Part } from "../live";
+import { placed } from "../places";
 
 const LARGEST = 72;
 const SMALLEST = 20;
@@ -65,37 +66,7 @@ export function maps(bench: Bench): Part {
   }
 
   function drawMaps(example: Example): void {
-    const stacks = document.stacks.filter((stack) => stack.layers.some((layer) => example.maps.some((map) => map.site === layer.site)));
-    const numberOf = (head: number) => document.heads.head[head]!;
-    const columns = Math.max(1, ...stacks.flatMap((stack) => stack.layers.flatMap((layer) => layer.heads.map((head) => numberOf(head) + 1))));
-    const left = 26;
-    const room = figure.body.clientWidth || 700;
-    const size = Math.max(SMALLEST, Math.min(LARGEST, Math.floor((room - left) / columns) - GAP));
-    const labels = svg("g", { class: "axis", "aria-hidden": "true" });
-    const places: Cell[] = [];
-    let y = 0;
-    let row = 0;
-    for (const stack of stacks) {
-      if (document.stacks.length > 1) {
-        y += 14;
-        labels.append(svg("text", { x: 0, y, class: "stack" }, `${words.kinds[stack.kind] ?? stack.kind} · ${stack.name}`));
-        y += 4;
-      }
-      y += 15;
-      const most = Math.max(...stack.layers.flatMap((layer) => layer.heads.map(numberOf)));
-      for (let column = 0; column <= most; column++)
-        labels.append(svg("text", { x: left + column * (size + GAP) + size / 2, y: y - 4, "text-anchor": "middle" }, String(column)));
-      for (const layer of stack.layers) {
-        const here = layer.heads.filter((head) => thumbnail(document, example, head));
-        if (!here.length) continue;
-        labels.append(svg("text", { x: left - 8, y: y + size / 2 + 4, "text-anchor": "end" }, String(layer.layer)));
-        for (const head of here)
-          places.push({ head, row, column: numberOf(head), x: left + numberOf(head) * (size + GAP), y, width: size, height: size, label: title(document, head, words) });
-        row++;
-        y += size + GAP;
-      }
-      y += 8;
-    }
+    const { cells: places, labels, size, width, height } = placed(page, example, { width: figure.body.clientWidth || 700, left: 26, smallest: SMALLEST, largest: LARGEST, gap: GAP });
     cells = grid({
       page,
       label: words.live.maps,
@@ -114,8 +85,7 @@ export function maps(bench: Bench): Part {
       ],
       pick: toggle,
     });
-    const width = left + columns * (size + GAP);
-    figure.body.replaceChildren(svg("svg", { viewBox: `0 0 ${width} ${y}`, width, height: y, class: "glance" }, labels, cells.element));
+    figure.body.replaceChildren(svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "glance" }, labels, cells.element));
   }
 
   function mark(): void {
