@@ -18,12 +18,8 @@ together and divided by two, which is what two cores of our own would have taken
 
 import argparse
 import json
-import math
-import signal
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import sacrebleu
@@ -31,6 +27,7 @@ from torch import Tensor, nn
 
 from bench import harness
 from bench.learn_speed import speed, watching
+from bench.runs import run
 from manyheads import tasks
 from manyheads.corpus import bucketed
 from manyheads.surgery.prune import prune
@@ -40,40 +37,19 @@ from manyheads.tasks.parallel import read_pairs
 from manyheads.tasks.translation import Translation
 from manyheads.training.batches import spread
 from manyheads.training.checkpoint import write
-from manyheads.training.loop import Result, train
-from manyheads.training.report import Report
-from manyheads.training.task import Task
 
 SHAKESPEARE = 1.88
 BLEU, LONGEST = 36.0, 100.0  # at least, within so many minutes
 BEAMS = 5
-CORES = 2
 DEFAULTS = 2.0  # minutes
-KEPT_EVERY = 20  # steps
 GONE = (12, 24, 32, 38)  # of 48
 SENTENCES, ROUNDS, RECOVER, RATE = 2000, 2, 200, 5e-4
-
-
-@dataclass
-class Cost:
-    """Seconds a run took, over all its sittings."""
-
-    wall: float = 0.0
-    processor: float = 0.0
-
-    @property
-    def minutes(self) -> float:
-        """Of two cores."""
-        return self.processor / CORES / 60
-
-    def __str__(self) -> str:
-        return f"{self.minutes:.1f} minutes of two cores ({self.wall / 60:.1f} passed, shared with others)"
 
 
 def shakespeare(data: Path, out: Path) -> str:
     """4 layers, 4 heads, width 128, context 64, 12 windows a step, 2000 steps, no dropout."""
     task = Language(context=64, d_model=128, heads=4, layers=4, positions="learned")
-    result, cost = _run(
+    result, cost = run(
         task,
         data / "language" / "tinyshakespeare.txt",
         out / "shakespeare",
@@ -90,7 +66,7 @@ def shakespeare(data: Path, out: Path) -> str:
 def best(data: Path, out: Path) -> str:
     """Wider, with a longer context: the lowest validation loss that ten minutes of two cores give."""
     task = Language(context=256, d_model=160, heads=5, layers=4, dropout=0.05)
-    result, cost = _run(
+    result, cost = run(
         task,
         data / "language" / "tinyshakespeare.txt",
         out / "best",
@@ -116,7 +92,7 @@ def multi30k(data: Path, out: Path, minutes: float = LONGEST) -> str:
         d_model=128, heads=8, layers=6, decoder_layers=3, d_hidden=256, dropout=0.1, vocabulary=5000
     )
     folder = data / "translation"
-    result, cost = _run(
+    result, cost = run(
         task,
         folder,
         out / "multi30k",
@@ -185,7 +161,7 @@ def embedded() -> str:
     for name in tasks.TASKS:
         with tempfile.TemporaryDirectory() as folder:
             task = tasks.find(name)()
-            result, cost = _run(task, None, Path(folder) / name)
+            result, cost = run(task, None, Path(folder) / name)
         rows.append([name, task.metric, f"{result.metrics[task.metric]:.3f}", f"{cost.minutes:.2f}"])
         goals.append((f"{name}: minutes of two cores", cost.minutes, "<=", DEFAULTS))
     return f"{harness.table(['task', 'metric', 'reached', 'minutes'], rows)}\n\n{harness.targets(*goals)}"
@@ -213,37 +189,6 @@ def _inputs(task: Translation, folder: Path, sentences: int) -> list[dict[str, T
         lengths = batch["target_lengths"] - 1  # what is read is all but the end
         batches.append(batch | {"target": batch["target"][:, :-1], "target_lengths": lengths})
     return batches
-
-
-def _run(
-    task: Task, data: Path | None, out: Path, minutes: float = math.inf, **options: object
-) -> tuple[Result, Cost]:
-    """Begin a run or go on with it, until so many minutes of two cores; what it costs is kept beside it."""
-    kept = out.with_name(f"{out.name}-cost.json")
-    before = Cost(**json.loads(kept.read_text())) if kept.exists() else Cost()
-    wall, processor = time.perf_counter(), time.process_time()
-    ended: list[int] = []
-
-    def cost() -> Cost:
-        passed, spent = time.perf_counter() - wall, time.process_time() - processor
-        return Cost(before.wall + passed, before.processor + spent)
-
-    def tell(report: Report) -> None:
-        if report.step % KEPT_EVERY == 0 or report.metrics:
-            write(kept, json.dumps(asdict(cost())).encode())
-        if report.metrics:
-            numbers = ", ".join(f"{name} {value:.3f}" for name, value in report.metrics.items())
-            harness.say(f"step {report.step}: loss {report.loss:.3f}; {numbers}; {cost()}")
-        if cost().minutes >= minutes and not ended:
-            ended.append(report.step)
-            signal.raise_signal(signal.SIGINT)  # the loop keeps a checkpoint and leaves; twice would be rude
-
-    source = None if data is None else str(data)
-    result = train(task, source, out=out, resume=True, callbacks=[tell], **options)
-    write(kept, json.dumps(asdict(cost())).encode())
-    if result.ended == "interrupted" and cost().minutes < minutes:
-        raise SystemExit(f"stopped at step {result.step}; the same command goes on")
-    return result, cost()
 
 
 def keep(part: str, report: str, machine: str, results: Path) -> str:

@@ -22,12 +22,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import manyheads as mh
+from bench.cost import Cost, since
 from bench.harness import machine, milliseconds, say, table, targets
 from bench.models import minilm, smollm2
 from manyheads.corpus import bucketed
@@ -81,20 +83,20 @@ class Record:
         steps: int,
         learning_rate: float,
     ) -> dict[str, float]:
-        """A cut model of ``out``, recovered: its quality, and the minutes that took over all sittings."""
+        """A cut model of ``out``, recovered: its quality, and the minutes of two cores that took."""
         small = mh.load(self.out / name).eval()
-        spent, began = self.found.get(f"{name}, recovering", 0.0), time.perf_counter()
+        cost = since(Cost(**self.found.get(f"{name}, recovering", {})))
 
         def step(share: float) -> None:
             if round(share * steps) % 50 == 0:  # as often as recover writes its state
-                self.note(f"{name}, recovering", spent + time.perf_counter() - began)
+                self.note(f"{name}, recovering", asdict(cost()))
                 say(f"{name}: {share:.0%} recovered")
 
         state = self.out / f"{name}.recovery.safetensors"
         mh.recover(
             small, fed, teacher=model, steps=steps, learning_rate=learning_rate, state=state, step=step
         )
-        minutes = (spent + time.perf_counter() - began) / 60
+        minutes = cost().minutes
         return {"quality": measure(small), "steps": steps, "rate": learning_rate, "minutes": minutes}
 
 
