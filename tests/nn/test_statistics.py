@@ -104,7 +104,7 @@ def test_padded_queries_and_empty_rows(options, query_lengths, engine):
 @pytest.mark.parametrize(("queries", "keys"), [(83, 83), (29, 83), (83, 29)])
 def test_both_engines_agree(queries, keys, lengths, options, monkeypatch):
     """A mask that is a formula goes through the fused kernel, the same mask as a tensor through tiles."""
-    monkeypatch.setattr(fused_statistics, "SHORTEST", 0)
+    monkeypatch.setattr(fused_statistics, "shortest", lambda width: 0)
     q, k, features = random((3, 4, 2, queries, keys, 5))
     given = None if lengths is None else mask.padding(torch.tensor(lengths).clamp(max=keys))
     dense = formula.allowed(queries, keys, lengths=lengths, **options)

@@ -17,14 +17,12 @@ from manyheads.nn import fused_statistics
 from manyheads.nn.attention import check_mask, check_shapes
 from manyheads.nn.mask import Mask
 from manyheads.nn.tile_statistics import CORE, FULL, Scores, collect
-from manyheads.nn.tiles import Hidden, Scratch, Tile, hidden, mean_key, products, scratch
+from manyheads.nn.tiles import Hidden, Tile, hidden, mean_key, products, scratch
 
 Which = Literal["core", "full"]
 
 # A bias at or below this hides a key: models write -1e4, -1e9, the dtype's lowest number or -inf.
 HIDING = -5e3
-# Up to this width a product with the keys is faster than sums over the scores.
-NARROW = 48
 
 
 # It looks at its sums to decide how to go on, which no graph can hold.
@@ -95,18 +93,11 @@ def statistics(
             count = count * (i < real[tile.batch].to(q.device)[:, None, None, None])
         if tile.batch.start not in centred:
             centred.clear()
-            more = None
-            if narrow:
-                ones = keys.new_ones(*keys[tile.batch].shape[::2], 1)
-                more = ones if features is None else torch.cat((ones, features[tile.batch]), dim=-1)
-            centred[tile.batch.start] = _values(keys[tile.batch], mean[tile.batch], more, take)
-        values = centred[tile.batch.start][:, tile.kv_heads, tile.columns.start : tile.columns.stop]
-        part, rows = values[..., : q.shape[-1]], tile.of_queries(queries) * factor
-        s = products(rows, part, parts, take)
-        bare = narrow and all(bias is None for _, bias, _ in parts)
-        return Scores(s, parts, count, (rows, values) if bare else None)
+            k = keys[tile.batch]
+            centred[tile.batch.start] = torch.sub(k, mean[tile.batch].unsqueeze(2), out=take("keys", k.shape))
+        part = centred[tile.batch.start][:, tile.kv_heads, tile.columns.start : tile.columns.stop]
+        return Scores(products(tile.of_queries(queries) * factor, part, parts, take), parts, count)
 
-    narrow = which == "core" and q.shape[-1] <= NARROW
     careful = q.device.type != "cpu"  # looking at numbers would make a GPU wait
     shape = queries.shape[:4]
     seen = collect(tile_scores, joined, shape, k.shape[2], keys, names, features, careful)
@@ -142,18 +133,6 @@ def statistics_of_scores(
     shape = grouped.shape[:4]
     seen = collect(tile_scores, Mask(), shape, scores.shape[3], like, names, features, careful=True)
     return {name: value.flatten(1, 2) for name, value in seen.items()}
-
-
-def _values(keys: Tensor, mean: Tensor, more: Tensor | None, take: Scratch) -> Tensor:
-    """Keys (batch, kv_heads, keys, width) without their mean, and after them the columns of ``more`` (batch,
-    keys, columns).
-    """
-    width = keys.shape[3]
-    values = take("keys", (*keys.shape[:3], width + (0 if more is None else more.shape[2])))
-    torch.sub(keys, mean.unsqueeze(2), out=values[..., :width])
-    if more is not None:
-        values[..., width:] = more.unsqueeze(1)
-    return values
 
 
 def _check(

@@ -39,9 +39,6 @@ class Scores(NamedTuple):
     s: Tensor  # (batch, kv_heads, group, rows, columns), nothing hidden
     parts: list[Hidden]
     number: Tensor | int  # how many keys each query may attend to
-    # Where s is no more than queries (batch, kv_heads, group, rows, width) times keys: the queries, and the
-    # keys with a column of ones and the features after them (batch, kv_heads, columns, width + 1 + features).
-    factors: tuple[Tensor, Tensor] | None = None
 
 
 TileScores = Callable[[Tile], Scores]
@@ -70,18 +67,10 @@ def collect(
     means = None if features is None else like.new_zeros(*shape, features.shape[2])
     take, grid, basis = scratch(like.dtype, like.device), None, _basis(like)
     for tile in tiles(mask, shape, keys, offset, ELEMENTS):
-        s, parts, count, factors = tile_scores(tile)
+        s, parts, count = tile_scores(tile)
         rows = tile.of_queries(raw, 1)
         found = dict(zip(sums, rows.unbind(), strict=True))
         found["keys"].copy_(count) if isinstance(count, Tensor) else found["keys"].fill_(count)
-        if factors is not None and not full and not careful:
-            e, averages = _by_products(found, s, parts, count, *factors)
-            if averages is not None:  # else exp failed, and took the scores with it
-                _places(found, e, tile, offset, mask.causal)
-                if means is not None:
-                    tile.of_queries(means).copy_(averages)
-                continue
-            s, parts, count, factors = tile_scores(tile)
         columns = s.shape[-1]
         e = wide = take("exp", (*s.shape[:-1], -(-columns // SEGMENT) * SEGMENT))
         if wide.shape[-1] > columns:
@@ -122,27 +111,6 @@ def collect(
     if received is not None and moments is not None:
         seen |= _of_full(summed, moments, offset, mask.causal) | {"received": received}
     return seen
-
-
-def _by_products(
-    found: dict[str, Tensor], s: Tensor, parts: list[Hidden], count: Tensor | int, q: Tensor, values: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """The sums of a tile from one product of its exp, taken in place, with keys, ones and features: the sum
-    of e s is the query times the sum of e k. Also the sums of the features; None where exp failed.
-    """
-    e, width = s.exp_(), q.shape[-1]
-    for part, _, keep in parts:
-        if keep is not None:
-            e[..., part] *= keep
-    flat = torch.bmm(e.flatten(2, 3).flatten(0, 1), values.flatten(0, 1))
-    products = flat.view(*e.shape[:-1], values.shape[-1])
-    total = found["total"].copy_(products[..., width])
-    if not _safe(total, count):
-        return e, None
-    if isinstance(count, Tensor):
-        total.masked_fill_(count == 0, 0.0)
-    torch.sum(products[..., :width] * q, -1, out=found["weighted"])
-    return e, products[..., width + 1 :]
 
 
 def _safe(total: Tensor, count: Tensor | int) -> bool:
