@@ -1,0 +1,112 @@
+"""Models that listen: log-mel frames in; a class, a word at every place, or a text out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.nn.mask import Mask
+from manyheads.nn.transformers import Encoder, Seq2Seq
+
+
+class Ear(Encoder):
+    """An encoder of sounds: each token is heard together with its neighbours, then come the blocks.
+
+    Parameters
+    ----------
+    width: numbers of a token: frames that were joined, times bands.
+    options: those of `Encoder`.
+
+    Examples
+    --------
+    >>> ear = Ear(20, d_model=12, heads=3, layers=2)
+    >>> ear(torch.randn(2, 7, 20), lengths=torch.tensor([7, 4])).shape       # (batch, length, d_model)
+    torch.Size([2, 7, 12])
+    """
+
+    def __init__(self, width: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.listen = nn.Conv1d(width, self.d_model, kernel_size=3, padding=1)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        mask: Mask | Tensor | None = None,
+        return_hidden: bool = False,
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:
+        """Sounds ``(batch, length, width)``, zero past ``lengths``, to ``(batch, length, d_model)``."""
+        heard = F.gelu(self.listen(x.transpose(1, 2))).transpose(1, 2)
+        return super().forward(heard, lengths=lengths, mask=mask, return_hidden=return_hidden)
+
+
+class Classifier(nn.Module):
+    """Which of several classes a sound is, by the mean of what an `Ear` hears.
+
+    Examples
+    --------
+    >>> model = Classifier(20, ["no", "yes"], d_model=12, heads=3, layers=2)
+    >>> model(torch.randn(2, 7, 20), lengths=torch.tensor([7, 4]))["logits"].shape     # (batch, classes)
+    torch.Size([2, 2])
+    """
+
+    def __init__(self, width: int, labels: list[str], **options: Any) -> None:
+        super().__init__()
+        self.labels = list(labels)
+        self.encoder = Ear(width, **options)
+        self.output = nn.Linear(self.encoder.d_model, len(labels))
+
+    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> dict[str, Tensor]:
+        """Sounds ``(batch, length, width)`` to ``logits (batch, classes)``."""
+        heard = self.encoder(frames, lengths=lengths)
+        if lengths is None:
+            mean = heard.mean(1)
+        else:
+            real = torch.arange(heard.shape[1], device=heard.device) < lengths[:, None]
+            mean = (heard * real[..., None]).sum(1) / lengths[:, None]
+        return {"logits": self.output(mean)}
+
+
+class Speller(nn.Module):
+    """Which word is heard at every place, or none: the model of connectionist temporal classification.
+
+    Examples
+    --------
+    >>> model = Speller(20, ["<blank>", "no", "yes"], d_model=12, heads=3, layers=2)
+    >>> model(torch.randn(2, 7, 20)).shape                                    # (batch, length, words)
+    torch.Size([2, 7, 3])
+    """
+
+    def __init__(self, width: int, words: list[str], **options: Any) -> None:
+        super().__init__()
+        self.words = list(words)
+        self.encoder = Ear(width, **options)
+        self.output = nn.Linear(self.encoder.d_model, len(words))
+
+    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Sounds ``(batch, length, width)`` to logits ``(batch, length, words)``."""
+        out: Tensor = self.output(self.encoder(frames, lengths=lengths))
+        return out
+
+
+class Transcriber(Seq2Seq):
+    """An `Ear` that hears and a decoder that writes, attending to what was heard.
+
+    Examples
+    --------
+    >>> words = ["<start>", "<end>", "no", "yes"]
+    >>> model = Transcriber(20, words, d_model=12, heads=3, layers=2)
+    >>> model(torch.randn(2, 7, 20), torch.randint(4, (2, 5))).shape          # (batch, length, words)
+    torch.Size([2, 5, 4])
+    """
+
+    def __init__(
+        self, width: int, words: list[str], *, decoder_layers: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(target_vocabulary=len(words), decoder_layers=decoder_layers, **options)
+        self.words = list(words)
+        self.encoder = Ear(width, **options)
