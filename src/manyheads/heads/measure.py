@@ -61,13 +61,20 @@ def measure(
     exact = found["entropy"].dtype
     normalised = found["entropy"] / found["keys"].clamp(min=2).log()
     found["entropy_normalised"] = normalised.masked_fill_(found["keys"] < 2, 0.0)  # not what rounding left
-    found["output_norm"] = torch.linalg.vector_norm(call.output, dim=-1, dtype=exact)
+    found["output_norm"] = _norm(call.output, exact)
     if which == "full":
         found["effective_keys"] = 1 / found["collision"]
     absent = {"output_norm"} if call.partial else set()
     if not look.aligned:
         absent |= OF_ONE_SEQUENCE | (OF_WHOLE_KEYS if call.blocked or call.partial else set())
     return {name: value for name, value in found.items() if name not in absent} if absent else found
+
+
+def _norm(output: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of each head's output (batch, heads, queries, width), read in the order in which memory holds it."""
+    by_query = output.stride(1) < output.stride(2)
+    norm = torch.linalg.vector_norm(output.transpose(1, 2) if by_query else output, dim=-1, dtype=dtype)
+    return norm.transpose(1, 2) if by_query else norm
 
 
 def _with_sinks(found: dict[str, Tensor], scores: Tensor, sinks: Tensor) -> dict[str, Tensor]:

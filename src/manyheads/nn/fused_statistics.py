@@ -14,10 +14,11 @@ from torch.nn import functional as F
 
 from manyheads.nn.fused import fused_with_logsumexp
 from manyheads.nn.mask import Mask
+from manyheads.nn.tile_statistics import CORE
 from manyheads.nn.tiles import Scratch, mean_key, scratch
 
 # Elements of the queries taken at once.
-PIECE = 2**19
+PIECE = 2**20
 
 
 def pays(q: Tensor, k: Tensor, mask: Mask) -> bool:
@@ -41,66 +42,76 @@ def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None
     batch, kv_heads, group, queries, width = q.shape
     sequences = max(1, PIECE // max(1, kv_heads * group * queries * width))
     heads = max(1, min(kv_heads, PIECE // max(1, group * queries * width)))
-    rows = []
-    for start in range(0, max(1, batch), sequences):
+    seen = {name: q.new_zeros(q.shape[:4]) for name in CORE}
+    if features is not None:
+        seen["features"] = q.new_empty(*q.shape[:4], features.shape[2])
+    for start in range(0, batch, sequences):
         members = slice(start, start + sequences)
         lengths, real = (None if x is None else x[members] for x in (mask.lengths, mask.queries))
         part = replace(mask, lengths=lengths, queries=real)
         given = None if features is None else features[members]
-        pieces = [
-            _core(q[members, head : head + heads], k[members, head : head + heads], part, scale, given)
-            for head in range(0, kv_heads, heads)
-        ]
-        rows.append({name: torch.cat([piece[name] for piece in pieces], dim=1) for name in pieces[0]})
-    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+        for head in range(0, kv_heads, heads):
+            place = members, slice(head, head + heads)
+            _core(
+                q[place], k[place], part, scale, given, {name: value[place] for name, value in seen.items()}
+            )
+    return seen
 
 
-def _core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None) -> dict[str, Tensor]:
+def _core(
+    q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None, out: dict[str, Tensor]
+) -> None:
+    """Fill in the statistics of some sequences and heads; ``out`` holds zeros."""
     take, mean = scratch(q.dtype, q.device), mean_key(k)
     k = torch.sub(k, mean.unsqueeze(2), out=take("keys", k.shape))
-    q = take("queries", q.shape).copy_(q)
+    q = torch.mul(q, scale, out=take("queries", q.shape))
     # The scores that centring took away, and those of the first key, in one product.
     pair = torch.stack((mean, k[:, :, 0] if k.shape[2] else mean), dim=-1)
-    shift, first = (scale * (q.flatten(2, 3) @ pair)).unflatten(2, q.shape[2:4]).unbind(-1)
+    shift, first = (q.flatten(2, 3) @ pair).unflatten(2, q.shape[2:4]).unbind(-1)
     width, offset, grouped = k.shape[3], k.shape[2] - q.shape[3], (k.shape[1], q.shape[2])
     heads_q, values, padded_k = q.flatten(1, 2), k, k
     if features is not None:
         values = torch.cat((k, features[:, None].expand(-1, k.shape[1], -1, -1)), dim=-1)
         extra = (0, features.shape[2])
         heads_q, padded_k = F.pad(heads_q, extra), F.pad(k, extra)
-    means, lse = fused_with_logsumexp(heads_q, padded_k, values, mask, scale, offset)
+    means, lse = fused_with_logsumexp(heads_q, padded_k, values, mask, 1.0, offset)
     means, lse = means.unflatten(1, grouped), lse.unflatten(1, grouped)
-    count = mask.count(q.shape[3], k.shape[2], q.device)[:, None, None].expand(lse.shape).to(lse.dtype)
+    count = mask.count(q.shape[3], k.shape[2], q.device)[:, None, None]
+    out["keys"].copy_(count)
+    torch.sub(lse, _dot(q, means[..., :width], take), out=out["entropy"])
+    out["entropy"].clamp_(min=0.0).copy_(out["entropy"].minimum(count.to(lse.dtype).log()))
+    torch.add(lse, shift, out=out["logsumexp"])
     nothing = count == 0
-    entropy = (lse - scale * _dot(q, means[..., :width], take)).clamp_(min=0.0)
-    entropy = entropy.minimum(count.log()).masked_fill_(nothing, 0.0)
-    lse = lse.masked_fill(nothing, torch.inf)  # so that every weight of such a query is zero
-    seen = {
-        "keys": count,
-        "logsumexp": (lse + shift).masked_fill_(nothing, -torch.inf),
-        "entropy": entropy,
-    }
+    if nothing.any():
+        out["entropy"].masked_fill_(nothing, 0.0)
+        out["logsumexp"].masked_fill_(nothing, -torch.inf)
+        lse = lse.masked_fill(nothing, torch.inf)  # so that every weight of such a query is zero
     i = torch.arange(offset, k.shape[2], device=q.device)
     for name, step in (("self", 0), ("previous", -1), ("next", 1)):
+        if mask.causal and step > 0:
+            continue
         # Queries [start, stop) have a key at this step from their own position.
         start, stop = max(0, -offset - step), min(q.shape[3], k.shape[2] - offset - step)
         part = k[:, :, None, start + offset + step : max(start, stop) + offset + step]
-        seen[name] = torch.zeros_like(lse)
-        if mask.causal and step > 0:
-            continue
-        s = scale * _dot(q[..., start:stop, :], part, take)
-        seen[name][..., start:stop] = (s - lse[..., start:stop]).exp_()
-        seen[name] *= _allowed(mask, i, i + step)
-    seen["first"] = torch.zeros_like(lse)
+        s = _dot(q[..., start:stop, :], part, take)
+        weights = torch.sub(s, lse[..., start:stop], out=out[name][..., start:stop]).exp_()
+        _hide(weights, _allowed(mask, i, i + step)[..., start:stop])
     if k.shape[2]:
-        seen["first"] = (first - lse).exp_() * _allowed(mask, i, torch.zeros_like(i))
-    return seen | ({} if features is None else {"features": means[..., width:]})
+        weights = torch.sub(first, lse, out=out["first"]).exp_()
+        _hide(weights, _allowed(mask, i, torch.zeros_like(i)))
+    if features is not None:
+        out["features"].copy_(means[..., width:])
 
 
 def _dot(x: Tensor, y: Tensor, take: Scratch) -> Tensor:
     """Row by row. A product with ones sums faster than `sum` does over so few columns."""
     products = torch.mul(x, y, out=take("products", x.shape))
     return products @ products.new_ones(x.shape[-1])
+
+
+def _hide(weights: Tensor, allowed: Tensor) -> None:
+    if not allowed.all():
+        weights *= allowed
 
 
 def _allowed(mask: Mask, i: Tensor, j: Tensor) -> Tensor:
