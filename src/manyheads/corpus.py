@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from manyheads.models import Loaded
+from manyheads.models import Loaded, if_any
 
 BATCH_TOKENS = 4096
 # A line longer than this is no text of its own but a file without line breaks.
@@ -25,6 +25,8 @@ QUARTER = 0.25
 PICTURES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
 # A picture counts as this many tokens where a model does not say how it cuts it.
 TOKENS_OF_A_PICTURE = 256
+# So many tokens are read of what a task has held out, where nobody says how much or what to read.
+HELD_OUT_TOKENS = 32768
 
 
 @dataclass
@@ -244,6 +246,65 @@ def images(
     return Corpus(path, "images", [each] * len(files), make, batch_tokens)
 
 
+def examples(
+    loaded: Loaded,
+    data: str | None = None,
+    *,
+    limit: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+    labels: bool = False,
+) -> Corpus:
+    """What the task of a trained model reads: ``data`` of its own kind, or some of what training held out.
+
+    With ``labels``, batches also have those of their examples, for a loss.
+    """
+    from manyheads.tasks import held_out
+    from manyheads.training.batches import spread
+
+    task, folder = loaded.task, loaded.folder
+    if task is None or folder is None:
+        raise ValueError(
+            f"data: {loaded.name} was not trained by manyheads; give --text, --images or --tokens"
+        )
+    try:
+        found = held_out(folder, task) if data is None else task.read(data)
+    except (OSError, ValueError) as error:
+        if data is not None:
+            raise
+        raise ValueError(
+            f"MODEL: what {folder} was trained on cannot be read any more ({error}); give --data"
+        ) from error
+    most = limit or len(found)
+    if limit is None and data is None:
+        most = max(1, int(HELD_OUT_TOKENS * len(found) / sum(found.sizes)))
+    chosen = spread(len(found), most)
+    random.Random(0).shuffle(chosen)  # the first ones are a fair sample of data that are in some order
+    what = data or f"{len(chosen):,} of {len(found):,} held-out examples"
+
+    def make(indices: Sequence[int]) -> Any:
+        batch = task.collate(found.take([chosen[i] for i in indices], 0))
+        return task.inputs(batch) | ({"labels": batch["labels"]} if labels else {})
+
+    corpus = Corpus(what, task.unit, [found.sizes[i] for i in chosen], make, batch_tokens)
+    if task.unit == "tokens":
+        counts = Counter(token for i in range(len(chosen)) for token in _first_ids(make([i])))
+        corpus.groups, corpus.shares = groups(counts, _special(loaded))
+    return corpus
+
+
+def _first_ids(batch: Mapping[str, Any]) -> list[int]:
+    """The token ids of a batch of one sequence."""
+    whole = (
+        x for x in batch.values() if isinstance(x, Tensor) and x.dim() == 2 and not x.is_floating_point()
+    )
+    ids: list[int] = next(whole)[0].tolist()
+    return ids
+
+
+def _special(loaded: Loaded) -> list[int]:
+    return list(getattr(if_any(loaded.tokenizer), "all_special_ids", None) or [])
+
+
 def choose(
     loaded: Loaded,
     text_file: str | None,
@@ -252,17 +313,30 @@ def choose(
     max_length: int | None,
     limit: int | None,
     batch_tokens: int,
+    data: str | None = None,
+    *,
+    labels: bool = False,
 ) -> Corpus:
-    """The corpus that a command was asked for: one of --text, --images and --tokens, or a text of our own."""
-    named = {"--text": text_file, "--images": image_folder, "--tokens": token_file}
+    """The corpus that a command was asked for: one of --text, --images, --tokens and --data.
+
+    Without any, a model that manyheads trained reads what its training held out, and others a text of ours.
+    """
+    named = {"--text": text_file, "--images": image_folder, "--tokens": token_file, "--data": data}
     given = [name for name, path in named.items() if path is not None]
     if len(given) > 1:
-        raise ValueError(f"got {' and '.join(given)}; expected one of --text, --images and --tokens")
+        raise ValueError(f"got {' and '.join(given)}; expected one of {', '.join(named)}")
     for name, number in (("max-length", max_length), ("limit", limit), ("batch-tokens", batch_tokens)):
         if number is not None and number < 1:
             raise ValueError(f"{name}: got {number}; expected 1 or more")
     if image_folder is not None:
         return images(loaded, image_folder, limit=limit, batch_tokens=batch_tokens)
+    if data is not None or (loaded.task is not None and not given):
+        if max_length is not None:
+            raise ValueError(
+                f"max-length: {loaded.name} reads examples as long as its task makes them; expected --text "
+                "or --tokens with it"
+            )
+        return examples(loaded, data, limit=limit, batch_tokens=batch_tokens, labels=labels)
     lengths: Any = {"max_length": max_length, "limit": limit, "batch_tokens": batch_tokens}
     if token_file is not None:
         return tokens(loaded, token_file, **lengths)

@@ -36,6 +36,8 @@ class Loaded:
     processor: Callable[[], Any]
     # ids and their lengths, (batch, length) and (batch,), to what the model takes; for models of our own
     arrange: Callable[[Tensor, Tensor], dict[str, Any]] | None = None
+    task: Any = None  # what it was trained for, if by manyheads, and the folder of that run
+    folder: Path | None = None
 
     @property
     def config(self) -> Any:
@@ -200,10 +202,27 @@ def _own(name: str) -> Loaded:
     loaded = Loaded(name, model, tokenizer, lambda: _no_processor(name))
     if (described.read(folder) or {}).get("task"):
         from manyheads.tasks import restore
+        from manyheads.training.task import ReadsPictures, ReadsText
 
-        task: Any = restore(folder)
-        loaded.arrange = lambda ids, lengths: dict(task.arrange(model, ids, lengths))
+        task = restore(folder)
+        loaded.task, loaded.folder = task, folder
+        if isinstance(task, ReadsText):
+            loaded.arrange = lambda ids, lengths: task.arrange(model, ids, lengths)
+        if isinstance(task, ReadsPictures):
+            loaded.processor = task.processor
     return loaded
+
+
+def if_any(make: Callable[[], Any]) -> Any:
+    """What `Loaded.tokenizer` or `Loaded.processor` makes; None for a model without one.
+
+    >>> if_any(lambda: 7), if_any(lambda: int("seven"))
+    (7, None)
+    """
+    try:
+        return make()
+    except (ValueError, ImportError):
+        return None
 
 
 def _pretrained(name: str, head: bool) -> Loaded:

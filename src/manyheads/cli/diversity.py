@@ -24,6 +24,7 @@ def diversity(
     text: options.Text = None,
     images: options.Images = None,
     tokens: options.Tokens = None,
+    data: options.Data = None,
     max_length: options.MaxLength = None,
     limit: options.Limit = None,
     batch_tokens: options.BatchTokens = 2048,
@@ -51,7 +52,7 @@ def diversity(
         from manyheads.models import load
 
         loaded = load(model, head=True)
-        read = corpus.choose(loaded, text, images, tokens, max_length, limit, batch_tokens)
+        read = corpus.choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
     prepare(out)
     bar = TextColumn("Comparing heads"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with (

@@ -29,7 +29,6 @@ def evaluate(
     with errors.status(f"Loading {folder}"):
         from manyheads import tasks
         from manyheads.training.evaluation import evaluate as measure
-        from manyheads.training.run import read_config
 
         task: Any
         task, model = tasks.load(folder)
@@ -37,11 +36,7 @@ def evaluate(
             if not hasattr(task, "beams"):
                 raise ValueError(f"beams: {task.name} has none; leave the option out")
             task.beams = beams
-        if data is None:
-            training = read_config(folder)["training"]
-            examples = task.open(training["data"], training["valid"]).valid
-        else:
-            examples = task.read(data)
+        examples = tasks.held_out(folder, task) if data is None else task.read(data)
     done = 0
     with errors.status("Measuring") as status:
 

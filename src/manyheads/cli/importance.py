@@ -52,6 +52,7 @@ def importance(
     text: options.Text = None,
     images: options.Images = None,
     tokens: options.Tokens = None,
+    data: options.Data = None,
     max_length: options.MaxLength = None,
     limit: options.Limit = None,
     batch_tokens: options.BatchTokens = 1024,
@@ -81,7 +82,8 @@ def importance(
             raise ValueError(f"method: expected some of {', '.join(METHODS)}, got {wrong}")
         named(loss)
         loaded = load(model, head=True)
-        read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens)
+        labels = loss == "classification" and loaded.task is not None
+        read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data, labels=labels)
     prepare(out)
     found = Found(loaded.name, f"{read.what}: {read.total():,} {read.unit}", out)
     with one_interruption() as hold, _progress(len(read.plan()), errors) as bar:

@@ -29,6 +29,7 @@ def inspect(
     text: options.Text = None,
     images: options.Images = None,
     tokens: options.Tokens = None,
+    data: options.Data = None,
     max_length: options.MaxLength = None,
     limit: options.Limit = None,
     batch_tokens: options.BatchTokens = 4096,
@@ -50,6 +51,7 @@ def inspect(
         text=text,
         images=images,
         tokens=tokens,
+        data=data,
         max_length=max_length,
         limit=limit,
         batch_tokens=batch_tokens,
@@ -65,6 +67,7 @@ def run(
     text: str | None,
     images: str | None,
     tokens: str | None,
+    data: str | None,
     max_length: int | None,
     limit: int | None,
     batch_tokens: int,
@@ -82,7 +85,7 @@ def run(
                 "text: several processes cannot share standard input; expected a file: save the text"
             )
         loaded = load(model)
-        read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens)
+        read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
     prepare(out)
     share = rank(), processes()
     with one_interruption() as hold:
@@ -144,12 +147,15 @@ def _tell_and_write(
 def _tell_on_a_page(counted: Counted, loaded: Loaded, read: Corpus, out: Path, errors: Console) -> bool:
     """Measure what the page needs besides the counts, and write it; whether all of it was measured."""
     from manyheads.inspection import notes, tell
+    from manyheads.models import if_any
     from manyheads.view.document import About, of_corpus
 
     shares = {name: f"{share:.1%}" for name, share in read.shares.items()}
     about = About(loaded.name, read.what, counted.units, read.unit, shares, notes(counted))
-    name = "processor" if read.unit == "images" else "tokenizer"
-    given = {name: _given(getattr(loaded, name))}
+    names = ["processor" if read.unit == "images" else "tokenizer"]
+    if loaded.task is not None:
+        names = ["processor", "tokenizer"]
+    given = {name: if_any(getattr(loaded, name)) for name in names}
     columns = (TextColumn("Measuring {task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task("", total=1.0)
@@ -159,14 +165,6 @@ def _tell_on_a_page(counted: Counted, loaded: Loaded, read: Corpus, out: Path, e
 
         sample = partial(of_corpus, read, loaded.model)
         return tell(counted, out, loaded.model, sample, about=about, step=step, **given)
-
-
-def _given(make: Callable[[], Any]) -> Any:
-    """A tokenizer or a processor; None for a model without one."""
-    try:
-        return make()
-    except (ValueError, ImportError):
-        return None
 
 
 def as_json(counted: Counted, name: str, read: Corpus, out: Path) -> str:

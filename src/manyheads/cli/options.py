@@ -16,6 +16,12 @@ Images = Annotated[str | None, typer.Option(help="A folder of pictures.")]
 Tokens = Annotated[
     str | None, typer.Option(help="Token ids in a NumPy file: (sequences, length) or (length,).")
 ]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="What the task of a trained model reads, as train takes it; else what training held out."
+    ),
+]
 MaxLength = Annotated[int | None, typer.Option(help="Cut longer sequences into pieces of this many tokens.")]
 Limit = Annotated[int | None, typer.Option(help="Read only so many texts, pictures or sequences.")]
 BatchTokens = Annotated[int, typer.Option(help="How many tokens run through the model at once.")]

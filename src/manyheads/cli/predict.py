@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,7 +14,11 @@ from rich.console import Console
 def predict(
     folder: Annotated[Path, typer.Argument(help="A folder that train wrote, or prune of such a one.")],
     inputs: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Without, lines of standard input.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[INPUT]...",
+            help="Texts, sequences, or files, as the task has it; without, lines of standard input.",
+        ),
     ] = None,
     new_tokens: Annotated[int | None, typer.Option(help="Language: how many tokens to write.")] = None,
     temperature: Annotated[
@@ -22,14 +26,20 @@ def predict(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Language: another number, another text.")] = None,
     beams: Annotated[int | None, typer.Option(help="Translation: hypotheses kept.")] = None,
+    draw: Annotated[
+        Path | None, typer.Option(help="DNA: a picture (.png) of where every head looks along each sequence.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """Translate, continue a text, or fill in what is <hidden>, as the model was trained to.
+    """Translate, continue a text, name a picture, forecast a table, as the model was trained to.
 
     [bold]Examples[/bold]
 
       manyheads predict out/translation "forty-two" "Monday, July 24, 1995"
       manyheads predict out/language "The function" --new-tokens 300 --temperature 0.6
+      manyheads predict out/images picture.png
+      manyheads predict out/series table.csv
+      manyheads predict out/dna ACGTTGACAGATTATAATGC --draw out/heads.png
     """
     with Console(stderr=True).status(f"Loading {folder}"):
         from manyheads import tasks
@@ -41,7 +51,7 @@ def predict(
         how["temperature"] = None
     given = inputs or [line.rstrip("\n") for line in sys.stdin]
     if not given:
-        raise ValueError("text: expected one or more to predict from, got none")
+        raise ValueError("input: expected one or more to predict from, got none")
     try:
         found = task.predict(model, given, **how)
     except TypeError as error:
@@ -50,3 +60,24 @@ def predict(
         raise
     for before, after in zip(given, found, strict=True):
         print(json_format.dumps({"input": before, "output": after}) if json else after)
+    if draw is not None:
+        _draw(folder, task, given, found, draw)
+        Console(stderr=True).print(f"Where the heads look: {draw}", soft_wrap=True, highlight=False)
+
+
+def _draw(folder: Path, task: Any, given: list[str], found: list[str], path: Path) -> None:
+    """Every head along every input, in one picture."""
+    from manyheads.models import load
+    from manyheads.tasks.dna import DNA
+    from manyheads.view.along import along, draw
+
+    if not isinstance(task, DNA):
+        raise ValueError(f"draw: {task.name} reads no sequences of bases; leave the option out")
+    model = load(str(folder)).model
+    panels = []
+    for sequence, answer in zip(given, found, strict=True):
+        batch, letters = task.one(sequence)
+        seen = along(model, [batch], query=0 if task.pooling == "first" else None)
+        panels.append((f"{answer}: {sequence[:100]}", seen, letters))
+    who = "the class token" if task.pooling == "first" else "all tokens, in the mean"
+    draw(panels, path, f"{folder}: where {who} looks")

@@ -38,6 +38,7 @@ def prune(
         ),
     ] = None,
     tokens: options.Tokens = None,
+    data: options.Data = None,
     keep: Annotated[
         float | None, typer.Option(help="The share of heads that stays, between 0 and 1.")
     ] = None,
@@ -98,10 +99,10 @@ def prune(
     console, errors = Console(), Console(stderr=True)
     with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
         from manyheads.corpus import choose
-        from manyheads.models import load
+        from manyheads.models import if_any, load
 
         loaded = load(model, head=True)
-        read = choose(loaded, text, None, tokens, max_length, limit, batch_tokens)
+        read = choose(loaded, text, None, tokens, max_length, limit, batch_tokens, data)
         judge = None if metric is None else _metric(metric)
         given = None if plan is None else _plan(plan, loaded.model)
         kept = _heads(protect, loaded.model)
@@ -131,8 +132,7 @@ def prune(
         )
         found = card.card(loaded.model, small, held_out, metric=judge)
         drawn = _curve(loaded.model, fitted, held_out, method, refit, uniform, step) if curve else None
-    tokenizer = loaded.tokenizer() if text is not None or tokens is None else None
-    files.save(small, out, tokenizer)
+    files.save(small, out, if_any(loaded.tokenizer))
     removed = Plan.of(loaded.model, small, fitted[0])
     removed.save(out / "plan.json")
     document = {"model": loaded.name, "corpus": read.what, "out": str(out), **found.as_json()}

@@ -34,6 +34,7 @@ def roles(
     text: options.Text = None,
     images: options.Images = None,
     tokens: options.Tokens = None,
+    data: options.Data = None,
     max_length: options.MaxLength = None,
     limit: options.Limit = None,
     batch_tokens: options.BatchTokens = 4096,
@@ -57,9 +58,9 @@ def roles(
         from manyheads.models import load
 
         loaded = load(model, head=True)
-        read = corpus.choose(loaded, text, images, tokens, max_length, limit, batch_tokens)
+        read = corpus.choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
         tokenizer = None
-        if images is None and (tokens is None or treebank is not None):
+        if read.unit == "tokens" and (tokens is None or treebank is not None):
             tokenizer = loaded.tokenizer()
     prepare(out)
     with _progress(errors) as step:

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
+    from manyheads.training.batches import Examples
     from manyheads.training.task import Task
 
 # Where each task lives, and what it is, for people who have not loaded torch yet.
 TASKS = {
     "language": ("manyheads.tasks.language:Language", "Learn a text: the next token, or hidden ones."),
+    "images": ("manyheads.tasks.images:Images", "What a picture shows."),
+    "series": ("manyheads.tasks.series:Series", "How columns of numbers go on."),
+    "dna": ("manyheads.tasks.dna:DNA", "The class of a stretch of DNA."),
     "translation": ("manyheads.tasks.translation:Translation", "Sentences from one language to another."),
 }
 
@@ -45,6 +49,14 @@ def restore(folder: str | Path) -> Task:
     task: Task = kind(**described)
     task.restore(folder)
     return task
+
+
+def held_out(folder: str | Path, task: Task) -> Examples:
+    """What training did not learn from: the validation examples of the run in this folder."""
+    from manyheads.training.run import read_config
+
+    training = read_config(Path(folder))["training"]
+    return task.open(training["data"], training["valid"]).valid
 
 
 def load(folder: str | Path) -> tuple[Task, nn.Module]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from manyheads.training.options import option
 
@@ -17,6 +17,8 @@ class Architecture:
     >>> Architecture(d_model=12, heads=3, layers=2).of_the_stack(max_length=None)["heads"]
     3
     """
+
+    unit: ClassVar[str] = "tokens"
 
     d_model: int = option(128, "Width of a token.")
     heads: int = option(4, "Attention heads of a layer.")

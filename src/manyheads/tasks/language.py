@@ -124,7 +124,7 @@ class Language(Architecture):
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Cross-entropy in nats, summed over the tokens that are to be predicted."""
-        logits = model(batch["ids"], lengths=batch.get("lengths"))
+        logits = model(**self.inputs(batch))
         labels = batch["labels"].flatten()
         summed = F.cross_entropy(logits.flatten(0, 1).float(), labels, ignore_index=IGNORED, reduction="sum")
         return summed, (labels != IGNORED).sum()
@@ -177,9 +177,14 @@ class Language(Architecture):
             out.append(text + self.tokenizer.decode(written[0, ids.shape[1] :].tolist()))
         return out
 
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
+        """The ids; which of them are to be predicted is not the model's business."""
+        ids = {"ids" if self.masked else "x": batch["ids"]}
+        return ids | ({"lengths": batch["lengths"]} if "lengths" in batch else {})
+
     def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Any]:
         """Texts as they are."""
-        return {"ids" if self.masked else "x": ids, "lengths": lengths}
+        return self.inputs({"ids": ids, "lengths": lengths})
 
     def save(self, folder: Path) -> None:
         """Write the vocabulary as tokenizer.json."""

@@ -143,13 +143,19 @@ def read_set(data: str, part: str, size: int | None = None) -> Labelled | None:
 
 
 def _folder(path: Path, part: str, size: int | None) -> Labelled | None:
-    parts = {name for names in PARTS.values() for name in names}
+    every = {name for names in PARTS.values() for name in names}
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
-    if {folder.name.lower() for folder in folders} & parts:
+    # a class may be called train, too: a part is what holds folders
+    parts = [folder for folder in folders if folder.name.lower() in every and _has_folders(folder)]
+    if parts:
         wanted = () if part == "all" else PARTS[part]
-        chosen = [folder for folder in folders if folder.name.lower() in wanted]
+        chosen = [folder for folder in parts if folder.name.lower() in wanted]
         return _classes(chosen[0], size) if chosen else None
     return _classes(path, size) if part == "all" else None
+
+
+def _has_folders(folder: Path) -> bool:
+    return any(inside.is_dir() for inside in folder.iterdir())
 
 
 def _classes(path: Path, size: int | None) -> Labelled:

@@ -133,7 +133,13 @@ def lines_of(text: str) -> Iterator[str]:
 
 
 def save_tokenizer(
-    tokenizer: Any, folder: Path, length: int, names: dict[str, str], ends_with: str | None = None
+    tokenizer: Any,
+    folder: Path,
+    length: int,
+    names: dict[str, str],
+    *,
+    begins_with: str | None = None,
+    ends_with: str | None = None,
 ) -> None:
     """Write a tokenizer so that transformers' AutoTokenizer reads it, too.
 
@@ -142,14 +148,16 @@ def save_tokenizer(
     tokenizer, folder: what, and where to.
     length: the longest text the model was made for.
     names: special tokens by the names that transformers has for them.
-    ends_with: a token that others' calls of the tokenizer put at the end of every text.
+    begins_with, ends_with: tokens that others' calls of the tokenizer put around every text.
     """
     from tokenizers import Tokenizer, processors
 
     written = Tokenizer.from_str(tokenizer.to_str())
-    if ends_with is not None:
-        end = (ends_with, tokenizer.token_to_id(ends_with))
-        written.post_processor = processors.TemplateProcessing(f"$A {ends_with}", special_tokens=[end])
+    around = [token for token in (begins_with, ends_with) if token is not None]
+    if around:
+        template = " ".join(filter(None, (begins_with, "$A", ends_with)))
+        ids = [(token, tokenizer.token_to_id(token)) for token in around]
+        written.post_processor = processors.TemplateProcessing(template, special_tokens=ids)
     kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, **names}
     (folder / "tokenizer.json").write_text(written.to_str(), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(kind, indent=1), encoding="utf-8")

@@ -144,6 +144,11 @@ class Translation(Architecture):
         source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
         return self._translate(model, source, lengths, beams)
 
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
+        """The source, and of the target what is read while it is written: all but its end."""
+        target, lengths = batch["target"][:, :-1], batch["target_lengths"] - 1
+        return {**batch, "target": target, "target_lengths": lengths}
+
     def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Any]:
         """The texts as source; the target is what the model itself makes of them."""
         start, end = (self.tokenizer.token_to_id(token) for token in (START, END))
@@ -167,12 +172,7 @@ class Translation(Architecture):
 
     def _loss(self, model: nn.Module, batch: dict[str, Tensor], smoothing: float) -> tuple[Tensor, Tensor]:
         target, lengths = batch["target"], batch["target_lengths"] - 1
-        logits = model(
-            batch["source"],
-            target[:, :-1],
-            source_lengths=batch["source_lengths"],
-            target_lengths=lengths,
-        )
+        logits = model(**self.inputs(batch))
         real = torch.arange(target.shape[1] - 1, device=target.device) < lengths[:, None]
         labels = target[:, 1:].masked_fill(~real, IGNORED)
         summed = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), smoothing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -30,6 +30,7 @@ class Task(Protocol):
     name: ClassVar[str]
     metric: ClassVar[str]  # the one of `metrics` that decides which weights are the best
     higher_is_better: ClassVar[bool]
+    unit: ClassVar[str]  # what `inspect` counts: tokens, or else whole examples by their name, as images
     training: ClassVar[dict[str, Any]]  # options of training that suit this task
 
     def open(self, data: str | None, valid: str | None = None) -> Data:
@@ -56,11 +57,27 @@ class Task(Protocol):
     def predict(self, model: nn.Module, inputs: list[str], **how: Any) -> list[str]:
         """What the trained model makes of these inputs."""
 
-    def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Any]:
-        """Texts as ids ``(batch, length)`` to what the model takes: how `inspect` and the others run it."""
+    def inputs(self, batch: Any) -> dict[str, Any]:
+        """What the model takes, by name, of what `collate` made: how `inspect` and the others run it."""
 
     def save(self, folder: Path) -> None:
         """Write what the task learned from the data, such as a vocabulary."""
 
     def restore(self, folder: Path) -> None:
         """Read what `save` wrote."""
+
+
+@runtime_checkable
+class ReadsText(Protocol):
+    """A task whose folder has a tokenizer, so that people can also give its model texts of their own."""
+
+    def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Any]:
+        """Texts as ids ``(batch, length)``, with their lengths, to what the model takes."""
+
+
+@runtime_checkable
+class ReadsPictures(Protocol):
+    """A task that makes its input of pictures, so that people can also give its model some of their own."""
+
+    def processor(self) -> Any:
+        """A function of pictures (a list, of Pillow) that returns what the model takes, by name."""

@@ -1,0 +1,228 @@
+"""DNA: what a stretch of bases is, by a transformer that reads bases or words of a few."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.nn.transformers import Encoder
+from manyheads.tasks import texts
+from manyheads.tasks.classify import TESTING, Classification, first_of, parted, parts_of, pooled
+from manyheads.tasks.sequences import BASES, Labelled, check, read_sequences
+from manyheads.training.batches import Examples
+from manyheads.training.options import option
+from manyheads.training.task import Data
+
+CLASS, UNKNOWN = "<class>", "<unknown>"
+LONGEST_WORD = 6
+# The embedded data: how many sequences, how long, and what is planted in them.
+EMBEDDED, LENGTH, CHANGED = 4000, 60, 0.05
+MOTIFS = ("TATAAT", "TTGACA")
+
+
+class SequenceClassifier(nn.Module):
+    """Tokens through an encoder, and the class from the first of them or from their mean.
+
+    Parameters
+    ----------
+    labels: names of the classes.
+    vocabulary: how many tokens there are.
+    pooling: "first" or "mean".
+    options: of `Encoder`.
+
+    Examples
+    --------
+    >>> model = SequenceClassifier(["a", "b"], vocabulary=7, d_model=12, heads=3, layers=1)
+    >>> model(torch.randint(7, (2, 5)), lengths=torch.tensor([5, 3]))["logits"].shape
+    torch.Size([2, 2])
+    """
+
+    def __init__(
+        self, labels: Sequence[str], vocabulary: int, *, pooling: str = "first", **options: Any
+    ) -> None:
+        super().__init__()
+        self.labels, self.pooling = list(labels), pooling
+        self.encoder = Encoder(vocabulary=vocabulary, **options)
+        self.output = nn.Linear(self.encoder.d_model, len(self.labels))
+
+    def forward(self, ids: Tensor, lengths: Tensor | None = None) -> dict[str, Tensor]:
+        """Ids ``(batch, length)`` to ``logits`` (batch, classes)."""
+        x = self.encoder(ids, lengths=lengths)
+        return {"logits": self.output(pooled(x, lengths, self.pooling))}
+
+
+@dataclass(kw_only=True)
+class DNA(Classification):
+    """The class of a stretch of DNA.
+
+    ``data`` is a folder of FASTA files named by class, such files with commas between them, or a table (.tsv)
+    of class and sequence; folders may have parts for train, val and test. Without, sequences are made at
+    random, in which motifs were planted: none, one, the other, or both in one order or in the other. Where
+    there is no part to measure on, every tenth sequence is held out.
+
+    Examples
+    --------
+    >>> task = DNA(d_model=12, heads=3, layers=1)
+    >>> data = task.open(None)
+    >>> task.collate(data.train.take([0, 1]))["ids"].shape                  # (batch, length)
+    torch.Size([2, 61])
+    """
+
+    name: ClassVar[str] = "dna"
+    training: ClassVar[dict[str, Any]] = {
+        "steps": 600,
+        "batch_tokens": 4096,
+        "learning_rate": 2e-3,
+        "evaluate_every": 100,
+        "evaluate_examples": 0,
+    }
+
+    d_model: int = option(64, "Width of a token.")
+    layers: int = option(3, "Number of layers.")
+    dropout: float = option(0.1, "Share dropped of what every part adds.")
+    word: int = option(1, "How many bases a token is: 1 for bases, 3 for codon-like words, up to 6.")
+    max_tokens: int = option(512, "Longer sequences are cut to their first tokens.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.word <= LONGEST_WORD:
+            raise ValueError(f"word: expected 1 to {LONGEST_WORD} bases, got {self.word}")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens: expected 1 or more, got {self.max_tokens}")
+        self.tokenizer = words(self.word)
+        self.known = self.tokenizer.get_vocab()
+
+    def open(self, data: str | None, valid: str | None = None) -> Data:
+        """The sequences to learn from and those to be measured on."""
+        (pairs, empty), held_out = parts_of(read_sequences, data, valid, lambda: (planted(EMBEDDED), 0))
+        if held_out is None:
+            learned, held = parted(len(pairs))
+            held_out = [pairs[i] for i in held], 0
+            pairs = [pairs[i] for i in learned]
+        empty += held_out[1]
+        long = sum(len(sequence) > self.word * self.max_tokens for _, sequence in [*pairs, *held_out[0]])
+        notes = [f"{len(pairs):,} sequences to learn from, {len(held_out[0]):,} held out"]
+        notes += [f"{empty:,} records without a class or a sequence were left out"] if empty else []
+        notes += [f"{long:,} sequences longer than {self.max_tokens} tokens were cut"] if long else []
+        self.numbers([name for name, _ in pairs], learn=True)
+        return Data(self._examples(pairs), self._examples(held_out[0]), notes)
+
+    def read(self, data: str) -> Examples:
+        """The part for testing; all of data that has no parts."""
+        found: Labelled = first_of(read_sequences, data, TESTING)
+        return self._examples(found[0])
+
+    def describe(self) -> dict[str, Any]:
+        """A `SequenceClassifier`."""
+        options = self.of_the_stack(max_length=self.max_tokens + 1) | {
+            "labels": self.labels,
+            "vocabulary": len(self.known),
+            "pooling": self.pooling,
+        }
+        return {"class": f"{__name__}:SequenceClassifier", "options": options}
+
+    def collate(self, examples: list[Any]) -> dict[str, Tensor]:
+        """Ids ``(batch, length)``, their lengths and labels (batch,)."""
+        rows, labels = zip(*examples, strict=True)
+        return self._padded(list(rows)) | {"labels": torch.stack(labels)}
+
+    def predict(self, model: nn.Module, inputs: list[str]) -> list[str]:
+        """The class of each sequence."""
+        rows = [self._row(sequence) for sequence in inputs]
+        device = next(model.parameters()).device
+        batch = {name: item.to(device) for name, item in self._padded(rows).items()}
+        with torch.no_grad():
+            logits = model.eval()(**batch)["logits"]
+        return [self.labels[number] for number in logits.argmax(-1).tolist()]
+
+    def one(self, sequence: str) -> tuple[dict[str, Tensor], list[str]]:
+        """What the model takes of one sequence, and its tokens as people read them."""
+        row = self._row(sequence)
+        named = {number: token for token, number in self.known.items()} | {self.known[UNKNOWN]: "?"}
+        return {"ids": row[None]}, [named[number] for number in row.tolist()]
+
+    def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Any]:
+        """Sequences as they are: the tokenizer puts the first token before them."""
+        return {"ids": ids, "lengths": lengths}
+
+    def save(self, folder: Path) -> None:
+        """Write the tokens as tokenizer.json, for sequences that people type."""
+        first = CLASS if self.pooling == "first" else None
+        names = {"unk_token": UNKNOWN, "cls_token": CLASS}
+        texts.save_tokenizer(self.tokenizer, folder, self.max_tokens + 1, names, begins_with=first)
+
+    def _examples(self, pairs: list[tuple[str, str]]) -> Examples:
+        labels = self.numbers([name for name, _ in pairs])
+        rows = [self._ids(sequence) for _, sequence in pairs]
+        return Examples([len(row) for row in rows], lambda index, _: (rows[index], labels[index]))
+
+    def _row(self, sequence: str) -> Tensor:
+        return self._ids(check(sequence.strip(), repr(sequence[:40])))
+
+    def _ids(self, sequence: str) -> Tensor:
+        starts = range(0, min(len(sequence), self.word * self.max_tokens), self.word)
+        unknown = self.known[UNKNOWN]
+        ids = [self.known.get(sequence[start : start + self.word], unknown) for start in starts]
+        if not ids:
+            raise ValueError("sequence: expected at least one base, got none")
+        return torch.tensor([self.known[CLASS], *ids] if self.pooling == "first" else ids)
+
+    def _padded(self, rows: list[Tensor]) -> dict[str, Tensor]:
+        lengths = torch.tensor([len(row) for row in rows])
+        batch = {"ids": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)}
+        return batch if bool((lengths == lengths[0]).all()) else batch | {"lengths": lengths}
+
+
+def words(length: int) -> Any:
+    """A tokenizer of DNA: words of so many bases one after the other, what is left at the end a shorter one.
+
+    >>> tokenizer = words(3)
+    >>> tokenizer.encode("acgttNAC").tokens, tokenizer.get_vocab_size()
+    (['ACG', '<unknown>', 'AC'], 86)
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    known = ["".join(word) for size in range(1, length + 1) for word in product(BASES, repeat=size)]
+    vocabulary = {token: number for number, token in enumerate([CLASS, UNKNOWN, *known])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    capitals = [normalizers.Replace(letter, letter.upper()) for letter in BASES.lower()]
+    rna = [normalizers.Replace(letter, "T") for letter in "uU"]
+    tokenizer.normalizer = normalizers.Sequence([*capitals, *rna])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(rf"\S{{1,{length}}}"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([CLASS, UNKNOWN])
+    return tokenizer
+
+
+def planted(number: int, length: int = LENGTH) -> list[tuple[str, str]]:
+    """Random sequences with motifs planted at random places, the same every time: ``(class, sequence)``.
+
+    The motifs are those that bacteria's promoters have, and one base in twenty of them is another one. A
+    class is none, one motif, the other, or both; of both, it also says which comes first.
+
+    >>> planted(5)[4]
+    ('TTGACA TATAAT', '...')
+    """
+    random = torch.Generator().manual_seed(0)
+    classes: list[tuple[str, ...]] = [(), (MOTIFS[0],), (MOTIFS[1],), MOTIFS, MOTIFS[::-1]]
+    found = []
+    for index in range(number):
+        motifs = classes[index % len(classes)]
+        letters = [BASES[i] for i in torch.randint(4, (length,), generator=random).tolist()]
+        room = length - sum(map(len, motifs))
+        gaps = sorted(torch.randint(room + 1, (len(motifs),), generator=random).tolist())
+        before = 0
+        for gap, motif in zip(gaps, motifs, strict=True):
+            changed = (torch.rand(len(motif), generator=random) < CHANGED).tolist()
+            for place, (base, other) in enumerate(zip(motif, changed, strict=True)):
+                if not other:
+                    letters[gap + before + place] = base
+            before += len(motif)
+        found.append((" ".join(motifs) or "none", "".join(letters)))
+    return found

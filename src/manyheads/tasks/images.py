@@ -1,0 +1,280 @@
+"""Images: what a picture shows, by a transformer that reads it patch by patch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.nn.transformers import Encoder
+from manyheads.tasks.classify import TESTING, Classification, first_of, parted, parts_of, pooled
+from manyheads.tasks.pictures import Labelled, patches, read_picture, read_set, to_pixels
+from manyheads.training.batches import Examples
+from manyheads.training.options import option
+from manyheads.training.task import Data
+
+STEMS = ("patches", "convolutions")
+
+
+class PictureClassifier(nn.Module):
+    """Patches of a picture through an encoder, and the class from the first token or from the mean.
+
+    Parameters
+    ----------
+    labels: names of the classes.
+    channels, height, width: of pictures.
+    patch: side of the squares that become tokens, in pixels.
+    mean, spread: of the pixels of each channel, in the pictures it learned from.
+    stem: how a square becomes a token: "patches", one linear map; or "convolutions", one for each halving of
+        the picture, which also see what lies around the square.
+    pooling: "first" or "mean".
+    options: of `Encoder`.
+
+    Examples
+    --------
+    >>> sizes = {"d_model": 12, "heads": 3, "layers": 1, "positions": "none"}
+    >>> model = PictureClassifier(["a", "b"], 1, 8, 8, 2, mean=[0.5], spread=[0.5], **sizes)
+    >>> model(torch.rand(3, 1, 8, 8))["logits"].shape                       # (batch, classes)
+    torch.Size([3, 2])
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        channels: int,
+        height: int,
+        width: int,
+        patch: int,
+        *,
+        mean: Sequence[float],
+        spread: Sequence[float],
+        stem: str = "patches",
+        pooling: str = "first",
+        d_model: int,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.labels, self.patch, self.pooling = list(labels), patch, pooling
+        self.mean: Tensor
+        self.spread: Tensor
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("spread", torch.tensor(spread).view(-1, 1, 1), persistent=False)
+        self.stem: nn.Module
+        if stem == "patches":
+            self.stem = nn.Linear(channels * patch * patch, d_model)
+        else:
+            self.stem = Convolutions(channels, d_model, patch)
+        self.first = nn.Parameter(0.02 * torch.randn(1, 1, d_model)) if pooling == "first" else None
+        self.encoder = Encoder(d_model, **options)
+        self.output = nn.Linear(d_model, len(self.labels))
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Pictures ``(batch, channels, height, width)``, from 0 to 1, to ``logits`` (batch, classes)."""
+        pixels = (pixels - self.mean) / self.spread
+        x = self.stem(patches(pixels, self.patch) if isinstance(self.stem, nn.Linear) else pixels)
+        if self.first is not None:
+            x = torch.cat([self.first.expand(len(x), -1, -1), x], 1)
+        return {"logits": self.output(pooled(self.encoder(x), None, self.pooling))}
+
+
+class Convolutions(nn.Module):
+    """A picture halved again and again, until what was a square of ``patch`` pixels is one token.
+
+    >>> Convolutions(3, 8, patch=4)(torch.rand(2, 3, 16, 12)).shape         # (batch, tokens, d_model)
+    torch.Size([2, 12, 8])
+    """
+
+    def __init__(self, channels: int, d_model: int, patch: int) -> None:
+        super().__init__()
+        halvings = patch.bit_length() - 1
+        widths = [channels, *(d_model >> (halvings - 1 - i) for i in range(halvings))]
+        self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Pictures ``(batch, channels, height, width)`` to tokens, row by row."""
+        for layer in self.layers:
+            pixels = F.max_pool2d(F.relu(layer(pixels)), 2)
+        return pixels.flatten(2).transpose(1, 2)
+
+
+@dataclass(kw_only=True)
+class Images(Classification):
+    """What a picture shows.
+
+    ``data`` is a folder with a folder of pictures for each class, or with such folders for train, val and
+    test; a folder of IDX files, as MNIST comes in; or an .npz file with x_train, y_train, x_test and y_test.
+    Without, the handwritten digits that come with scikit-learn. Where there is no part to measure on, every
+    tenth picture is held out; evaluate --data reads the part for testing.
+
+    Examples
+    --------
+    >>> task = Images(d_model=12, heads=3, layers=1)
+    >>> data = task.open(None)
+    >>> task.collate(data.train.take([0, 1]))["pixels"].shape               # (batch, channels, height, width)
+    torch.Size([2, 1, 8, 8])
+    """
+
+    name: ClassVar[str] = "images"
+    unit: ClassVar[str] = "images"
+    training: ClassVar[dict[str, Any]] = {
+        "steps": 600,
+        "batch_tokens": 2176,
+        "learning_rate": 2e-3,
+        "weight_decay": 0.05,
+        "evaluate_every": 100,
+        "evaluate_examples": 0,
+    }
+
+    d_model: int = option(64, "Width of a token.")
+    positions: str = option("learned", "sinusoidal, learned, rotary, alibi or none.")
+    dropout: float = option(0.1, "Share dropped of what every part adds.")
+    patch: int = option(2, "Side of the squares that a picture is cut into, in pixels.")
+    stem: str = option("patches", "How a square becomes a token: patches (linear) or convolutions.")
+    size: int | None = option(None, "Height and width that the pictures of folders are brought to.")
+    shift: int = option(1, "Pixels by which pictures are moved at random, in training.")
+    flip: bool = option(False, "Mirror every other picture in training: for photographs, not for letters.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stem not in STEMS:
+            raise ValueError(f"stem: expected {' or '.join(STEMS)}, got {self.stem!r}")
+        if self.patch < 1 or self.shift < 0 or (self.size is not None and self.size < 1):
+            raise ValueError("patch, size: expected 1 or more, and shift: 0 or more")
+        if self.stem == "convolutions" and (self.patch < 2 or self.patch & (self.patch - 1)):
+            raise ValueError(f"patch: expected 2, 4, 8 ... with convolutions, got {self.patch}")
+        self.shape: list[int] = []  # channels, height, width
+        self.scale: tuple[list[float], list[float]] = ([], [])  # mean and spread of each channel
+
+    def open(self, data: str | None, valid: str | None = None) -> Data:
+        """The pictures to learn from and those to be measured on."""
+        whole, held_out = parts_of(self._part, data, valid, digits)
+        pixels, names = whole
+        if held_out is None:
+            learned, held = parted(len(pixels))
+            held_out = pixels[held], [names[i] for i in held]
+            pixels, names = pixels[learned], [names[i] for i in learned]
+        numbers = self.numbers(names, learn=True)
+        if not self.shape:
+            self.shape = list(pixels.shape[1:])
+            patches(torch.empty(1, *self.shape), self.patch)  # says so if they do not fit
+            each = pixels.transpose(0, 1).flatten(1).float() / 255
+            self.scale = each.mean(1).tolist(), each.std(1).clamp(min=1e-3).tolist()
+        notes = [f"{len(pixels):,} pictures to learn from, {len(held_out[0]):,} held out"]
+        return Data(self._examples(pixels, numbers, True), self._held_out(*held_out), notes)
+
+    def read(self, data: str) -> Examples:
+        """The part for testing; all of data that has no parts."""
+        return self._held_out(*first_of(self._part, data, TESTING))
+
+    def describe(self) -> dict[str, Any]:
+        """A `PictureClassifier`."""
+        channels, height, width = self.shape
+        options = self.of_the_stack(max_length=self._tokens()) | {
+            "labels": self.labels,
+            "channels": channels,
+            "height": height,
+            "width": width,
+            "patch": self.patch,
+            "mean": self.scale[0],
+            "spread": self.scale[1],
+            "stem": self.stem,
+            "pooling": self.pooling,
+        }
+        return {"class": f"{__name__}:PictureClassifier", "options": options}
+
+    def collate(self, examples: list[Any]) -> dict[str, Tensor]:
+        """Pixels ``(batch, channels, height, width)`` from 0 to 1, and labels (batch,)."""
+        pixels, labels = zip(*examples, strict=True)
+        return {"pixels": torch.stack(pixels).float() / 255, "labels": torch.stack(labels)}
+
+    def predict(self, model: nn.Module, inputs: list[str]) -> list[str]:
+        """What each picture file shows."""
+        pixels = torch.stack([self._fitted(read_picture(path, self._size())) for path in inputs])
+        with torch.no_grad():
+            logits = model.eval()((pixels.float() / 255).to(next(model.parameters()).device))["logits"]
+        return [self.labels[number] for number in logits.argmax(-1).tolist()]
+
+    def processor(self) -> Any:
+        """Pictures of Pillow to what the model takes."""
+
+        def process(pictures: Sequence[Any], **_: Any) -> dict[str, Tensor]:
+            pixels = torch.stack([self._fitted(to_pixels(picture, self._size())) for picture in pictures])
+            return {"pixels": pixels.float() / 255}
+
+        return process
+
+    def restore(self, folder: Path) -> None:
+        """Read classes and sizes from the description of the model."""
+        from manyheads.training.run import read_config
+
+        super().restore(folder)
+        options = read_config(folder)["options"]
+        self.shape = [options[name] for name in ("channels", "height", "width")]
+        self.scale = options["mean"], options["spread"]
+
+    def _part(self, data: str, part: str) -> Labelled | None:
+        return read_set(data, part, self.size)
+
+    def _held_out(self, pixels: Tensor, names: list[str]) -> Examples:
+        if list(pixels.shape[2:]) != self.shape[1:]:
+            (here, there), (height, width) = pixels.shape[2:], self.shape[1:]
+            raise ValueError(
+                f"data: pictures of {here} x {there} pixels, and the model reads {height} x {width}; "
+                "expected the same size"
+            )
+        return self._examples(pixels, self.numbers(names), False)
+
+    def _examples(self, pixels: Tensor, numbers: Tensor, learning: bool) -> Examples:
+        shift, (height, width) = self.shift if learning else 0, self.shape[1:]
+
+        def make(index: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+            one = self._fitted(pixels[index])
+            if shift:
+                down, right = torch.randint(2 * shift + 1, (2,), generator=random).tolist()
+                one = F.pad(one, (shift,) * 4)[:, down : down + height, right : right + width]
+            if learning and self.flip and int(torch.randint(2, (), generator=random)):
+                one = one.flip(2)
+            return one, numbers[index]
+
+        return Examples([self._tokens()] * len(pixels), make)
+
+    def _fitted(self, pixels: Tensor) -> Tensor:
+        """One picture with as many channels as the model reads."""
+        channels = self.shape[0]
+        if channels == len(pixels):
+            return pixels
+        if channels == 3:
+            return pixels.expand(3, -1, -1)
+        weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)  # how bright the colours look
+        return (pixels * weights).sum(0, keepdim=True).round().to(torch.uint8)
+
+    def _size(self) -> tuple[int, int]:
+        return self.shape[1], self.shape[2]
+
+    def _tokens(self) -> int:
+        _, height, width = self.shape
+        return (height // self.patch) * (width // self.patch) + (self.pooling == "first")
+
+
+def digits() -> tuple[Tensor, list[str]]:
+    """1,797 handwritten digits of 8 x 8 pixels, of scikit-learn (from the UCI repository).
+
+    >>> pixels, names = digits()
+    >>> pixels.shape, len(set(names))
+    (torch.Size([1797, 1, 8, 8]), 10)
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise ImportError(
+            "data: the embedded digits come with scikit-learn: pip install 'manyheads[train]'; or give --data"
+        ) from None
+    found = load_digits()
+    pixels = (torch.as_tensor(found.images) * (255 / 16)).round().to(torch.uint8)
+    return pixels.unsqueeze(1), [str(number) for number in found.target.tolist()]

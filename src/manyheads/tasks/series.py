@@ -1,0 +1,300 @@
+"""Series: how columns of numbers go on, by a transformer that reads their past in patches."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.nn.residual import Dropout
+from manyheads.nn.transformers import Encoder
+from manyheads.tasks.architecture import Architecture
+from manyheads.tasks.tables import Table, read_table
+from manyheads.training.batches import Examples
+from manyheads.training.options import option
+from manyheads.training.task import Data
+
+EMBEDDED = "sunspots.csv"
+TINY = 1e-5  # a stretch that does not change has no spread to be divided by
+
+
+class Forecaster(nn.Module):
+    """What a series does next, from patches of its past; every column of a table is a series of its own.
+
+    The past is brought to mean 0 and spread 1 before it is read, and the forecast back to where the past was:
+    so the model learns shapes, wherever a series wanders off to (instance normalisation).
+
+    Parameters
+    ----------
+    columns: the names of columns with the mean and spread that the numbers it takes were brought to.
+    context, horizon: how many numbers it reads, and how many it says.
+    patch, stride: how many numbers are a token, and how far the next one begins from where this one does.
+    output_dropout: share dropped of what the forecast is made of.
+    options: of `Encoder`.
+
+    Examples
+    --------
+    >>> model = Forecaster({"a": [0.0, 1.0]}, 32, 7, patch=8, stride=4, d_model=12, heads=3, layers=1)
+    >>> model(torch.randn(2, 32)).shape                                     # (batch, horizon)
+    torch.Size([2, 7])
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Sequence[float]],
+        context: int,
+        horizon: int,
+        *,
+        patch: int,
+        stride: int,
+        output_dropout: float = 0.0,
+        d_model: int,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.columns = {name: list(scale) for name, scale in columns.items()}
+        self.patch, self.stride = patch, stride
+        self.enter = nn.Linear(patch, d_model)
+        self.encoder = Encoder(d_model, **options)
+        self.dropout = Dropout(output_dropout)
+        self.output = nn.Linear(tokens(context, patch, stride) * d_model, horizon)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Stretches ``(batch, context)`` to what comes next, ``(batch, horizon)``."""
+        mean = x.mean(1, keepdim=True)
+        spread = x.std(1, keepdim=True, correction=0) + TINY
+        z = (x - mean) / spread
+        # the first patch reaches beyond the start, so that the last one ends with the present
+        left = (self.patch - x.shape[1]) % self.stride
+        cut = torch.cat([z[:, :1].expand(-1, left), z], 1).unfold(1, self.patch, self.stride)
+        seen: Tensor = self.encoder(self.enter(cut))
+        said: Tensor = self.output(self.dropout(seen.flatten(1)))
+        return said * spread + mean
+
+
+def tokens(context: int, patch: int, stride: int) -> int:
+    """How many patches there are in a stretch of so many numbers.
+
+    >>> tokens(336, 16, 8), tokens(10, 4, 3)
+    (41, 3)
+    """
+    return -(-(context - patch) // stride) + 1
+
+
+@dataclass(kw_only=True)
+class Series(Architecture):
+    """How columns of numbers go on.
+
+    ``data`` is a CSV file: a line of names, a column that says when, columns of numbers. Each column is
+    brought to mean 0 and spread 1 by the rows to learn from, and errors are counted in that measure.
+    ``split`` says which rows are to learn from, to choose the best weights by, and to test: shares, or
+    numbers of rows. evaluate --data FILE reads the rows to test of the file that was learned from, and all of
+    another one. Without data, the yearly number of sunspots since 1700.
+
+    Examples
+    --------
+    >>> task = Series(d_model=12, heads=3, layers=1)
+    >>> data = task.open(None)
+    >>> batch = task.collate(data.train.take([0, 1]))
+    >>> batch["x"].shape, batch["y"].shape                                  # (batch, context and horizon)
+    (torch.Size([2, 66]), torch.Size([2, 11]))
+    """
+
+    name: ClassVar[str] = "series"
+    unit: ClassVar[str] = "windows"
+    metric: ClassVar[str] = "mse"
+    higher_is_better: ClassVar[bool] = False
+    training: ClassVar[dict[str, Any]] = {
+        "steps": 400,
+        "batch_tokens": 1024,
+        "learning_rate": 1e-3,
+        "evaluate_every": 50,
+        "evaluate_examples": 0,
+    }
+
+    d_model: int = option(32, "Width of a token.")
+    layers: int = option(2, "Number of layers.")
+    positions: str = option("learned", "sinusoidal, learned, rotary, alibi or none.")
+    dropout: float = option(0.2, "Share dropped of what every part adds.")
+    context: int = option(66, "Rows that a forecast is made from.")
+    horizon: int = option(11, "Rows that are to be forecast.")
+    patch: int = option(11, "Rows that are a token.")
+    stride: int = option(5, "Rows from where a token begins to where the next one does.")
+    output_dropout: float = option(0.0, "Share dropped of what the forecast is made of.")
+    time: str | None = option(None, "The column that says when; by its name unless given, or none.")
+    columns: str | None = option(None, "Columns to forecast, with commas between them; all unless given.")
+    split: str = option("0.7,0.1,0.2", "Shares, or numbers of rows: to learn from, to choose by, to test.")
+
+    def __post_init__(self) -> None:
+        for name in ("context", "horizon", "patch", "stride"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        if self.patch > self.context:
+            raise ValueError(f"patch: expected at most the context, {self.context}, got {self.patch}")
+        self.parts = _parts(self.split)
+        self.scale: dict[str, list[float]] = {}  # mean and spread of each column
+        self.learned_from: str | None = None
+
+    def open(self, data: str | None, valid: str | None = None) -> Data:
+        """Windows of the rows to learn from, and of those to choose the best weights by."""
+        table = self._table(data)
+        first, second, _ = self._rows(len(table.values))
+        if not self.scale:
+            means = table.values[:first].mean(0).tolist()
+            spreads = table.values[:first].std(0, correction=0).clamp(min=TINY).tolist()
+            self.scale = {name: [*one] for name, *one in zip(table.columns, means, spreads, strict=True)}
+        self.learned_from = data
+        values = self._scaled(table)
+        learned = self._windows(values, 0, first, "to learn from")
+        if valid is None:
+            held_out = self._windows(values, first, first + second, "to choose by")
+        else:
+            held_out = self._all(self._table(valid))
+        names = ", ".join(self.scale)
+        notes = [f"{len(table.values):,} rows of {names}; learned from the first {first:,}"]
+        if table.uneven:
+            notes.append(f"{table.uneven:,} steps in time are longer or shorter than the others")
+        return Data(learned, held_out, notes)
+
+    def read(self, data: str) -> Examples:
+        """The rows to test, in the file that was learned from; all of another."""
+        table = self._table(data)
+        if self.learned_from is None or Path(data).resolve() != Path(self.learned_from).resolve():
+            return self._all(table)
+        first, second, third = self._rows(len(table.values))
+        return self._windows(self._scaled(table), first + second, first + second + third, "to test")
+
+    def describe(self) -> dict[str, Any]:
+        """A `Forecaster`."""
+        options = self.of_the_stack(max_length=self._tokens()) | {
+            "columns": self.scale,
+            "context": self.context,
+            "horizon": self.horizon,
+            "patch": self.patch,
+            "stride": self.stride,
+            "output_dropout": self.output_dropout,
+        }
+        return {"class": f"{__name__}:Forecaster", "options": options}
+
+    def collate(self, examples: list[Any]) -> dict[str, Tensor]:
+        """The past ``x (batch, context)`` and what came then, ``y (batch, horizon)``."""
+        x, y = zip(*examples, strict=True)
+        return {"x": torch.stack(x), "y": torch.stack(y)}
+
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
+        """The past."""
+        return {"x": batch["x"]}
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Squared errors, summed over all numbers that were to be forecast."""
+        off = model(**self.inputs(batch)).float() - batch["y"]
+        return off.square().sum(), torch.tensor(off.numel(), device=off.device)
+
+    def measure(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[float, float, int]:
+        """Squared errors, errors, and how many."""
+        off = (model(**self.inputs(batch)).float() - batch["y"]).double()
+        return off.square().sum().item(), off.abs().sum().item(), off.numel()
+
+    def metrics(self, parts: list[tuple[float, float, int]]) -> dict[str, float]:
+        """Mean squared and mean absolute error of columns that have spread 1 in the rows to learn from."""
+        squared, absolute, count = (sum(column) for column in zip(*parts, strict=True))
+        return {"mse": squared / count, "mae": absolute / count}
+
+    def predict(self, model: nn.Module, inputs: list[str]) -> list[str]:
+        """What comes after the last row of each CSV file, as CSV."""
+        device = next(model.parameters()).device
+        found = []
+        for path in inputs:
+            values = self._scaled(self._table(path))
+            if len(values) < self.context:
+                raise ValueError(f"{path}: {len(values)} rows are too few; expected {self.context} or more")
+            with torch.no_grad():
+                said = model.eval()(values[-self.context :].T.contiguous().to(device)).T.cpu().double()
+            mean, spread = torch.tensor(list(self.scale.values()), dtype=torch.float64).T
+            text = io.StringIO()
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(["step", *self.scale])
+            for step, row in enumerate((said * spread + mean).tolist(), 1):
+                writer.writerow([step, *(f"{value:.6g}" for value in row)])
+            found.append(text.getvalue().rstrip("\n"))
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Nothing: columns and their scales stand in the description of the model."""
+
+    def restore(self, folder: Path) -> None:
+        """Read columns and scales from the description of the model, and what it was learned from."""
+        from manyheads.training.run import read_config
+
+        config = read_config(folder)
+        self.scale = config["options"]["columns"]
+        self.learned_from = config["training"]["data"]
+
+    def _table(self, data: str | None) -> Table:
+        if data is None:
+            with resources.as_file(resources.files("manyheads").joinpath("data", EMBEDDED)) as path:
+                return read_table(path)
+        chosen = ",".join(self.scale) if self.scale else self.columns
+        return read_table(Path(data).expanduser(), self.time, chosen)
+
+    def _scaled(self, table: Table) -> Tensor:
+        """(rows, columns) in float32."""
+        mean, spread = torch.tensor([self.scale[name] for name in table.columns], dtype=torch.float64).T
+        scaled: Tensor = (table.values - mean) / spread
+        return scaled.float()
+
+    def _rows(self, total: int) -> tuple[int, int, int]:
+        """How many rows each part has."""
+        if sum(self.parts) <= 1 + 1e-9:
+            first, third = (int(total * self.parts[i]) for i in (0, 2))
+            left = total - first - third
+            return first, left if sum(self.parts) > 1 - 1e-9 else int(total * self.parts[1]), third
+        first, second, third = (int(part) for part in self.parts)
+        if first + second + third > total:
+            raise ValueError(f"split: {self.split} are more rows than the {total:,} there are")
+        return first, second, third
+
+    def _all(self, table: Table) -> Examples:
+        return self._windows(self._scaled(table), 0, len(table.values), "in all")
+
+    def _windows(self, values: Tensor, start: int, end: int, what: str) -> Examples:
+        """Every stretch of the past with what came then, for each column; that came within these rows."""
+        earliest = max(start, self.context)  # the first row that can be the first of a forecast
+        number, columns = end - self.horizon - earliest + 1, values.shape[1]
+        if number < 1:
+            raise ValueError(
+                f"split: {end - start:,} rows {what} are too few; expected "
+                f"{self.horizon + max(0, self.context - start):,} or more for a context of {self.context} "
+                f"and a horizon of {self.horizon}"
+            )
+        by_column = values.T.contiguous()
+
+        def make(index: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+            now, column = earliest + index // columns, index % columns
+            series = by_column[column]
+            return series[now - self.context : now], series[now : now + self.horizon]
+
+        return Examples([self._tokens()] * (number * columns), make)
+
+    def _tokens(self) -> int:
+        return tokens(self.context, self.patch, self.stride)
+
+
+def _parts(split: str) -> list[float]:
+    try:
+        parts = [float(part) for part in split.split(",")]
+    except ValueError:
+        parts = []
+    whole = all(part == int(part) for part in parts)
+    if len(parts) != 3 or min(parts) < 0 or (sum(parts) > 1 + 1e-9 and not whole):
+        raise ValueError(
+            f"split: expected three shares of 1, as 0.7,0.1,0.2, or three numbers of rows, got {split!r}"
+        )
+    return parts
