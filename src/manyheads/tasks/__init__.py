@@ -20,6 +20,8 @@ TASKS = {
     "series": ("manyheads.tasks.series:Series", "How columns of numbers go on."),
     "dna": ("manyheads.tasks.dna:DNA", "The class of a stretch of DNA."),
     "translation": ("manyheads.tasks.translation:Translation", "Sentences from one language to another."),
+    "speech": ("manyheads.tasks.speech:Speech", "What is said in a recording: a word, or a string of words."),
+    "picturebook": ("manyheads.tasks.picturebook:Picturebook", "Captions of pictures, in several languages."),
 }
 
 
