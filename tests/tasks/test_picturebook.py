@@ -191,7 +191,7 @@ def test_pictures_or_captions_are_held_out(book):
 
 def test_long_captions_are_left_out_and_counted(book):
     lines = rows()
-    lines[3] = f"blue.png\t{'b l u e ' * 40}\tblau\tx"
+    lines[3] = f"blue.png\t{'b l u e ' * 40}\tganz blau\tx"
     (book / "captions.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     _, data = opened(book, held_out="captions", max_tokens=11)
     assert data.notes[0] == "1 captions longer than 11 tokens were left out"

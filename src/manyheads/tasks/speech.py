@@ -110,7 +110,7 @@ class Speech(Architecture):
             train, (held_out, others) = recordings, self._recordings(valid)
             notes += others
         if self.words is None:
-            self.words = self._vocabulary(train)
+            self.words = self._vocabulary([*train, *held_out])
         return Data(self._examples(train, changing=True), self._examples(held_out, changing=False), notes)
 
     def read(self, data: str) -> Examples:

@@ -94,8 +94,7 @@ def spelled(places: Sequence[int], blank: int) -> list[int]:
     >>> spelled([0, 3, 3, 0, 3, 5, 5, 0], blank=0)
     [3, 3, 5]
     """
-    before = [blank, *places[:-1]]
-    return [one for one, last in zip(places, before, strict=True) if one not in (last, blank)]
+    return [one for one, last in zip(places, [blank, *places], strict=False) if one not in (last, blank)]
 
 
 def edits(written: Sequence[str], wanted: Sequence[str]) -> int:
