@@ -118,13 +118,14 @@ def test_bands_are_those_of_the_ear():
         assert int(energy.argmax()) == min(range(mels), key=lambda n: abs(middles[n] - frequency))
 
 
-def test_frames_do_not_depend_on_loudness_or_what_a_microphone_adds():
+def test_frames_do_not_depend_on_loudness():
     torch.manual_seed(0)
     sound = torch.randn(4001)
     frames = log_mel(sound, 8000, 23)
     assert frames.shape == (51, 23)
     torch.testing.assert_close(log_mel(sound * 0.01, 8000, 23), frames, rtol=1e-3, atol=1e-3)
     assert frames.square().mean() == pytest.approx(1.0, rel=1e-4)
+    assert frames.mean() == pytest.approx(0.0, abs=1e-4)
     assert bool(log_mel(torch.zeros(5), 8000, 23).isfinite().all())  # silence, shorter than a window
 
 

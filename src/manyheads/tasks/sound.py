@@ -152,15 +152,15 @@ def _sinc(step: int, phases: int, zeros: int = 12) -> tuple[Tensor, int]:
 def log_mel(sound: Tensor, rate: int, mels: int = 40) -> Tensor:
     """The loudness of ``mels`` bands every 10 ms, ``(frames, mels)``, in units of its own spread.
 
-    Windows of 25 ms; bands as the ear spaces them; the logarithm of the energy, from which each band's mean
-    is taken: what a microphone or a room adds to all of a recording is gone.
+    Windows of 25 ms; bands as the ear spaces them; the logarithm of the energy, from which the mean of all
+    is taken: how loud a recording is does not matter.
 
     Examples
     --------
     >>> frames = log_mel(torch.randn(8000), rate=8000)
     >>> frames.shape                                                   # a second: (frames, mels)
     torch.Size([101, 40])
-    >>> bool(frames.mean(0).abs().max() < 1e-4)
+    >>> bool(frames.mean().abs() < 1e-4)
     True
     """
     width, hop = round(WINDOW * rate), round(HOP * rate)
@@ -171,7 +171,7 @@ def log_mel(sound: Tensor, rate: int, mels: int = 40) -> Tensor:
     energy = mel_bands(rate, size, mels) @ spectrum.abs().square()  # (mels, frames)
     logs = energy.clamp(min=1e-12).log10()
     logs = logs.clamp(min=float(logs.max()) - QUIETEST).T
-    logs = logs - logs.mean(0)
+    logs = logs - logs.mean()
     return logs / logs.square().mean().sqrt().clamp(min=1e-3)
 
 

@@ -46,16 +46,16 @@ def tones(rate: int, seed: int = 0) -> list[Recording]:
 
 
 def _press(pair: tuple[float, float], hum: float, rate: int, random: torch.Generator) -> Tensor:
-    """Two tones for 70 to 200 ms, one up to 6 dB louder, in noise from 0 to 20 dB below them."""
-    time = torch.arange(int(rate * _between(0.07, 0.2, random))) / rate
-    twist = 10 ** (_between(-6.0, 6.0, random) / 20)
+    """Two tones for 100 to 250 ms, one up to 4 dB louder, in noise from 5 to 25 dB below them."""
+    time = torch.arange(int(rate * _between(0.1, 0.25, random))) / rate
+    twist = 10 ** (_between(-4.0, 4.0, random) / 20)
     sound = torch.zeros(len(time))
     for frequency, loudness in zip((*pair, 50.0), (1.0, twist, hum), strict=True):
         sound += loudness * (2 * math.pi * (frequency * time + _between(0, 1, random))).sin()
     sound *= (time / 0.005).clamp(max=1) * ((time[-1] - time) / 0.005).clamp(max=1)  # no clicks
     around = len(time) // 4
     sound = F.pad(sound, (around, around))
-    strength = ((1 + twist**2) / 2) ** 0.5 * 10 ** (-_between(0.0, 20.0, random) / 20)
+    strength = ((1 + twist**2) / 2) ** 0.5 * 10 ** (-_between(5.0, 25.0, random) / 20)
     return sound + strength * torch.randn(len(sound), generator=random)
 
 
