@@ -4,13 +4,23 @@
     python -m bench.learn best --data DIR            the same text, the best of ten minutes
     python -m bench.learn multi30k --data DIR        English to German, under 100 minutes
     python -m bench.learn cut --data DIR             the encoder heads of that model, fewer and fewer
+    python -m bench.learn digits                     the pictures that come with scikit-learn, five folds
+    python -m bench.learn mnist --data DIR           handwritten digits
+    python -m bench.learn cifar --data DIR           photographs, within 60 minutes
+    python -m bench.learn series --data DIR          ETTh1, 96 hours ahead
+    python -m bench.learn dna --data DIR             splice junctions, ten folds
+    python -m bench.learn spoken --data DIR          digits that are said, takes held out
+    python -m bench.learn speakers --data DIR        the same, a speaker held out, for each of six
+    python -m bench.learn strings --data DIR         strings of digits, by ctc and by a decoder
+    python -m bench.learn picturebook --data DIR     names of emoji in four languages
     python -m bench.learn embedded                   what `manyheads train TASK` does without data
     python -m bench.learn speed                      tokens a second, our modules against the textbook's
     python -m bench.learn watching                   what looking at the heads costs
 
-DIR holds language/tinyshakespeare.txt and translation/{train,val,test}.{en,de}. Every run is kept under
---out and goes on after Ctrl-C, a crash or kill -9. With --results, what a part printed is kept in
-DIR/learn.json, and DIR/learn.md is written anew from all parts that are there.
+DIR holds language/tinyshakespeare.txt, translation/{train,val,test}.{en,de}, images/mnist/ (IDX files),
+images/cifar10.npz, series/ETTh1.csv, dna/splice.tsv, speech/spoken_digits.zip, picturebook/ (captions.tsv,
+pictures.zip). Every run is kept under --out and goes on after Ctrl-C, a crash or kill -9. With --results,
+what a part printed is kept in DIR/learn.json, and DIR/learn.md is written anew from all parts there are.
 
 Minutes are given twice: as they passed, and as the processor spent them, by all threads of all sittings
 together and divided by two, which is what two cores of our own would have taken at most.
@@ -26,7 +36,10 @@ import sacrebleu
 from torch import Tensor, nn
 
 from bench import harness
+from bench.learn_picturebook import picturebook
+from bench.learn_speech import speakers, spoken, strings
 from bench.learn_speed import speed, watching
+from bench.learn_tasks import cifar, etth1, handwritten, mnist, splice
 from bench.runs import run
 from manyheads import tasks
 from manyheads.corpus import bucketed
@@ -185,9 +198,7 @@ def _inputs(task: Translation, folder: Path, sentences: int) -> list[dict[str, T
     chosen = spread(len(examples), sentences)
     batches = []
     for places in bucketed([examples.sizes[i] for i in chosen], 2000):
-        batch = task.collate(examples.take([chosen[i] for i in places]))
-        lengths = batch["target_lengths"] - 1  # what is read is all but the end
-        batches.append(batch | {"target": batch["target"][:, :-1], "target_lengths": lengths})
+        batches.append(task.inputs(task.collate(examples.take([chosen[i] for i in places]))))
     return batches
 
 
@@ -213,11 +224,24 @@ PARTS: dict[str, Callable[..., str]] = {
     "cut": cut,
     "shakespeare": shakespeare,
     "best": best,
+    "digits": handwritten,
+    "mnist": mnist,
+    "cifar": cifar,
+    "series": etth1,
+    "dna": splice,
+    "spoken": spoken,
+    "speakers": speakers,
+    "strings": strings,
+    "picturebook": picturebook,
     "embedded": embedded,
     "speed": speed,
     "watching": watching,
 }
-WITH_DATA = ("shakespeare", "best", "multi30k", "cut")
+WITH_DATA = (
+    *("shakespeare", "best", "multi30k", "cut", "mnist", "cifar", "series", "dna"),
+    *("spoken", "speakers", "strings", "picturebook"),
+)
+WITHOUT_DATA = ("digits",)  # of those that keep runs
 
 
 def main() -> None:
@@ -225,16 +249,17 @@ def main() -> None:
         prog="python -m bench.learn", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("part", choices=list(PARTS))
-    parser.add_argument("--data", type=Path, help="the folder with language/ and translation/")
+    parser.add_argument("--data", type=Path, help="the folder with the data")
     parser.add_argument("--out", type=Path, default=Path("out/learn"), help="where runs are kept")
     parser.add_argument("--results", type=Path, metavar="DIR", help="keep the figures there: bench/results")
     parser.add_argument("--minutes", type=float, default=LONGEST, help="when multi30k ends, of two cores")
     options = parser.parse_args()
     if options.part in WITH_DATA and options.data is None:
-        parser.error("--data: expected the folder with language/ and translation/")
+        parser.error("--data: expected the folder with the data, see --help")
     machine = harness.machine(f"python -m bench.learn {options.part}")
     print(machine, flush=True)
     given = (options.data, options.out) if options.part in WITH_DATA else ()
+    given += (options.out,) if options.part in WITHOUT_DATA else ()
     given += (options.minutes,) if options.part == "multi30k" else ()
     report = PARTS[options.part](*given)
     print(report)

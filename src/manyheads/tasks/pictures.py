@@ -6,6 +6,7 @@ import gzip
 import math
 import re
 import struct
+import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -222,9 +223,9 @@ def _npz(path: Path, part: str) -> Labelled | None:
     import numpy
 
     try:
-        with numpy.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, numpy.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, zlib.error) as error:
+    except (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"data: {path} is no .npz file that can be read ({said})") from None
     wanted: list[tuple[str, str]] = list(_ARRAYS) if part == "all" else []
