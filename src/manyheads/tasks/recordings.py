@@ -60,8 +60,9 @@ def read_recordings(data: str, rate: int, names: str, longest: float) -> tuple[l
     longest: seconds; longer recordings are left out.
     """
     path = Path(data).expanduser()
+    labels: Any = path
     if path.suffix.lower() == ".tsv" and path.is_file():
-        files, labels = listing(str(path.parent), SUFFIXES), path
+        files = listing(str(path.parent), SUFFIXES)
     else:
         files = listing(data, SUFFIXES | {".tsv"})
         labels = files.get(LABELS)

@@ -99,9 +99,10 @@ def _integers(raw: bytearray, bits: int) -> Tensor:
         return (torch.frombuffer(raw, dtype=torch.uint8).float() - 128) / 128
     if bits == 24:
         low, middle, high = torch.frombuffer(raw, dtype=torch.uint8).view(-1, 3).int().unbind(1)
-        return ((high << 24 | middle << 16 | low << 8) >> 8).float() / 2**23
+        whole: Tensor = (high << 24 | middle << 16 | low << 8) >> 8
+        return whole.float() / 2**23
     kind = torch.int16 if bits == 16 else torch.int32
-    return (torch.frombuffer(raw, dtype=kind).double() / 2 ** (bits - 1)).float()
+    return (torch.frombuffer(raw, dtype=kind).double() / (1 << (bits - 1))).float()
 
 
 _DECODERS: dict[tuple[int, int], Any] = {

@@ -55,7 +55,7 @@ def _press(pair: tuple[float, float], hum: float, rate: int, random: torch.Gener
     sound *= (time / 0.005).clamp(max=1) * ((time[-1] - time) / 0.005).clamp(max=1)  # no clicks
     around = len(time) // 4
     sound = F.pad(sound, (around, around))
-    strength = ((1 + twist**2) / 2) ** 0.5 * 10 ** (-_between(5.0, 25.0, random) / 20)
+    strength: float = ((1 + twist**2) / 2) ** 0.5 * 10 ** (-_between(5.0, 25.0, random) / 20)
     return sound + strength * torch.randn(len(sound), generator=random)
 
 
