@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from manyheads.nn import fused_statistics
+from manyheads.nn import block_statistics
 
 
-@pytest.fixture(params=["fused", "tiles"])
+@pytest.fixture(params=["blocks", "tiles"])
 def engine(request, monkeypatch):
     """Sequences of any length go through one engine or the other."""
-    least = 0 if request.param == "fused" else 10**9
-    monkeypatch.setattr(fused_statistics, "shortest", lambda width: least)
+    least = 0 if request.param == "blocks" else 10**9
+    monkeypatch.setattr(block_statistics, "SHORTEST", least)

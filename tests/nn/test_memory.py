@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from manyheads.nn import fused, mask, tile_statistics, tiles
+from manyheads.nn import block_statistics, fused, mask, tile_statistics, tiles
 from manyheads.nn.attention import attention
 from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.nn.statistics import statistics
@@ -34,6 +34,8 @@ def _small_pieces(monkeypatch):
     monkeypatch.setattr(fused, "MASK_ELEMENTS", 2**14)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 2**15)
     monkeypatch.setattr(tile_statistics, "ELEMENTS", 2**15)
+    monkeypatch.setattr(block_statistics, "ELEMENTS", 2**15)
+    monkeypatch.setattr(block_statistics, "ROWS", 64)
 
 
 def tensors(queries=LENGTH, keys=LENGTH, d_value=WIDTH, kv_heads=HEADS):

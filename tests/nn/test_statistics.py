@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nn import formula
 
-from manyheads.nn import fused_statistics, mask, tile_statistics, tiles
+from manyheads.nn import block_statistics, mask, tile_statistics, tiles
 from manyheads.nn.statistics import statistics, statistics_of_scores
 
 CORE = {"keys", "logsumexp", "entropy", "self", "previous", "next", "first"}
@@ -103,8 +103,8 @@ def test_padded_queries_and_empty_rows(options, query_lengths, engine):
 @pytest.mark.parametrize("lengths", [None, [83, 0, 31], [83, 70, 31]])
 @pytest.mark.parametrize(("queries", "keys"), [(83, 83), (29, 83), (83, 29)])
 def test_both_engines_agree(queries, keys, lengths, options, monkeypatch):
-    """A mask that is a formula goes through the fused kernel, the same mask as a tensor through tiles."""
-    monkeypatch.setattr(fused_statistics, "shortest", lambda width: 0)
+    """A mask that is a formula goes by blocks, the same mask as a tensor through tiles."""
+    monkeypatch.setattr(block_statistics, "SHORTEST", 0)
     q, k, features = random((3, 4, 2, queries, keys, 5))
     given = None if lengths is None else mask.padding(torch.tensor(lengths).clamp(max=keys))
     dense = formula.allowed(queries, keys, lengths=lengths, **options)

@@ -57,48 +57,12 @@ def saves_masks(q: Tensor, k: Tensor, mask: Mask) -> bool:
     return mask.causal and queries != keys and not structured and queries * keys > MASK_ELEMENTS
 
 
-def fused_with_logsumexp(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, offset: int
-) -> tuple[Tensor, Tensor]:
-    """The output and the log-sum-exp of the scores (batch, heads, queries), for q, k and v of one width.
-
-    On the CPU only, where torch has a kernel that tells it, and without gradient.
-    """
-    q, scale = _positive(q, scale)
-    q, k, v = _laid_out(q, k, v)
-    if q.shape[2] and k.shape[2] and (mask.empty or _plainly_causal(mask, offset)):
-        return _cpu_flash(q, k, v, None, mask.causal, scale)
-    out = _attend(q, k, v, mask, offset, partial(_cpu_flash_in_one, scale=scale))
-    return out[..., :-1], out[..., -1]
-
-
 def _sdpa(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float
 ) -> Tensor:
     return F.scaled_dot_product_attention(
         q, k, v, mask, dropout, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
-
-
-def _cpu_flash(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """torch's own kernel behind scaled_dot_product_attention on the CPU: output and log-sum-exp."""
-    if mask is not None and mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, -torch.inf)
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, lse = flash(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-    return out, lse
-
-
-def _cpu_flash_in_one(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
-) -> Tensor:
-    """The log-sum-exp as one more column of the output: so it travels through every structure below."""
-    if not q.shape[2] or not k.shape[2]:  # the kernel divides by the lengths
-        return q.new_zeros(*q.shape[:3], v.shape[3] + 1)
-    out, lse = _cpu_flash(q, k, v, mask, causal, scale)
-    return torch.cat((out, lse.unsqueeze(-1)), dim=-1)
 
 
 def _positive(q: Tensor, scale: float) -> tuple[Tensor, float]:

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from manyheads.nn import fused_statistics
+from manyheads.nn import block_statistics
 from manyheads.nn.attention import check_mask, check_shapes
 from manyheads.nn.mask import Mask
 from manyheads.nn.tile_statistics import CORE, FULL, Scores, collect
@@ -73,8 +73,8 @@ def statistics(
     group, offset = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
     queries = q.to(exact).unflatten(1, (k.shape[1], group))
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-    if which == "core" and fused_statistics.pays(q, k, joined):
-        seen = fused_statistics.core(queries, k.to(exact), joined, factor, features)
+    if which == "core" and block_statistics.pays(q, k, joined):
+        seen = block_statistics.core(queries, k.to(exact), joined, factor, features)
         return {name: value.flatten(1, 2) for name, value in seen.items()}
     keys, take = k.to(exact), scratch(exact, q.device)
     mean, real = mean_key(keys), joined.queries

@@ -20,17 +20,17 @@ LOCAL = 8
 # Keys whose moments are taken together. In float32 a spread is then right to 0.005 positions, at any length.
 SEGMENT = 32
 # Scores of a tile: 2^18 of them and their exp would stay in the processor's own cache, but so small a tile is
-# done before the next operations have started. 2^20 is where statistics were fastest.
-ELEMENTS = 2**20
+# done before the next operations have started. 2^21 is where the full set was fastest.
+ELEMENTS = 2**21
 # Sums of exp(s) within these bounds have lost nothing, nor have sums of squares. Others are taken again from
 # scores less the largest of their query.
 SAFE = 1e-12, 1e18
 CORE = ("keys", "logsumexp", "entropy", "self", "previous", "next", "first")
 FULL = (*CORE, "confidence", "collision", "distance", "distance_spread", "local", "largest_logit")
 
-_STEPS = {"previous": -1, "self": 0, "next": 1}
-_SUMS = ("keys", "shift", "total", "weighted", "first", *_STEPS)
-_FULL_SUMS = (*_SUMS, "largest", "norm", "local", "among")
+STEPS = {"previous": -1, "self": 0, "next": 1}
+SUMS = ("keys", "shift", "total", "weighted", "first", *STEPS)
+_FULL_SUMS = (*SUMS, "largest", "norm", "local", "among")
 
 
 class Scores(NamedTuple):
@@ -60,7 +60,7 @@ def collect(
     is taken of the scores as they are, and only where that fails of scores less their largest.
     """
     offset, full = keys - shape[3], names == FULL
-    sums = _FULL_SUMS if full else _SUMS
+    sums = _FULL_SUMS if full else SUMS
     raw = like.new_zeros(len(sums), *shape)
     received = like.new_zeros(*shape[:3], keys) if full else None
     moments = like.new_zeros(*shape, 5, dtype=torch.float64) if full else None
@@ -92,7 +92,7 @@ def collect(
         if isinstance(count, Tensor):
             found["total"].masked_fill_(count == 0, 0.0)
         torch.sum(s.mul_(e), -1, out=found["weighted"])
-        _places(found, e, tile, offset, mask.causal)
+        places(found, e, tile.rows, tile.columns, offset, mask.causal)
         if means is not None and features is not None:
             given = features[tile.batch, None, None, tile.columns.start : tile.columns.stop]
             tile.of_queries(means).copy_(e @ given)
@@ -101,13 +101,13 @@ def collect(
                 grid = _grid(tile, offset, like)
             _full(found, e, grid, mask.causal)
             place = tile.batch, tile.kv_heads, slice(None), slice(tile.columns.start, tile.columns.stop)
-            received[place] += (_inverse(found["total"]).unsqueeze(-2) @ e).squeeze(-2)
+            received[place] += (reciprocal(found["total"]).unsqueeze(-2) @ e).squeeze(-2)
             segments = (wide.view(-1, SEGMENT) @ basis).view(*wide.shape[:-1], -1)
             tile.of_queries(moments).copy_(segments.to(torch.float64) @ grid.weights)
     summed = dict(zip(sums, raw.unbind(), strict=True))
-    seen = _core(summed)
+    seen = of_core(summed)
     if means is not None:
-        seen["features"] = means.mul_(_inverse(summed["total"]).unsqueeze(-1))
+        seen["features"] = means.mul_(reciprocal(summed["total"]).unsqueeze(-1))
     if received is not None and moments is not None:
         seen |= _of_full(summed, moments, offset, mask.causal) | {"received": received}
     return seen
@@ -140,18 +140,20 @@ def _again(found: dict[str, Tensor], s: Tensor, e: Tensor, parts: list[Hidden], 
     total[places], found["shift"][places] = anew.sum(-1), top.squeeze(-1)
 
 
-def _inverse(total: Tensor) -> Tensor:
+def reciprocal(total: Tensor) -> Tensor:
     return total.reciprocal().masked_fill_(total == 0, 0.0)
 
 
-def _places(found: dict[str, Tensor], e: Tensor, tile: Tile, offset: int, causal: bool) -> None:
-    """At the query's own position and beside it, and at the first key."""
-    if tile.columns.start == 0:
+def places(
+    found: dict[str, Tensor], e: Tensor, rows: range, columns: range, offset: int, causal: bool
+) -> None:
+    """Of e (..., rows, columns), what stands at the query's own position, beside it, and at the first key."""
+    if columns.start == 0:
         found["first"].copy_(e[..., 0])
-    here = tile.rows.start + offset - tile.columns.start
-    for name, step in _STEPS.items():
+    here = rows.start + offset - columns.start
+    for name, step in STEPS.items():
         start = max(0, -here - step)
-        if start < len(tile.rows) and here + step < len(tile.columns) and not (causal and step > 0):
+        if start < len(rows) and here + step < len(columns) and not (causal and step > 0):
             beside = e.diagonal(here + step, -2, -1)
             found[name][..., start : start + beside.shape[-1]] = beside
 
@@ -205,25 +207,25 @@ def _full(found: dict[str, Tensor], e: Tensor, grid: _Grid, causal: bool) -> Non
         torch.sum(e[..., grid.among] * grid.distance, -1, out=found["among"])
 
 
-def _core(raw: dict[str, Tensor]) -> dict[str, Tensor]:
+def of_core(raw: dict[str, Tensor]) -> dict[str, Tensor]:
     """What the sums over all tiles say; queries that may attend to nothing have a total of zero."""
-    nothing, inverse = raw["total"] == 0, _inverse(raw["total"])
+    nothing, inverse = raw["total"] == 0, reciprocal(raw["total"])
     log = raw["total"].masked_fill(nothing, 1.0).log_()
     seen = {
         "keys": raw["keys"],
         "logsumexp": (log + raw["shift"]).masked_fill_(nothing, -torch.inf),
         "entropy": (log - raw["weighted"] * inverse).clamp_(min=0.0),
     }
-    return seen | {name: raw[name] * inverse for name in (*_STEPS, "first")}
+    return seen | {name: raw[name] * inverse for name in (*STEPS, "first")}
 
 
 def _of_full(raw: dict[str, Tensor], moments: Tensor, offset: int, causal: bool) -> dict[str, Tensor]:
     """What the full set has besides. E[j^2] - E[j]^2 would cancel in float32; in float64 it does not matter,
     given that the mass is the sum of the very same numbers.
     """
-    nothing, inverse = raw["total"] == 0, _inverse(raw["total"])
+    nothing, inverse = raw["total"] == 0, reciprocal(raw["total"])
     mass, first, second, signed_mass, signed_first = moments.unbind(-1)
-    whole = _inverse(mass).masked_fill_(nothing, 0.0)
+    whole = reciprocal(mass).masked_fill_(nothing, 0.0)
     mean = first * whole
     i = torch.arange(offset, offset + mass.shape[-1], device=mass.device, dtype=mass.dtype)
     # |i - j| is i - j for segments before the queries, j - i for those behind; among them it was summed.

@@ -1,0 +1,163 @@
+"""The core statistics of long sequences, from sums over blocks of their scores.
+
+A block stays in the processor's own cache from the product that makes it to its last sum, and only sums of
+e = exp(s) and of e s are taken of it, with no second product: so this takes less time than one more call of
+the fused kernel with the keys as values, which would tell the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from manyheads.nn.mask import Mask
+from manyheads.nn.tile_statistics import STEPS, SUMS, of_core, places, reciprocal
+from manyheads.nn.tiles import Scratch, mean_key, scratch
+
+# Queries and keys of a block, and how many scores all heads that share a product have in it.
+ROWS, COLUMNS = 256, 512
+ELEMENTS = 2**19
+# Elements of the queries that are worked on at once.
+PIECE = 2**20
+# Sums of exp(s) within these bounds have lost nothing; others are taken again from scores less their largest.
+SAFE = 1e-25, 1e35
+# Fewer keys than this are faster by tiles with whole rows.
+SHORTEST = 256
+
+Raw = dict[str, Tensor]  # what SUMS names, each (batch, kv_heads, group, queries); features also (..., n)
+
+
+def pays(q: Tensor, k: Tensor, mask: Mask) -> bool:
+    """Whether this engine serves: it looks at numbers, for which a GPU would have to wait, and every entry of
+    the mask must have a formula.
+    """
+    possible = q.device.type == "cpu" and mask.slopes is None and not mask.tensors
+    return possible and k.shape[2] >= SHORTEST
+
+
+def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None) -> dict[str, Tensor]:
+    """The core statistics of q (batch, kv_heads, group, queries, d_key) over k, still grouped.
+
+    Some sequences, or some heads of one, at a time, so that what is needed on the way stays small.
+    """
+    batch, kv_heads, group, queries, width = q.shape
+    sequences = max(1, PIECE // max(1, kv_heads * group * queries * width))
+    heads = max(1, min(kv_heads, PIECE // max(1, group * queries * width)))
+    raw: Raw = dict(zip(SUMS, q.new_zeros(len(SUMS), *q.shape[:4]), strict=True))
+    if features is not None:
+        raw["features"] = q.new_zeros(*q.shape[:4], features.shape[2])
+    lacking = q.new_empty(q.shape[:4])
+    for start in range(0, batch, sequences):
+        members = slice(start, start + sequences)
+        lengths, real = (None if x is None else x[members] for x in (mask.lengths, mask.queries))
+        part = replace(mask, lengths=lengths, queries=real)
+        given = None if features is None else features[members]
+        for head in range(0, kv_heads, heads):
+            place = members, slice(head, head + heads)
+            own = {name: value[place] for name, value in raw.items()}
+            lacking[place] = _fill(own, q[place], k[place], part, scale, given)
+    means = raw.pop("features", None)
+    seen = of_core(raw)
+    seen["logsumexp"] += lacking
+    if means is not None:
+        seen["features"] = means.mul_(reciprocal(raw["total"]).unsqueeze(-1))
+    return seen
+
+
+def _fill(raw: Raw, q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None) -> Tensor:
+    """Take the sums of some sequences and heads, with the keys centred; what the scores lack by that."""
+    take, mean = scratch(q.dtype, q.device), mean_key(k)
+    k = torch.sub(k, mean.unsqueeze(2), out=take("keys", k.shape))
+    q = torch.mul(q, scale, out=take("queries", q.shape))
+    keys, queries = k.shape[2], q.shape[3]
+    count = mask.count(queries, keys, q.device)[:, None, None]
+    raw["keys"].copy_(count)
+    if mask.lengths is None and mask.queries is None and features is None:
+        alike = {name: value.flatten(0, 1) for name, value in raw.items()}
+        _add(alike, q.flatten(0, 1), k.flatten(0, 1), mask, keys - queries, None, take)
+    else:
+        for n in range(len(q)):
+            seen = keys if mask.lengths is None else int(mask.lengths[n].clamp(0, keys))
+            real = queries if mask.queries is None else int(mask.queries[n].clamp(0, queries))
+            own = {name: value[n] for name, value in raw.items()}
+            rest, given = mask.of_sequence(n, real, seen), None if features is None else features[n]
+            _add(own, q[n, :, :, :real], k[n, :, :seen], rest, keys - queries, given, take)
+    total, nothing = raw["total"], count == 0
+    if nothing.any():
+        total.masked_fill_(nothing, 0.0)
+    lost = (total > SAFE[0]).logical_and_(total < SAFE[1]).logical_or_(nothing).logical_not_()
+    if lost.any():
+        _again(raw, q, k, mask, features, lost)
+    return (q.flatten(2, 3) @ mean.unsqueeze(-1)).view(q.shape[:4])
+
+
+def _add(
+    raw: Raw, q: Tensor, k: Tensor, mask: Mask, offset: int, features: Tensor | None, take: Scratch
+) -> None:
+    """Add up the blocks of q (heads, group, queries, d_key), k (heads, keys, d_key), features (keys, n)."""
+    heads, group, queries, _ = q.shape
+    some = max(1, ELEMENTS // (group * max(1, min(queries, ROWS)) * COLUMNS))
+    ones = q.new_ones(COLUMNS)
+    for start in range(0, queries, ROWS):
+        rows = range(start, min(queries, start + ROWS))
+        blocks = _blocks(mask, rows, k.shape[1], offset, q)
+        for head in range(0, heads, some):
+            place = slice(head, head + some), slice(None), slice(rows.start, rows.stop)
+            found = {name: value[place] for name, value in raw.items()}
+            x = q[place].flatten(1, 2)  # (some, group * rows, d_key)
+            keys = k[place[0]].transpose(1, 2)
+            total, weighted = x.new_zeros(2, x.shape[0] * x.shape[1])
+            for columns, keep in blocks:
+                s = take("scores", (*x.shape[:2], len(columns)))
+                torch.bmm(x, keys[..., columns.start : columns.stop], out=s)
+                e = torch.exp(s, out=take("exp", s.shape))
+                by_head = e.view(-1, group, len(rows), len(columns))
+                if keep is not None:
+                    by_head *= keep
+                places(found, by_head, rows, columns, offset, mask.causal)
+                if features is not None:
+                    found["features"] += by_head @ features[columns.start : columns.stop]
+                # a product with ones is faster than `sum` over rows that are not long
+                total.addmv_(e.flatten(0, 1), ones[: len(columns)])
+                weighted.addmv_(s.mul_(e).flatten(0, 1), ones[: len(columns)])
+            found["total"].copy_(total.view(found["total"].shape))
+            found["weighted"].copy_(weighted.view(found["total"].shape))
+
+
+def _blocks(
+    mask: Mask, rows: range, keys: int, offset: int, like: Tensor
+) -> list[tuple[range, Tensor | None]]:
+    """The columns that these rows may reach, in parts; with 1 where a query may attend if some may not."""
+    low, high = mask.key_range(rows, keys, offset)
+    left, right = (min(max(edge, low), high) for edge in mask.open_range(rows, keys, offset))
+    found: list[tuple[range, Tensor | None]] = []
+    for start, stop, seen in ((low, left, False), (left, right, True), (max(left, right), high, False)):
+        for first in range(start, stop, COLUMNS):
+            columns = range(first, min(first + COLUMNS, stop))
+            allowed = None if seen else mask.rectangle(rows, columns, offset, like.device)[0]
+            found.append((columns, None if allowed is None else allowed.to(like.dtype)))
+    return found
+
+
+def _again(raw: Raw, q: Tensor, k: Tensor, mask: Mask, features: Tensor | None, lost: Tensor) -> None:
+    """Where exp overflowed or vanished, take it of scores less the largest of their query."""
+    j = torch.arange(k.shape[2], device=q.device)
+    offset, most = k.shape[2] - q.shape[3], max(1, ELEMENTS // k.shape[2])
+    for n, head in lost.flatten(2).any(-1).nonzero().tolist():
+        for place in lost[n, head].nonzero().split(most):
+            rows = n, head, *place.unbind(-1)
+            i = place[:, 1:] + offset
+            allowed = mask.allows(i, j)
+            if mask.lengths is not None:
+                allowed = allowed & (j < mask.lengths[n])
+            s = (q[rows] @ k[n, head].T).masked_fill_(~allowed, -torch.inf)
+            top = s.amax(-1, keepdim=True)
+            e = s.sub_(top).exp()
+            raw["shift"][rows], raw["total"][rows], raw["first"][rows] = top.squeeze(-1), e.sum(-1), e[:, 0]
+            raw["weighted"][rows] = s.masked_fill_(~allowed, 0.0).mul_(e).sum(-1)
+            for name, step in STEPS.items():
+                raw[name][rows] = e.where(j == i + step, 0.0).sum(-1)
+            if features is not None:
+                raw["features"][rows] = e @ features[n]
