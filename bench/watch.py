@@ -187,7 +187,7 @@ def timed(quick: bool) -> tuple[str, list[tuple[str, float, str, float]]]:
             given = batch(name, length, model.config.vocab_size)
             given |= {"use_cache": False} if _causal(kind) else {}
             contestants = {how: _pass(model, given, how) for how in ("plain", *WATCHED)}
-            times = in_turns(contestants, 0.5 if quick or length >= 2048 else 20.0)
+            times = in_turns(contestants, 0.5 if quick or length >= 2048 else 8.0)
             for how in holders(name, length):
                 # One after the other, each against plain passes of its own: they do not fit side by side.
                 pair = in_turns({"plain": contestants["plain"], how: call(name, length, how)}, 2.0)
