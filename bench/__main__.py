@@ -15,6 +15,7 @@ ALSO = (
     "watch",
     "prune",
     "live",
+    "report",
 )  # only when named: they take long; `python -m bench.learn` has a command of its own
 
 

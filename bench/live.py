@@ -111,7 +111,9 @@ def in_the_browser(address: str, repeats: int) -> dict[str, list[float]]:
     """Milliseconds until a person sees it."""
     from playwright.sync_api import sync_playwright
 
-    all_maps = f"document.querySelectorAll('.heads-live image').length >= {HEADS}"
+    cells = f"document.querySelectorAll('.heads-live [data-index]').length >= {HEADS}"
+    count = "Number(document.querySelector('.heads-live canvas')?.dataset.painted ?? 0)"
+    all_maps = f"{cells} && {count} > (window.before ?? 0)"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 900})
@@ -127,7 +129,7 @@ def in_the_browser(address: str, repeats: int) -> dict[str, list[float]]:
             begun = page.evaluate(
                 """(text) => {
                   const area = document.querySelector("textarea");
-                  window.before = document.querySelector(".heads-live image");
+                  window.before = Number(document.querySelector(".heads-live canvas").dataset.painted);
                   area.value = text;
                   const begun = performance.now();
                   area.dispatchEvent(new Event("input", { bubbles: true }));
@@ -135,8 +137,7 @@ def in_the_browser(address: str, repeats: int) -> dict[str, list[float]]:
                 }""",
                 text,
             )
-            new = "document.querySelector('.heads-live image') !== window.before"
-            done = page.evaluate(painted(f"{all_maps} && {new}"))
+            done = page.evaluate(painted(all_maps))
             page.wait_for_timeout(400)
             return float(done) - float(begun)
 

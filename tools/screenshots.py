@@ -3,8 +3,9 @@
     python tools/screenshots.py [--out docs/pictures] [--work FOLDER]
 
 Three models are looked at: the embedded MiniLM, a small picture model that learns scikit-learn's digits here,
-and the translation that `manyheads train translation` learns in two minutes. With --work, their reports are
-kept there, and the next run only takes the pictures again, with the page as it is then.
+and the translation that `manyheads train translation` learns in two minutes; MiniLM and the translation also
+live. With --work, their reports are kept there, and the next run only takes the pictures again, with the page
+as it is then.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,18 +40,24 @@ Saturday, October 14, 1995
 nineteen sixty-eight
 7:45:12 PM
 """
+RUN = "english-german"
+CROSS = (0, 1, 2)  # heads that are silenced in the live translation
 WIDTH = 1240
 SMALL_ENOUGH = 300_000  # bytes of a picture
 
 
 class Shot(NamedTuple):
-    """One picture: its name, whose report, which view, which head, and what is clicked before it is taken."""
+    """One picture: its name, whose page, which view, which head, what is typed and clicked before it is
+    taken, and what is waited for.
+    """
 
     name: str
     model: str
     view: str
     head: str = ""
-    click: str = ""
+    text: str = ""
+    clicks: tuple[str, ...] = ()
+    until: str = ""
 
 
 SHOTS = (
@@ -58,10 +67,26 @@ SHOTS = (
     Shot("all", "minilm", "all", "0.2"),
     Shot("pipeline", "minilm", "pipeline"),
     Shot("picture", "digits", "picture", "3.4"),
-    Shot("alignment", "translation", "alignment", click="[data-target='2']"),
+    Shot("alignment", "translation", "alignment", clicks=("[data-target='2']",)),
+    Shot(
+        "live",
+        "minilm, live",
+        "live",
+        text="The old ship left the harbour at dawn, and nobody on the quay waved it goodbye.",
+        clicks=tuple(f".heads-live [data-head='{head}']" for head in ("0.2", "2.7", "4.4", "5.9")),
+        until="[data-part=quality]:not([data-kept='1'], [data-kept=''])",
+    ),
+    Shot(
+        "live-translation",
+        "translation, live",
+        "live",
+        text="Wednesday, March 28, 2007",
+        clicks=tuple(f".heads-live [data-index='{index}']" for index in CROSS),
+        until="[data-which=after]",
+    ),
 )
 # in the dark, a few are enough to see that nothing is lost
-DARK = ("heads", "pipeline", "picture")
+DARK = ("heads", "pipeline", "picture", "live")
 
 
 class Pictures(nn.Module):
@@ -135,11 +160,11 @@ def reports(work: Path) -> dict[str, Path]:
         digits.parent.mkdir(parents=True, exist_ok=True)
         digits_report(digits)
     if not translation.exists():
-        run, text = "english-german", "sentences.txt"
-        if not (work / run).exists():
-            subprocess.run([*manyheads, "train", "translation", "--out", run], cwd=work, check=True)
+        text = "sentences.txt"
+        if not (work / RUN).exists():
+            subprocess.run([*manyheads, "train", "translation", "--out", RUN], cwd=work, check=True)
         (work / text).write_text(SENTENCES, encoding="utf-8")
-        command = [*manyheads, "inspect", run, "--text", text, "--out", translation.parent.name]
+        command = [*manyheads, "inspect", RUN, "--text", text, "--out", translation.parent.name]
         subprocess.run(command, cwd=work, check=True)
     found = {"minilm": minilm, "digits": digits, "translation": translation}
     for path in found.values():
@@ -155,18 +180,40 @@ def renew(path: Path) -> None:
     path.write_text(report(json.loads(gzip.decompress(base64.b64decode(carried[1])))), encoding="utf-8")
 
 
-def take(browser: Any, path: Path, shot: Shot, language: str, theme: str) -> bytes:
+@contextmanager
+def served(*model: str) -> Iterator[str]:
+    """The live page of a model, when all that is measured in spare time is known: its address."""
+    command = [sys.executable, "-m", "manyheads", "serve", *model, "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["address"]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def take(browser: Any, address: str, shot: Shot, language: str, theme: str) -> bytes:
     """A PNG of the page; raises if the page complained."""
     page = browser.new_page(viewport={"width": WIDTH, "height": 900}, locale=language, color_scheme=theme)
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.goto(f"{path.as_uri()}#{shot.view}/{shot.head}")
+    page.goto(f"{address}#{shot.view}/{shot.head}")
     page.wait_for_selector(f"[data-tab={shot.view}][aria-selected=true]")
-    if shot.click:
-        page.click(shot.click)
+    if shot.view == "live":
+        page.wait_for_selector("[data-part=spare]", state="hidden", timeout=600_000)
+    if shot.text:
+        with page.expect_response("**/api/attend"):
+            page.fill("textarea", shot.text)
+    for place in shot.clicks:
+        page.click(place)
+        if shot.view == "live":
+            page.wait_for_selector(".answers:not(.stale)")
+    if shot.until:
+        page.wait_for_selector(shot.until)
     page.mouse.move(0, 0)
-    page.wait_for_timeout(200)
+    page.wait_for_timeout(1500 if shot.view == "live" else 200)
     taken: bytes = page.screenshot(full_page=True)
     page.close()
     if wrong:
@@ -198,8 +245,11 @@ def main() -> None:
     if chromium is None:
         raise SystemExit("there is no Chromium here (Debian: apt-get install chromium)")
     options.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as driver:
-        found = reports(options.work or Path(scratch))
+    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as driver, ExitStack() as open_pages:
+        work = options.work or Path(scratch)
+        found = {name: path.as_uri() for name, path in reports(work).items()}
+        found["minilm, live"] = open_pages.enter_context(served())
+        found["translation, live"] = open_pages.enter_context(served(str(work / RUN)))
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         wanted = [(shot, language, "light") for shot in SHOTS for language in ("en", "zh-CN")]
         wanted += [(shot, "en", "dark") for shot in SHOTS if shot.name in DARK]

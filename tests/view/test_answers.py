@@ -48,6 +48,25 @@ def test_next_tokens_after_the_last_that_is_no_padding():
     assert dict(again["items"]) == pytest.approx(dict(said["items"]), abs=2e-6)
 
 
+@pytest.mark.parametrize("kind", ["next", "mask", "class", "neighbours"])
+def test_a_model_that_has_run_is_not_run_again(kind, monkeypatch):
+    makes = {
+        "next": lambda: Decoder(12, heads=3, layers=1, vocabulary=101),
+        "mask": lambda: hf.BertForMaskedLM(hf.BertConfig(vocab_size=97, **SMALL)),
+        "class": lambda: hf.BertForSequenceClassification(hf.BertConfig(vocab_size=97, **SMALL)),
+        "neighbours": lambda: hf.BertModel(hf.BertConfig(vocab_size=97, **SMALL)),
+    }
+    model = makes[kind]().eval()
+    ids = torch.tensor([[0, 11, 1, 13, 17, 0]])
+    others = torch.randn(3, 15)
+    known = Known(["one", "two", "three"], [], others) if kind == "neighbours" else None
+    wanted = answer(model, Words(), ids, kind=kind, known=known)
+    with torch.no_grad():
+        result = model(ids)
+    monkeypatch.setattr(model, "forward", lambda *_, **__: pytest.fail("it ran again"))
+    assert answer(model, Words(), ids, kind=kind, known=known, result=result) == wanted
+
+
 def test_one_token_is_answered_when_the_kind_is_known():
     model = Decoder(12, heads=3, layers=1, vocabulary=101).eval()
     ids = torch.tensor([[5]])

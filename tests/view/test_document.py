@@ -483,23 +483,23 @@ def test_the_curve_is_what_silencing_gives():
     found = curve(model, batches, {"fisher": ranked})
     assert found["quality"] == "perplexity"
     assert [line["name"] for line in found["lines"]] == ["fisher", "random"]
-    share = SHARES.index(0.5)
-    assert found["kept"] == [1.0, 0.9167, 0.75, 0.6667, 0.5, 0.4167, 0.25]  # of 12 heads
-    chosen = {}
-    for i in ranked["importance"].argsort()[:6].tolist():
-        chosen.setdefault(ranked.rows[i].site, []).append(ranked.rows[i].head)
+    fisher, random = found["lines"]
+    # of 12 heads, two for each key head: one alone cannot go, so there is no point at 0.875
+    plans = [mh.plan(ranked, keep) for keep in SHARES[2:]]
+    assert set(fisher["kept"]) == {1.0, *(round(plan.keep, 4) for plan in plans)}
+    half = plans[SHARES[2:].index(0.5)]
+    share = fisher["kept"].index(round(half.keep, 4))
 
     def perplexity():
         with torch.no_grad():
             logits = model(**batches[0]).logits[:, :-1].flatten(0, 1)
         return nn.functional.cross_entropy(logits, batches[0]["input_ids"][:, 1:].flatten()).exp().item()
 
-    fisher = found["lines"][0]["mean"]
-    assert fisher[0] == pytest.approx(perplexity(), rel=1e-4)
-    with mh.silence(model, chosen):
-        assert fisher[share] == pytest.approx(perplexity(), rel=1e-4)
-    assert found["lines"][1]["se"][0] == pytest.approx(0.0, abs=1e-9)
-    assert found["lines"][1]["se"][share] > 0
+    assert fisher["mean"][0] == pytest.approx(perplexity(), rel=1e-4)
+    with mh.silence(model, half):
+        assert fisher["mean"][share] == pytest.approx(perplexity(), rel=1e-4)
+    assert random["se"][0] == pytest.approx(0.0, abs=1e-9)
+    assert random["se"][share] > 0
 
 
 # ---------------------------------------------------------------- all of it

@@ -75,8 +75,8 @@ export interface Redundancy {
 
 export interface Curve {
   quality: string;
-  kept: number[];
-  lines: { name: string; mean: Numbers; se?: Numbers }[];
+  /** for each ranking the shares of heads that are kept, and the quality then */
+  lines: { name: string; kept: number[]; mean: Numbers; se?: Numbers }[];
 }
 
 export type Mark = "joined" | "space" | "special" | "newline" | "byte" | null;
@@ -123,6 +123,10 @@ export interface Example {
   pipeline?: PipelineStep[] | null;
   answer?: Answer | null;
   silenced?: { change: Numbers; answer: Item[][] | null } | null;
+  /** on the live page: what the server was asked, to ask it for more */
+  asked?: { input: object; heads: Record<string, number[]> };
+  /** on the live page: by query and site, exact rows (heads, keys) that were asked for */
+  rows?: Record<number, Record<string, Packed>>;
 }
 
 export interface HeadDocument {

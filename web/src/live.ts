@@ -1,5 +1,5 @@
 // Requests of the live page, and its beginning: the page opens with what is known of the model, which grows meanwhile.
-import { check, type Answer, type Example, type HeadDocument } from "./document";
+import { check, type Answer, type Example, type HeadDocument, type Packed, type PipelineStep } from "./document";
 import { html } from "./draw/element";
 import type { Shown } from "./page";
 import { languages } from "./words";
@@ -7,7 +7,7 @@ import { languages } from "./words";
 /** Heads by their site, as the server names them. */
 export type Heads = Record<string, number[]>;
 
-export type Input = { text: string } | { image: string };
+export type Input = { text: string } | { image: string } | { sample: number };
 
 export interface Progress {
   version: number;
@@ -19,6 +19,8 @@ export interface Progress {
   reads: "text" | "image";
   mask: string;
   samples: string[];
+  /** how many pictures there are to try */
+  pictures: number;
   rules: string[];
   rankings: string[];
   /** the command that takes the plan */
@@ -50,17 +52,26 @@ export interface Quality {
 /** What the live view keeps while other views are open. */
 export interface Live {
   progress: Progress;
-  /** the input that was asked about last, and what came of it */
+  /** what is in the field now */
   input: Input | null;
+  /** what the heads attend to, and what the model says */
   attended: Attended | null;
   without: Silenced | null;
   quality: Quality | null;
+  /** the heads that were silenced when quality was measured, as JSON */
+  measured: string;
   /** sets of heads that were tried: share kept and quality */
   tried: { kept: number; value: number }[];
   /** the ranking that was chosen last, and the share that it silenced, in percent */
   choice: { ranking: string; percent: number };
   /** Asks the server; an error is a sentence for people. */
   ask<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T>;
+  /** Fetches the exact attention of a head into an example that came from the server; false if it is there or cannot be had. */
+  exact(document: HeadDocument, example: Example, head: number): Promise<boolean>;
+  /** Fetches the exact attention of one query in every head into such an example; false as above. */
+  rows(example: Example, query: number): Promise<boolean>;
+  /** Fetches the steps of an input into such an example; false as above. */
+  pipeline(example: Example): Promise<boolean>;
   /** The bytes of a file that the server makes. */
   file(path: string, body: unknown): Promise<Blob>;
   /** Calls back when the document or the progress has changed; returns what ends it. */
@@ -78,6 +89,7 @@ export async function startLive(root: HTMLElement, carried: string, show: ShowLi
   const token = carried || secret();
   const tab = crypto.getRandomValues(new Uint32Array(4)).join("-");
   const listeners = new Set<() => void>();
+  let looking: { what: string; example: Example; stop: AbortController } | null = null;
 
   async function request(path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
     const answer = await fetch(path, {
@@ -92,24 +104,62 @@ export async function startLive(root: HTMLElement, carried: string, show: ShowLi
   }
 
   const get = async <T>(path: string) => (await (await request(path)).json()) as T;
-  const [progress, first] = await Promise.all([get<Progress>("/api/progress"), get<HeadDocument>("/api/document")]);
+  const { progress, document: first } = carriedFirst() ?? {
+    progress: await get<Progress>("/api/progress"),
+    document: await get<HeadDocument>("/api/document"),
+  };
   const document = check(first);
   const example = document.examples[0];
+  const input = progress.samples[0] ? { text: progress.samples[0] } : progress.pictures ? { sample: 0 } : null;
+  if (example && input) example.asked = { input, heads: {} };
   const live: Live = {
     progress,
-    input: progress.reads === "text" && progress.samples[0] ? { text: progress.samples[0] } : null,
+    input,
     attended: example ? { example, answer: example.answer ?? null, cut: null } : null,
     without: null,
     quality: null,
+    measured: "",
     tried: [],
     choice: { ranking: progress.rankings[0] ?? "", percent: 0 },
     ask: async <T>(path: string, body: unknown, signal?: AbortSignal) => (await (await request(path, body, signal)).json()) as T,
+    async exact(known, shown, head) {
+      const [site, number] = [known.heads.site[head]!, known.heads.head[head]!];
+      const maps = shown.maps.find((one) => one.site === site);
+      if (!maps || maps.exact[number]) return false;
+      const found = await look<{ exact: Packed }>(shown, "/api/exact", { site, head: number });
+      if (found) maps.exact[number] = found.exact;
+      return !!found;
+    },
+    async pipeline(shown) {
+      const found = shown.pipeline ? null : await look<{ pipeline: PipelineStep[] | null }>(shown, "/api/pipeline", {});
+      if (found) shown.pipeline = found.pipeline;
+      return !!found?.pipeline;
+    },
+    async rows(shown, query) {
+      if (shown.rows?.[query]) return false;
+      const found = await look<{ rows: Record<string, Packed> }>(shown, "/api/rows", { query });
+      if (found) (shown.rows ??= {})[query] = found.rows;
+      return !!found;
+    },
     file: async (path, body) => (await request(path, body)).blob(),
     subscribe(listener) {
       listeners.add(listener);
       return () => listeners.delete(listener);
     },
   };
+  /** Asks for more about an example, instead of what was looked for before; null if that is on its way, or nobody asked. */
+  async function look<T>(example: Example, path: string, more: object): Promise<T | null> {
+    const what = path + JSON.stringify(more);
+    if (!example.asked || (looking?.example === example && looking.what === what)) return null;
+    looking?.stop.abort();
+    const mine = (looking = { what, example, stop: new AbortController() });
+    try {
+      return await live.ask<T>(path, { ...example.asked.input, heads: example.asked.heads, ...more }, mine.stop.signal);
+    } finally {
+      if (looking === mine) looking = null;
+    }
+  }
+
   const shown = show(root, document, live);
 
   // what takes longer arrives while the page is open
@@ -121,6 +171,7 @@ export async function startLive(root: HTMLElement, carried: string, show: ShowLi
       live.progress = await get<Progress>("/api/progress");
       if (live.progress.version !== version) {
         const next = check(await get<HeadDocument>("/api/document"));
+        if (next.examples[0] && input) next.examples[0].asked = { input, heads: {} };
         version = live.progress.version;
         const guests = document.examples.slice(next.examples.length);
         Object.assign(document, next, { examples: [...next.examples, ...guests] });
@@ -131,6 +182,12 @@ export async function startLive(root: HTMLElement, carried: string, show: ShowLi
     }
     for (const listener of [...listeners]) listener();
   }
+}
+
+/** What the page carries, so that nothing has to be asked for before something is seen; null if it carries nothing. */
+function carriedFirst(): { progress: Progress; document: HeadDocument } | null {
+  const text = window.document.getElementById("first")?.textContent;
+  return text ? (JSON.parse(text) as { progress: Progress; document: HeadDocument }) : null;
 }
 
 /** The token that came with the address, after #. It is kept for this tab, and the address is cleared of it. */

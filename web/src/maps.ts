@@ -13,7 +13,7 @@ export interface Attention {
   keys: Token[];
   /** one row for each query, one column for each key; null where the report had no room */
   exact: Weights | null;
-  /** the largest weight of each block of queries and keys; null for short inputs */
+  /** blocks: the mean over their queries of the sum over their keys; null for short inputs */
   pooled: Weights | null;
   /** how many queries and keys are one row and one column of `pooled` */
   rowSize: number;
@@ -29,7 +29,7 @@ function slice(values: ArrayLike<number>, start: number, rows: number, columns: 
   return { rows, columns, at: (row, column) => values[start + row * columns + column]! * scale };
 }
 
-/** The map as a picture of at most 48 x 48, from 0 to 1 in parts of its own largest weight (`peak`). */
+/** The map as a picture of at most 48 x 48 means, from 0 to 1 in parts of the largest of them (`peak`). */
 export function thumbnail(
   document: HeadDocument,
   example: Example | undefined,

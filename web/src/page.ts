@@ -146,7 +146,7 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
         html(
           "p",
           {},
-          words.summary(layers, heads.name.length, whole(made.units), words.units[made.unit] ?? made.unit, made.corpus),
+          words.summary(layers, heads.name.length, whole(made.units), words.units[made.unit] ?? made.unit, words.said(made.corpus)),
         ),
       ),
       html(
@@ -216,7 +216,7 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
       "div",
       { class: "bottom" },
       html("p", {}, `manyheads ${made.manyheads} · `, page.words.fingerprint, " ", html("code", {}, made.fingerprint.slice(0, 16))),
-      made.notes.length ? html("ul", {}, ...made.notes.map((note) => html("li", {}, note))) : null,
+      made.notes.length ? html("ul", {}, ...made.notes.map((note) => html("li", {}, page.words.said(note)))) : null,
     );
   }
 

@@ -287,11 +287,14 @@ def _kv_heads(key: Tensor | None, value: Tensor, heads: int) -> tuple[int, ...]:
     sample = torch.cat([x[:1, :, -8:].detach().flatten(2) for x in parts], -1)[0]  # (heads, numbers)
     if value.device.type == "meta" or not sample.numel():
         return tuple(range(heads))
+    with torch._C.DisableTorchFunction():  # many small steps, which no mode around this one needs to see
+        same = (sample[:, None] == sample).all(-1).tolist()  # (heads, heads)
+        some = sample.any(-1).tolist()
     found: list[int] = []
     first: list[int] = []  # one head of each key head
     for head in range(heads):
-        twin = next((i for i, other in enumerate(first) if torch.equal(sample[head], sample[other])), None)
-        if twin is None or not sample[head].any():
+        twin = next((i for i, other in enumerate(first) if some[head] and same[head][other]), None)
+        if twin is None:
             twin = len(first)
             first.append(head)
         found.append(twin)

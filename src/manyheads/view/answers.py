@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.heads.importance.losses import causal, classification, fitting, masked, seq2seq
 from manyheads.heads.importance.observe import Forward, moved, observed
-from manyheads.heads.importance.outputs import main_tensor
+from manyheads.heads.importance.outputs import main_tensor, read
 
 TOP = 5
 WRITTEN = 48  # tokens of a translation, at most
@@ -71,6 +71,7 @@ def answer(
     *,
     kind: str | None = None,
     known: Known | None = None,
+    result: Any = None,
     top: int = TOP,
 ) -> dict[str, Any] | None:
     """What the model says about the first sequence of a batch: ``{"kind": ..., "items": [[text, number]]}``.
@@ -84,6 +85,7 @@ def answer(
     batch: as the model takes it.
     kind: as `kind_of` finds it, which runs the model once more.
     known: the sentences among which neighbours are looked for.
+    result: what the model returned for this batch, of one sequence without padding, if it has run already.
     top: how many items, at most.
 
     Returns
@@ -110,24 +112,27 @@ def answer(
         if kind == "translation":
             return {"kind": kind, "items": [_translation(model, tokenizer, batch)]}
         with observed(model) as observer:
+
+            def ran(on: Any) -> Forward:
+                if result is None or on is not batch:
+                    return observer.forward(on)
+                return Forward(result, read(result, model), None, {})
+
             if kind == "next":
-                forward = observer.forward(batch)
+                forward = ran(batch)
                 logits = forward.output.value[0, _last(forward)]
                 return {"kind": kind, "items": likeliest(logits, tokenizer, top)}
             if kind == "mask":
-                batch, place = hidden(batch, tokenizer)
+                asked, place = hidden(batch, tokenizer)
                 if place is None:
                     return None
-                logits = observer.forward(batch).output.value[0, place].clone()
+                logits = ran(asked).output.value[0, place].clone()
                 logits[tokenizer.mask_token_id] = -torch.inf
                 return {"kind": kind, "items": likeliest(logits, tokenizer, top), "place": place}
             if kind == "class":
-                return {
-                    "kind": kind,
-                    "items": _classes(model, observer.forward(batch), tokenizer, batch, top),
-                }
+                return {"kind": kind, "items": _classes(model, ran(batch), tokenizer, batch, top)}
             if kind == "neighbours" and known is not None:
-                own = observer.forward(batch).output.value[:1]
+                own = ran(batch).output.value[:1]
                 others = known.embeddings
                 if others is None:
                     parts = [observer.forward(each).output.value for each in moved(known.batches, device)]
@@ -196,9 +201,20 @@ def hidden(batch: Any, tokenizer: Any) -> tuple[Any, int | None]:
     return items, words[-1]
 
 
+def labels_of(model: nn.Module) -> Mapping[int, str]:
+    """The names of the classes that a model knows: as transformers keeps them, or as our classifiers do.
+
+    >>> from manyheads.tasks.dna import SequenceClassifier
+    >>> labels_of(SequenceClassifier(["no", "yes"], vocabulary=7, d_model=4, heads=2, layers=1))
+    {0: 'no', 1: 'yes'}
+    """
+    named: Mapping[int, str] | None = getattr(getattr(model, "config", None), "id2label", None)
+    return named or dict(enumerate(getattr(model, "labels", None) or []))
+
+
 def _classes(model: nn.Module, forward: Forward, tokenizer: Any, batch: Any, top: int) -> list[list[Any]]:
     """Labels with their probabilities; of tokens, where each of them is labelled, those that stand out."""
-    labels: Mapping[int, str] = getattr(getattr(model, "config", None), "id2label", None) or {}
+    labels = labels_of(model)
     value = main_tensor(forward.result)[1]
     if value.dim() == 2 and value.shape[-1] == 1:  # a score
         return [[str(labels.get(0, "0")), round(float(value[0, 0]), 6)]]

@@ -134,10 +134,14 @@ def everything() -> dict[str, Any]:
     ]
     made["curve"] = {
         "quality": "cosine",
-        "kept": KEPT,
         "lines": [
-            {"name": "fisher", "mean": [1.0, 0.97, 0.91, 0.7]},
-            {"name": "random", "mean": [1.0, 0.9, 0.73, 0.41], "se": [0.0, 0.01, 0.02, 0.03]},
+            {"name": "fisher", "kept": KEPT, "mean": [1.0, 0.97, 0.91, 0.7]},
+            {
+                "name": "random",
+                "kept": KEPT,
+                "mean": [1.0, 0.9, 0.73, 0.41],
+                "se": [0.0, 0.01, 0.02, 0.03],
+            },
         ],
     }
     made["examples"][0]["pipeline"] = pipeline()

@@ -9,9 +9,10 @@ import uvicorn
 from tests.view.live.tiny import Characters, bert, loaded
 
 import manyheads as mh
+from manyheads.view.document.packed import unpacked
 from manyheads.view.live import ask
 from manyheads.view.live.app import app
-from manyheads.view.live.model import begin
+from manyheads.view.live.model import Input, begin
 from manyheads.view.live.progress import Progress
 from manyheads.view.live.queue import Queue
 from manyheads.view.live.server import listen
@@ -21,10 +22,10 @@ HOSTILE = "<script>window.hacked = 1</script> \u0000 👩‍👩‍👧 \u202e"
 
 
 class Served:
-    """The live page of a tiny model, at a real address, in a thread."""
+    """The live page of a model, at a real address, in a thread."""
 
-    def __init__(self):
-        self.live, self.queue = begin(loaded(bert(), Characters())), Queue()
+    def __init__(self, live):
+        self.live, self.queue = live, Queue()
         self.progress = Progress(self.live, self.queue)
         self.socket = listen("127.0.0.1", 0)
         self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}/"
@@ -42,7 +43,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served():
-    made = Served()
+    made = Served(begin(loaded(bert(), Characters())))
     yield made
     made.close()
 
@@ -86,7 +87,7 @@ def items(page, which):
 def test_type_and_see(page, served):
     assert page.locator(".heads-live [data-index]").count() == 6
     typed(page, "heads attend")
-    wanted = ask.attend(served.live, "heads attend", None)
+    wanted = ask.attend(served.live, Input("heads attend"))
     assert items(page, "before") == wanted["answer"]["items"]
     shown = page.locator(".looks .token").all_inner_texts()
     assert len(shown) == len("heads attend") + 2
@@ -101,7 +102,7 @@ def test_silence_by_click_and_by_key(page, served):
     # The model is asked from here only when the server is done with it: two threads would disturb each other.
     page.wait_for_selector('[data-part="quality"]:not([data-kept="1"], [data-kept=""])')
     heads = {"encoder.layer.0.attention.self": [1]}
-    wanted = ask.without(served.live, "heads attend", None, heads)
+    wanted = ask.without(served.live, Input("heads attend"), heads)
     assert items(page, "before") == wanted["before"]["items"]
     assert items(page, "after") == wanted["after"]["items"]
     assert "silenced" in page.locator('.heads-live [data-head="0.1"]').get_attribute("class")
@@ -179,13 +180,32 @@ def test_the_text_is_an_example_in_the_other_views(page):
     page.locator('[data-tab="glance"]').click()
     page.wait_for_selector(".glance [data-index]")
     assert page.locator('[data-choice="example"] option').count() == 2
+    with page.expect_response("**/api/pipeline"):
+        page.locator('[data-tab="pipeline"]').click()
+    page.wait_for_selector(".follow-bar [role=radio]:text-is('d')")
     page.locator('[data-tab="live"]').click()
     assert page.input_value("textarea") == "heads attend"
 
 
+def test_long_texts_are_shown_exactly_when_asked(page, served, monkeypatch):
+    monkeypatch.setattr("manyheads.view.document.seen.SHORT", 16)  # all texts are long then
+    typed(page, "attending heads")
+    page.locator('[data-tab="head"]').click()
+    with page.expect_response("**/api/exact"):
+        page.locator('[data-control="head"]').select_option("4")
+    page.wait_for_selector(".heat")
+    page.locator('[data-tab="live"]').click()
+    with page.expect_response("**/api/exact") as answer:
+        page.locator('.heads-live [data-head="0.2"]').hover()
+    shares = unpacked(answer.value.json()["exact"]).mean(0)
+    page.wait_for_function("document.querySelector('.looks .shaded')")
+    shown = [token.get_attribute("title") for token in page.locator(".looks .token").all()]
+    assert [float(text.rstrip("%")) for text in shown] == pytest.approx((100 * shares).tolist(), abs=0.06)
+
+
 def test_in_chinese_and_at_night(page):
     page.locator('[data-switch="language"]').select_option("zh")
-    page.wait_for_selector("text=模型怎么说")
+    page.wait_for_selector("text=模型的回答")
     page.locator('[data-switch="theme"]').select_option("dark")
     assert page.locator(".manyheads").get_attribute("data-theme") == "dark"
     assert page.locator(".heads-live [data-index]").count() == 6

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 import threading
 
 import numpy
@@ -17,6 +18,7 @@ import manyheads as mh
 from manyheads.nn.transformers import Decoder, Seq2Seq
 from manyheads.view.document.packed import unpacked
 from manyheads.view.live import ask
+from manyheads.view.live.app import page_html
 from manyheads.view.live.model import begin
 
 FIRST, SECOND = (f"encoder.layer.{i}.attention.self" for i in range(2))
@@ -71,6 +73,58 @@ def test_silencing_gives_what_the_silenced_model_says(site):
     nothing = answered(site, "/api/silence", {"text": "heads attend", "heads": {}})
     assert nothing["after"] == nothing["before"]
     assert nothing["change"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_more_about_one_head_and_about_one_query(site):
+    heads = {FIRST: [2]}
+    asked = {"text": "heads attend", "heads": heads}
+    ids = {"input_ids": torch.tensor([Characters()("heads attend")["input_ids"]])}
+    every = {FIRST: [0, 1, 2], SECOND: [0, 1, 2]}
+    with mh.silence(site.live.model, heads):
+        wanted = mh.maps(site.live.model, ids, every)
+    exact = answered(site, "/api/exact", asked | {"site": SECOND, "head": 1})["exact"]
+    assert torch.allclose(unpacked(exact).float(), wanted[SECOND].weights[0, 1], atol=1e-5)
+    rows = answered(site, "/api/rows", asked | {"query": 5})["rows"]
+    for name, map_ in wanted.items():
+        assert torch.allclose(unpacked(rows[name]).float(), map_.weights[0, :, 5], atol=1e-5)
+    steps = answered(site, "/api/pipeline", asked)["pipeline"]
+    assert [step["step"] for step in steps][:3] == ["tokens", "ids", "embedding"]
+    mixed = next(step for step in steps if step["step"] == "heads")
+    assert mixed["shape"] == [3, 14, 5]
+    assert "no query 14" in refused(site, "/api/rows", asked | {"query": 14})
+    assert "no head 3" in refused(site, "/api/exact", asked | {"site": SECOND, "head": 3})
+
+
+def test_the_page_carries_what_it_shows_first(site):
+    async def opened():
+        async with site.client() as client:
+            return (await client.get("/")).text
+
+    site.progress.document()
+    page = apart(opened())
+    first = json.loads(re.search(r'<script type="application/json" id="first">(.*?)</script>', page)[1])
+    assert first["document"] == answered(site, "/api/document")
+    told = answered(site, "/api/progress")
+    assert first["progress"] == {name: value for name, value in told.items() if name != "waiting"}
+
+
+def test_what_the_page_carries_ends_no_script():
+    page = page_html("a model", first=json.dumps({"text": "</script><script>alert(1)</script>"}).encode())
+    assert page.count("<script") == page.count("</script>") == 2
+
+
+def test_other_machines_get_no_document_without_the_token():
+    site = Site(begin(loaded(bert(), Characters())), host="0.0.0.0")
+    try:
+        site.progress.document()
+
+        async def opened():
+            async with site.client(**{"x-manyheads-token": ""}) as client:
+                return (await client.get("/")).text
+
+        assert 'id="first"></script>' in apart(opened())
+    finally:
+        site.queue.close()
 
 
 def test_quality_falls_as_heads_go(site):
@@ -288,7 +342,7 @@ def test_who_asks_too_much_waits(site):
 def test_what_the_browser_gave_up_on_never_runs(site, monkeypatch):
     free, ran = threading.Event(), []
     site.queue.submit("", lambda: free.wait(20))
-    monkeypatch.setattr(ask, "attend", lambda live, text, image: ran.append(text) or {})
+    monkeypatch.setattr(ask, "attend", lambda live, given: ran.append(given.text) or {})
 
     async def main():
         leave = asyncio.Event()
@@ -373,6 +427,26 @@ def test_pictures():
         assert "bytes" in refused(site, "/api/attend", {"image": large})
         assert "--images" in refused(site, "/api/quality", {"heads": {}})
         assert "--images" in refused(site, "/api/choose", {"ranking": "fisher"})
+    finally:
+        site.queue.close()
+
+
+def test_pictures_that_it_is_measured_on_can_be_asked_about(tmp_path):
+    for number, size in enumerate([(8, 8), (23, 17), (9, 9)]):
+        Image.new("RGB", size, (200, 50 * number, 90)).save(tmp_path / f"{number}.png")
+    model = hf.ViTForImageClassification(hf.ViTConfig(image_size=8, patch_size=2, num_labels=3, **SIZES))
+    site = Site(begin(loaded(model, processor=Pixels()), images=str(tmp_path)))
+    try:
+        assert answered(site, "/api/progress")["pictures"] == 3
+        first = answered(site, "/api/document")["examples"][0]
+        again = answered(site, "/api/attend", {"sample": 0})["example"]
+        assert again | {"pipeline": None} == first | {"pipeline": None}
+        other = answered(site, "/api/attend", {"sample": 2})
+        assert other["example"]["picture"]["png"] != first["picture"]["png"]
+        rows = answered(site, "/api/rows", {"sample": 2, "heads": {}, "query": 16})["rows"]
+        assert [one["shape"] for one in rows.values()] == [[3, 17], [3, 17]]
+        assert "one of 3" in refused(site, "/api/attend", {"sample": 3})
+        assert answered(site, "/api/quality", {"heads": {}})["metric"] == "agreement"
     finally:
         site.queue.close()
 

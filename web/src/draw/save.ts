@@ -1,4 +1,6 @@
 // A chart as a file: SVG with its styles inside, PNG at twice the size, and its numbers as CSV.
+import { svg } from "./element";
+import { under } from "./pixels";
 
 export type Cell = string | number | null | undefined;
 
@@ -37,6 +39,8 @@ export function standalone(chart: SVGSVGElement): string {
     ground.setAttribute(name, String(size));
   }
   ground.setAttribute("fill", getComputedStyle(chart).getPropertyValue("--surface").trim() || "#ffffff");
+  const painted = under.get(chart);
+  if (painted) copy.prepend(svg("image", { ...sizes, href: painted() }));
   copy.prepend(ground);
   return new XMLSerializer().serializeToString(copy);
 }

@@ -1,16 +1,17 @@
 // Encoder and decoder: which words of the source each word of the target was written from.
 import { chart, type Chart } from "../draw/chart";
 import { html, svg } from "../draw/element";
-import { exampleChoice } from "../draw/examples";
 import { percent } from "../draw/number";
 import { picture } from "../draw/pixels";
 import { radios } from "../draw/radios";
 import { plain } from "../draw/tokens";
+import type { Example } from "../document";
 import { attention, pool, thumbnail, type Weights } from "../maps";
 import type { Page } from "../page";
 import { current } from "../state";
 import { alignmentMatrix } from "./alignment/matrix";
 import { LONGEST, ribbon } from "./alignment/ribbon";
+import { among, headAmong, layersOf } from "./among";
 import { title } from "./heads";
 import { tiles } from "./tiles";
 
@@ -20,23 +21,18 @@ const MODES: Mode[] = ["head", "layer", "all"];
 export function alignment(root: HTMLElement, page: Page): () => void {
   const { document, state, colours } = page;
   const words = page.words.alignment;
-  const crossed = (index: number) => document.examples[index]!.maps.filter((map) => map.queries !== map.keys);
-  const indexes = [...document.examples.keys()].filter((index) => crossed(index).length);
-  const index = indexes.includes(state.now.example) ? state.now.example : indexes[0]!;
-  const example = document.examples[index]!;
-  const sites = crossed(index).map((map) => map.site);
+  const crossed = (one: Example) => one.maps.filter((map) => map.queries !== map.keys);
+  const { example, choices, close: again } = among(page, (one) => crossed(one).length > 0);
+  const sites = crossed(example).map((map) => map.site);
   const heads = [...document.heads.name.keys()].filter((head) => sites.includes(document.heads.site[head]!));
   const known = new Map<number, Weights>();
   for (const head of heads) {
     const exact = attention(document, example, head)?.exact;
     if (exact) known.set(head, exact);
   }
-  const map = crossed(index)[0]!;
+  const map = crossed(example)[0]!;
   const [queries, keys] = [example.tokens[map.queries] ?? [], example.tokens[map.keys] ?? []];
 
-  const again = state.subscribe(() => page.redraw(), "example");
-  const choices = html("div", { class: "choices" });
-  if (indexes.length > 1) choices.append(exampleChoice(page, indexes, index));
   root.append(choices);
   if (!known.size) {
     root.append(html("p", { class: "note" }, words.nothing));
@@ -44,7 +40,7 @@ export function alignment(root: HTMLElement, page: Page): () => void {
   }
 
   let mode: Mode = "head";
-  let head = known.has(current(state.now)) && state.now.selected.length ? current(state.now) : sharpest(known);
+  let head = headAmong(page, (one) => known.has(one), () => sharpest(known));
   let target: number | null = null;
   const modes = radios(words.show, MODES.map((one) => words.modes[one]), () => MODES.indexOf(mode), (i) => {
     mode = MODES[i]!;
@@ -81,10 +77,7 @@ export function alignment(root: HTMLElement, page: Page): () => void {
 
   const ratio = Math.max(0.4, Math.min(2.5, queries.length / Math.max(1, keys.length)));
   const size = ratio > 1 ? { width: 96 / ratio, height: 96 } : { width: 96, height: 96 * ratio };
-  const layers = document.stacks
-    .flatMap((stack) => stack.layers)
-    .filter((layer) => sites.includes(layer.site))
-    .map(({ layer, heads: all }) => ({ layer, heads: all.filter((one) => thumbnail(document, example, one)) }));
+  const layers = layersOf(document, (one) => heads.includes(one) && !!thumbnail(document, example, one));
   const many = tiles({
     page,
     label: words.every,

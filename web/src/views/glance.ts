@@ -2,15 +2,15 @@
 import { chart } from "../draw/chart";
 import { exampleChoice } from "../draw/examples";
 import { html, svg } from "../draw/element";
-import { grid, type Grid } from "../draw/grid";
+import { grid, type Cell, type Grid } from "../draw/grid";
 import { number } from "../draw/number";
-import { picture } from "../draw/pixels";
+import { sheet, type Sheet } from "../draw/pixels";
 import { thumbnail } from "../maps";
 import { filters } from "../measures";
 import type { Page } from "../page";
 import { card } from "./card";
 import { title } from "./heads";
-import { placed } from "./places";
+import { placed, tilesOf } from "./places";
 
 const LARGEST = 96;
 const GAP = 4;
@@ -36,13 +36,15 @@ export function glance(root: HTMLElement, page: Page): () => void {
     ],
   });
   let common = false;
-  const scale = html("select", { "aria-label": words.scale, "data-control": "scale", onchange: () => ((common = scale.value === "common"), draw()) });
+  const scale = html("select", { "aria-label": words.scale, "data-control": "scale", onchange: () => ((common = scale.value === "common"), paint()) });
   for (const [value, text] of Object.entries(words.scales)) scale.append(html("option", { value }, text));
   const picks = exampleChoice(page, [...document.examples.keys()], state.now.example);
   figure.controls.append(picks, scale);
   const side = card(page);
   root.append(html("div", { class: "split" }, figure.figure, side.element));
   let cells: Grid | undefined;
+  let paper: Sheet | undefined;
+  let shown: Cell[] = [];
 
   function draw(): void {
     cells?.close();
@@ -52,28 +54,28 @@ export function glance(root: HTMLElement, page: Page): () => void {
       page,
       label: words.glance,
       cells: places,
-      content: (cell) => {
-        const { weights, peak } = thumbnail(document, example, cell.head)!;
-        const map = picture(weights.rows, weights.columns, (row, column) => weights.at(row, column) * (common ? peak : 1), colours);
-        return [svg("image", { href: map, width: size, height: size, preserveAspectRatio: "none" })];
-      },
+      content: () => [svg("rect", { class: "glass", width: size, height: size })],
       tip: (head) => [
         html("strong", {}, title(document, head, words)),
-        html("div", { class: "pair" }, html("span", {}, words.largestWeight), html("b", {}, number(thumbnail(document, example, head)?.peak))),
+        html("div", { class: "pair" }, html("span", {}, words.strongest), html("b", {}, number(thumbnail(document, example, head)?.peak))),
         html("div", { class: "faint" }, words.enterOpens),
       ],
     });
-    figure.body.replaceChildren(svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "glance" }, labels, cells.element));
-    fade();
+    shown = places;
+    paper = sheet(svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "glance" }, labels, cells.element), colours);
+    figure.body.replaceChildren(paper.element);
+    paint();
   }
 
-  function fade(): void {
+  function paint(): void {
     const chosen = filters(document, words).find((one) => one.key === state.now.filter);
-    document.heads.name.forEach((_, head) => cells?.cell(head)?.classList.toggle("out", !!chosen && !chosen.heads.has(head)));
+    const out = (head: number) => !!chosen && !chosen.heads.has(head);
+    paper?.paint(tilesOf(page, document.examples[state.now.example], shown, { scale: (peak) => (common ? peak : 1), opacity: (head) => (out(head) ? 0.13 : 1) }));
+    for (const { head } of shown) cells?.cell(head)?.classList.toggle("out", out(head));
   }
 
   draw();
-  const ends = [state.subscribe(draw, "example"), state.subscribe(fade, "filter")];
+  const ends = [state.subscribe(draw, "example"), state.subscribe(paint, "filter")];
   return () => {
     cells?.close();
     side.close();

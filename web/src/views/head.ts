@@ -42,6 +42,7 @@ export function head(root: HTMLElement, page: Page): () => void {
     const found = attention(document, example, now);
     if (!found) return [html("p", { class: "note" }, words.notOnExample)];
     const long = Math.max(found.queries.length, found.keys.length) > SHORT && (found.exact || found.pooled);
+    if (!found.exact && page.live) void page.live.exact(document, example, now).then((came) => came && current(state.now) === now && draw(), () => {});
     const box = html("div", { class: "pairs" });
     const fill = (zoom: Zoom) => {
       page.tip.hide();

@@ -9,7 +9,7 @@ import { maps } from "./live/maps";
 import { quality } from "./live/quality";
 import { spare } from "./live/spare";
 
-const PAUSE = 40; // milliseconds without a key after which a text is asked about
+const PAUSE = 120; // milliseconds after an answer in which nobody asks: then there is time to measure
 
 /** Part of the view: drawn once, then told when something changed. */
 export interface Part {
@@ -26,8 +26,8 @@ export interface Bench {
   error: string;
   /** milliseconds that the last answer took, or null while it is awaited */
   took: number | null;
-  /** Asks about the input that is in `live.input` now, after a short pause in typing. */
-  ask(pause?: number): void;
+  /** Asks about the input that is in `live.input` now, instead of what was asked before. */
+  ask(): void;
   /** Silences these heads instead of those before (indexes into the document). */
   silence(heads: readonly number[]): void;
 }
@@ -35,20 +35,18 @@ export interface Bench {
 export function live(root: HTMLElement, page: Page): () => void {
   const { live, state, words } = page as Page & { live: Live };
   const parts: Part[] = [];
-  let timer: number | undefined;
   let asking: AbortController | undefined;
 
   const bench: Bench = { page, live, error: "", took: 0, ask, silence };
 
-  function ask(pause = PAUSE): void {
-    window.clearTimeout(timer);
+  function ask(): void {
     asking?.abort();
-    timer = window.setTimeout(() => void answered(), pause);
+    void answered();
   }
 
   function silence(heads: readonly number[]): void {
     state.set({ silenced: [...heads].sort((a, b) => a - b) });
-    ask(0);
+    ask();
   }
 
   /** Asks about the input, with the heads that are silenced, and shows what comes; then how good the model still is. */
@@ -57,15 +55,18 @@ export function live(root: HTMLElement, page: Page): () => void {
     const heads = bySite(page, state.now.silenced);
     try {
       if (about) await compared(heads, mine.signal);
-      if (live.progress.stages.length) {
+      if (live.progress.stages.length && live.measured !== JSON.stringify(heads)) {
+        await new Promise((done) => setTimeout(done, PAUSE));
+        if (mine.signal.aborted) return;
         live.quality = await live.ask<Quality>("/api/quality", { heads }, mine.signal);
+        live.measured = JSON.stringify(heads);
         remember(live);
         update();
       }
     } catch (error) {
       if (mine.signal.aborted) return;
       bench.took = 0;
-      bench.error = error instanceof TypeError ? words.live.lost : String(error instanceof Error ? error.message : error);
+      bench.error = error instanceof TypeError ? words.live.lost : words.said(String(error instanceof Error ? error.message : error));
       update();
     }
   }
@@ -84,6 +85,7 @@ export function live(root: HTMLElement, page: Page): () => void {
       live.attended = await live.ask<Attended>("/api/attend", current, signal);
       live.without = null;
     }
+    live.attended.example.asked = { input: current, heads };
     bench.error = "";
     bench.took = Math.round(performance.now() - begun);
     page.showExample(live.attended.example);
@@ -114,7 +116,6 @@ export function live(root: HTMLElement, page: Page): () => void {
   const end = live.subscribe(update);
   return () => {
     end();
-    window.clearTimeout(timer);
     asking?.abort();
     for (const part of parts) part.close?.();
   };

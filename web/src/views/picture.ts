@@ -2,12 +2,13 @@
 import { scaleLinear } from "d3-scale";
 import { chart } from "../draw/chart";
 import { html, svg } from "../draw/element";
-import { exampleChoice } from "../draw/examples";
 import { number, percent } from "../draw/number";
 import { radios, type Radios } from "../draw/radios";
-import { attention, type Weights } from "../maps";
+import { unpack, type Example } from "../document";
+import { attention, thumbnail, type Weights } from "../maps";
 import type { Page } from "../page";
 import { current } from "../state";
+import { among, headAmong, layersOf } from "./among";
 import { title } from "./heads";
 import { tiles } from "./tiles";
 
@@ -16,26 +17,31 @@ const SIDE = 448; // of the large picture's longer edge
 export function picture(root: HTMLElement, page: Page): () => void {
   const { document, state } = page;
   const words = page.words.picture;
-  const indexes = document.examples.flatMap((one, index) => (one.picture ? [index] : []));
-  const index = indexes.includes(state.now.example) ? state.now.example : indexes[0]!;
-  const example = document.examples[index]!;
+  const { example, choices, close: again } = among(page, (one) => !!one.picture);
   const { png, rows, columns, first } = example.picture!;
   const patches = rows * columns;
-  const known = new Map<number, Weights>();
+  const keys = first + patches;
+  // heads that look from every patch at every patch; on the live page, what they see is asked for patch by patch
+  const exact = new Map<number, Weights>();
+  const shown = new Set<number>();
   for (const head of document.heads.name.keys()) {
-    const exact = attention(document, example, head)?.exact;
-    if (exact && exact.rows === first + patches && exact.columns === first + patches) known.set(head, exact);
+    const found = attention(document, example, head);
+    if (!found || found.queries.length !== keys || found.keys.length !== keys) continue;
+    if (found.exact) exact.set(head, found.exact);
+    if (found.exact || page.live) shown.add(head);
   }
-  const layers = document.stacks.flatMap((stack) => stack.layers).map(({ layer, heads }) => ({ layer, heads: heads.filter((head) => known.has(head)) })).filter(({ heads }) => heads.length); // prettier-ignore
-  if (indexes.length > 1) root.append(html("div", { class: "choices" }, exampleChoice(page, indexes, index)));
-  const again = state.subscribe(() => page.redraw(), "example");
-  if (!layers.length) {
+  root.append(choices);
+  if (!shown.size) {
     root.append(html("p", { class: "note" }, words.nothing));
     return again;
   }
-  // the shown head: the chosen one if it has a map here
-  let head = known.has(current(state.now)) && state.now.selected.length ? current(state.now) : liveliest(known);
+  const layers = layersOf(document, (one) => shown.has(one));
+  let head = headAmong(page, (one) => shown.has(one), () => liveliest(page, example, shown));
   let query = first + Math.floor(rows / 2) * columns + Math.floor(columns / 2);
+  const weight = (one: number, key: number): number => {
+    const row = example.rows?.[query]?.[document.heads.site[one]!];
+    return exact.get(one)?.at(query, key) ?? (row ? unpack(row)[document.heads.head[one]! * keys + key]! / 65535 : 0);
+  };
 
   const [width, height] = columns >= rows ? [SIDE, (SIDE * rows) / columns] : [(SIDE * columns) / rows, SIDE];
   const [wide, high] = [width / columns, height / rows];
@@ -51,7 +57,7 @@ export function picture(root: HTMLElement, page: Page): () => void {
     note: words.everyNote,
     name: "attention-of-a-patch-in-every-head",
     words: page.words,
-    rows: () => [["head", "query", "row", "column", "weight"], ...[...known.keys()].flatMap(table)],
+    rows: () => [["head", "query", "row", "column", "weight"], ...[...shown].flatMap(table)],
   });
   large.figure.classList.add("large-picture");
   root.append(html("div", { class: "pictures" }, large.figure, every.figure));
@@ -105,15 +111,14 @@ export function picture(root: HTMLElement, page: Page): () => void {
       veils.set(one, over);
       return [svg("image", { ...tile, href: png, preserveAspectRatio: "none", class: "pixels" }), over];
     },
-    tip: (one) => [html("b", {}, title(document, one, page.words)), html("br"), words.peak(percent(peak(known.get(one)!)))],
+    tip: (one) => [html("b", {}, title(document, one, page.words)), html("br"), words.peak(percent(peak(one)))],
     pick: (one) => state.set({ selected: [one] }),
   });
   every.body.append(many.drawing);
 
   function table(one: number): (string | number)[][] {
-    const weights = known.get(one)!;
     return Array.from({ length: patches }, (_, patch) => [
-      document.heads.name[one]!, name(query), Math.floor(patch / columns), patch % columns, Number(weights.at(query, first + patch).toPrecision(5)),
+      document.heads.name[one]!, name(query), Math.floor(patch / columns), patch % columns, Number(weight(one, first + patch).toPrecision(5)),
     ]); // prettier-ignore
   }
 
@@ -122,49 +127,47 @@ export function picture(root: HTMLElement, page: Page): () => void {
     return words.place(Math.floor((place - first) / columns), (place - first) % columns);
   }
 
-  function peak(weights: Weights): number {
+  function peak(one: number): number {
     let most = 0;
-    for (let patch = 0; patch < patches; patch++) most = Math.max(most, weights.at(query, first + patch));
+    for (let patch = 0; patch < patches; patch++) most = Math.max(most, weight(one, first + patch));
     return most;
   }
 
-  function over(weights: Weights): string {
-    const most = peak(weights) || 1;
-    return glow(rows, columns, (patch) => weights.at(query, first + patch) / most);
+  function over(one: number): string {
+    const most = peak(one) || 1;
+    return glow(rows, columns, (patch) => weight(one, first + patch) / most);
   }
 
   function draw(): void {
-    const weights = known.get(head)!;
-    veil.setAttribute("href", over(weights));
-    for (const [one, image] of veils) {
-      image.setAttribute("href", over(known.get(one)!));
-    }
+    veil.setAttribute("href", over(head));
+    for (const [one, image] of veils) image.setAttribute("href", over(one));
     for (const [patch, button] of buttons.entries()) {
-      const weight = weights.at(query, first + patch);
+      const share = weight(head, first + patch);
       const asked = first + patch === query;
-      button.setAttribute("aria-label", `${name(first + patch)}: ${percent(weight)}`);
+      button.setAttribute("aria-label", `${name(first + patch)}: ${percent(share)}`);
       button.setAttribute("aria-selected", String(asked));
-      button.dataset["value"] = String(weight);
+      button.dataset["value"] = String(share);
       button.tabIndex = asked || (query < first && patch === 0) ? 0 : -1;
     }
     chosen.setAttribute("visibility", query < first ? "hidden" : "visible");
     chosen.setAttribute("x", String(1 + ((query - first) % columns) * wide));
     chosen.setAttribute("y", String(1 + Math.floor((query - first) / columns) * high));
-    peakText.textContent = words.peak(percent(peak(weights)));
+    peakText.textContent = words.peak(percent(peak(head)));
     let self = 0;
     let outside = 0;
-    for (let key = 0; key < first + patches; key++) {
-      if (key === query) self = weights.at(query, key);
-      if (key < first) outside += weights.at(query, key);
+    for (let key = 0; key < keys; key++) {
+      if (key === query) self = weight(head, key);
+      if (key < first) outside += weight(head, key);
     }
     said.textContent = words.reading(document.heads.name[head]!, name(query), percent(self), first > 0 ? percent(outside) : "");
-    for (const one of known.keys()) many.grid.cell(one)?.classList.toggle("current", one === head);
+    for (const one of shown) many.grid.cell(one)?.classList.toggle("current", one === head);
     extras?.update();
   }
 
   function look(at: number): void {
     query = at;
-    draw();
+    if (!page.live || exact.size === shown.size || example.rows?.[at]) return draw();
+    void page.live.rows(example, at).then((came) => came && query === at && draw(), () => {});
   }
 
   const patchOf = (event: Event) => (event.target as Element).closest<SVGElement>("[data-patch]");
@@ -189,10 +192,10 @@ export function picture(root: HTMLElement, page: Page): () => void {
     buttons[r * columns + c]!.focus();
   });
   const end = state.subscribe(() => {
-    if (known.has(current(state.now))) head = current(state.now);
+    if (shown.has(current(state.now))) head = current(state.now);
     draw();
   }, "selected");
-  draw();
+  look(query);
   return () => {
     end();
     again();
@@ -218,10 +221,11 @@ function glow(rows: number, columns: number, share: (patch: number) => number): 
 }
 
 /** The head whose attention differs most from query to query: there is something to see. */
-function liveliest(known: Map<number, Weights>): number {
-  let best = known.keys().next().value!;
+function liveliest({ document }: Page, example: Example, heads: Iterable<number>): number {
+  let [best = 0] = heads;
   let most = -1;
-  for (const [head, weights] of known) {
+  for (const head of heads) {
+    const { weights, peak } = thumbnail(document, example, head)!;
     let spread = 0;
     for (let column = 0; column < weights.columns; column++) {
       let sum = 0;
@@ -230,7 +234,7 @@ function liveliest(known: Map<number, Weights>): number {
         sum += weights.at(row, column);
         squares += weights.at(row, column) ** 2;
       }
-      spread += squares / weights.rows - (sum / weights.rows) ** 2;
+      spread += peak ** 2 * (squares / weights.rows - (sum / weights.rows) ** 2);
     }
     if (spread > most) [best, most] = [head, spread];
   }

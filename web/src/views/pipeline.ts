@@ -19,6 +19,8 @@ export function pipeline(root: HTMLElement, page: Page): () => void {
   const words = page.words.pipeline;
   const examples = document.examples.flatMap((example, index) => (example.pipeline ? [index] : []));
   const index = examples.includes(state.now.example) ? state.now.example : examples[0]!;
+  const wanted = document.examples[state.now.example];
+  if (wanted && page.live) void page.live.pipeline(wanted).then((came) => came && state.now.view === "pipeline" && page.redraw(), () => {});
   const seen = way(document, document.examples[index]!);
   if (!seen) return () => {};
   const found = seen.heads.indexOf(current(state.now));

@@ -1,6 +1,7 @@
 // Where every head's map stands: in its layer, at its number, stack under stack, with the labels around.
 import { svg } from "../draw/element";
 import type { Cell } from "../draw/grid";
+import type { Tile } from "../draw/pixels";
 import type { Example } from "../document";
 import { thumbnail } from "../maps";
 import type { Page } from "../page";
@@ -56,4 +57,20 @@ export function placed({ document, words }: Page, example: Example | undefined, 
     y += 8;
   }
   return { cells, labels, size, width: at(columns), height: y };
+}
+
+/** The maps of these heads, to be painted at their places. */
+export function tilesOf(
+  { document }: Page,
+  example: Example | undefined,
+  cells: Cell[],
+  { scale = () => 1, opacity = () => 1 }: { scale?: (peak: number) => number; opacity?: (head: number) => number },
+): Tile[] {
+  return cells.flatMap(({ head, x, y, width, height }) => {
+    const found = thumbnail(document, example, head);
+    if (!found) return [];
+    const { rows, columns, at } = found.weights;
+    const by = scale(found.peak);
+    return [{ x, y, width, height, rows, columns, value: (row: number, column: number) => by * at(row, column), opacity: opacity(head) }];
+  });
 }

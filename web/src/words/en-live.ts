@@ -37,8 +37,6 @@ export const live = {
   looks: (head: string) => `What head ${head} attends to, all tokens together`,
   looksFrom: (head: string, token: string) => `What head ${head} attends to, from ${token}`,
   looksHint: "Point at a head to see which tokens it attends to.",
-  looksQuery: "Choose a token to see its own attention",
-  allTokens: "all tokens",
 
   says: "What the model says",
   kinds: {

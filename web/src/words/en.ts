@@ -6,6 +6,8 @@ import { views } from "./en-views";
 export const en = {
   ...views,
   live,
+  /** a sentence that Python says: a note, the name of a corpus, what a role means */
+  said: (text: string) => text,
   language: "English",
   tag: "en",
 
@@ -130,10 +132,11 @@ export const en = {
 
   // views/glance.ts
   glance: "All maps at a glance",
-  glanceNote: "Each picture is one head's attention on the example: rows are queries, columns are keys, the colour is the largest weight in each block.",
+  glanceNote: "Each picture is one head's attention on the example: rows are queries, columns are keys, a dot is the mean weight of what it stands for.",
   scale: "Scale",
   scales: { own: "Each by its own largest weight", common: "All from 0 to 1" },
   largestWeight: "Largest weight",
+  strongest: "Strongest dot",
 
   // views/head.ts, views/head/
   chooseHead: "Choose a head",
@@ -142,7 +145,7 @@ export const en = {
   onExample: "On the example",
   onCorpus: "On the whole corpus",
   notOnExample: "This head's attention is not part of this example.",
-  noExact: "The exact weights of this head on this long input are not in the page: there was no room. The overview shows the largest weight of each block.",
+  noExact: "The exact weights of this head on this long input are not in the page: there was no room. The overview shows it in blocks.",
   rank: (place: number, all: number) => `${place} of ${all}`,
   queries: "queries",
   keysWord: "keys",
@@ -156,6 +159,7 @@ export const en = {
   heatWindow: (a: string, b: string, c: string, d: string) => `Heat map: queries ${a} to ${b}, keys ${c} to ${d}`,
   overview: "The whole input",
   overviewNote: (rows: number, columns: number) => `Each dot is the largest weight among ${rows} × ${columns} queries and keys.`,
+  overviewPooled: (rows: number, columns: number) => `Each dot is the attention of ${rows} queries on average to ${columns} keys together.`,
   overviewMove: "Click to see a place exactly.",
   firstQuery: "First query",
   firstKey: "First key",
@@ -166,6 +170,7 @@ export const en = {
   after: "after the query →",
   thisHead: "this head",
   meanHead: "mean of all heads",
+  shareOfText: (share: string) => `These are ${share} of the text.`,
   shares: "Where its attention goes",
   sharesNote: "Shares of attention, with their standard error. They overlap: the first token may also be a special one.",
   rolesTitle: "Roles and their evidence",

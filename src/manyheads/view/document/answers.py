@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.heads.importance.outputs import main_tensor, read
 from manyheads.heads.maps import run
-from manyheads.view.answers import SAME, TOP, answer, hidden, kind_of, likeliest, nearest
+from manyheads.view.answers import SAME, TOP, answer, hidden, kind_of, labels_of, likeliest, nearest
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Question:
             return nearest(read(result, self.model).value[row : row + 1].to(others), others, texts, TOP)
         logits = main_tensor(result)[1][row].float()
         if self.kind == "class":
-            labels: Mapping[int, str] = getattr(getattr(self.model, "config", None), "id2label", None) or {}
+            labels = labels_of(self.model)
             chances, classes = logits.softmax(-1).topk(min(TOP, len(logits)))
             pairs = zip(classes.tolist(), chances.tolist(), strict=True)
             return [[str(labels.get(number, number)), round(p, 6)] for number, p in pairs]

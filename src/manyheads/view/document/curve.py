@@ -13,8 +13,9 @@ from manyheads.heads.importance import importance
 from manyheads.heads.importance.losses import causal, fitting, units
 from manyheads.heads.importance.observe import Observer, observed
 from manyheads.heads.importance.outputs import difference
-from manyheads.heads.table import HeadTable, Row
+from manyheads.heads.table import HeadTable
 from manyheads.surgery.card import _next_tokens
+from manyheads.surgery.plan import plan
 from manyheads.view.document.packed import plain
 
 SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
@@ -31,7 +32,8 @@ def curve(
     """Silence more and more heads, the least important first, and random ones as the control.
 
     Quality is perplexity for a model that predicts next tokens, else the cosine to the full model's output
-    (for logits: 1 - the divergence in nats). Heads that share keys go one by one, and nothing is refitted:
+    (for logits: 1 - the divergence in nats). The sets are those of `plan`, which could be cut: heads that
+    share keys go a group at a time, and each line says how many heads are ``kept``. Nothing is refitted:
     `manyheads prune` gets further.
 
     Examples
@@ -45,27 +47,36 @@ def curve(
     """
     drawn = [importance(model, batches[:1], "random", seed=seed) for seed in range(DRAWS)]
     ways = [(name, table) for name, table in rankings.items()] + [("random", table) for table in drawn]
-    found: dict[str, list[list[float]]] = {}
-    kept: list[float] = []
+    found: dict[str, list[list[tuple[float, float]]]] = {}
     with observed(model) as observer:
         judge = _Judge(observer, batches)
         for number, (name, table) in enumerate(ways):
-            line, kept = [], []
-            least = table["importance"].nan_to_num(0.0).argsort(stable=True).tolist()
+            points: list[tuple[float, float]] = []
             for share in SHARES:
-                removed = least[: int((1 - share) * len(least) + 1e-9)]
-                kept.append(round(1 - len(removed) / len(least), 4))
-                line.append(judge.without([table.rows[i] for i in removed]))
-                step((number + len(line) / len(SHARES)) / len(ways))
-            found.setdefault(name, []).append(line)
-    lines: list[dict[str, Any]] = []
-    for name, each in found.items():
-        values = torch.tensor(each, dtype=torch.float64)
-        line_ = {"name": name, "mean": plain(values.mean(0))}
-        if len(each) > 1:
-            line_["se"] = plain(values.std(0) / math.sqrt(len(each)))
-        lines.append(line_)
-    return {"quality": judge.measure, "kept": kept, "lines": lines}
+                removed = _removed(table, share)
+                kept = 1 - sum(map(len, removed.values())) / len(table)
+                points.append((kept, judge.without(removed)))
+                step((number + len(points) / len(SHARES)) / len(ways))
+            found.setdefault(name, []).append(points)
+    return {"quality": judge.measure, "lines": [_line(name, each) for name, each in found.items()]}
+
+
+def _removed(table: HeadTable, keep: float) -> Mapping[str, list[int]]:
+    try:
+        return plan(table, keep).heads if keep < 1 else {}
+    except ValueError:  # fewer heads than that cannot go: then none does
+        return {}
+
+
+def _line(name: str, draws: list[list[tuple[float, float]]]) -> dict[str, Any]:
+    """The mean over several draws, (draws, points, kept and quality); points that keep the same are one."""
+    values = torch.tensor(draws, dtype=torch.float64)
+    kept = [round(share, 4) for share in values[..., 0].mean(0).tolist()]
+    first = [i for i in range(len(kept)) if i == 0 or kept[i] < kept[i - 1]]
+    line = {"name": name, "kept": [kept[i] for i in first], "mean": plain(values[:, first, 1].mean(0))}
+    if len(draws) > 1:
+        line["se"] = plain(values[:, first, 1].std(0) / math.sqrt(len(draws)))
+    return line
 
 
 class _Judge:
@@ -77,12 +88,12 @@ class _Judge:
         language = fitting(self._full[0][1].result, observer.model, observer.sites) is causal
         self.measure = "perplexity" if language else "cosine"
 
-    def without(self, rows: Sequence[Row]) -> float:
+    def without(self, heads: Mapping[str, list[int]]) -> float:
         """The quality when these heads are silenced."""
         sizes = {site.name: site.heads for site in self._observer.sites}
-        gates = {row.site: torch.ones(sizes[row.site]) for row in rows}
-        for row in rows:
-            gates[row.site][row.head] = 0.0
+        gates = {site: torch.ones(sizes[site]) for site in heads}
+        for site, numbers in heads.items():
+            gates[site][numbers] = 0.0
         total = weight = 0.0
         for batch, full in self._full:
             result = self._observer.gated(batch, gates)

@@ -32,6 +32,8 @@ def picture(batch: Any, model: nn.Module, seen: Seen, processor: Any = None) -> 
         pixels = pixels.permute(2, 0, 1)
     whole = [maps for maps in seen.maps if not maps.blocked and maps.queries == maps.keys]
     height, width = pixels.shape[1:]
+    if callable(cut := getattr(model, "grid", None)):  # else words beside the patches would count as some
+        whole = [maps for maps in whole if maps.keys == math.prod(cut(height, width))]
     found = next((g for maps in whole if (g := grid(maps.keys, height, width)) is not None), None)
     if pixels.shape[0] not in (1, 3) or found is None:
         return None

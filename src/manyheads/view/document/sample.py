@@ -63,7 +63,7 @@ def of_corpus(corpus: Corpus, model: nn.Module) -> Sample:
     batches = [shortened(corpus.make([chosen[n] for n in part]), most) for part in plan]
     if corpus.unit != "tokens":
         shown = [corpus.make([i]) for i in range(min(3, len(corpus.sizes)))]
-        note = f"measured on {len(chosen)} of {len(corpus.sizes)} {corpus.unit}"
+        note = f"{len(chosen)} of {len(corpus.sizes)} {corpus.unit}"
         return Sample(batches, shown, [], note)
     examples = [corpus.make([i]) for i in _lengths(corpus.sizes)]
     if min(corpus.sizes) > 2 * max(LENGTHS):

@@ -116,7 +116,7 @@ def _look(call: Call, exact: Callable[[Site], Sequence[int]] | None, most: int, 
     row_size, column_size = -(-rows // most) or 1, -(-columns // most) or 1
     by_rows, by_columns = (area(size, min(size, thumbnail), device) for size in (rows, columns))
     thumbnails = torch.zeros(site.heads, len(by_rows), columns, device=device)
-    parts: dict[int, list[Tensor]] = {head: [] for head in wanted}
+    parts: list[Tensor] = []
     pooled: list[Tensor] = []
     bins = None
     if not site.cross and look.aligned and not call.blocked and columns:
@@ -130,19 +130,19 @@ def _look(call: Call, exact: Callable[[Site], Sequence[int]] | None, most: int, 
         if columns < call.keys:
             weights = weights[..., keys]
         thumbnails += by_rows[:, start : start + step] @ weights
-        for head in wanted:
-            parts[head].append(weights[head])
+        if wanted:
+            parts.append(weights[wanted])
         if not brief:
             pooled.append(_pooled(weights, row_size, column_size))
         if bins is not None:
-            away = keys[None] - (chosen + look.offset)[:, None]
-            bins.index_add_(1, bin_of(away).flatten(), weights.flatten(1).double())
+            away = bin_of(keys[None] - (chosen + look.offset)[:, None]).flatten()
+            bins.scatter_add_(1, away.expand(site.heads, -1), weights.flatten(1).double())
     return SiteMaps(
         site,
         rows,
         columns,
         thumbnails @ by_columns.T,
-        {head: torch.cat(parts[head]) for head in wanted if parts[head]},
+        dict(zip(wanted, torch.cat(parts, 1), strict=True)) if parts else {},
         torch.cat(pooled, 1) if pooled else None,
         row_size,
         column_size,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import html
 import json
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from functools import cache
 from importlib import resources
 from typing import Annotated, Any
 
@@ -18,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from manyheads.view.live import ask, choose
 from manyheads.view.live.guard import Guard, is_loopback
-from manyheads.view.live.model import Live
+from manyheads.view.live.model import Input, Live
 from manyheads.view.live.progress import Progress
 from manyheads.view.live.queue import FullError, Queue
 
@@ -35,12 +37,31 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     text: str | None = Field(None, max_length=ask.CHARACTERS)
     image: str | None = None
+    sample: int | None = None
+
+    @property
+    def given(self) -> Input:
+        """The same for the model."""
+        return Input(self.text, self.image, self.sample)
 
 
 class Silenced(Asked):
     """A text or a picture, and heads."""
 
     heads: Heads
+
+
+class OneHead(Silenced):
+    """A text or a picture, heads that are silenced, and the head to look at."""
+
+    site: str
+    head: int
+
+
+class OneQuery(Silenced):
+    """A text or a picture, heads that are silenced, and the query to look from."""
+
+    query: int
 
 
 class Chosen(BaseModel):
@@ -74,14 +95,17 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
 
     @made.get("/")
     async def page() -> Response:
-        return HTMLResponse(page_html(live.loaded.name, token if is_loopback(host) else ""))
+        if not is_loopback(host):
+            return HTMLResponse(page_html(live.loaded.name))
+        return HTMLResponse(page_html(live.loaded.name, token, progress.first()))
 
     @made.get("/{name}")
     async def static(name: str) -> Response:
         if name not in _TYPES:
             raise HTTPException(404, f"there is nothing at /{name[:100]}")
-        file = resources.files("manyheads.view").joinpath("static", name)
-        return Response(file.read_bytes(), media_type=_TYPES[name])
+        # the page asks for a version: whoever has it need not ask again
+        kept = {"cache-control": "private, max-age=31536000, immutable"}
+        return Response(_static(name), media_type=_TYPES[name], headers=kept)
 
     @made.get("/api/progress")
     async def how_far() -> Response:
@@ -93,11 +117,25 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
 
     @made.post("/api/attend")
     async def attend(request: Request, asked: Asked) -> Response:
-        return await answered(request, lambda: ask.attend(live, asked.text, asked.image))
+        return await answered(request, lambda: ask.attend(live, asked.given))
 
     @made.post("/api/silence")
     async def silence(request: Request, asked: Silenced) -> Response:
-        return await answered(request, lambda: ask.without(live, asked.text, asked.image, asked.heads))
+        return await answered(request, lambda: ask.without(live, asked.given, asked.heads))
+
+    @made.post("/api/exact")
+    async def exact(request: Request, asked: OneHead) -> Response:
+        return await answered(
+            request, lambda: ask.exact(live, asked.given, asked.heads, asked.site, asked.head)
+        )
+
+    @made.post("/api/rows")
+    async def rows(request: Request, asked: OneQuery) -> Response:
+        return await answered(request, lambda: ask.rows(live, asked.given, asked.heads, asked.query))
+
+    @made.post("/api/pipeline")
+    async def pipeline(request: Request, asked: Silenced) -> Response:
+        return await answered(request, lambda: ask.pipeline(live, asked.given, asked.heads))
 
     @made.post("/api/quality")
     async def quality(request: Request, chosen: Chosen) -> Response:
@@ -183,15 +221,22 @@ def sentence(error: RequestValidationError) -> str:
     return f"{where}: {what}" if where else f"the request: {what}"
 
 
-def page_html(model: str, token: str) -> str:
+def page_html(model: str, token: str = "", first: bytes = b"") -> str:
     """The page: what it shows comes by requests, for which it carries the token.
 
     For other addresses than this machine's own the token is empty, and stands in the address that was
     printed, after #, where no server and no log sees it.
 
-    >>> '<title>&lt;b&gt;' in page_html("<b>", "")
+    Parameters
+    ----------
+    model: its name.
+    token: the secret of this run.
+    first: what the page would ask for first, as JSON, where it is known: then it shows it at once.
+
+    >>> '<title>&lt;b&gt;' in page_html("<b>")
     True
     """
+    known = first.decode().replace("<", "\\u003c")  # only in strings, where it means the same
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -201,12 +246,23 @@ def page_html(model: str, token: str) -> str:
 <meta name="manyheads-live" content="{html.escape(token)}">
 <title>{html.escape(model)} · manyheads</title>
 <link rel="icon" href="data:,">
-<link rel="stylesheet" href="/page.css">
-<script src="/page.js" defer></script>
+<link rel="stylesheet" href="/page.css?{_version("page.css")}">
+<script src="/page.js?{_version("page.js")}" defer></script>
 </head>
-<body><div id="page"></div></body>
+<body><div id="page"></div>
+<script type="application/json" id="first">{known}</script></body>
 </html>
 """
+
+
+@cache
+def _static(name: str) -> bytes:
+    return resources.files("manyheads.view").joinpath("static", name).read_bytes()
+
+
+@cache
+def _version(name: str) -> str:
+    return hashlib.sha256(_static(name)).hexdigest()[:16]
 
 
 async def _gone(request: Request) -> None:

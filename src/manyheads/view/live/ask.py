@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import io
 import math
 import tempfile
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.heads.importance.outputs import Output, difference, read
+from manyheads.heads.maps import maps
 from manyheads.heads.silence import silence
 from manyheads.surgery.plan import Plan
 from manyheads.surgery.shrink import check_groups
 from manyheads.view.answers import answer, ids_of, translated
 from manyheads.view.document.example import example
-from manyheads.view.live.model import REMEMBERED, Asked, Live, batch_of, batch_of_picture, output_of
+from manyheads.view.document.packed import packed
+from manyheads.view.document.seen import Seen
+from manyheads.view.live.model import (
+    REMEMBERED,
+    Asked,
+    Input,
+    Live,
+    batch_of,
+    batch_of_picture,
+    batch_of_sample,
+    output_of,
+)
 
 TOKENS = 512  # of a text that is looked at
 CHARACTERS = 100_000
@@ -35,24 +46,24 @@ QUALITY_TOKENS = 512  # of the small text, on which quality is measured while on
 Heads = dict[str, list[int]]
 
 
-def attend(live: Live, text: str | None, image: str | None) -> dict[str, Any]:
+def attend(live: Live, given: Input) -> dict[str, Any]:
     """What the heads attend to in a text or a picture, and what the model says about it."""
-    asked = about(live, text, image)
+    asked = about(live, given)
     return {"example": asked.example, "answer": asked.answer, "cut": asked.cut}
 
 
-def without(live: Live, text: str | None, image: str | None, heads: Heads) -> dict[str, Any]:
+def without(live: Live, given: Input, heads: Heads) -> dict[str, Any]:
     """What the model says with some heads silenced beside what it says with all, and how far apart that is.
 
     Also what the heads attend to then: those of later layers see another input.
     """
     check(live, heads)
-    asked = about(live, text, image)
+    asked = about(live, given)
     known = None if live.known is None else replace(live.known, embeddings=None)  # they change, too
-    with silence(live.model, heads) if heads else nullcontext():
-        after = answer(live.model, live.tokenizer, asked.batch, kind=live.kind, known=known)
-        found, seen = example(
-            live.model, asked.batch, tokenizer=live.tokenizer, processor=live.processor, pipeline=False
+    with _without(live, heads):
+        found, seen = _looked(live, asked.batch)
+        after = answer(
+            live.model, live.tokenizer, asked.batch, kind=live.kind, known=known, result=seen.result
         )
     change = float(difference(asked.output, read(seen.result, live.model))[0])
     found["answer"] = after
@@ -66,6 +77,40 @@ def without(live: Live, text: str | None, image: str | None, heads: Heads) -> di
     }
 
 
+def exact(live: Live, given: Input, heads: Heads, site: str, head: int) -> dict[str, Any]:
+    """The exact attention of one head to an input of any length, with some heads silenced."""
+    check(live, heads)
+    check(live, {site: [head]})
+    asked = about(live, given)
+    with _without(live, heads):
+        found = maps(live.model, asked.batch, {site: [head]}, size=None)[site]
+    return {"exact": packed(found.weights[0, 0], "uint16")}
+
+
+def rows(live: Live, given: Input, heads: Heads, query: int) -> dict[str, Any]:
+    """The exact attention of one query in every head, {site: (heads, keys)}, with some heads silenced.
+
+    Sites that have no such query are left out.
+    """
+    check(live, heads)
+    asked = about(live, given)
+    found = {one.site.name: one.site for one in asked.seen.maps if 0 <= query < one.queries}
+    if not found:
+        raise ValueError(f"query: there is no query {query} in this input")
+    every: Heads = {name: list(range(site.heads)) for name, site in found.items()}
+    with _without(live, heads):
+        looked = maps(live.model, asked.batch, every, queries=[query], size=None)
+    return {"rows": {name: packed(one.weights[0, :, 0], "uint16") for name, one in looked.items()}}
+
+
+def pipeline(live: Live, given: Input, heads: Heads) -> dict[str, Any]:
+    """An input step by step through the first attention, with some heads silenced."""
+    check(live, heads)
+    asked = about(live, given)
+    with _without(live, heads):
+        return {"pipeline": _looked(live, asked.batch, pipeline=True)[0]["pipeline"]}
+
+
 def quality(live: Live, heads: Heads) -> dict[str, Any]:
     """How good the model still is on a small text, without some heads: its ``metric``, that of the whole
     model (``before``), its ``value`` now, and the share of heads ``kept``.
@@ -77,7 +122,7 @@ def quality(live: Live, heads: Heads) -> dict[str, Any]:
     batches = measured_on(live)
     if not live.references:
         live.references = [output_of(live, batch) for batch in batches]
-    with silence(live.model, heads) if heads else nullcontext():
+    with _without(live, heads):
         others = [output_of(live, batch) for batch in batches]
     pairs = list(zip(live.references, others, batches, strict=True))
     kept = 1 - sum(map(len, heads.values())) / live.heads
@@ -149,21 +194,23 @@ def measured_on(live: Live) -> list[Any]:
     return chosen
 
 
-def _batch(live: Live, text: str | None, image: str | None) -> tuple[Any, dict[str, int] | None]:
+def _batch(live: Live, given: Input) -> tuple[Any, dict[str, int] | None]:
     """What the model takes; where a text was too long, how many tokens there were and are looked at."""
-    if (text is None) == (image is None):
+    if sum(one is not None for one in given) != 1:
         raise ValueError("expected a text or an image, one of them")
-    if text is not None:
+    if given.text is not None:
         if live.tokenizer is None:
             raise ValueError(f"text: {live.loaded.name} reads pictures; drop one on the page")
-        batch, total = batch_of(live, text, TOKENS)
+        batch, total = batch_of(live, given.text, TOKENS)
         seen = ids_of(batch)
         shown = total if seen is None else seen.shape[1]
         return batch, {"tokens": total, "shown": shown} if total > shown else None
-    assert image is not None
     if live.processor is None:
         raise ValueError(f"image: {live.loaded.name} reads texts; type one")
-    return batch_of_picture(live, picture(image)), None
+    if given.sample is not None:
+        return batch_of_sample(live, given.sample), None
+    assert given.image is not None
+    return batch_of_picture(live, picture(given.image)), None
 
 
 def picture(written: str) -> Any:
@@ -187,22 +234,28 @@ def picture(written: str) -> Any:
         raise ValueError(f"image: it cannot be read; expected one of {', '.join(FORMATS)}") from error
 
 
-def about(live: Live, text: str | None, image: str | None) -> Asked:
+def about(live: Live, given: Input) -> Asked:
     """What the whole model makes of an input; kept for the inputs asked about last."""
-    written = f"{text is None} {image if text is None else text}".encode()
-    key = hashlib.sha256(written).hexdigest()
-    if (found := live.asked.pop(key, None)) is None:
-        batch, cut = _batch(live, text, image)
+    if (found := live.asked.pop(given, None)) is None:
+        batch, cut = _batch(live, given)
         if live.kind == "translation" and "decoder_input_ids" in batch:
             batch = translated(live.model, batch)
-        said = answer(live.model, live.tokenizer, batch, kind=live.kind, known=live.known)
-        shown, seen = example(live.model, batch, tokenizer=live.tokenizer, processor=live.processor)
+        shown, seen = _looked(live, batch)
+        said = answer(live.model, live.tokenizer, batch, kind=live.kind, known=live.known, result=seen.result)
         shown["answer"] = said
         found = Asked(batch, cut, said, read(seen.result, live.model), shown, seen)
-    live.asked[key] = found
+    live.asked[given] = found
     while len(live.asked) > REMEMBERED:
         live.asked.popitem(last=False)
     return found
+
+
+def _without(live: Live, heads: Heads) -> AbstractContextManager[None]:
+    return silence(live.model, heads) if heads else nullcontext()
+
+
+def _looked(live: Live, batch: Any, pipeline: bool = False) -> tuple[dict[str, Any], Seen]:
+    return example(live.model, batch, tokenizer=live.tokenizer, processor=live.processor, pipeline=pipeline)
 
 
 def _mean(parts: list[Tensor]) -> float:

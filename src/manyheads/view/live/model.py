@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,15 +19,25 @@ from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
 from manyheads.models import Loaded
 from manyheads.surgery.probe_batch import probe_batch
-from manyheads.view.answers import Known, kind_of
+from manyheads.view.answers import Known, ids_of, kind_of
 from manyheads.view.document.seen import Seen
 
 TEXTS, LENGTH, BATCH_TOKENS = 48, 128, 512  # of the small text: texts, tokens of each, tokens at once
 PICTURES = 16
-NEIGHBOURS, LONGEST_NEIGHBOUR = 16, 120  # sentences among which neighbours are found, and their characters
+NEIGHBOURS, LONGEST_NEIGHBOUR = 12, 120  # sentences among which neighbours are found, and their characters
 REMEMBERED = 8  # inputs whose answers are kept
 SAMPLES, SAMPLE, LONGEST_SAMPLE = 4, 64, 200  # texts to begin with, and their characters: about, at most
 EMBEDDED = "MiniLM"
+
+
+class Input(NamedTuple):
+    """What is asked about, one of them: a text, a picture in base64, or the number of a picture that the
+    model is measured on.
+    """
+
+    text: str | None = None
+    image: str | None = None
+    sample: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +87,7 @@ class Live:
     known: Known | None
     samples: list[str]
     tables: dict[str, HeadTable] = field(default_factory=dict)
-    asked: OrderedDict[str, Asked] = field(default_factory=OrderedDict)
+    asked: OrderedDict[Input, Asked] = field(default_factory=OrderedDict)
     references: list[Output] = field(default_factory=list)
 
     @property
@@ -95,6 +105,11 @@ class Live:
     def device(self) -> torch.device:
         """Where it runs."""
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    @property
+    def pictures(self) -> int:
+        """How many pictures it is measured on."""
+        return 0 if self.processor is None or self.read is None else len(self.read.sizes)
 
     @property
     def heads(self) -> int:
@@ -118,23 +133,27 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
     >>> live.kind, live.heads, live.tokenizer is not None
     ('neighbours', 72, True)
     """
-    tokenizer, processor, why = _reader(loaded, images)
+    tokenizer, processor = _reader(loaded, images)
     if processor is not None and text is not None:
         raise ValueError(f"text: {loaded.name} reads pictures; give --images FOLDER instead")
     read = None
-    if processor is None:
+    if loaded.task is not None and text is None and images is None:
+        limit = TEXTS if processor is None else PICTURES
+        read = corpus.examples(loaded, limit=limit, batch_tokens=BATCH_TOKENS)
+    elif processor is None:
         length = min(LENGTH, loaded.positions or LENGTH)
         read = corpus.text(loaded, text, max_length=length, limit=TEXTS, batch_tokens=BATCH_TOKENS)
     elif images is not None:
         read = corpus.images(loaded, images, limit=PICTURES, batch_tokens=BATCH_TOKENS)
     batches = list(moved((batch for _, batch in read.batches()), _device(loaded))) if read else []
-    first = batches[0] if batches else _probe(loaded, why)
+    first = batches[0] if batches else _probe(loaded)
     with observed(loaded.model) as observer:
         observer.forward(first)
         sites = {site.name: site for site in observer.sites}
     kind = kind_of(loaded.model, first)
+    held = _written(tokenizer, batches) if loaded.task is not None and text is None else None
     known = _known(loaded, tokenizer, text) if kind == "neighbours" and tokenizer is not None else None
-    samples = [] if tokenizer is None else _samples(text, mask_of(tokenizer) if kind == "mask" else "")
+    samples = [] if tokenizer is None else _samples(text, mask_of(tokenizer) if kind == "mask" else "", held)
     return Live(
         loaded,
         tokenizer,
@@ -172,6 +191,14 @@ def batch_of_picture(live: Live, picture: Any) -> Any:
     return _on(live, dict(made) if isinstance(made, Mapping) else made)
 
 
+def batch_of_sample(live: Live, number: int) -> Any:
+    """One of the pictures that the model is measured on, as a batch of one."""
+    if not 0 <= number < live.pictures:
+        raise ValueError(f"sample: there is no picture {number}; expected one of {live.pictures}")
+    assert live.read is not None
+    return _on(live, live.read.make([number]))
+
+
 def output_of(live: Live, batch: Any) -> Output:
     """What the model gives for a batch."""
     with observed(live.model) as observer:
@@ -186,23 +213,23 @@ def _device(loaded: Loaded) -> torch.device:
     return next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
 
 
-def _reader(loaded: Loaded, images: str | None) -> tuple[Any, Any, str]:
-    """The tokenizer or the image processor of a model, and why there is no tokenizer."""
+def _reader(loaded: Loaded, images: str | None) -> tuple[Any, Any]:
+    """The tokenizer or the image processor of a model; the other one is None."""
     why = ""
-    if images is None:
+    if images is None and loaded.vocabulary is not None:  # what a factory gives may be a processor
         try:
-            return loaded.tokenizer(), None, ""
+            return loaded.tokenizer(), None
         except ValueError as error:
             why = str(error)
     try:
-        return None, loaded.processor(), why
+        return None, loaded.processor()
     except ValueError:
-        if images is not None:
+        if images is not None or not why:
             raise
         raise ValueError(why) from None
 
 
-def _probe(loaded: Loaded, why: str) -> Any:
+def _probe(loaded: Loaded) -> Any:
     """Something that a model of pictures runs on, where nobody gave any."""
     try:
         return probe_batch(loaded.model)
@@ -218,9 +245,16 @@ def mask_of(tokenizer: Any) -> str:
     return str(getattr(tokenizer, "mask_token", None) or "")
 
 
-def _samples(text: str | None, mask: str) -> list[str]:
+def _written(tokenizer: Any, batches: Sequence[Any]) -> list[str]:
+    """What stands in batches, as texts."""
+    found = [row for batch in batches if (ids := ids_of(batch)) is not None for row in ids.tolist()]
+    written = (str(tokenizer.decode(row, skip_special_tokens=True)) for row in found[:TEXTS])
+    return [" ".join(one.split()) for one in written if one.strip()]
+
+
+def _samples(text: str | None, mask: str, held: Sequence[str] | None) -> list[str]:
     """A few texts to begin with, some of moderate length; for a model that fills in, with a gap."""
-    lines = [line[:LONGEST_SAMPLE] for line in corpus._lines(text, TEXTS)]
+    lines = [line[:LONGEST_SAMPLE] for line in (held or corpus._lines(text, TEXTS))]
     chosen = sorted(dict.fromkeys(lines), key=lambda line: abs(len(line) - SAMPLE))[:SAMPLES]
     if not mask:
         return chosen

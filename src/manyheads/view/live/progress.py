@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,20 +13,14 @@ from manyheads.heads.maps import run
 from manyheads.heads.roles import roles
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import rows_of, watch
-from manyheads.view.answers import answer
-from manyheads.view.document import About, document, example, numbers
+from manyheads.view.document import About, document, numbers
 from manyheads.view.document.curve import curve
 from manyheads.view.document.examples import profiles
 from manyheads.view.live import choose
-from manyheads.view.live.ask import about, measured_on
-from manyheads.view.live.model import Live, mask_of
+from manyheads.view.live.ask import about, measured_on, pipeline
+from manyheads.view.live.model import Input, Live, mask_of
 from manyheads.view.live.queue import OthersWaitError, Queue
 
-GROUPS = {
-    "special": "attention on the tokenizer's special tokens",
-    "frequent": "attention on the most frequent tokens, a quarter of the text",
-    "rare": "attention on the rarest tokens, a quarter of the text",
-}
 STAGES = ("watch", "fisher", "diversity", "roles", "curve", "elimination")
 
 Step = Callable[[float], None]
@@ -62,6 +57,7 @@ class Progress:
             "reads": "text" if self.live.processor is None else "image",
             "mask": mask_of(self.live.tokenizer) if self.live.kind == "mask" else "",
             "samples": self.live.samples,
+            "pictures": self.live.pictures,
             "rules": list(choose.RULES),
             "rankings": list(choose.RANKINGS),
             "command": self.live.command,
@@ -69,11 +65,14 @@ class Progress:
 
     def steps(self) -> Iterator[None]:
         """Measure one thing after the other; each step ends when it is measured, or when somebody waits."""
+        self._written_ahead()
+        yield
         for name in self.stages:
             self.stage, self.share = name, 0.0
             while not self._made(name):
                 yield
             self.version += 1
+            self._written_ahead()
             yield
         self.stage, self.finished = "", True
 
@@ -83,6 +82,19 @@ class Progress:
         if self._written is None or self._written[0] != version:
             self._written = version, json.dumps(self._document()).encode()
         return self._written[1]
+
+    def first(self) -> bytes:
+        """What a page that opens asks for, progress and document, as JSON; nothing while it is not known."""
+        written = self._written
+        if written is None:
+            return b""
+        told = self.told() | {"version": written[0]}
+        return b'{"progress":' + json.dumps(told).encode() + b',"document":' + written[1] + b"}"
+
+    def _written_ahead(self) -> None:
+        """Have the document ready; if it cannot be made, who asks for it is told why."""
+        with suppress(Exception):
+            self.document()
 
     def _made(self, name: str) -> bool:
         """Measure something; False when somebody came in between."""
@@ -115,12 +127,13 @@ class Progress:
         live, tables = self.live, self.live.tables
         table = tables.get("watch") or self._first_table()
         unit = "tokens" if live.read is None else live.read.unit
+        shares = live.read.shares if live.read else {}
         titled = About(
             model=live.loaded.name,
             corpus="" if live.read is None else live.read.what,
             units=0 if live.read is None or "watch" not in tables else live.read.total(),
             unit=unit,
-            groups={name: GROUPS[name] for name in (live.read.groups if live.read else ()) if name in GROUPS},
+            groups={name: f"{share:.1%}" for name, share in shares.items()},
             notes=self.notes,
         )
         made = document(table, about=titled)
@@ -151,13 +164,10 @@ class Progress:
         if "example" not in self._parts:
             live = self.live
             found: dict[str, Any] = {"examples": [], "profiles": None}
-            if live.samples:
-                asked = about(live, live.samples[0], None)
-                found = {"examples": [asked.example], "profiles": profiles([asked.seen], table)}
-            elif live.read is not None:
-                batch = live.read.make([0])
-                shown, seen = example(live.model, batch, tokenizer=live.tokenizer, processor=live.processor)
-                shown["answer"] = answer(live.model, live.tokenizer, batch, kind=live.kind, known=live.known)
-                found = {"examples": [shown], "profiles": profiles([seen], table)}
+            if live.samples or live.read is not None:
+                given = Input(text=live.samples[0]) if live.samples else Input(sample=0)
+                asked = about(live, given)
+                shown = asked.example | pipeline(live, given, {})
+                found = {"examples": [shown], "profiles": profiles([asked.seen], table)}
             self._parts["example"] = found
         return dict(self._parts["example"])

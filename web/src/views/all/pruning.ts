@@ -16,7 +16,7 @@ export function pruning(page: Page): { figure: HTMLElement; close: () => void } 
   const { document, colours } = page;
   const words = page.words.all;
   const curve = document.curve;
-  if (!curve || curve.kept.length < 2) return null;
+  if (!curve?.lines.some((each) => each.kept.length > 1)) return null;
   const quality = words.pruning.quality[curve.quality] ?? curve.quality;
   const one = chart({
     title: words.pruning.title,
@@ -25,15 +25,16 @@ export function pruning(page: Page): { figure: HTMLElement; close: () => void } 
     name: "prune-curve",
     words: page.words,
     rows: () => [
-      ["kept", ...curve.lines.flatMap((each) => (each.se ? [each.name, `${each.name}_se`] : [each.name]))],
-      ...curve.kept.map((kept, i) => [kept, ...curve.lines.flatMap((each) => (each.se ? [each.mean[i], each.se[i]] : [each.mean[i]]))]),
+      ["ranking", "kept", curve.quality, `${curve.quality}_se`],
+      ...curve.lines.flatMap((each) => each.kept.map((kept, i) => [each.name, kept, each.mean[i], each.se?.[i]])),
     ],
   });
   const all = curve.lines.flatMap((each) =>
     each.mean.flatMap((value, i) => (value === null ? [] : [value - (each.se?.[i] ?? 0), value + (each.se?.[i] ?? 0)])),
   );
   const [low = 0, high = 1] = extent(all);
-  const x = scaleLinear([Math.max(...curve.kept), Math.min(...curve.kept)], [MARGIN.left, WIDTH - MARGIN.right]);
+  const shares = curve.lines.flatMap((each) => each.kept);
+  const x = scaleLinear([Math.max(...shares), Math.min(...shares)], [MARGIN.left, WIDTH - MARGIN.right]);
   const y = scaleLinear([low, high], [HEIGHT - MARGIN.bottom, MARGIN.top]).nice(5);
   const drawing = svg(
     "svg",
@@ -45,7 +46,7 @@ export function pruning(page: Page): { figure: HTMLElement; close: () => void } 
   for (const [number, each] of curve.lines.entries()) {
     const control = each.name === "random";
     const colour = control ? "var(--soft)" : colours.kind(number);
-    const points = curve.kept.flatMap((kept, i) => (each.mean[i] === null || each.mean[i] === undefined ? [] : [{ kept, mean: each.mean[i], se: each.se?.[i] ?? null }]));
+    const points = each.kept.flatMap((kept, i) => (each.mean[i] === null || each.mean[i] === undefined ? [] : [{ kept, mean: each.mean[i], se: each.se?.[i] ?? null }]));
     if (each.se) {
       const band = area<(typeof points)[0]>((p) => x(p.kept), (p) => y(p.mean - (p.se ?? 0)), (p) => y(p.mean + (p.se ?? 0)));
       drawing.append(svg("path", { d: band(points) ?? "", class: "band", style: `fill:${colour}` }));

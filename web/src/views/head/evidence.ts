@@ -89,6 +89,7 @@ export function shares(page: Page, head: number, name: string): HTMLElement | nu
     words,
     rows: () => [["to", "share", "standard_error", "mean_of_all_heads"], ...rows.map((row) => [row.kind, row.value, row.se, row.usual])],
   });
+  const told = (kind: string) => [words.metrics[kind]!.tells, document.groups[kind] ? words.shareOfText(document.groups[kind]) : ""].join(" ").trim();
   const step = 26;
   const height = 16 + step * rows.length + 24;
   const x = scaleLinear([0, 1], [NAMES, WIDTH - 56]);
@@ -98,7 +99,7 @@ export function shares(page: Page, head: number, name: string): HTMLElement | nu
     const y = 16 + step * i;
     const means = words.metrics[row.kind]!.name;
     drawing.append(
-      svg("text", { x: NAMES - 10, y: y + 12, "text-anchor": "end" }, means, svg("title", {}, document.groups[row.kind] ?? words.metrics[row.kind]!.tells)),
+      svg("text", { x: NAMES - 10, y: y + 12, "text-anchor": "end" }, means, svg("title", {}, told(row.kind))),
       svg("rect", { class: "bar", x: x(0), y, width: Math.max(0, x(row.value ?? 0) - x(0)), height: 16, rx: 2, "data-metric": row.kind, "data-value": row.value }),
       svg("text", { x: x(Math.max(row.value ?? 0, row.usual ?? 0)) + 8, y: y + 12 }, percent(row.value)),
     );
@@ -146,7 +147,7 @@ export function roles(page: Page, head: number, name: string): HTMLElement | nul
     const baseline = one.baseline ?? 0;
     // shares have one scale; a distance or an entropy has its own
     const x = scaleLinear([Math.min(0, score), Math.max(1, score, baseline)], [NAMES, end]);
-    const told = [says[one.role], against[one.role] ? `${words.baseline}: ${against[one.role]}` : ""].filter(Boolean).join("; ");
+    const told = [words.said(says[one.role] ?? ""), against[one.role] ? `${words.baseline}: ${words.said(against[one.role]!)}` : ""].filter(Boolean).join("; ");
     drawing.append(
       svg("text", { x: NAMES - 10, y: y + 4, "text-anchor": "end", class: one.claimed ? "claimed" : "soft" }, roleName(one.role, words), told ? svg("title", {}, told) : null),
       svg("g", { class: "axis" }, svg("line", { x1: NAMES, x2: end, y1: y, y2: y })),
@@ -179,7 +180,7 @@ export function roles(page: Page, head: number, name: string): HTMLElement | nul
     ),
   );
   figure.body.append(shown.length ? drawing : html("p", { class: "note" }, words.noEvidence));
-  const missing = Object.entries(not_judged).map(([role, why]) => `${roleName(role, words)}${why ? ` (${why})` : ""}`);
+  const missing = Object.entries(not_judged).map(([role, why]) => `${roleName(role, words)}${why ? ` (${words.said(why)})` : ""}`);
   if (missing.length) figure.body.append(html("p", { class: "note" }, words.notJudged(missing.join("; "))));
   return figure.figure;
 }

@@ -92,15 +92,16 @@ export function overview(page: Page, attention: Attention, zoom: Zoom, move: (zo
     ? pool(exact, 128)
     : { weights: attention.pooled!, rowSize: attention.rowSize, columnSize: attention.columnSize };
   const { weights } = blocks;
+  const about = (exact ? words.overviewNote : words.overviewPooled)(blocks.rowSize, blocks.columnSize);
   let peak = 0;
   for (let row = 0; row < weights.rows; row++) for (let column = 0; column < weights.columns; column++) peak = Math.max(peak, weights.at(row, column));
   const figure = chart({
     title: words.overview,
-    note: words.overviewNote(blocks.rowSize, blocks.columnSize) + (exact ? ` ${words.overviewMove}` : ""),
+    note: about + (exact ? ` ${words.overviewMove}` : ""),
     name: `${name}-overview`,
     words,
     rows: () => [
-      ["first_query", "first_key", "largest_weight"],
+      ["first_query", "first_key", exact ? "largest_weight" : "weight"],
       ...Array.from({ length: weights.rows * weights.columns }, (_, i) => {
         const [row, column] = [Math.floor(i / weights.columns), i % weights.columns];
         return [row * blocks.rowSize, column * blocks.columnSize, Number(weights.at(row, column).toFixed(5))];
@@ -112,7 +113,7 @@ export function overview(page: Page, attention: Attention, zoom: Zoom, move: (zo
   const frame = svg("rect", { class: "window", "data-screen-only": "" });
   const drawing = svg(
     "svg",
-    { viewBox: `0 0 ${side + 48} ${side + 66}`, width: side + 48, height: side + 66, class: "overview", role: "img", "aria-label": `${words.overview}. ${words.overviewNote(blocks.rowSize, blocks.columnSize)}` },
+    { viewBox: `0 0 ${side + 48} ${side + 66}`, width: side + 48, height: side + 66, class: "overview", role: "img", "aria-label": `${words.overview}. ${about}` },
     svg("g", { class: "axis" },
       svg("text", { x: 40, y: 13 }, at(0)),
       svg("text", { x: 40 + side / 2, y: 13, "text-anchor": "middle" }, `${words.keysWord} →`),
@@ -134,7 +135,7 @@ export function overview(page: Page, attention: Attention, zoom: Zoom, move: (zo
   image.addEventListener("pointermove", (event) => {
     const { row, column } = place(event);
     const largest = weights.at(Math.floor(row / blocks.rowSize), Math.floor(column / blocks.columnSize));
-    tip.show(event, html("div", { class: "pair" }, html("span", {}, words.largestWeight), html("b", {}, percent(largest))), html("div", { class: "faint" }, `${at(row)} → ${at(column)}`));
+    tip.show(event, html("div", { class: "pair" }, html("span", {}, exact ? words.largestWeight : words.strongest), html("b", {}, percent(largest))), html("div", { class: "faint" }, `${at(row)} → ${at(column)}`));
   });
   image.addEventListener("pointerleave", () => tip.hide());
   if (exact) {

@@ -25,7 +25,7 @@ export function choices(bench: Bench): Part {
       bench.silence(found);
       page.announce(words.found(found.length));
     } catch (error) {
-      if (mine === choosing) tell(error instanceof TypeError ? words.lost : String(error instanceof Error ? error.message : error));
+      if (mine === choosing) tell(error instanceof TypeError ? words.lost : page.words.said(String(error instanceof Error ? error.message : error)));
     } finally {
       if (mine === choosing) element.classList.remove("waiting");
     }
@@ -60,7 +60,7 @@ export function choices(bench: Bench): Part {
       tell("");
       saved.textContent = words.planDone;
     } catch (error) {
-      tell(error instanceof TypeError ? words.lost : String(error instanceof Error ? error.message : error));
+      tell(error instanceof TypeError ? words.lost : page.words.said(String(error instanceof Error ? error.message : error)));
     }
   }
   const copy = html("button", { type: "button", class: "copy", onclick: () => void copied() }, words.copy);

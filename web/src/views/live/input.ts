@@ -4,6 +4,7 @@ import { shorten } from "../../draw/tokens";
 import type { Bench, Part } from "../live";
 
 const CHARACTERS = 100_000;
+const SAMPLES = 8; // pictures to try
 
 export function input(bench: Bench): Part {
   return bench.live.progress.reads === "text" ? text(bench) : picture(bench);
@@ -46,7 +47,7 @@ function text(bench: Bench): Part {
             area.value = sample;
             live.input = { text: sample };
             grow();
-            bench.ask(0);
+            bench.ask();
           },
         },
         html("bdi", {}, shorten(sample, 44)),
@@ -74,7 +75,7 @@ function picture(bench: Bench): Part {
       reader.readAsDataURL(chosen);
     });
     live.input = { image: data.slice(data.indexOf(",") + 1) };
-    bench.ask(0);
+    bench.ask();
   }
   zone.addEventListener("dragover", (event) => {
     event.preventDefault();
@@ -86,10 +87,17 @@ function picture(bench: Bench): Part {
     zone.classList.remove("over");
     void take(event.dataTransfer?.files[0]);
   });
+  const tries = html(
+    "div",
+    { class: "chips", role: "group", "aria-label": words.samples },
+    ...Array.from({ length: Math.min(SAMPLES, live.progress.pictures) }, (_, sample) =>
+      html("button", { type: "button", class: "chip", onclick: () => ((live.input = { sample }), bench.ask()) }, page.words.pictureNumber(sample + 1)),
+    ),
+  );
   const state = status(bench);
   const missing = live.progress.stages.length ? null : html("p", { class: "note" }, words.noPictures);
   return {
-    element: html("section", { class: "chart ask" }, zone, state.element, missing),
+    element: html("section", { class: "chart ask" }, zone, state.element, live.progress.pictures ? tries : null, missing),
     update() {
       state.update();
       const png = live.attended?.example.picture?.png;
@@ -105,7 +113,7 @@ function status(bench: Bench): Part {
   const words = page.words.live;
   const says = html("span", { "data-part": "status" });
   const wrong = html("p", { class: "wrong", role: "alert" });
-  const again = html("button", { type: "button", onclick: () => bench.ask(0) }, words.again);
+  const again = html("button", { type: "button", onclick: () => bench.ask() }, words.again);
   const element = html("div", { class: "status" }, says, wrong, again);
   return {
     element,

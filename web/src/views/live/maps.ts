@@ -1,9 +1,9 @@
 // Every head as a cell that is silenced by a click: its map of the input, or a measure; and what one head looks at.
 import { chart } from "../../draw/chart";
 import { html, svg } from "../../draw/element";
-import { grid, type Grid } from "../../draw/grid";
+import { grid, type Cell, type Grid } from "../../draw/grid";
 import { number, percent } from "../../draw/number";
-import { picture } from "../../draw/pixels";
+import { sheet, type Sheet } from "../../draw/pixels";
 import { radios } from "../../draw/radios";
 import { plain, tokenElement } from "../../draw/tokens";
 import type { Example } from "../../document";
@@ -11,11 +11,12 @@ import { attention, thumbnail, type Attention } from "../../maps";
 import { current } from "../../state";
 import { headMap, title, type HeadMap } from "../heads";
 import type { Bench, Part } from "../live";
-import { placed } from "../places";
+import { placed, tilesOf } from "../places";
 
 const LARGEST = 72;
 const SMALLEST = 20;
 const GAP = 3;
+const DWELL = 200; // milliseconds on a head after which its exact attention to a long text is fetched
 const SHOWN = 400; // tokens that are written out
 
 export function maps(bench: Bench): Part {
@@ -24,8 +25,12 @@ export function maps(bench: Bench): Part {
   let numbers = false;
   let cells: Grid | undefined;
   let table: HeadMap | undefined;
+  let paper: Sheet | undefined;
+  let places: Cell[] = [];
+  let placedAs = "";
   let drawn: Example | undefined;
   let query = -1;
+  let dwelling: number | undefined;
 
   const figure = chart({ title: words.live.maps, note: words.live.mapsNote, name: `${document.made.model}-live`, words, rows });
   const note = html("p", { class: "note changed", hidden: true }, words.live.mapsNoteSilenced);
@@ -46,57 +51,68 @@ export function maps(bench: Bench): Part {
   }
 
   function draw(): void {
-    const focused = figure.body.querySelector<SVGGElement>("[data-index]:focus")?.dataset["index"];
-    cells?.close();
-    table?.close();
-    cells = table = undefined;
+    figure.figure.classList.toggle("bare", numbers);
     drawn = live.attended?.example;
     if (numbers) {
+      drop();
       table = headMap(page, { pick: toggle });
       place.replaceChildren(figure.figure, table.figure);
       figure.body.replaceChildren();
       table.draw();
     } else {
+      table?.close();
+      table = undefined;
       place.replaceChildren(figure.figure);
       if (drawn) drawMaps(drawn);
-      if (focused) (cells as Grid | undefined)?.cell(Number(focused))?.focus({ preventScroll: true });
     }
     mark();
     look();
   }
 
+  function drop(): void {
+    cells?.close();
+    table?.close();
+    cells = table = paper = undefined;
+    placedAs = "";
+  }
+
+  /** The maps; cells stay where they are as long as the heads do, so that who walks through them goes on. */
   function drawMaps(example: Example): void {
-    const { cells: places, labels, size, width, height } = placed(page, example, { width: figure.body.clientWidth || 700, left: 26, smallest: SMALLEST, largest: LARGEST, gap: GAP });
+    const { cells: found, labels, size, width, height } = placed(page, example, { width: figure.body.clientWidth || 700, left: 26, smallest: SMALLEST, largest: LARGEST, gap: GAP });
+    const layout = JSON.stringify([width, height, found.map(({ head, x, y }) => [head, x, y])]);
+    places = found;
+    if (layout === placedAs && cells) return;
+    placedAs = layout;
+    cells?.close();
     cells = grid({
       page,
       label: words.live.maps,
       cells: places,
-      content: (cell) => {
-        const { weights } = thumbnail(document, example, cell.head)!;
-        return [
-          svg("image", { href: picture(weights.rows, weights.columns, weights.at, colours), width: size, height: size, preserveAspectRatio: "none" }),
-          svg("path", { class: "crossed", d: `M4 4L${size - 4} ${size - 4}M${size - 4} 4L4 ${size - 4}` }),
-        ];
-      },
+      content: () => [
+        svg("rect", { class: "glass", width: size, height: size }),
+        svg("path", { class: "crossed", d: `M4 4L${size - 4} ${size - 4}M${size - 4} 4L4 ${size - 4}` }),
+      ],
       tip: (head) => [
         html("strong", {}, title(document, head, words)),
-        html("div", { class: "pair" }, html("span", {}, words.largestWeight), html("b", {}, number(thumbnail(document, example, head)?.peak))),
+        html("div", { class: "pair" }, html("span", {}, words.strongest), html("b", {}, number(thumbnail(document, drawn, head)?.peak))),
         state.now.silenced.includes(head) ? html("div", { class: "faint" }, words.live.silencedHead) : null,
       ],
       pick: toggle,
     });
-    figure.body.replaceChildren(svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "glance" }, labels, cells.element));
+    paper = sheet(svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "glance" }, labels, cells.element), colours);
+    figure.body.replaceChildren(paper.element);
   }
 
   function mark(): void {
     note.hidden = !state.now.silenced.length || numbers;
-    document.heads.name.forEach((_, head) => {
-      const cell = cells?.cell(head);
-      if (!cell) return;
-      const off = state.now.silenced.includes(head);
-      cell.classList.toggle("silenced", off);
-      cell.setAttribute("aria-label", title(document, head, words) + (off ? `, ${words.live.silencedHead}` : ""));
-    });
+    if (!cells || !paper) return;
+    const off = new Set(state.now.silenced);
+    paper.paint(tilesOf(page, drawn, places, { opacity: (head) => (off.has(head) ? 0.22 : 1) }));
+    for (const { head } of places) {
+      const cell = cells.cell(head)!;
+      cell.classList.toggle("silenced", off.has(head));
+      cell.setAttribute("aria-label", title(document, head, words) + (off.has(head) ? `, ${words.live.silencedHead}` : ""));
+    }
   }
 
   /** The tokens, shaded by how much attention they get from all queries, or from the one that was chosen. */
@@ -108,6 +124,8 @@ export function maps(bench: Bench): Part {
       looks.replaceChildren(live.attended?.example.kind === "image" ? "" : html("p", { class: "note" }, words.live.looksHint), live.attended ? written(live.attended.example) : "");
       return;
     }
+    window.clearTimeout(dwelling);
+    if (!seen.exact) dwelling = window.setTimeout(() => void live.exact(document, live.attended!.example, head!).then((came) => came && look(), () => {}), DWELL);
     if (query >= seen.queries.length) query = -1;
     const weights = shares(seen, query);
     const most = Math.max(1e-9, ...weights);
@@ -162,12 +180,11 @@ export function maps(bench: Bench): Part {
     element,
     update() {
       if (live.attended?.example !== drawn) draw();
-      else mark();
       element.classList.toggle("stale", bench.took === null);
     },
     close() {
-      cells?.close();
-      table?.close();
+      drop();
+      window.clearTimeout(dwelling);
       for (const end of ends) end();
     },
   };

@@ -37,13 +37,13 @@ export function quality(bench: Bench): Part {
     drawn = state;
     const lines = (curve?.lines ?? []).map((one) => ({
       name: one.name,
-      points: curve!.kept.flatMap((kept, i) => (typeof one.mean[i] === "number" ? [{ kept, value: one.mean[i] }] : [])),
+      points: one.kept.flatMap((kept, i) => (typeof one.mean[i] === "number" ? [{ kept, value: one.mean[i] }] : [])),
     }));
     const values = [...tried.map((one) => one.value), ...lines.flatMap((one) => one.points.map((point) => point.value))];
     let [low = 0, high = 1] = extent(values);
     if (now?.metric !== "perplexity") high = 1;
     if (high - low < 1e-6) low = high - 0.05;
-    const lowest = Math.min(0.9, ...tried.map((one) => one.kept), ...(curve?.kept ?? []));
+    const lowest = Math.min(0.9, ...tried.map((one) => one.kept), ...lines.flatMap((one) => one.points.map((point) => point.kept)));
     const x = scaleLinear([lowest, 1], [44, WIDTH - 24]);
     const y = scaleLinear([low, high], [HEIGHT - FOOT, 14]).nice(4);
     const path = line<{ kept: number; value: number }>((point) => x(point.kept), (point) => y(point.value));

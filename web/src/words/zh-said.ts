@@ -1,0 +1,106 @@
+// What Python says in English sentences (names of corpora, notes, roles, mistakes), in Chinese. What is not known here is
+// shown as it is. tests/view/test_words.py holds it against the sentences that Python has.
+
+const EXACT: Record<string, string> = {
+  // corpus.py
+  "a text of our own": "内置文本",
+  "standard input": "标准输入",
+
+  // heads/roles/catalogue.py: what a role means
+  "For 9 of 10 queries the largest weight is always at the same distance: the token before, after, ...":
+    "十分之九的查询，最大权重总在同一距离上：前一个词元、后一个词元等",
+  "It looks less than half as far as a uniform reader (local), or as far as one and farther (global).":
+    "看得不到均匀注意者的一半远（局部），或与其一样远甚至更远（全局）",
+  "It leaves most of its attention on the first token, on special tokens, or on a learned sink.":
+    "大部分注意力停留在首个词元、特殊词元或学到的注意力汇上",
+  "Its entropy is at least nine tenths of that of a uniform reader: it averages over all it sees.":
+    "熵至少是均匀注意者的十分之九：对看到的一切取平均",
+  "Its largest weight is on the rarest token that the query may see.": "最大权重落在查询可见的最罕见词元上",
+  "Most of its attention is on punctuation and on special tokens behind the first.": "大部分注意力在标点以及首个之外的特殊词元上",
+  "The values it reads are less than half as long as what a uniform reader gets: it does nothing much.":
+    "读到的值向量长度不到均匀注意者的一半：几乎什么也不做",
+  "In random tokens that come twice, it attends to the first occurrence of the same token.":
+    "在重复两遍的随机词元中，关注同一词元第一次出现的位置",
+  "In random tokens that come twice, it attends to the token that came next the first time.":
+    "在重复两遍的随机词元中，关注该词元第一次出现之后的下一个词元",
+  "What it writes raises the logit of the token it attends to: more than those of 3 in 4 others.":
+    "它的输出提高所关注词元的分数，超过其他词元的四分之三",
+  "When a key planted in a long text comes again, its largest weight is on what followed the key there.":
+    "埋在长文本中的关键词再次出现时，最大权重落在它当初后面的内容上",
+  "From a word its largest weight is on the word of a dependency, 10 points over the best fixed offset.":
+    "从一个词出发，最大权重落在其依存关系的词上，比最佳固定偏移高 10 个百分点",
+
+  // what a role's baseline is
+  "a random visible key": "随机选一个可见的键",
+  "a uniform reader": "均匀注意者",
+  "the largest entropy there is": "可能的最大熵",
+  "another token of the first copy": "第一遍中的其他词元",
+  "another token": "其他词元",
+  "the best fixed offset": "最佳固定偏移",
+
+  // why a role was not judged
+  "no meaning in cross-attention": "在交叉注意力中没有意义",
+  "no next token to copy to": "没有可供复制的下一个词元",
+  "no case found": "没有找到实例",
+  "no treebank": "没有树库",
+  "no tokenizer": "没有分词器",
+  "no vocabulary head": "没有词表输出层",
+  "the batches hold no token ids": "输入中没有词元编号",
+  "the model has no vocabulary head": "模型没有词表输出层",
+
+  // inspection.py
+  "The counting ended early: these are the numbers of a part of the corpus.": "统计提前结束：这些数字只来自语料的一部分。",
+
+  // view/live
+  "text: there is nothing in it; type something": "文本是空的；请输入一些内容",
+  "text: the model's tokenizer finds nothing in it; type some words": "模型的分词器没有识别出任何内容；请输入一些词",
+  "heads: none is chosen; choose the heads to remove first": "还没有选择头；请先选择要剪除的头",
+  "heads: these are all heads of the whole model; leave at least one": "这是模型的全部头；请至少保留一个",
+  "image: it cannot be read; expected one of BMP, GIF, JPEG, PNG, WEBP": "无法读取这张图片；支持 BMP、GIF、JPEG、PNG、WEBP",
+};
+
+const PARTS: Record<string, string> = {
+  importance: "重要性",
+  examples: "示例",
+  redundancy: "冗余度",
+  roles: "角色",
+  curve: "剪枝曲线",
+  neighbours: "相近句子",
+  translation: "译文",
+  answers: "回答",
+  "what silencing changes": "屏蔽的影响",
+  watch: "统计量",
+  fisher: "Fisher 信息",
+  diversity: "冗余度",
+  elimination: "逐个淘汰",
+};
+
+const UNITS: Record<string, string> = { images: "张图像", texts: "段文本", queries: "个查询", pairs: "个词对" };
+
+const part = (name: string) => PARTS[name] ?? name;
+const unit = (name: string) => UNITS[name] ?? ` ${name}`;
+
+const PATTERNS: [RegExp, (...found: string[]) => string][] = [
+  [/^roles, importance, redundancy and the curve are measured on (.+)$/, (on) => `角色、重要性、冗余度和剪枝曲线测自：${said(on!)}`],
+  [/^([\d,]+) tokens in ([\d,]+) of ([\d,]+) texts$/, (tokens, some, all) => `${all} 段文本中的 ${some} 段，共 ${tokens} 个词元`],
+  [/^([\d,]+) of ([\d,]+) images$/, (some, all) => `${all} 张图像中的 ${some} 张`],
+  [/^the first batch \(up to ([\d,]+) tokens\)$/, (tokens) => `第一个批次（至多 ${tokens} 个词元）`],
+  [/^the first (\d+) batches \(up to ([\d,]+) tokens\)$/, (batches, tokens) => `前 ${batches} 个批次（至多 ${tokens} 个词元）`],
+  [/^silenced one by one: the (\d+) most important of (\d+) heads$/, (some, all) => `逐个屏蔽：${all} 个头中最重要的 ${some} 个`],
+  [/^(.+): left out \((.+)\)$/, (name, why) => `${part(name!)}：未能测量（${why}）`],
+  [/^(.+): interrupted; it and what would have followed are left out$/, (name) => `${part(name!)}：被中断，此项及其后各项从略`],
+  [/^(.+) was not seen: (.+)$/, (path, why) => `未能观察 ${path}：${why}`],
+  [/^heads: '(.+)' shares each key head among .* groups are (.+)$/, (site, groups) => `${site} 的几个头共用一个键头：请整组剪除，或从每组剪除相同数目；各组为 ${groups}`],
+  [/^too few \((.+) of (\d+) (\w+)\)$/, (found, least, what) => `实例太少（${found}，至少需要 ${least} ${unit(what!).trim()}）`],
+];
+
+/** A sentence of Python in Chinese, if it is known. */
+export function said(text: string): string {
+  const exact = EXACT[text];
+  if (exact !== undefined) return exact;
+  for (const [pattern, say] of PATTERNS) {
+    const found = pattern.exec(text);
+    if (found) return say(...found.slice(1));
+  }
+  return text;
+}
