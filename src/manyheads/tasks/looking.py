@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,10 +31,13 @@ class Patches(nn.Module):
         super().__init__()
         self.patch = patch
         self.project = nn.Linear(3 * patch * patch, d_model)
+        # as large as positions and embeddings are: else colours would drown where a patch stands
+        nn.init.normal_(self.project.weight, std=(2 / (3 * patch * patch * d_model)) ** 0.5)
+        nn.init.zeros_(self.project.bias)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Pictures ``(batch, 3, height, width)``, from 0 to 1."""
-        out: Tensor = self.project(patches(pictures * 2 - 1, self.patch))
+        """Pictures ``(batch, 3, height, width)``, from 0 to 1; white, mostly the background, is nothing."""
+        out: Tensor = self.project(patches(1 - pictures, self.patch))
         return out
 
 
@@ -129,6 +133,10 @@ class Stream(nn.Module):
         hidden = self.stack(x, lengths=whole, mask=mask)
         return F.linear(hidden[:, before:], self.embedding.weight)
 
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of the patches of a picture."""
+        return height // self.patches.patch, width // self.patches.patch
+
     @torch.no_grad()
     def write(self, pictures: Tensor, first: Tensor, end: int, most: int) -> Tensor:
         """Descriptions ``(batch, length)`` that begin with ``first (batch,)``, filled up with the end."""
@@ -172,8 +180,7 @@ def picture_shares(model: Stream, batches: Iterable[dict[str, Tensor]]) -> Tenso
     """
     with torch.no_grad(), watch(model, segments=("picture", "text"), profiles=True) as seen:
         for batch in batches:
-            height, width = (side // model.patches.patch for side in batch["pictures"].shape[2:])
-            patches = height * width
+            patches = math.prod(model.grid(*batch["pictures"].shape[2:]))
             kinds = torch.cat([torch.zeros(patches), torch.ones(batch["ids"].shape[1])]).long()
             seen.segment(kinds.expand(len(batch["ids"]), -1))
             model(**batch)

@@ -194,7 +194,8 @@ class Picturebook(Architecture):
 
     def save(self, folder: Path) -> None:
         """Write the vocabulary as tokenizer.json."""
-        texts.save_tokenizer(self.tokenizer, folder, self.max_tokens, {"eos_token": END})
+        names = {"bos_token": _token(self._languages[0]), "eos_token": END}  # what pages let it begin with
+        texts.save_tokenizer(self.tokenizer, folder, self.max_tokens, names)
 
     def restore(self, folder: Path) -> None:
         """Read the vocabulary."""
