@@ -41,7 +41,8 @@ nineteen sixty-eight
 7:45:12 PM
 """
 RUN = "english-german"
-CROSS = (0, 1, 2)  # heads that are silenced in the live translation
+# heads that are silenced in the live translation: without them it cannot see where it is
+CROSS = [f"decoder.blocks.{n}.cross_attention:{head}" for n, head in ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2))]
 WIDTH = 1240
 SMALL_ENOUGH = 300_000  # bytes of a picture
 
@@ -81,7 +82,7 @@ SHOTS = (
         "translation, live",
         "live",
         text="Wednesday, March 28, 2007",
-        clicks=tuple(f".heads-live [data-index='{index}']" for index in CROSS),
+        clicks=tuple(f".heads-live [data-head='{head}']" for head in CROSS),
         until="[data-which=after]",
     ),
 )
@@ -181,10 +182,10 @@ def renew(path: Path) -> None:
 
 
 @contextmanager
-def served(*model: str) -> Iterator[str]:
-    """The live page of a model, when all that is measured in spare time is known: its address."""
+def served(*model: str, folder: Path = Path()) -> Iterator[str]:
+    """The live page of a model in a folder: its address."""
     command = [sys.executable, "-m", "manyheads", "serve", *model, "--port", "0", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder)
     try:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["address"]
@@ -249,7 +250,7 @@ def main() -> None:
         work = options.work or Path(scratch)
         found = {name: path.as_uri() for name, path in reports(work).items()}
         found["minilm, live"] = open_pages.enter_context(served())
-        found["translation, live"] = open_pages.enter_context(served(str(work / RUN)))
+        found["translation, live"] = open_pages.enter_context(served(RUN, folder=work))
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         wanted = [(shot, language, "light") for shot in SHOTS for language in ("en", "zh-CN")]
         wanted += [(shot, "en", "dark") for shot in SHOTS if shot.name in DARK]

@@ -182,7 +182,7 @@ def test_the_text_is_an_example_in_the_other_views(page):
     assert page.locator('[data-choice="example"] option').count() == 2
     with page.expect_response("**/api/pipeline"):
         page.locator('[data-tab="pipeline"]').click()
-    page.wait_for_selector(".follow-bar [role=radio]:text-is('d')")
+    page.wait_for_selector(".follow-bar [role=radio] bdi:text-is('d')")
     page.locator('[data-tab="live"]').click()
     assert page.input_value("textarea") == "heads attend"
 

@@ -1,6 +1,7 @@
 // Where every head's map stands: in its layer, at its number, stack under stack, with the labels around.
 import { svg } from "../draw/element";
 import type { Cell } from "../draw/grid";
+import { textWidth } from "../draw/tokens";
 import type { Tile } from "../draw/pixels";
 import type { Example } from "../document";
 import { thumbnail } from "../maps";
@@ -35,10 +36,13 @@ export function placed({ document, words }: Page, example: Example | undefined, 
   const cells: Cell[] = [];
   let y = 0;
   let row = 0;
+  let named = 0;
   for (const stack of stacks) {
     if (document.stacks.length > 1) {
       y += 14;
-      labels.append(svg("text", { x: 0, y, class: "stack" }, `${words.kinds[stack.kind] ?? stack.kind} · ${stack.name}`));
+      const name = `${words.kinds[stack.kind] ?? stack.kind} · ${stack.name}`;
+      labels.append(svg("text", { x: 0, y, class: "stack" }, name));
+      named = Math.max(named, 1.1 * textWidth(name, 12)); // it is bold
       y += 4;
     }
     y += 15;
@@ -56,7 +60,7 @@ export function placed({ document, words }: Page, example: Example | undefined, 
     }
     y += 8;
   }
-  return { cells, labels, size, width: at(columns), height: y };
+  return { cells, labels, size, width: Math.ceil(Math.max(at(columns), named)), height: y };
 }
 
 /** The maps of these heads, to be painted at their places. */

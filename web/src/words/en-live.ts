@@ -36,6 +36,8 @@ export const live = {
   silencedHead: "silenced",
   looks: (head: string) => `What head ${head} attends to, all tokens together`,
   looksFrom: (head: string, token: string) => `What head ${head} attends to, from ${token}`,
+  looksPicture: "Where one patch of the picture looks, in one head and in every head:",
+  openPicture: "See it on the picture",
   looksHint: "Point at a head to see which tokens it attends to.",
 
   says: "What the model says",
@@ -77,6 +79,7 @@ export const live = {
   clear: "Let all speak",
 
   quality: "Quality on a small text",
+  qualityPictures: "Quality on a few pictures",
   metrics: {
     cosine: "cosine with the whole model's embedding",
     perplexity: "perplexity (lower is better)",

@@ -36,6 +36,8 @@ export const live: typeof english = {
   silencedHead: "已屏蔽",
   looks: (head) => `头 ${head} 关注什么（所有词元合计）`,
   looksFrom: (head, token) => `头 ${head} 从“${token}”出发关注什么`,
+  looksPicture: "图像中的一个图块看向哪里，在一个头和每个头中：",
+  openPicture: "在图像上查看",
   looksHint: "指向一个头，看它关注哪些词元。",
 
   says: "模型的回答",
@@ -77,6 +79,7 @@ export const live: typeof english = {
   clear: "全部恢复",
 
   quality: "在一小段文本上的质量",
+  qualityPictures: "在几张图像上的质量",
   metrics: {
     cosine: "与完整模型嵌入的余弦",
     perplexity: "困惑度（越低越好）",

@@ -120,8 +120,12 @@ export function maps(bench: Bench): Part {
     const head = state.now.hovered ?? (state.now.selected.length ? current(state.now) : null);
     const seen = head === null ? null : attention(document, live.attended?.example, head);
     const name = head === null ? "" : document.heads.name[head]!;
-    if (!seen || live.attended?.example.kind === "image") {
-      looks.replaceChildren(live.attended?.example.kind === "image" ? "" : html("p", { class: "note" }, words.live.looksHint), live.attended ? written(live.attended.example) : "");
+    if (live.attended?.example.kind === "image") {
+      looks.replaceChildren(html("p", { class: "note" }, words.live.looksPicture), html("button", { type: "button", class: "go", onclick: () => page.open("picture") }, words.live.openPicture));
+      return;
+    }
+    if (!seen) {
+      looks.replaceChildren(html("p", { class: "note" }, words.live.looksHint), live.attended ? written(live.attended.example) : "");
       return;
     }
     window.clearTimeout(dwelling);

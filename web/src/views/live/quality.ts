@@ -15,8 +15,9 @@ const FOOT = 46;
 export function quality(bench: Bench): Part {
   const { live, page } = bench;
   const { document, words, colours } = page;
+  const title = live.progress.reads === "image" ? words.live.qualityPictures : words.live.quality;
   const figure = chart({
-    title: words.live.quality,
+    title,
     name: `${document.made.model}-tried`,
     words,
     rows: () => [["kept", live.quality?.metric ?? "quality"], ...live.tried.map((one) => [one.kept, one.value])],
@@ -49,7 +50,7 @@ export function quality(bench: Bench): Part {
     const path = line<{ kept: number; value: number }>((point) => x(point.kept), (point) => y(point.value));
     const drawing = svg(
       "svg",
-      { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT, role: "img", "aria-label": words.live.quality },
+      { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT, role: "img", "aria-label": title },
       left(y, 44, { count: 4, across: WIDTH - 68 }),
       bottom(x, HEIGHT - FOOT, { count: 4, title: words.live.keptAxis, format: (share) => percent(share) }),
       ...lines.flatMap((one, i) => {
@@ -58,7 +59,7 @@ export function quality(bench: Bench): Part {
         const name = control ? words.live.random : (words.live.rankings[one.name] ?? one.name);
         return [
           svg("path", { d: path(one.points) ?? "", class: control ? "line control" : "line", stroke: colours.kind(control ? 7 : i) }),
-          middle && svg("text", { x: x(middle.kept) + 2, y: y(middle.value) + 16, class: "name" }, name),
+          middle && svg("text", { x: x(middle.kept) + (control ? 2 : -6), y: y(middle.value) + (control ? 16 : -6), "text-anchor": control ? "start" : "end", class: "name" }, name),
         ];
       }),
       ...tried.map((one) => svg("circle", { cx: x(one.kept), cy: y(one.value), r: 3.2, class: "tried" }, svg("title", {}, words.live.tried(percent(one.kept), number(one.value))))),
