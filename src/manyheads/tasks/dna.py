@@ -21,9 +21,9 @@ from manyheads.training.task import Data
 
 CLASS, UNKNOWN = "<class>", "<unknown>"
 LONGEST_WORD = 6
-# The embedded data: how many sequences, how long, and what is planted in them.
-EMBEDDED, LENGTH, CHANGED = 4000, 60, 0.05
-MOTIFS = ("TATAAT", "TTGACA")
+# The embedded data: how many sequences, how long, and what is planted in them where, sooner or later.
+EMBEDDED, LENGTH = 4000, 60
+MOTIFS, JITTER, CHANGED = {"TTGACA": 10, "TATAAT": 33}, 4, 0.05
 
 
 class SequenceClassifier(nn.Module):
@@ -63,7 +63,7 @@ class DNA(Classification):
 
     ``data`` is a folder of FASTA files named by class, such files with commas between them, or a table (.tsv)
     of class and sequence; folders may have parts for train, val and test. Without, sequences are made at
-    random, in which motifs were planted: none, one, the other, or both in one order or in the other. Where
+    random, in which the two motifs of bacterial promoters were planted: none, one, the other, or both. Where
     there is no part to measure on, every tenth sequence is held out.
 
     Examples
@@ -71,20 +71,22 @@ class DNA(Classification):
     >>> task = DNA(d_model=12, heads=3, layers=1)
     >>> data = task.open(None)
     >>> task.collate(data.train.take([0, 1]))["ids"].shape                  # (batch, length)
-    torch.Size([2, 61])
+    torch.Size([2, 60])
     """
 
     name: ClassVar[str] = "dna"
     training: ClassVar[dict[str, Any]] = {
         "steps": 600,
-        "batch_tokens": 4096,
-        "learning_rate": 2e-3,
+        "batch_tokens": 1952,
+        "learning_rate": 3e-3,
+        "warmup": 50,
         "evaluate_every": 100,
         "evaluate_examples": 0,
     }
 
     d_model: int = option(64, "Width of a token.")
-    layers: int = option(3, "Number of layers.")
+    layers: int = option(2, "Number of layers.")
+    positions: str = option("learned", "sinusoidal, learned, rotary, alibi or none.")
     dropout: float = option(0.1, "Share dropped of what every part adds.")
     word: int = option(1, "How many bases a token is: 1 for bases, 3 for codon-like words, up to 6.")
     max_tokens: int = option(512, "Longer sequences are cut to their first tokens.")
@@ -201,28 +203,23 @@ def words(length: int) -> Any:
 
 
 def planted(number: int, length: int = LENGTH) -> list[tuple[str, str]]:
-    """Random sequences with motifs planted at random places, the same every time: ``(class, sequence)``.
+    """Random sequences in which motifs were planted, the same every time: ``(class, sequence)``.
 
-    The motifs are those that bacteria's promoters have, and one base in twenty of them is another one. A
-    class is none, one motif, the other, or both; of both, it also says which comes first.
+    The motifs are the two that bacteria's promoters have, each near its usual place: it begins up to three
+    bases later, and one in twenty of its bases is another one. A class says which of them are there.
 
-    >>> planted(5)[4]
-    ('TTGACA TATAAT', '...')
+    >>> planted(3)[2][0], len(planted(3)[2][1])
+    ('none', 60)
     """
     random = torch.Generator().manual_seed(0)
-    classes: list[tuple[str, ...]] = [(), (MOTIFS[0],), (MOTIFS[1],), MOTIFS, MOTIFS[::-1]]
     found = []
-    for index in range(number):
-        motifs = classes[index % len(classes)]
+    for _ in range(number):
         letters = [BASES[i] for i in torch.randint(4, (length,), generator=random).tolist()]
-        room = length - sum(map(len, motifs))
-        gaps = sorted(torch.randint(room + 1, (len(motifs),), generator=random).tolist())
-        before = 0
-        for gap, motif in zip(gaps, motifs, strict=True):
-            changed = (torch.rand(len(motif), generator=random) < CHANGED).tolist()
-            for place, (base, other) in enumerate(zip(motif, changed, strict=True)):
-                if not other:
-                    letters[gap + before + place] = base
-            before += len(motif)
-        found.append((" ".join(motifs) or "none", "".join(letters)))
+        there = [motif for motif in MOTIFS if int(torch.randint(2, (), generator=random))]
+        for motif in there:
+            start = MOTIFS[motif] + int(torch.randint(JITTER, (), generator=random))
+            kept = (torch.rand(len(motif), generator=random) >= CHANGED).tolist()
+            for place, (base, stays) in enumerate(zip(motif, kept, strict=True), start):
+                letters[place] = base if stays else letters[place]
+        found.append((" ".join(there) or "none", "".join(letters)))
     return found

@@ -123,9 +123,10 @@ class Images(Classification):
     name: ClassVar[str] = "images"
     unit: ClassVar[str] = "images"
     training: ClassVar[dict[str, Any]] = {
-        "steps": 600,
-        "batch_tokens": 2176,
+        "steps": 800,
+        "batch_tokens": 1024,
         "learning_rate": 2e-3,
+        "warmup": 50,
         "weight_decay": 0.05,
         "evaluate_every": 100,
         "evaluate_examples": 0,
@@ -133,9 +134,9 @@ class Images(Classification):
 
     d_model: int = option(64, "Width of a token.")
     positions: str = option("learned", "sinusoidal, learned, rotary, alibi or none.")
-    dropout: float = option(0.1, "Share dropped of what every part adds.")
+    layers: int = option(3, "Number of layers.")
     patch: int = option(2, "Side of the squares that a picture is cut into, in pixels.")
-    stem: str = option("patches", "How a square becomes a token: patches (linear) or convolutions.")
+    stem: str = option("convolutions", "How a square becomes a token: convolutions, or patches (linear).")
     size: int | None = option(None, "Height and width that the pictures of folders are brought to.")
     shift: int = option(1, "Pixels by which pictures are moved at random, in training.")
     flip: bool = option(False, "Mirror every other picture in training: for photographs, not for letters.")
