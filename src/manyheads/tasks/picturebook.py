@@ -49,17 +49,17 @@ class Picturebook(Architecture):
     higher_is_better: ClassVar[bool] = True
     unit: ClassVar[str] = "captions"
     training: ClassVar[dict[str, Any]] = {
-        "steps": 600,
-        "batch_tokens": 2048,
-        "learning_rate": 2e-3,
-        "evaluate_every": 100,
-        "evaluate_examples": 100,
+        "steps": 1500,
+        "batch_tokens": 1024,
+        "learning_rate": 3e-3,
+        "evaluate_every": 250,
+        "evaluate_examples": 60,
     }
 
+    d_model: int = option(96, "Width of a token.")
     layers: int = option(3, "Number of layers, of the encoder where there is one.")
-    decoder_layers: int = option(2, "Number of layers of the decoder (cross).")
+    decoder_layers: int = option(1, "Number of layers of the decoder (cross).")
     positions: str = option("learned", "sinusoidal, learned, rotary, alibi or none.")
-    dropout: float = option(0.1, "Share dropped of what every part adds.")
     kind: str = option("cross", "How words see the picture: cross (cross-attention) or single (one stream).")
     languages: str | None = option(None, "Columns of captions, by commas; unless given, all like en or zh.")
     held_out: str = option("pictures", "What is measured on: pictures that were never seen, or captions.")
@@ -68,7 +68,7 @@ class Picturebook(Architecture):
     vocabulary: int = option(400, "How many different pieces of words there are, for all languages.")
     max_tokens: int = option(48, "Longer captions are left out of training, and cut in predicting.")
     jitter: float = option(0.05, "Pictures are moved and scaled by up to this share in training.")
-    label_smoothing: float = option(0.1, "Share of probability that the target leaves to other tokens.")
+    label_smoothing: float = option(0.0, "Share of probability that the target leaves to other tokens.")
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

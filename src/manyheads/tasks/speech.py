@@ -57,12 +57,13 @@ class Speech(Architecture):
     unit: ClassVar[str] = "recordings"
     training: ClassVar[dict[str, Any]] = {
         "steps": 400,
-        "batch_tokens": 2048,
+        "batch_tokens": 1024,
         "learning_rate": 2e-3,
         "evaluate_every": 100,
         "evaluate_examples": 0,
     }
 
+    d_model: int = option(96, "Width of a token.")
     layers: int = option(3, "Number of layers of the encoder.")
     decoder_layers: int = option(2, "Number of layers of the decoder, if there is one.")
     dropout: float = option(0.1, "Share dropped of what every part adds.")
