@@ -25,7 +25,10 @@ def predict(
         float | None, typer.Option(help="Language: below 1 bolder, above 1 more varied; 0 for greedy.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Language: another number, another text.")] = None,
-    beams: Annotated[int | None, typer.Option(help="Translation: hypotheses kept.")] = None,
+    beams: Annotated[int | None, typer.Option(help="Translation, speech: hypotheses kept.")] = None,
+    language: Annotated[
+        str | None, typer.Option(help="Picture book: which language to write; all of them without.")
+    ] = None,
     draw: Annotated[
         Path | None, typer.Option(help="DNA: a picture (.png) of where every head looks along each sequence.")
     ] = None,
@@ -40,13 +43,15 @@ def predict(
       manyheads predict out/images picture.png
       manyheads predict out/series table.csv
       manyheads predict out/dna ACGTTGACAGATTATAATGC --draw out/heads.png
+      manyheads predict out/speech recording.wav
+      manyheads predict out/picturebook picture.png --language zh
     """
     with Console(stderr=True).status(f"Loading {folder}"):
         from manyheads import tasks
 
         task, model = tasks.load(folder)
-    how = {"new_tokens": new_tokens, "temperature": temperature, "seed": seed, "beams": beams}
-    how = {name: value for name, value in how.items() if value is not None}
+    options = {"new_tokens": new_tokens, "temperature": temperature, "seed": seed, "beams": beams}
+    how: dict[str, Any] = {n: v for n, v in (options | {"language": language}).items() if v is not None}
     if how.get("temperature") == 0:
         how["temperature"] = None
     given = inputs or [line.rstrip("\n") for line in sys.stdin]
