@@ -11,7 +11,7 @@ from manyheads.corpus import bucketed
 from manyheads.tasks.looking import Stream, picture_shares
 from manyheads.tasks.picturebook import Picturebook
 
-STEPS = 3000
+STEPS, TOKENS = 1500, 3200
 BOOKS = (("cross", "pictures"), ("single", "pictures"), ("cross", "captions"), ("single", "captions"))
 
 
@@ -20,16 +20,16 @@ def picturebook(data: Path, out: Path) -> str:
     rows, cost, shares = [], Cost(), torch.zeros(0)
     for kind, held_out in BOOKS:
         task = Picturebook(
-            kind=kind, held_out=held_out, size=64, patch=8, vocabulary=2000, d_model=128, heads=4,
-            layers=4, decoder_layers=2, dropout=0.2, jitter=0.08,
+            kind=kind, held_out=held_out, size=48, patch=8, vocabulary=2000, d_model=96, heads=4, layers=4,
+            decoder_layers=2, dropout=0.1, jitter=0.08, label_smoothing=0.1,
         )  # fmt: skip
         result, one = run(
             task,
             data / "picturebook",
             out / f"picturebook-{kind}-{held_out}",
             steps=STEPS,
-            batch_tokens=4800,
-            learning_rate=1e-3,
+            batch_tokens=TOKENS,
+            learning_rate=2e-3,
             ema=0.995,
             evaluate_every=STEPS,
             save_every=250,
@@ -44,7 +44,7 @@ def picturebook(data: Path, out: Path) -> str:
         if (kind, held_out) == ("single", "pictures"):
             assert isinstance(result.model, Stream)
             examples = task.open(str(data / "picturebook")).valid
-            plan = bucketed(examples.sizes, 4800)
+            plan = bucketed(examples.sizes, TOKENS)
             batches = (task.inputs(task.collate(examples.take(places, 0))) for places in plan)
             shares = picture_shares(result.model, batches)
     header = ["words see by, held out", "chrF", "en", "de", "fr", "zh", "exact"]
