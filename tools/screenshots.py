@@ -215,6 +215,10 @@ def take(browser: Any, address: str, shot: Shot, language: str, theme: str) -> b
         page.wait_for_selector(shot.until)
     page.mouse.move(0, 0)
     page.wait_for_timeout(1500 if shot.view == "live" else 200)
+    if shot.view == "live":  # how long it took on a busy day is no part of the picture
+        page.eval_on_selector(
+            "[data-part=status]", "(one) => (one.textContent = one.textContent.split(' · ')[0])"
+        )
     taken: bytes = page.screenshot(full_page=True)
     page.close()
     if wrong:
@@ -238,8 +242,12 @@ def smaller(taken: bytes) -> bytes:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Take pictures of every view of the page.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "pictures")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="names of the pictures to take; else all")
     parser.add_argument("--work", type=Path, help="where reports are kept for the next time")
     options = parser.parse_args()
+    unknown = set(options.only or ()) - {shot.name for shot in SHOTS}
+    if unknown:
+        parser.error(f"no picture {', '.join(sorted(unknown))}: expected {', '.join(s.name for s in SHOTS)}")
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -255,6 +263,8 @@ def main() -> None:
         wanted = [(shot, language, "light") for shot in SHOTS for language in ("en", "zh-CN")]
         wanted += [(shot, "en", "dark") for shot in SHOTS if shot.name in DARK]
         for shot, language, theme in wanted:
+            if options.only and shot.name not in options.only:
+                continue
             name = f"{shot.name}-{language[:2]}{'-dark' if theme == 'dark' else ''}.png"
             taken = smaller(take(browser, found[shot.model], shot, language, theme))
             (options.out / name).write_bytes(taken)

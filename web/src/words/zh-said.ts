@@ -84,6 +84,7 @@ const PATTERNS: [RegExp, (...found: string[]) => string][] = [
   [/^roles, importance, redundancy and the curve are measured on (.+)$/, (on) => `角色、重要性、冗余度和剪枝曲线测自：${said(on!)}`],
   [/^([\d,]+) tokens in ([\d,]+) of ([\d,]+) texts$/, (tokens, some, all) => `${all} 段文本中的 ${some} 段，共 ${tokens} 个词元`],
   [/^([\d,]+) of ([\d,]+) images$/, (some, all) => `${all} 张图像中的 ${some} 张`],
+  [/^([\d,]+) of ([\d,]+) held-out examples$/, (some, all) => `${all} 个留出样例中的 ${some} 个`],
   [/^the first batch \(up to ([\d,]+) tokens\)$/, (tokens) => `第一个批次（至多 ${tokens} 个词元）`],
   [/^the first (\d+) batches \(up to ([\d,]+) tokens\)$/, (batches, tokens) => `前 ${batches} 个批次（至多 ${tokens} 个词元）`],
   [/^silenced one by one: the (\d+) most important of (\d+) heads$/, (some, all) => `逐个屏蔽：${all} 个头中最重要的 ${some} 个`],
