@@ -58,7 +58,8 @@ def test_strings_are_joined_from_one_speakers_takes_of_the_same_split(takes, mon
     assert (len(data.train), len(data.valid)) == (54, 6)
     assert {one.take for string in measured for one in string} == {"0"}
     assert {one.take for string in learned for one in string} == set("123456789")
-    assert {len(string) for string in joined} == {2, 3, 4}
+    assert {len(string) for string in measured} == {2, 3, 4}
+    assert {len(string) for string in learned} == {1, 2, 3, 4}
     assert all(len({one.speaker for one in string}) == 1 for string in joined)
     assert [id(x) for s in learned[:54] for x in s] != [id(x) for s in learned[54:] for x in s]
 

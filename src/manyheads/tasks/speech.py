@@ -70,7 +70,7 @@ class Speech(Architecture):
     kind: str = option("class", "What is written: class (one label), or strings of words by ctc or decoder.")
     held_out: str = option("takes", "What is measured on: takes (a tenth of them), or a speaker's name.")
     names: str = option("{label}_{speaker}_{take}", "How files are called, where there is no labels.tsv.")
-    shortest: int = option(3, "Recordings that a string is joined from, at least.")
+    shortest: int = option(3, "Recordings that a string is joined from, at least, where it is measured on.")
     longest: int = option(7, "Recordings that a string is joined from, at most; 1 for none joined.")
     rate: int = option(8000, "Samples a second that the model hears; recordings are resampled.")
     mels: int = option(40, "Bands of the spectrum.")
@@ -247,14 +247,14 @@ class Speech(Architecture):
             self._ids([one])  # says now what would be found out in the middle of training
         longest = int(self.max_seconds * self.rate)
         gap = round(GAP * self.rate)
-        span = 1 if self.kind == "class" else self.longest - self.shortest + 1
+        # strings to learn from may be shorter: where words begin is found sooner in those of one or two
+        fewest = 1 if changing else self.shortest
+        most = 1 if self.kind == "class" else self.longest
+        counts = [fewest + i % (most - fewest + 1) if most > 1 else 1 for i in range(len(recordings))]
 
         def string(index: int, random: torch.Generator) -> list[Recording]:
-            if self.kind == "class":
-                return [recordings[index]]
             known = of_speaker[recordings[index].speaker]
-            others = self.shortest + index % span - 1
-            chosen = torch.randint(len(known), (others,), generator=random).tolist()
+            chosen = torch.randint(len(known), (counts[index] - 1,), generator=random).tolist()
             return [recordings[index], *(known[i] for i in chosen)]
 
         def make(index: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -270,8 +270,7 @@ class Speech(Architecture):
             return self._tokens(frames), self._ids(taken[:kept])
 
         mean = sum(len(one.samples) for one in recordings) / len(recordings) + gap / 2
-        words = [1 if self.kind == "class" else self.shortest + i % span for i in range(len(recordings))]
-        samples = [len(one.samples) + (n - 1) * mean for one, n in zip(recordings, words, strict=True)]
+        samples = [len(one.samples) + (n - 1) * mean for one, n in zip(recordings, counts, strict=True)]
         return Examples([self._length(ceil(size)) for size in samples], make)
 
     def _tokens(self, frames: Tensor) -> Tensor:
