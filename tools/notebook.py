@@ -2,8 +2,9 @@
 
     python tools/notebook.py [--jupyter jupyter] [--picture FILE]
 
-Needs JupyterLab (its command may belong to another environment: the kernel is this Python), ipykernel,
-anywidget, Playwright and Chromium. It takes half a minute, so it is no part of the tests.
+Needs JupyterLab with jupyterlab_widgets and anywidget beside it (its command may belong to another
+environment: the kernel is this Python), ipykernel, Playwright and Chromium. It takes half a minute, so it is no part of the
+tests.
 """
 
 from __future__ import annotations
