@@ -166,14 +166,17 @@ def log_mel(sound: Tensor, rate: int, mels: int = 40) -> Tensor:
     """
     width, hop = round(WINDOW * rate), round(HOP * rate)
     size = 2 ** math.ceil(math.log2(width))
-    spectrum = torch.stft(
-        sound, size, hop, width, torch.hann_window(width), pad_mode="constant", return_complex=True
-    )
-    energy = mel_bands(rate, size, mels) @ spectrum.abs().square()  # (mels, frames)
+    spectrum = torch.stft(sound, size, hop, width, _window(width), pad_mode="constant", return_complex=True)
+    energy = mel_bands(rate, size, mels) @ torch.view_as_real(spectrum).square().sum(-1)  # (mels, frames)
     logs = energy.clamp(min=1e-12).log10()
     logs = logs.clamp(min=float(logs.max()) - QUIETEST).T
     logs = logs - logs.mean()
     return logs / logs.square().mean().sqrt().clamp(min=1e-3)
+
+
+@lru_cache(maxsize=8)
+def _window(width: int) -> Tensor:
+    return torch.hann_window(width)
 
 
 @lru_cache(maxsize=8)
