@@ -112,10 +112,11 @@ class Series(Architecture):
     metric: ClassVar[str] = "mse"
     higher_is_better: ClassVar[bool] = False
     training: ClassVar[dict[str, Any]] = {
-        "steps": 400,
+        "steps": 200,
         "batch_tokens": 1024,
         "learning_rate": 1e-3,
-        "evaluate_every": 50,
+        "warmup": 20,
+        "evaluate_every": 25,
         "evaluate_examples": 0,
     }
 
