@@ -3,8 +3,8 @@
     python tools/notebook.py [--jupyter jupyter] [--picture FILE]
 
 Needs JupyterLab with jupyterlab_widgets and anywidget beside it (its command may belong to another
-environment: the kernel is this Python), ipykernel, Playwright and Chromium. It takes half a minute, so it is no part of the
-tests.
+environment: the kernel is this Python), ipykernel, Playwright and Chromium. It takes half a minute, so it is
+no part of the tests.
 """
 
 from __future__ import annotations
