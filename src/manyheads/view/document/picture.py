@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from manyheads.view.document.sample import tensors
 from manyheads.view.document.seen import Seen
 
 # Keys that are no patches: a class token, registers.
@@ -25,7 +25,7 @@ def picture(batch: Any, model: nn.Module, seen: Seen, processor: Any = None) -> 
     >>> grid(197, 224, 224), grid(50, 224, 224), grid(7, 224, 224)
     ((14, 14, 1), (7, 7, 1), None)
     """
-    pixels = next((x[0] for x in _tensors(batch) if x.dim() == 4 and x.is_floating_point()), None)
+    pixels = next((x[0] for x in tensors(batch) if x.dim() == 4 and x.is_floating_point()), None)
     if pixels is None:
         return None
     if pixels.shape[0] not in (1, 3) and pixels.shape[-1] in (1, 3):
@@ -78,14 +78,3 @@ def _png(pixels: Tensor) -> str | None:
     file = io.BytesIO()
     drawn.save(file, "PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode()
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    values = (
-        batch.values()
-        if isinstance(batch, Mapping)
-        else batch
-        if isinstance(batch, tuple | list)
-        else [batch]
-    )
-    yield from (value for value in values if isinstance(value, Tensor))

@@ -105,7 +105,7 @@ class Kept:
         for batch in self._given:
             if self._left > 0:
                 self.batches.append(batch)
-                first = next(iter(_tensors(batch)), None)
+                first = next(iter(tensors(batch)), None)
                 shape = (1,) if first is None else first.shape[:2]
                 self._left -= int(torch.Size(shape).numel())
             yield batch
@@ -126,8 +126,8 @@ def of_batches(batches: Sequence[Any], model: nn.Module) -> Sample:
 
 def _fewer(batch: Any, most: int) -> Any:
     """A batch with fewer and shorter sequences, where it is known which axis is which."""
-    tensors = list(_tensors(batch))
-    if not _ids(batch) or any(x.dim() == 0 or len(x) != len(tensors[0]) for x in tensors):
+    whole = list(tensors(batch))
+    if not _ids(batch) or any(x.dim() == 0 or len(x) != len(whole[0]) for x in whole):
         return batch
     rows = max(2, most // max(1, _length(batch)))
     return shortened(_mapped(batch, lambda x: x[:rows]), most)
@@ -141,11 +141,11 @@ def singles(batch: Any) -> list[Any]:
     >>> [one["input_ids"].shape for one in singles(batch)]
     [torch.Size([1, 2]), torch.Size([1, 3])]
     """
-    tensors = list(_tensors(batch))
-    if not tensors or not (_ids(batch) or any(x.dim() == 4 for x in tensors)):
+    whole = list(tensors(batch))
+    if not whole or not (_ids(batch) or any(x.dim() == 4 for x in whole)):
         return []
-    number = len(tensors[0])
-    if any(x.dim() == 0 or len(x) != number for x in tensors):
+    number = len(whole[0])
+    if any(x.dim() == 0 or len(x) != number for x in whole):
         return []
     found = []
     for i in range(number):
@@ -180,14 +180,15 @@ def shortened(batch: Any, length: int) -> Any:
 
 
 def _ids(batch: Any) -> bool:
-    return any(x.dim() == 2 and not x.is_floating_point() and x.dtype != torch.bool for x in _tensors(batch))
+    return any(x.dim() == 2 and not x.is_floating_point() and x.dtype != torch.bool for x in tensors(batch))
 
 
 def _length(batch: Any) -> int:
-    return next((x.shape[1] for x in _tensors(batch) if x.dim() > 1), 1)
+    return next((x.shape[1] for x in tensors(batch) if x.dim() > 1), 1)
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
+def tensors(batch: Any) -> Iterator[Tensor]:
+    """The tensors of a batch, whatever it is."""
     values: Iterable[Any] = (
         batch.values()
         if isinstance(batch, Mapping)
