@@ -106,8 +106,6 @@ def spread_of_heads(folder: str, data: str, out: Path) -> None:
             axis.annotate(
                 str(table.rows[row].head), (x, y), textcoords="offset points", xytext=(5, 5), fontsize=8
             )
-    axis.set_xscale("log")
-    axis.set_yscale("log")
     axis.set_xlabel("how far a head looks on average, seconds")
     axis.set_ylabel("sound that it takes in at once, seconds")
     axis.legend()
@@ -122,7 +120,7 @@ def looked_at(folder: str, data: str, out: Path) -> None:
     examples = task.open(None if data == "none" else data).valid
     side = task.size // task.patch
     site = f"decoder.blocks.{task.decoder_layers - 1}.cross_attention"
-    chosen = [0, 1, 6]
+    chosen = [0, 4, 8]  # in the first language, of two or of four
     rows: list[tuple[Tensor, list[str], Tensor]] = []
     for index in chosen:
         batch = task.collate(examples.take([index], 0))
@@ -167,7 +165,7 @@ def shared(folder: str, data: str, out: Path) -> None:
         axis.set_xticks(range(len(layer)))
         axis.set_xlabel("head")
     axes[0].set_ylabel("share of the words' attention")
-    axes[-1].legend(loc="lower right", fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     save(figure, out / "picturebook-shares.png")
 
 

@@ -18,7 +18,9 @@ PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 UNKNOWN_SIZE = 0x7FFFF000
 WINDOW, HOP = 0.025, 0.01  # seconds
 TABLE = 4_000_000  # numbers that the interpolation between two rates may take
-QUIETEST = 8.0  # powers of ten below the loudest place at which a spectrum ends
+# Powers of ten below the loudest place at which a spectrum ends: silences of nothing at all, which joined
+# recordings have between them, are then not much quieter than those of a room.
+QUIETEST = 5.0
 
 
 def read_sound(path: Any, rate: int) -> Tensor:
