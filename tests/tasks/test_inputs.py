@@ -159,6 +159,17 @@ def test_the_page_shows_what_the_task_reads(folders, name):
         assert {label for label, _ in first["answer"]["items"]} <= set(loaded.model.labels)
 
 
+def test_the_live_page_begins_with_held_out_examples(folders):
+    from manyheads.view.live.model import begin
+
+    pictures, sequences = (begin(load(str(folders / name), head=True)) for name in ("images", "dna"))
+    assert (pictures.kind, pictures.pictures) == ("class", 16)
+    assert (sequences.kind, sequences.pictures) == ("class", 0)
+    assert set("".join(sequences.samples)) == set("ACGT")
+    with pytest.raises(ValueError, match="series reads neither texts nor pictures"):
+        begin(load(str(folders / "series"), head=True))
+
+
 def test_predict_draws_along_a_sequence(folders, tmp_path):
     picture = tmp_path / "heads.png"
     done = call("predict", folders / "dna", "ACGTTGACA", "--draw", picture, "--json")

@@ -224,6 +224,11 @@ def _reader(loaded: Loaded, images: str | None) -> tuple[Any, Any]:
     try:
         return None, loaded.processor()
     except ValueError:
+        if loaded.task is not None and loaded.arrange is None:
+            raise ValueError(
+                f"MODEL: {loaded.name} reads neither texts nor pictures, so nothing can be typed or dropped "
+                "on the page; manyheads inspect shows its heads"
+            ) from None
         if images is not None or not why:
             raise
         raise ValueError(why) from None
