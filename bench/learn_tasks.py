@@ -106,12 +106,12 @@ def etth1(data: Path, out: Path) -> str:
         task,
         file,
         out / "etth1",
-        steps=1500,
-        batch_tokens=41 * 7 * 128,
+        steps=800,
+        batch_tokens=41 * 256,
         learning_rate=1e-3,
-        warmup=100,
+        warmup=50,
         evaluate_every=100,
-        evaluate_examples=4000,
+        evaluate_examples=3000,
         watch_every=0,
     )
     found = evaluate(task, result.model, task.read(str(file)))
