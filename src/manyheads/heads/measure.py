@@ -73,7 +73,8 @@ def measure(
 def _norm(output: Tensor, dtype: torch.dtype) -> Tensor:
     """Of each head's output (batch, heads, queries, width), read in the order in which memory holds it."""
     by_query = output.stride(1) < output.stride(2)
-    norm: Tensor = torch.linalg.vector_norm(output.transpose(1, 2) if by_query else output, dim=-1, dtype=dtype)
+    ordered = output.transpose(1, 2) if by_query else output
+    norm: Tensor = torch.linalg.vector_norm(ordered, dim=-1, dtype=dtype)
     return norm.transpose(1, 2) if by_query else norm
 
 
