@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/ is not installed, it lives beside src/
 
-from bench import learn
+from bench import cost, learn, runs
 
 from manyheads.tasks.language import Language
 
@@ -29,7 +29,7 @@ def test_a_run_ends_after_its_minutes_and_adds_up_what_it_cost(tmp_path):
 
     def go(minutes):
         task = Language(d_model=6, heads=2, layers=1, context=11)
-        return learn._run(task, tmp_path / "text.txt", out, minutes, **options)
+        return runs.run(task, tmp_path / "text.txt", out, minutes, **options)
 
     result, first = go(0.0)
     assert (result.ended, result.step) == ("interrupted", 2)
@@ -39,4 +39,4 @@ def test_a_run_ends_after_its_minutes_and_adds_up_what_it_cost(tmp_path):
     assert json.loads((tmp_path / "run-cost.json").read_text())["processor"] == pytest.approx(
         second.processor, rel=0.5
     )
-    assert str(learn.Cost(120, 180)) == "1.5 minutes of two cores (2.0 passed, shared with others)"
+    assert str(cost.Cost(120, 180)) == "1.5 minutes of two cores (2.0 passed, shared with others)"

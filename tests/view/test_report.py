@@ -121,7 +121,7 @@ def test_a_page_that_grows_too_large_loses_the_least_wanted_first(monkeypatch):
     size = len(report(made))
     sizes, before = [], json.dumps(made)
     data = len(reports.encoded(made))
-    for limit in (size + 1, size - data // 10, size - data // 3):
+    for limit in (size + 1, size - data // 10, size - data // 5):
         monkeypatch.setattr(reports, "LIMIT", limit)
         page = report(made)
         assert len(page) < limit

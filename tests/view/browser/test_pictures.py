@@ -123,6 +123,7 @@ def test_a_dropped_picture_shows_where_a_patch_looks(here, opened, monkeypatch):
             page.click(".heads-live [data-head='1.0']")
         page.wait_for_selector("[data-which=after] li")
         assert torch.isfinite(torch.tensor(shown_change(page)))
+        page.close()  # before the server: it still asks how good the silenced model is
     finally:
         served.close()
 
