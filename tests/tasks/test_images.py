@@ -151,7 +151,7 @@ def test_metrics_are_what_counting_gives(tmp_path):
     summed, count = task.loss(model, batch)
     assert (summed / count).item() == pytest.approx(smoothed, rel=1e-5)
     one = task.collate(data.valid.take([0]))
-    assert abs(task.loss(model, one)[0].item() - task.measure(model, one)[0]) > 0.1  # measured without smoothing
+    assert abs(task.loss(model, one)[0].item() - task.measure(model, one)[0]) > 0.1
 
 
 def test_the_mean_leaves_padding_out():
