@@ -340,8 +340,9 @@ def test_who_asks_too_much_waits(site):
 
 
 def test_what_the_browser_gave_up_on_never_runs(site, monkeypatch):
-    free, ran = threading.Event(), []
-    site.queue.submit("", lambda: free.wait(20))
+    begun, free, ran = threading.Event(), threading.Event(), []
+    site.queue.submit("", lambda: begun.set() or free.wait(20))
+    assert begun.wait(20)  # from here on the queue holds only what waits
     monkeypatch.setattr(ask, "attend", lambda live, given: ran.append(given.text) or {})
 
     async def main():
