@@ -316,8 +316,9 @@ def test_what_fails_inside_the_model_is_a_sentence(site, monkeypatch):
 
 def test_who_asks_too_much_waits(site):
     """Four of one page wait, then 429; when all places are taken others get 503."""
-    free = threading.Event()
-    site.queue.submit("", lambda: free.wait(20))
+    begun, free = threading.Event(), threading.Event()
+    site.queue.submit("", lambda: begun.set() or free.wait(20))
+    assert begun.wait(20)
 
     async def many():
         async with site.client() as client:
