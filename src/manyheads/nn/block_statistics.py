@@ -8,6 +8,7 @@ the fused kernel with the keys as values, which would tell the same.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +27,20 @@ SAFE = 1e-25, 1e35
 # Fewer keys than this are faster by tiles with whole rows.
 SHORTEST = 256
 
-Raw = dict[str, Tensor]  # what SUMS names, each (batch, kv_heads, group, queries); features also (..., n)
+
+class Raw(NamedTuple):
+    """What is summed, of all queries or of some."""
+
+    sums: Tensor  # (SUMS, batch, kv_heads, group, queries)
+    features: Tensor | None  # (batch, kv_heads, group, queries, n)
+
+    def at(self, *place: int | slice) -> Raw:
+        """Of some sequences, of some heads ..."""
+        return Raw(self.sums[(slice(None), *place)], None if self.features is None else self.features[place])
+
+    def named(self) -> dict[str, Tensor]:
+        """Each sum by its name."""
+        return dict(zip(SUMS, self.sums.unbind(), strict=True))
 
 
 def pays(q: Tensor, k: Tensor, mask: Mask) -> bool:
@@ -45,9 +59,8 @@ def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None
     batch, kv_heads, group, queries, width = q.shape
     sequences = max(1, PIECE // max(1, kv_heads * group * queries * width))
     heads = max(1, min(kv_heads, PIECE // max(1, group * queries * width)))
-    raw: Raw = dict(zip(SUMS, q.new_zeros(len(SUMS), *q.shape[:4]), strict=True))
-    if features is not None:
-        raw["features"] = q.new_zeros(*q.shape[:4], features.shape[2])
+    means = None if features is None else q.new_zeros(*q.shape[:4], features.shape[2])
+    raw = Raw(q.new_zeros(len(SUMS), *q.shape[:4]), means)
     lacking = q.new_empty(q.shape[:4])
     for start in range(0, batch, sequences):
         members = slice(start, start + sequences)
@@ -56,58 +69,71 @@ def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None
         given = None if features is None else features[members]
         for head in range(0, kv_heads, heads):
             place = members, slice(head, head + heads)
-            own = {name: value[place] for name, value in raw.items()}
-            lacking[place] = _fill(own, q[place], k[place], part, scale, given)
-    means = raw.pop("features", None)
-    seen = of_core(raw)
+            lacking[place] = _fill(raw.at(*place), q[place], k[place], part, scale, given)
+    sums = raw.named()
+    seen = of_core(sums)
     seen["logsumexp"] += lacking
     if means is not None:
-        seen["features"] = means.mul_(reciprocal(raw["total"]).unsqueeze(-1))
+        seen["features"] = means.mul_(reciprocal(sums["total"]).unsqueeze(-1))
     return seen
 
 
 def _fill(raw: Raw, q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None) -> Tensor:
     """Take the sums of some sequences and heads, with the keys centred; what the scores lack by that."""
     take, mean = scratch(q.dtype, q.device), mean_key(k)
-    k = torch.sub(k, mean.unsqueeze(2), out=take("keys", k.shape))
-    q = torch.mul(q, scale, out=take("queries", q.shape))
+    k = torch.sub(k, mean.unsqueeze(2), out=_like(k, take))
     keys, queries = k.shape[2], q.shape[3]
     count = mask.count(queries, keys, q.device)[:, None, None]
-    raw["keys"].copy_(count)
-    if mask.lengths is None and mask.queries is None and features is None:
-        alike = {name: value.flatten(0, 1) for name, value in raw.items()}
-        _add(alike, q.flatten(0, 1), k.flatten(0, 1), mask, keys - queries, None, take)
-    else:
-        for n in range(len(q)):
-            seen = keys if mask.lengths is None else int(mask.lengths[n].clamp(0, keys))
-            real = queries if mask.queries is None else int(mask.queries[n].clamp(0, queries))
-            own = {name: value[n] for name, value in raw.items()}
-            rest, given = mask.of_sequence(n, real, seen), None if features is None else features[n]
-            _add(own, q[n, :, :, :real], k[n, :, :seen], rest, keys - queries, given, take)
-    total, nothing = raw["total"], count == 0
+    sums = raw.named()
+    sums["keys"].copy_(count)
+    for n in range(len(q)):
+        seen = keys if mask.lengths is None else int(mask.lengths[n].clamp(0, keys))
+        real = queries if mask.queries is None else int(mask.queries[n].clamp(0, queries))
+        rest, given = mask.of_sequence(n, real, seen), None if features is None else features[n]
+        _add(raw.at(n), q[n, :, :, :real], k[n, :, :seen], rest, scale, keys - queries, given, take)
+    total, nothing = sums["total"], count == 0
     if nothing.any():
         total.masked_fill_(nothing, 0.0)
     lost = (total > SAFE[0]).logical_and_(total < SAFE[1]).logical_or_(nothing).logical_not_()
     if lost.any():
-        _again(raw, q, k, mask, features, lost)
-    return (q.flatten(2, 3) @ mean.unsqueeze(-1)).view(q.shape[:4])
+        _again(raw, q, k, mask, scale, features, lost)
+    return (q @ mean[:, :, None, :, None]).squeeze(-1).mul_(scale)
+
+
+def _like(k: Tensor, take: Scratch) -> Tensor:
+    """Scratch memory for (batch, kv_heads, keys, d_key) in the order in which k lies in memory."""
+    if k.stride(1) < k.stride(2):
+        return take("keys", (k.shape[0], k.shape[2], k.shape[1], k.shape[3])).transpose(1, 2)
+    return take("keys", k.shape)
 
 
 def _add(
-    raw: Raw, q: Tensor, k: Tensor, mask: Mask, offset: int, features: Tensor | None, take: Scratch
+    raw: Raw,
+    q: Tensor,
+    k: Tensor,
+    mask: Mask,
+    scale: float,
+    offset: int,
+    features: Tensor | None,
+    take: Scratch,
 ) -> None:
     """Add up the blocks of q (heads, group, queries, d_key), k (heads, keys, d_key), features (keys, n)."""
     heads, group, queries, _ = q.shape
     some = max(1, ELEMENTS // (group * max(1, min(queries, ROWS)) * COLUMNS))
-    ones = q.new_ones(COLUMNS)
+    ones, threads = q.new_ones(COLUMNS), torch.get_num_threads()
     for start in range(0, queries, ROWS):
         rows = range(start, min(queries, start + ROWS))
         blocks = _blocks(mask, rows, k.shape[1], offset, q)
         for head in range(0, heads, some):
             place = slice(head, head + some), slice(None), slice(rows.start, rows.stop)
-            found = {name: value[place] for name, value in raw.items()}
-            x = q[place].flatten(1, 2)  # (some, group * rows, d_key)
+            own = raw.at(*place)
+            found = own.named()
+            some_q = q[place]
+            x = torch.mul(some_q, scale, out=take("queries", some_q.shape)).flatten(1, 2)
             keys = k[place[0]].transpose(1, 2)
+            if len(x) == 1 and x.shape[1] % threads == 0:
+                # one product for each thread, which then has its part of the scores in its own cache
+                x, keys = x.view(threads, -1, x.shape[2]), keys.expand(threads, -1, -1)
             total, weighted = x.new_zeros(2, x.shape[0] * x.shape[1])
             for columns, keep in blocks:
                 s = take("scores", (*x.shape[:2], len(columns)))
@@ -117,8 +143,8 @@ def _add(
                 if keep is not None:
                     by_head *= keep
                 places(found, by_head, rows, columns, offset, mask.causal)
-                if features is not None:
-                    found["features"] += by_head @ features[columns.start : columns.stop]
+                if features is not None and own.features is not None:
+                    own.features.add_(by_head @ features[columns.start : columns.stop])
                 # a product with ones is faster than `sum` over rows that are not long
                 total.addmv_(e.flatten(0, 1), ones[: len(columns)])
                 weighted.addmv_(s.mul_(e).flatten(0, 1), ones[: len(columns)])
@@ -141,9 +167,11 @@ def _blocks(
     return found
 
 
-def _again(raw: Raw, q: Tensor, k: Tensor, mask: Mask, features: Tensor | None, lost: Tensor) -> None:
+def _again(
+    raw: Raw, q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None, lost: Tensor
+) -> None:
     """Where exp overflowed or vanished, take it of scores less the largest of their query."""
-    j = torch.arange(k.shape[2], device=q.device)
+    sums, j = raw.named(), torch.arange(k.shape[2], device=q.device)
     offset, most = k.shape[2] - q.shape[3], max(1, ELEMENTS // k.shape[2])
     for n, head in lost.flatten(2).any(-1).nonzero().tolist():
         for place in lost[n, head].nonzero().split(most):
@@ -152,12 +180,16 @@ def _again(raw: Raw, q: Tensor, k: Tensor, mask: Mask, features: Tensor | None, 
             allowed = mask.allows(i, j)
             if mask.lengths is not None:
                 allowed = allowed & (j < mask.lengths[n])
-            s = (q[rows] @ k[n, head].T).masked_fill_(~allowed, -torch.inf)
+            s = (q[rows] * scale @ k[n, head].T).masked_fill_(~allowed, -torch.inf)
             top = s.amax(-1, keepdim=True)
             e = s.sub_(top).exp()
-            raw["shift"][rows], raw["total"][rows], raw["first"][rows] = top.squeeze(-1), e.sum(-1), e[:, 0]
-            raw["weighted"][rows] = s.masked_fill_(~allowed, 0.0).mul_(e).sum(-1)
+            sums["shift"][rows], sums["total"][rows], sums["first"][rows] = (
+                top.squeeze(-1),
+                e.sum(-1),
+                e[:, 0],
+            )
+            sums["weighted"][rows] = s.masked_fill_(~allowed, 0.0).mul_(e).sum(-1)
             for name, step in STEPS.items():
-                raw[name][rows] = e.where(j == i + step, 0.0).sum(-1)
-            if features is not None:
-                raw["features"][rows] = e @ features[n]
+                sums[name][rows] = e.where(j == i + step, 0.0).sum(-1)
+            if features is not None and raw.features is not None:
+                raw.features[rows] = e @ features[n]
