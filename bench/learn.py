@@ -42,7 +42,7 @@ from bench.learn_speed import speed, watching
 from bench.learn_tasks import cifar, etth1, handwritten, mnist, splice
 from bench.runs import run
 from manyheads import tasks
-from manyheads.corpus import bucketed
+from manyheads.batching import bucketed
 from manyheads.surgery.prune import prune
 from manyheads.surgery.recover import recover
 from manyheads.tasks.language import Language

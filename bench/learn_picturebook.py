@@ -7,7 +7,7 @@ import torch
 from bench import harness
 from bench.cost import Cost
 from bench.runs import run
-from manyheads.corpus import bucketed
+from manyheads.batching import bucketed
 from manyheads.tasks.looking import Stream, picture_shares
 from manyheads.tasks.picturebook import Picturebook
 

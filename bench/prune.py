@@ -15,7 +15,6 @@ results/prune.json, what is needed to go on in out/prune: a run that was stopped
 every report tells all parts that were ever run. Delete both to begin anew.
 """
 
-import json
 import os
 import random
 import statistics
@@ -32,7 +31,8 @@ import manyheads as mh
 from bench.cost import Cost, since
 from bench.harness import machine, milliseconds, say, table, targets
 from bench.models import minilm, smollm2
-from manyheads.corpus import bucketed
+from bench.record import Record
+from manyheads.batching import bucketed
 from manyheads.surgery.card import card, quality
 
 RECORD = Path(__file__).parent / "results" / "prune.json"
@@ -46,24 +46,12 @@ LANGUAGE_SHARES = (0.8, 0.9, 0.7, 0.5)
 Batch = dict[str, torch.Tensor]
 
 
-class Record:
-    """What was measured, by name, in a file; what is there is not measured again."""
+class Pruned(Record):
+    """What was measured, and the rankings and cut models that it takes to go on."""
 
     def __init__(self, path: Path, out: Path, quick: bool) -> None:
-        self.path, self.out, self.quick = path, out, quick
-        self.found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-
-    def once(self, name: str, measure: Callable[[], Any]) -> Any:
-        """The figure of this name, measured now if it was not before."""
-        if name not in self.found:
-            self.note(name, measure())
-            say(f"{name}: {self.found[name]}")
-        return self.found[name]
-
-    def note(self, name: str, figure: Any) -> None:
-        self.found[name] = figure
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.found, indent=1) + "\n")
+        super().__init__(path)
+        self.out, self.quick = out, quick
 
     def ranking(self, name: str, rank: Callable[[], mh.HeadTable]) -> mh.HeadTable:
         """A ranking, from its file if it is there."""
@@ -106,8 +94,8 @@ def run(quick: bool) -> str:
     if unknown:
         raise ValueError(f"MANYHEADS_PARTS: no part {', '.join(unknown)}; expected {', '.join(PARTS)}")
     with tempfile.TemporaryDirectory() as folder:
-        record = Record(Path(folder) / "record.json", Path(folder), True) if quick else None
-        record = record or Record(RECORD, OUT, False)
+        kept, out = (Path(folder) / "record.json", Path(folder)) if quick else (RECORD, OUT)
+        record = Pruned(kept, out, quick)
         for name in wanted:
             measure, _ = PARTS[name]
             if f"{name} by" not in record.found:
@@ -149,7 +137,7 @@ def batches(tokenizer: Any, texts: list[str], tokens: int = 2048) -> list[Batch]
     ]
 
 
-def sentences(record: Record) -> None:
+def sentences(record: Pruned) -> None:
     """MiniLM, cut by a quarter and by half."""
     model, tokenizer = minilm()
     texts = lines("MANYHEADS_TEXT")
@@ -233,7 +221,7 @@ def _recovered(found: dict[str, float], digits: int) -> str:
     return f"{found['quality']:.{digits}f} ({found['steps']} steps, {found['minutes']:.1f} min)"
 
 
-def speed(record: Record) -> None:
+def speed(record: Pruned) -> None:
     """Time saved against multiply-adds saved, at length 512 and batch 8."""
     model, _ = minilm()
     batch = {"input_ids": torch.randint(1000, 20000, (8, 512)), "attention_mask": torch.ones(8, 512).long()}
@@ -287,7 +275,7 @@ def work(model: Any, batch: Batch) -> int:
     return counted.get_total_flops()
 
 
-def language(record: Record) -> None:
+def language(record: Pruned) -> None:
     """SmolLM2, whose heads share key heads in groups of three."""
     model, tokenizer = smollm2()
     path = os.environ.get("MANYHEADS_LONG_TEXT")
@@ -356,7 +344,7 @@ def tell_language(found: dict[str, Any]) -> tuple[str, list[Any]]:
     ]
 
 
-PARTS: dict[str, tuple[Callable[[Record], None], Callable[[dict[str, Any]], tuple[str, list[Any]]]]] = {
+PARTS: dict[str, tuple[Callable[[Pruned], None], Callable[[dict[str, Any]], tuple[str, list[Any]]]]] = {
     "sentences": (sentences, tell_sentences),
     "speed": (speed, tell_speed),
     "language": (language, tell_language),

@@ -18,7 +18,7 @@ import manyheads as mh
 from bench.harness import say, table, targets
 from bench.live import CHROMIUM, painted
 from bench.models import minilm, smollm2
-from manyheads import corpus
+from manyheads.lines import read_lines
 from manyheads.view.document import About, document, of_batches
 from manyheads.view.report import LIMIT, write_report
 
@@ -67,7 +67,7 @@ def many() -> tuple[Any, Any]:
 
 def written(name: str, model: Any, tokenizer: Any, length: int, path: Path) -> tuple[int, float]:
     """Watch a model on a text of our own, once in pieces of many tokens, and write what is to be seen."""
-    text = " ".join(corpus._lines(None, None))
+    text = " ".join(read_lines(None, None))
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     ids = (ids * (1 + 4 * length // len(ids)))[: 4 * length]
     batches = [{"input_ids": torch.tensor([ids[i : i + length]])} for i in range(0, len(ids), length)]

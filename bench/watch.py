@@ -2,22 +2,27 @@
 
 The model watched, with the core and the full set, against its plain forward pass, and against those who hold
 all maps in memory: transformers in eager mode with output_attentions, TransformerLens with run_with_cache.
+What was measured is kept in results/watch.json, and not measured again: delete the file to begin anew.
 """
 
 import gc
 import tempfile
 from collections.abc import Callable
+from datetime import datetime, timezone
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.harness import GIB, MIB, milliseconds, say, table, targets
+from bench.harness import GIB, MIB, milliseconds, table, targets
 from bench.memory import peak
+from bench.record import Record
 from bench.statistics import in_turns
 from manyheads.heads.watch import watch
 
+RECORD = Path(__file__).parent / "results" / "watch.json"
 TOKENS = 4096  # in a batch, as many as `manyheads inspect` takes, or one sequence
 # Model: lengths timed; "padded" has sequences of 10% to 100% of the length.
 TIMED: dict[str, tuple[int, ...]] = {
@@ -178,32 +183,37 @@ def holders(name: str, length: int) -> list[str]:
     return there if 1.3 * held(name, length) + 2 * GIB < available() else []
 
 
-def timed(quick: bool) -> tuple[str, list[tuple[str, float, str, float]]]:
+def raced(name: str, length: int, quick: bool) -> dict[str, Any]:
+    """Seconds of a plain pass, how many times that the others take, and when that was measured."""
+    kind = name.partition(", ")[0]
+    model = body(kind)
+    given = batch(name, length, model.config.vocab_size) | ({"use_cache": False} if _causal(kind) else {})
+    contestants = {how: _pass(model, given, how) for how in ("plain", *WATCHED)}
+    times = in_turns(contestants, 0.5 if quick or length >= 2048 else 8.0)
+    ratios = {how: times[how] / times["plain"] for how in WATCHED}
+    for how in holders(name, length):
+        # One after the other, each against plain passes of its own: they do not fit side by side.
+        pair = in_turns({"plain": contestants["plain"], how: call(name, length, how)}, 2.0)
+        ratios[how] = pair[how] / pair["plain"]
+        gc.collect()
+    return {"plain": times["plain"], "ratios": ratios, "taken": f"{datetime.now(timezone.utc):%m-%d %H:%M}"}
+
+
+def timed(record: Record, quick: bool) -> tuple[str, list[tuple[str, float, str, float]]]:
     rows, goals = [], []
     for name, lengths in TIMED.items():
-        kind = name.partition(", ")[0]
-        model = body(kind)
         for length in lengths[:1] if quick else lengths:
-            given = batch(name, length, model.config.vocab_size)
-            given |= {"use_cache": False} if _causal(kind) else {}
-            contestants = {how: _pass(model, given, how) for how in ("plain", *WATCHED)}
-            times = in_turns(contestants, 0.5 if quick or length >= 2048 else 8.0)
-            for how in holders(name, length):
-                # One after the other, each against plain passes of its own: they do not fit side by side.
-                pair = in_turns({"plain": contestants["plain"], how: call(name, length, how)}, 2.0)
-                times[how] = pair[how] / pair["plain"] * times["plain"]
-                gc.collect()
-            ratios = {how: times[how] / times["plain"] for how in times}
             where = f"{name}, {length}"
-            rows.append([where, milliseconds(times["plain"]), *(_ratio(ratios, how) for how in _ways())])
-            say(f"{where}: " + ", ".join(f"{how} {ratio:.2f}" for how, ratio in ratios.items()))
+            found = record.once(where, partial(raced, name, length, quick))
+            gc.collect()
+            ratios = found["ratios"]
+            shown = (_ratio(ratios, how) for how in _ways())
+            rows.append([where, milliseconds(found["plain"]), *shown, found["taken"]])
             wanted = SHORT if length <= 512 else LONG if length == 8192 else {}
             goals += [(f"{where}: {how} over plain", ratios[how], "<=", most) for how, most in wanted.items()]
             if length == 4096 and "eager" in ratios:
                 goals.append((f"{where}: eager over core", ratios["eager"] / ratios["core"], ">=", FASTER))
-        del model
-        gc.collect()
-    return table(["", "plain, ms", *_ways()], rows), goals
+    return table(["", "plain, ms", *_ways(), "taken"], rows), goals
 
 
 def _ways() -> list[str]:
@@ -214,17 +224,21 @@ def _ratio(ratios: dict[str, float], how: str) -> str:
     return f"{ratios[how]:.2f}" if how in ratios else ""
 
 
-def weighed(quick: bool) -> tuple[str, list[tuple[str, float, str, float]]]:
+def peaks(name: str, length: int) -> dict[str, int]:
+    """Bytes of a process at its highest, for each way to run a model."""
+    ways = ["plain", *WATCHED, *holders(name, length)]
+    return {how: peak("watch:call", name=name, length=length, how=how).highest for how in ways}
+
+
+def weighed(record: Record, quick: bool) -> tuple[str, list[tuple[str, float, str, float]]]:
     rows, goals = [], []
     for name, lengths in WEIGHED.items():
         for length in lengths[:1] if quick else lengths:
-            ways = ["plain", *WATCHED, *holders(name, length)]
-            sizes = {how: peak("watch:call", name=name, length=length, how=how).highest for how in ways}
             where = f"{name}, {length}"
+            sizes = record.once(f"{where}, bytes", partial(peaks, name, length))
             rows.append(
                 [where, *(f"{sizes[how] / MIB:.0f}" if how in sizes else "" for how in ("plain", *_ways()))]
             )
-            say(f"{where}: " + ", ".join(f"{how} {size / MIB:.0f} MiB" for how, size in sizes.items()))
             goals += [
                 (f"{where}: memory, {how} over plain", sizes[how] / sizes["plain"], "<=", MEMORY)
                 for how in WATCHED
@@ -236,23 +250,28 @@ def weighed(quick: bool) -> tuple[str, list[tuple[str, float, str, float]]]:
     return table(["peak of the process, MiB", "plain", *_ways()], rows), goals
 
 
-def longest() -> str:
+def longest(record: Record) -> str:
     """One pass over LONGEST tokens, plain and watched, each in its own process."""
-    found = {}
-    for how in ("plain", "core"):
-        found[how] = peak("watch:call", name="decoder", length=LONGEST, how=how)
-        say(f"{LONGEST} tokens, {how}: {found[how].seconds:.0f} s, {found[how].highest / GIB:.2f} GiB")
+
+    def once(how: str) -> dict[str, float]:
+        measured = peak("watch:call", name="decoder", length=LONGEST, how=how)
+        return {"seconds": measured.seconds, "highest": measured.highest}
+
+    found = {how: record.once(f"{LONGEST} tokens, {how}", partial(once, how)) for how in ("plain", "core")}
     maps = held("decoder", LONGEST) / GIB
     return (
-        f"{LONGEST} tokens through the decoder, one pass each: plain {found['plain'].seconds:.0f} s and "
-        f"{found['plain'].highest / GIB:.2f} GiB, watched (core) {found['core'].seconds:.0f} s and "
-        f"{found['core'].highest / GIB:.2f} GiB. Its maps would take {maps:.0f} GiB."
+        f"{LONGEST} tokens through the decoder, one pass each: plain {found['plain']['seconds']:.0f} s and "
+        f"{found['plain']['highest'] / GIB:.2f} GiB, watched (core) {found['core']['seconds']:.0f} s and "
+        f"{found['core']['highest'] / GIB:.2f} GiB. Its maps would take {maps:.0f} GiB."
     )
 
 
 def run(quick: bool) -> str:
-    times, goals = timed(quick)
-    sizes, more = weighed(quick)
+    with tempfile.TemporaryDirectory() as folder:
+        record = Record(Path(folder) / "watch.json" if quick else RECORD)
+        times, goals = timed(record, quick)
+        sizes, more = weighed(record, quick)
+        far = "" if quick else longest(record)
     parts = [
         times,
         f"Times the plain forward pass, of a batch of {TOKENS} tokens or one longer sequence, without the "
@@ -261,7 +280,7 @@ def run(quick: bool) -> str:
         "of 10% to 100% of the length. Who holds the maps is raced apart, against plain passes of its own, "
         f"at lengths where the maps fit the free memory. {lens_missing()}",
         sizes,
-        "" if quick else longest(),
+        far,
         targets(*goals, *more),
     ]
     return "\n\n".join(part for part in parts if part)

@@ -15,7 +15,9 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
-from manyheads import corpus
+from manyheads import corpus, lines
+from manyheads.batching import bucketed, groups
+from manyheads.lines import read_lines
 from manyheads.models import Loaded
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "a", "b", "c", "d", "e", "f", "g"]
@@ -64,7 +66,7 @@ def all_ids(read):
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 90), st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_buckets_hold_everything_once_and_no_more_than_fits(sizes, batch_tokens, padding):
-    batches = corpus.bucketed(sizes, batch_tokens, padding)
+    batches = bucketed(sizes, batch_tokens, padding)
     assert sorted(i for batch in batches for i in batch) == list(range(len(sizes)))
     for batch in batches:
         lengths = [sizes[i] for i in batch]
@@ -107,7 +109,7 @@ def test_special_frequent_and_rare_tokens(tmp_path):
 @given(st.dictionaries(st.integers(0, 30), st.integers(1, 9), min_size=4))
 @settings(max_examples=50, deadline=None)
 def test_groups_keep_their_word(counts):
-    chosen, shares = corpus.groups(counts, special=[0, 1, 99])
+    chosen, shares = groups(counts, special=[0, 1, 99])
     ordinary = Counter({token: n for token, n in counts.items() if token > 1})
     assert set(chosen.get("special", [])) == {0, 1} & set(counts)
     for name, sign in (("frequent", -1), ("rare", 1)):
@@ -119,7 +121,7 @@ def test_groups_keep_their_word(counts):
 
 
 def test_a_text_of_our_own():
-    lines = list(corpus._lines(None, None))
+    lines = list(read_lines(None, None))
     assert len(lines) > 50
     assert all(line.strip() == line and line for line in lines)
 
@@ -146,7 +148,7 @@ def test_bad_texts(tmp_path, content, words):
 
 
 def test_an_endless_line_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr(corpus, "LONGEST_LINE", 100)
+    monkeypatch.setattr(lines, "LONGEST_LINE", 100)
 
     class Endless(io.RawIOBase):
         def readline(self, size=-1):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import manyheads as mh
 from manyheads import tasks
-from manyheads.corpus import bucketed
+from manyheads.batching import bucketed
 from manyheads.tasks.looking import picture_shares
 from manyheads.tasks.picturebook import Picturebook
 from manyheads.tasks.sound import HOP

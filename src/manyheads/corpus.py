@@ -1,124 +1,25 @@
-"""Texts, pictures or token ids as batches for a model: bucketed by length, the same for every process."""
+"""Texts, pictures, token ids or the examples of a task as a corpus that a model can read."""
 
 from __future__ import annotations
 
 import random
-import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import resources
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from manyheads.batching import BATCH_TOKENS, Corpus, groups, padded
+from manyheads.lines import pieces, read_lines
 from manyheads.models import Loaded, if_any
 
-BATCH_TOKENS = 4096
-# A line longer than this is no text of its own but a file without line breaks.
-LONGEST_LINE = 1_000_000
-# Rare are the rarest tokens that together make up this share of a corpus; frequent, the most frequent ones.
-QUARTER = 0.25
 PICTURES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
 # A picture counts as this many tokens where a model does not say how it cuts it.
 TOKENS_OF_A_PICTURE = 256
 # So many tokens are read of what a task has held out, where nobody says how much or what to read.
 HELD_OUT_TOKENS = 32768
-
-
-@dataclass
-class Corpus:
-    """What a model is to read: sequences of token ids, or pictures.
-
-    `groups` are token ids by name, for `watch`; `shares` how much of the corpus each group is.
-    """
-
-    what: str
-    unit: str
-    sizes: list[int]
-    make: Any = field(repr=False)  # indices -> what the model takes
-    batch_tokens: int = BATCH_TOKENS
-    padding: bool = True
-    groups: dict[str, list[int]] = field(default_factory=dict, repr=False)
-    shares: dict[str, float] = field(default_factory=dict)
-
-    def batches(self, rank: int = 0, processes: int = 1) -> Iterator[tuple[int, Any]]:
-        """How many tokens (or pictures) a batch holds, and the batch, of the part of one process.
-
-        The batches of a corpus do not depend on how many processes share them.
-        """
-        for indices in self.plan()[rank::processes]:
-            yield (
-                sum(self.sizes[i] for i in indices) if self.unit == "tokens" else len(indices),
-                self.make(indices),
-            )
-
-    def plan(self) -> list[list[int]]:
-        """Which sequences stand in which batch, in a mixed order: a part of them is a fair sample."""
-        planned = bucketed(self.sizes, self.batch_tokens, self.padding)
-        random.Random(0).shuffle(planned)
-        return planned
-
-    def total(self, rank: int = 0, processes: int = 1) -> int:
-        """How many tokens (or pictures) there are for a process."""
-        plan = self.plan()[rank::processes]
-        return sum(
-            sum(self.sizes[i] for i in batch) if self.unit == "tokens" else len(batch) for batch in plan
-        )
-
-
-def bucketed(sizes: Sequence[int], batch_tokens: int, padding: bool = True) -> list[list[int]]:
-    """Sequences of like lengths together: number times longest is at most ``batch_tokens`` in each batch.
-
-    A sequence longer than that is a batch of its own. Without padding, only equal lengths stand together.
-
-    >>> bucketed([5, 2, 3, 5, 2], batch_tokens=10)
-    [[0, 3], [2, 1, 4]]
-    >>> bucketed([5, 2, 3, 5, 2], batch_tokens=10, padding=False)
-    [[0, 3], [2], [1, 4]]
-    """
-    batches: list[list[int]] = []
-    longest = 0
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        if batches and (len(batches[-1]) + 1) * longest <= batch_tokens and (padding or sizes[i] == longest):
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-            longest = sizes[i]
-    return batches
-
-
-def groups(
-    counts: Mapping[int, int], special: Iterable[int]
-) -> tuple[dict[str, list[int]], dict[str, float]]:
-    """Special, frequent and rare token ids, and the share of the corpus that each group is.
-
-    Frequent are the most frequent tokens that together make up at most a quarter of all that are not
-    special (at least one); rare, the rarest that do.
-
-    >>> groups({1: 4, 7: 4, 8: 2, 9: 1, 5: 1}, special=[1, 2])
-    ({'special': [1], 'frequent': [7], 'rare': [5, 9]},
-     {'special': 0.333..., 'frequent': 0.333..., 'rare': 0.166...})
-    """
-    total = sum(counts.values())
-    chosen = {"special": sorted(set(special) & set(counts))}
-    ordinary = {token: n for token, n in counts.items() if token not in set(chosen["special"])}
-    rising = sorted(ordinary, key=lambda token: (ordinary[token], token))
-    room = QUARTER * sum(ordinary.values())
-    for name, order in (("frequent", rising[::-1]), ("rare", rising)):
-        ids: list[int] = []
-        filled = 0
-        for token in order:
-            filled += ordinary[token]
-            if ids and filled > room:
-                break
-            ids.append(token)
-        chosen[name] = sorted(ids)
-    chosen = {name: ids for name, ids in chosen.items() if ids}
-    return chosen, {name: sum(counts[token] for token in ids) / total for name, ids in chosen.items()}
 
 
 def text(
@@ -142,8 +43,8 @@ def text(
     tokenizer = loaded.tokenizer()
     length = _length(loaded, max_length, getattr(tokenizer, "model_max_length", None))
     sequences: list[array[int]] = []
-    for line in _lines(path, limit):
-        sequences += [array("q", ids) for ids in _pieces(tokenizer, line, length)]
+    for line in read_lines(path, limit):
+        sequences += [array("q", ids) for ids in pieces(tokenizer, line, length)]
     what = "a text of our own" if path is None else "standard input" if path == "-" else path
     special = list(getattr(tokenizer, "all_special_ids", None) or [])
     padding = getattr(tokenizer, "pad_token_id", None)
@@ -364,33 +265,12 @@ def _of_ids(
     fill = padding if isinstance(padding, int) and (known is None or 0 <= padding < known) else 0
 
     def make(indices: Sequence[int]) -> Any:
-        longest = max(len(sequences[i]) for i in indices)
-        ids = torch.full((len(indices), longest), fill)
-        real = torch.zeros_like(ids)
-        for row, i in enumerate(indices):
-            ids[row, : len(sequences[i])] = torch.tensor(sequences[i])
-            real[row, : len(sequences[i])] = 1
-        return _arguments(loaded, ids, real)
+        return loaded.arguments(*padded([sequences[i] for i in indices], fill))
 
     sizes = [len(ids) for ids in sequences]
     # A padded query of a decoder still looks at the encoder, and would count there.
-    padded = loaded.arrange is not None or (loaded.takes_mask and loaded.start is None)
-    return Corpus(what, "tokens", sizes, make, batch_tokens, padded, chosen, shares)
-
-
-def _arguments(loaded: Loaded, ids: Tensor, real: Tensor) -> Any:
-    """What the model takes: names where it has them, the ids alone where it does not."""
-    if loaded.arrange is not None:
-        return loaded.arrange(ids, real.sum(1))
-    if not loaded.takes_names:
-        return ids
-    batch = {"input_ids": ids}
-    if loaded.takes_mask:
-        batch["attention_mask"] = real
-    if loaded.start is not None:  # the decoder reads the same text, one token late
-        start = torch.full_like(ids[:, :1], loaded.start)
-        batch |= {"decoder_input_ids": torch.cat([start, ids[:, :-1]], 1), "decoder_attention_mask": real}
-    return batch
+    padding_works = loaded.arrange is not None or (loaded.takes_mask and loaded.start is None)
+    return Corpus(what, "tokens", sizes, make, batch_tokens, padding_works, chosen, shares)
 
 
 def _length(loaded: Loaded, max_length: int | None, tokenizer: int | None = None) -> int | None:
@@ -404,65 +284,3 @@ def _length(loaded: Loaded, max_length: int | None, tokenizer: int | None = None
             f"max-length: got {max_length}, and the model has {positions} positions; give at most {positions}"
         )
     return max_length
-
-
-def _pieces(tokenizer: Any, line: str, length: int | None) -> list[list[int]]:
-    """The ids of a text, with the special tokens of the model, in pieces that fit."""
-    if not callable(tokenizer):
-        raise ValueError(
-            f"text: expected a tokenizer that can be called with a text, got {type(tokenizer).__name__}"
-        )
-    if length is None or not getattr(tokenizer, "is_fast", False):
-        found = tokenizer(line)
-        ids = found["input_ids"] if isinstance(found, Mapping) else list(found)
-        return [ids[i : i + length] for i in range(0, len(ids), length)] if length else [ids] if ids else []
-    least = tokenizer.num_special_tokens_to_add() + 1
-    if length < least:
-        raise ValueError(
-            f"max-length: got {length}; this tokenizer needs at least {least} for one token of text"
-        )
-    found = tokenizer(line, truncation=True, max_length=length, return_overflowing_tokens=True)
-    pieces: list[list[int]] = [ids for ids in found["input_ids"] if ids]
-    return pieces
-
-
-def _lines(path: str | None, limit: int | None) -> Iterator[str]:
-    """The lines with something in them, one at a time; a mistake in the file is an error that says where."""
-    if path is None:
-        own = resources.files("manyheads").joinpath("data/text.txt").read_text(encoding="utf-8")
-        yield from own.splitlines()[:limit]
-        return
-    if path == "-":
-        yield from _checked(sys.stdin.buffer, "standard input", limit)
-        return
-    if not Path(path).is_file():
-        what = "a folder" if Path(path).is_dir() else "no file"
-        raise ValueError(f"text: {path} is {what}; expected a text file, one text a line")
-    with open(path, "rb") as file:
-        yield from _checked(file, path, limit)
-
-
-def _checked(file: BinaryIO, name: str, limit: int | None) -> Iterator[str]:
-    read = number = 0
-    while limit is None or read < limit:
-        line = file.readline(LONGEST_LINE + 1)
-        if not line:
-            break
-        number += 1
-        if len(line) > LONGEST_LINE:
-            raise ValueError(
-                f"text: line {number} of {name} has over {LONGEST_LINE:,} bytes; expected one text a line: "
-                "break it into lines first, for instance with `fold -s`"
-            )
-        try:
-            decoded = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"text: line {number} of {name} is not UTF-8 (byte {line[error.start]:#04x} at place "
-                f"{error.start}); convert it, for instance with `iconv -t UTF-8`"
-            ) from None
-        if decoded:
-            read += 1
-            yield decoded
-    if not read:
-        raise ValueError(f"text: {name} is empty; expected at least one line of text")

@@ -77,6 +77,23 @@ class Loaded:
         ids = (getattr(self.config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
         return next((number for number in ids if isinstance(number, int)), 0)
 
+    def arguments(self, ids: Tensor, real: Tensor) -> Any:
+        """Token ids and 1 where they are real, both (batch, length), as the model takes them.
+
+        By name where it has names, and the ids alone where it does not.
+        """
+        if self.arrange is not None:
+            return self.arrange(ids, real.sum(1))
+        if not self.takes_names:
+            return ids
+        batch = {"input_ids": ids}
+        if self.takes_mask:
+            batch["attention_mask"] = real
+        if self.start is not None:  # the decoder reads the same text, one token late
+            start = torch.full_like(ids[:, :1], self.start)
+            batch |= {"decoder_input_ids": torch.cat([start, ids[:, :-1]], 1), "decoder_attention_mask": real}
+        return batch
+
 
 def load(name: str | None = None, *, head: bool = False) -> Loaded:
     """The model of that name, on the fastest device there is; without a name the embedded MiniLM.

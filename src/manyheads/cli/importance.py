@@ -21,7 +21,7 @@ from rich.text import Text
 from manyheads.cli import options
 
 if TYPE_CHECKING:
-    from manyheads.corpus import Corpus
+    from manyheads.batching import Corpus
     from manyheads.heads.importance import Agreement
     from manyheads.heads.table import HeadTable
     from manyheads.models import Loaded

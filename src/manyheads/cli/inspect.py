@@ -19,7 +19,7 @@ from rich.text import Text
 from manyheads.cli import options
 
 if TYPE_CHECKING:
-    from manyheads.corpus import Corpus
+    from manyheads.batching import Corpus
     from manyheads.inspection import Counted
     from manyheads.models import Loaded
 

@@ -20,7 +20,7 @@ from manyheads.cli import options
 if TYPE_CHECKING:
     from torch import nn
 
-    from manyheads.corpus import Corpus
+    from manyheads.batching import Corpus
     from manyheads.surgery.card import Card
     from manyheads.surgery.plan import Plan
 
@@ -160,7 +160,7 @@ def prune(
 
 def split(read: Corpus) -> tuple[list[Any], list[Any]]:
     """Batches to fit on, and batches held out: every tenth sequence."""
-    from manyheads.corpus import bucketed
+    from manyheads.batching import bucketed
 
     if len(read.sizes) < FEWEST:
         raise ValueError(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from manyheads.corpus import bucketed
+from manyheads.batching import bucketed
 
 
 @dataclass(eq=False)

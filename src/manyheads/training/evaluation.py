@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from manyheads.corpus import bucketed
+from manyheads.batching import bucketed
 from manyheads.training.batches import Examples
 from manyheads.training.task import Task
 

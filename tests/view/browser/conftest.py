@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 import manyheads as mh
-from manyheads.corpus import Corpus
+from manyheads.batching import Corpus
 from manyheads.view.document import About, document, of_corpus
 from manyheads.view.report import write_report
 

@@ -15,6 +15,7 @@ from PIL import Image
 from tests.view.live.tiny import SIZES, Characters, Site, apart, bert, loaded
 
 import manyheads as mh
+from manyheads.heads.maps import run
 from manyheads.nn.transformers import Decoder, Seq2Seq
 from manyheads.view.document.packed import unpacked
 from manyheads.view.live import ask
@@ -340,6 +341,40 @@ def test_who_asks_too_much_waits(site):
     assert sorted(every) == [200] * 32 + [429, 503, 503]
 
 
+async def given_up(site, path, body, until):
+    """Ask for something, and leave as soon as something holds."""
+    leave = asyncio.Event()
+    messages = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
+    headers = {"host": "localhost", "x-manyheads-token": "a-secret", "content-type": "application/json"}
+
+    async def receive():
+        for message in messages:
+            return message
+        await leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        pass
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8610),
+        "scheme": "http",
+        "http_version": "1.1",
+    }
+    asked = asyncio.ensure_future(site.app(scope, receive, send))
+    while not until():
+        await asyncio.sleep(0.01)
+    leave.set()
+    await asked
+
+
 def test_what_the_browser_gave_up_on_never_runs(site, monkeypatch):
     begun, free, ran = threading.Event(), threading.Event(), []
     site.queue.submit("", lambda: begun.set() or free.wait(20))
@@ -347,44 +382,31 @@ def test_what_the_browser_gave_up_on_never_runs(site, monkeypatch):
     monkeypatch.setattr(ask, "attend", lambda live, given: ran.append(given.text) or {})
 
     async def main():
-        leave = asyncio.Event()
-        body = json.dumps({"text": "gone"}).encode()
-        messages = iter([{"type": "http.request", "body": body}])
-        headers = {"host": "localhost", "x-manyheads-token": "a-secret", "content-type": "application/json"}
-        sent = []
-
-        async def receive():
-            for message in messages:
-                return message
-            await leave.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message):
-            sent.append(message)
-
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/api/attend",
-            "raw_path": b"/api/attend",
-            "query_string": b"",
-            "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 8610),
-            "scheme": "http",
-            "http_version": "1.1",
-        }
-        asked = asyncio.ensure_future(site.app(scope, receive, send))
-        while not len(site.queue):
-            await asyncio.sleep(0.01)
-        leave.set()
-        await asked
+        await given_up(site, "/api/attend", {"text": "gone"}, lambda: len(site.queue))
         assert len(site.queue) == 0
         free.set()
         return await site.ask("/api/attend", {"text": "here"})
 
     apart(main())
     assert ran == ["here"]
+
+
+def test_what_the_browser_gave_up_on_ends_in_the_middle(site, monkeypatch):
+    begun = threading.Event()
+
+    def endless(live, heads):
+        begun.set()
+        while True:
+            run(live.model, live.batches[0])
+
+    monkeypatch.setattr(ask, "quality", endless)
+
+    async def main():
+        await given_up(site, "/api/quality", {"heads": {}}, begun.is_set)
+        return await site.ask("/api/attend", {"text": "here"})
+
+    status, answer = apart(main())
+    assert status == 200, answer
 
 
 def picture(size=(8, 8), form="PNG"):

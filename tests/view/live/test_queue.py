@@ -1,6 +1,7 @@
 """The queue: one job at a time, clients in turn, nothing for browsers that went away, spare time."""
 
 import threading
+from concurrent.futures import CancelledError
 
 import pytest
 
@@ -52,7 +53,8 @@ def test_what_nobody_waits_for_never_starts_and_makes_room(queue):
     with pytest.raises(FullError):
         queue.submit("a", lambda: None)
     for future in dropped:
-        assert future.cancel()
+        queue.drop(future)
+        assert future.cancelled()
     assert len(queue) == 1
     last = queue.submit("a", lambda: ran.append("last"))
     held.go()
@@ -108,6 +110,33 @@ def test_spare_time_ends_when_somebody_asks(queue, monkeypatch):
     assert begun.wait(10)
     assert queue.submit("a", lambda: len(interrupted)).result(10) == 1
     assert done.wait(10)
+
+
+def endless(queue, begun):
+    begun.set()
+    while True:
+        queue.check()
+
+
+def test_what_nobody_waits_for_ends_while_it_runs(queue):
+    begun = threading.Event()
+    running = queue.submit("a", lambda: endless(queue, begun))
+    other = queue.submit("b", lambda: 6 * 7)
+    assert begun.wait(10)
+    queue.check()  # of another thread: nothing to end here
+    queue.drop(running)
+    with pytest.raises(CancelledError):
+        running.result(10)
+    assert other.result(10) == 42
+
+
+def test_closing_ends_what_runs():
+    queue, begun = Queue(), threading.Event()
+    running = queue.submit("a", lambda: endless(queue, begun))
+    assert begun.wait(10)
+    queue.close()
+    with pytest.raises(CancelledError):
+        running.result(10)
 
 
 def test_closing_drops_what_waits_and_refuses_what_comes():

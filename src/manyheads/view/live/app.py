@@ -92,6 +92,8 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
     token: the secret of this run.
     """
     made = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    for module in live.model.modules():  # so that what nobody waits for ends in the middle of a pass
+        module.register_forward_pre_hook(lambda *_: queue.check())
 
     @made.get("/")
     async def page() -> Response:
@@ -157,7 +159,7 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
         )
 
     async def answered(request: Request, run: Callable[[], Any]) -> Response:
-        """What a question gives when its turn comes; it is dropped if the browser goes away before that."""
+        """What a question gives when its turn comes; it is dropped if the browser goes away meanwhile."""
 
         def written() -> bytes:
             found = run()
@@ -165,7 +167,8 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
 
         address = request.client.host if request.client else ""
         client = f"{address} {request.headers.get('x-manyheads-tab', '')[:64]}"
-        waiting = asyncio.wrap_future(queue.submit(client, written))
+        job = queue.submit(client, written)
+        waiting = asyncio.wrap_future(job)
         gone = asyncio.ensure_future(_gone(request))
         try:
             await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -181,7 +184,8 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
             what = f"the model failed on this ({type(error).__name__}: {first}); try something else"
             raise HTTPException(500, what) from error
         finally:
-            waiting.cancel()  # what has not begun never does
+            waiting.cancel()
+            queue.drop(job)
             gone.cancel()
 
     @made.exception_handler(FullError)

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import torch
 
 from manyheads import corpus
-from manyheads.corpus import Corpus
+from manyheads.batching import Corpus, padded
 from manyheads.heads.importance.observe import moved, observed
 from manyheads.heads.importance.outputs import Output
 from manyheads.heads.sites import Site
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
+from manyheads.lines import pieces, read_lines
 from manyheads.models import Loaded
 from manyheads.surgery.probe_batch import probe_batch
 from manyheads.view.answers import Known, ids_of, kind_of
@@ -172,14 +173,14 @@ def batch_of(live: Live, text: str, length: int) -> tuple[Any, int]:
     """A text as a batch of one sequence that is at most so many tokens long, and how many there were."""
     if not text.strip():
         raise ValueError("text: there is nothing in it; type something")
-    pieces = corpus._pieces(live.tokenizer, text, min(length, live.loaded.positions or length))
-    if not pieces:
+    parts = pieces(live.tokenizer, text, min(length, live.loaded.positions or length))
+    if not parts:
         raise ValueError("text: the model's tokenizer finds nothing in it; type some words")
-    ids = torch.tensor([pieces[0]])
+    ids = torch.tensor([parts[0]])
     known = live.loaded.vocabulary
     if known is not None and int(ids.max()) >= known:
         raise ValueError(f"text: the tokenizer gives the id {int(ids.max())}, which the model does not know")
-    return _on(live, corpus._arguments(live.loaded, ids, torch.ones_like(ids))), sum(map(len, pieces))
+    return _on(live, live.loaded.arguments(ids, torch.ones_like(ids))), sum(map(len, parts))
 
 
 def batch_of_picture(live: Live, picture: Any) -> Any:
@@ -259,7 +260,7 @@ def _written(tokenizer: Any, batches: Sequence[Any]) -> list[str]:
 
 def _samples(text: str | None, mask: str, held: Sequence[str] | None) -> list[str]:
     """A few texts to begin with, some of moderate length; for a model that fills in, with a gap."""
-    lines = [line[:LONGEST_SAMPLE] for line in (held or corpus._lines(text, TEXTS))]
+    lines = [line[:LONGEST_SAMPLE] for line in (held or read_lines(text, TEXTS))]
     chosen = sorted(dict.fromkeys(lines), key=lambda line: abs(len(line) - SAMPLE))[:SAMPLES]
     if not mask:
         return chosen
@@ -269,19 +270,15 @@ def _samples(text: str | None, mask: str, held: Sequence[str] | None) -> list[st
 
 def _known(loaded: Loaded, tokenizer: Any, text: str | None) -> Known:
     """Short sentences of the small text; all at once where the model can be told what is padding."""
-    lines = [line[:LONGEST_NEIGHBOUR] for line in corpus._lines(text, TEXTS)]
+    lines = [line[:LONGEST_NEIGHBOUR] for line in read_lines(text, TEXTS)]
     lines = sorted(dict.fromkeys(lines), key=len)[:NEIGHBOURS]
     length = min(LENGTH, loaded.positions or LENGTH)
-    rows = [corpus._pieces(tokenizer, line, length)[0] for line in lines]
+    rows = [pieces(tokenizer, line, length)[0] for line in lines]
     together = loaded.arrange is not None or loaded.takes_mask
     padding = getattr(tokenizer, "pad_token_id", None)
     batches = []
     for part in [rows] if together else [[row] for row in rows]:
-        ids = torch.full((len(part), max(map(len, part))), padding if isinstance(padding, int) else 0)
-        real = torch.zeros_like(ids)
-        for i, row in enumerate(part):
-            ids[i, : len(row)], real[i, : len(row)] = torch.tensor(row), 1
-        batches.append(corpus._arguments(loaded, ids, real))
+        batches.append(loaded.arguments(*padded(part, padding if isinstance(padding, int) else 0)))
     batches = list(moved(batches, _device(loaded)))
     with observed(loaded.model) as observer:
         embeddings = torch.cat([observer.forward(batch).output.value for batch in batches])

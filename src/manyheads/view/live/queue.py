@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,10 @@ class OthersWaitError(BaseException):
     """Somebody is waiting: what is done in spare time goes on later. No `except Exception` may keep it."""
 
 
+class GivenUpError(BaseException):
+    """Nobody waits for what is running any more. No `except Exception` may keep it."""
+
+
 @dataclass(eq=False)
 class Job:
     """Something to run, and where its result goes."""
@@ -36,12 +40,14 @@ class Job:
     client: str
     run: Callable[[], Any]
     future: Future[Any] = field(default_factory=Future)
+    given_up: bool = False
 
 
 class Queue:
     """Runs jobs one at a time in a thread of its own; clients take turns, however much each of them asks.
 
-    A job whose future is cancelled before its turn never starts, and makes room at once.
+    A job that is dropped before its turn never starts, and makes room at once; one that runs ends as soon as
+    it comes to `check`.
 
     Parameters
     ----------
@@ -61,6 +67,7 @@ class Queue:
         self._waiting: dict[str, deque[Job]] = {}  # clients in the order of their turns
         self._changed = threading.Condition()
         self._closing = False
+        self._running: Job | None = None
         self._thread = threading.Thread(target=self._work, name="manyheads-model")
         self._thread.start()
 
@@ -79,6 +86,24 @@ class Queue:
         job.future.add_done_callback(lambda _: self._forget(job))
         return job.future
 
+    def drop(self, future: Future[Any]) -> None:
+        """Nobody waits for this result any more."""
+        running = self._running
+        if not future.cancel() and running is not None and running.future is future:
+            running.given_up = True
+
+    def check(self) -> None:
+        """For whatever runs here, often: raise when nobody waits for it any more, or who comes first waits.
+
+        Other threads may call it too: it concerns only the queue's own.
+        """
+        if threading.current_thread() is not self._thread:
+            return
+        if self._running is None:
+            self.yield_to_others()
+        elif self._running.given_up or self._closing:
+            raise GivenUpError
+
     def in_spare_time(self, steps: Iterator[None]) -> None:
         """Go on by one of these steps at a time while nobody waits. They raise nothing."""
         with self._changed:
@@ -94,7 +119,7 @@ class Queue:
             raise OthersWaitError
 
     def close(self) -> None:
-        """Let what runs end, drop what waits, and end the thread."""
+        """Drop what waits, let what runs end at its next `check`, and end the thread."""
         with self._changed:
             self._closing = True
             dropped = [job for jobs in self._waiting.values() for job in jobs]
@@ -134,11 +159,14 @@ class Queue:
                     return
                 job = self._next()
             pause = 0.0 if job is None else PAUSE
+            self._running = job
             if job is None:
                 self._step()
             elif job.future.set_running_or_notify_cancel():
                 try:
                     result = job.run()
+                except GivenUpError:
+                    job.future.set_exception(CancelledError())
                 except BaseException as error:
                     job.future.set_exception(error)
                 else:

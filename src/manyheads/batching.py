@@ -1,0 +1,122 @@
+"""What a model is to read as batches: bucketed by length, the same for every process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BATCH_TOKENS = 4096
+# Rare are the rarest tokens that together make up this share of a corpus; frequent, the most frequent ones.
+QUARTER = 0.25
+
+
+@dataclass
+class Corpus:
+    """What a model is to read: sequences of token ids, or pictures.
+
+    `groups` are token ids by name, for `watch`; `shares` how much of the corpus each group is.
+    """
+
+    what: str
+    unit: str
+    sizes: list[int]
+    make: Any = field(repr=False)  # indices -> what the model takes
+    batch_tokens: int = BATCH_TOKENS
+    padding: bool = True
+    groups: dict[str, list[int]] = field(default_factory=dict, repr=False)
+    shares: dict[str, float] = field(default_factory=dict)
+
+    def batches(self, rank: int = 0, processes: int = 1) -> Iterator[tuple[int, Any]]:
+        """How many tokens (or pictures) a batch holds, and the batch, of the part of one process.
+
+        The batches of a corpus do not depend on how many processes share them.
+        """
+        for indices in self.plan()[rank::processes]:
+            yield (
+                sum(self.sizes[i] for i in indices) if self.unit == "tokens" else len(indices),
+                self.make(indices),
+            )
+
+    def plan(self) -> list[list[int]]:
+        """Which sequences stand in which batch, in a mixed order: a part of them is a fair sample."""
+        planned = bucketed(self.sizes, self.batch_tokens, self.padding)
+        random.Random(0).shuffle(planned)
+        return planned
+
+    def total(self, rank: int = 0, processes: int = 1) -> int:
+        """How many tokens (or pictures) there are for a process."""
+        plan = self.plan()[rank::processes]
+        return sum(
+            sum(self.sizes[i] for i in batch) if self.unit == "tokens" else len(batch) for batch in plan
+        )
+
+
+def bucketed(sizes: Sequence[int], batch_tokens: int, padding: bool = True) -> list[list[int]]:
+    """Sequences of like lengths together: number times longest is at most ``batch_tokens`` in each batch.
+
+    A sequence longer than that is a batch of its own. Without padding, only equal lengths stand together.
+
+    >>> bucketed([5, 2, 3, 5, 2], batch_tokens=10)
+    [[0, 3], [2, 1, 4]]
+    >>> bucketed([5, 2, 3, 5, 2], batch_tokens=10, padding=False)
+    [[0, 3], [2], [1, 4]]
+    """
+    batches: list[list[int]] = []
+    longest = 0
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        if batches and (len(batches[-1]) + 1) * longest <= batch_tokens and (padding or sizes[i] == longest):
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+            longest = sizes[i]
+    return batches
+
+
+def groups(
+    counts: Mapping[int, int], special: Iterable[int]
+) -> tuple[dict[str, list[int]], dict[str, float]]:
+    """Special, frequent and rare token ids, and the share of the corpus that each group is.
+
+    Frequent are the most frequent tokens that together make up at most a quarter of all that are not
+    special (at least one); rare, the rarest that do.
+
+    >>> groups({1: 4, 7: 4, 8: 2, 9: 1, 5: 1}, special=[1, 2])
+    ({'special': [1], 'frequent': [7], 'rare': [5, 9]},
+     {'special': 0.333..., 'frequent': 0.333..., 'rare': 0.166...})
+    """
+    total = sum(counts.values())
+    chosen = {"special": sorted(set(special) & set(counts))}
+    ordinary = {token: n for token, n in counts.items() if token not in set(chosen["special"])}
+    rising = sorted(ordinary, key=lambda token: (ordinary[token], token))
+    room = QUARTER * sum(ordinary.values())
+    for name, order in (("frequent", rising[::-1]), ("rare", rising)):
+        ids: list[int] = []
+        filled = 0
+        for token in order:
+            filled += ordinary[token]
+            if ids and filled > room:
+                break
+            ids.append(token)
+        chosen[name] = sorted(ids)
+    chosen = {name: ids for name, ids in chosen.items() if ids}
+    return chosen, {name: sum(counts[token] for token in ids) / total for name, ids in chosen.items()}
+
+
+def padded(rows: Sequence[Sequence[int]], fill: int = 0) -> tuple[Tensor, Tensor]:
+    """Token ids ``(rows, longest)``, shorter rows filled up, and 1 where a token is real.
+
+    >>> ids, real = padded([[5, 6, 7], [8]])
+    >>> ids.tolist(), real.tolist()
+    ([[5, 6, 7], [8, 0, 0]], [[1, 1, 1], [1, 0, 0]])
+    """
+    ids = torch.full((len(rows), max(map(len, rows))), fill)
+    real = torch.zeros_like(ids)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = torch.tensor(row)
+        real[place, : len(row)] = 1
+    return ids, real
