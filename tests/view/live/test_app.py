@@ -21,6 +21,7 @@ from manyheads.view.document.packed import unpacked
 from manyheads.view.live import ask
 from manyheads.view.live.app import page_html
 from manyheads.view.live.model import begin
+from manyheads.view.live.progress import Progress
 
 FIRST, SECOND = (f"encoder.layer.{i}.attention.self" for i in range(2))
 
@@ -233,6 +234,29 @@ def test_the_document_grows_in_spare_time(site):
     assert grown["curve"]["quality"] == "cosine"
     # what the page shows at full strength is what it measures when one clicks
     assert grown["curve"]["lines"][0]["mean"][0] == pytest.approx(1.0)
+
+
+def test_who_asks_while_the_document_is_written_comes_first(site, monkeypatch):
+    progress, begun, done = Progress(site.live, site.queue), threading.Event(), threading.Event()
+    document = progress.document
+
+    def endless():
+        if begun.is_set():
+            return document()
+        begun.set()
+        while True:
+            run(site.live.model, site.live.batches[0])
+
+    def steps():
+        yield from progress.steps()
+        done.set()
+
+    monkeypatch.setattr(progress, "document", endless)
+    site.queue.in_spare_time(steps())
+    assert begun.wait(20)
+    answered(site, "/api/attend", {"text": "here"})
+    assert done.wait(60)
+    assert progress.first()
 
 
 def test_a_stage_that_fails_leaves_a_note(site, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -65,15 +64,15 @@ class Progress:
 
     def steps(self) -> Iterator[None]:
         """Measure one thing after the other; each step ends when it is measured, or when somebody waits."""
-        self._written_ahead()
-        yield
+        while not self._written_ahead():
+            yield
         for name in self.stages:
             self.stage, self.share = name, 0.0
             while not self._made(name):
                 yield
             self.version += 1
-            self._written_ahead()
-            yield
+            while not self._written_ahead():
+                yield
         self.stage, self.finished = "", True
 
     def document(self) -> bytes:
@@ -91,10 +90,19 @@ class Progress:
         told = self.told() | {"version": written[0]}
         return b'{"progress":' + json.dumps(told).encode() + b',"document":' + written[1] + b"}"
 
-    def _written_ahead(self) -> None:
-        """Have the document ready; if it cannot be made, who asks for it is told why."""
-        with suppress(Exception):
+    def _written_ahead(self) -> bool:
+        """Have the document ready; False when somebody came in between.
+
+        If it cannot be made, who asks for it is told why.
+        """
+        try:
+            self.queue.yield_to_others()
             self.document()
+        except OthersWaitError:
+            return False
+        except Exception:
+            return True
+        return True
 
     def _made(self, name: str) -> bool:
         """Measure something; False when somebody came in between."""
