@@ -126,7 +126,7 @@ def targets(*goals: tuple[str, float, str, float]) -> str:
     rows = []
     for what, figure, sign, target in goals:
         reached = figure >= target if sign == ">=" else figure <= target
-        rows.append([what, f"{figure:.2f}", f"{sign} {target:g}", "reached" if reached else "NOT REACHED"])
+        rows.append([what, f"{figure:.4g}", f"{sign} {target:g}", "reached" if reached else "NOT REACHED"])
     return table(["target", "measured", "wanted", "verdict"], rows)
 
 

@@ -66,12 +66,11 @@ def many() -> tuple[Any, Any]:
 
 
 def written(name: str, model: Any, tokenizer: Any, length: int, path: Path) -> tuple[int, float]:
-    """Watch a model on a text of our own, once in pieces of many tokens, and write what is to be seen."""
+    """Watch a model on a text of our own, once many tokens of it, and write what is to be seen."""
     text = " ".join(read_lines(None, None))
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    ids = (ids * (1 + 4 * length // len(ids)))[: 4 * length]
-    batches = [{"input_ids": torch.tensor([ids[i : i + length]])} for i in range(0, len(ids), length)]
-    batches += [{"input_ids": batches[0]["input_ids"][:, :short]} for short in (12, 24, 48)]
+    ids = (ids * (1 + length // len(ids)))[:length]
+    batches = [{"input_ids": torch.tensor([ids[:part]])} for part in (length, 12, 24, 48)]
     begun = time.perf_counter()
     found = mh.inspect(model, batches)
     say(f"{name}: counted; measuring for the page")
