@@ -113,7 +113,7 @@ def series(run: Path, out: Path, name: str, data: str | None) -> None:
         for edge in axis.spines.values():
             edge.set_visible(False)
         if i == 0:
-            axis.legend(fontsize=8, frameon=False, loc="upper left")
+            axis.legend(fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     save(figure, out / f"{name}-forecast.png")
     batch = task.collate(examples.take(spread(len(examples), 200), 0))
     seen, labels = weights(model, task.inputs(batch)).mean(0), names(model)
