@@ -1,6 +1,7 @@
 """Refit: the least-squares solution itself, on the refitted model's inputs, padding left out."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 import manyheads as mh
 from manyheads.surgery.lockstep import passes
+from manyheads.surgery.refit import _writers
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +148,16 @@ def test_a_model_without_a_stream_is_refused():
     plain = nn.Sequential(nn.Embedding(19, 5), nn.Linear(5, 5))
     with pytest.raises(ValueError, match="nothing to refit"):
         mh.refit(plain, [texts()], teacher=plain)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_only_what_one_layer_knows_is_kept_where_the_writers_are_known(model, known):
+    names, made = _writers(model, texts(2)), []
+    note = model.blocks[0].attention.query.register_forward_hook(
+        lambda module, args, output: made.append(weakref.ref(output))
+    )
+    with passes(model, [texts(2)], names if known else None) as (only,):
+        while only.advance().writer != names[-1]:
+            pass
+        assert [each() is None for each in made] == [known]
+    note.remove()

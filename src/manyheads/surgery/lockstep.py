@@ -9,7 +9,7 @@ only what one layer knows is in memory. Only one thread runs at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -127,11 +127,15 @@ class _Closed(BaseException):
 
 
 @contextmanager
-def passes(model: nn.Module, batches: Iterable[Any]) -> Iterator[list[Pass]]:
+def passes(
+    model: nn.Module, batches: Iterable[Any], writers: Sequence[str] | None = None
+) -> Iterator[list[Pass]]:
     """A context in which the model's passes on these batches wait at each writer, until `Pass.advance`.
 
     Writers are linear maps (nn.Linear, transformers' Conv1D, and nn.MultiheadAttention as a whole) whose
-    output is added, as it is, to something of its shape. The model runs in eval mode.
+    output is added, as it is, to something of its shape. The model runs in eval mode. Whoever knows their
+    names should say them (of torch's own attention, that of any map within): the outputs of all others have
+    to be kept to the end of the pass, for they might still be added.
 
     Examples
     --------
@@ -168,7 +172,12 @@ def passes(model: nn.Module, batches: Iterable[Any]) -> Iterator[list[Pass]]:
     with ExitStack() as stack:
         stack.enter_context(Interceptor(model, see))
         for name, module in model.named_modules():
-            if isinstance(module, nn.Linear | nn.MultiheadAttention) or type(module).__name__ == "Conv1D":
+            whole = isinstance(module, nn.MultiheadAttention)
+            if writers is not None and not any(
+                known == name or (whole and known.startswith(f"{name}.")) for known in writers
+            ):
+                continue
+            if whole or isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
                 stack.callback(module.register_forward_hook(wrote(name)).remove)
         model.eval()
         found: list[Pass] = []

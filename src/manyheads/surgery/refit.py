@@ -87,7 +87,7 @@ def refit(
     own = list(moved(batches, place))
     names = _writers(small, own[0])
     done: list[Fitted] = []
-    with passes(small, own) as students, passes(teacher, own) as teachers:
+    with passes(small, own, names) as students, passes(teacher, own, names) as teachers:
         for number, name in enumerate(names):
             stops = [_at(student, name) for student in students]
             wanted = [_at(each, name) for each in teachers]
