@@ -9,7 +9,7 @@ from torch import nn
 
 import manyheads as mh
 from manyheads.surgery.lockstep import passes
-from manyheads.surgery.refit import _writers
+from manyheads.surgery.refit import writers
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +151,8 @@ def test_a_model_without_a_stream_is_refused():
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_only_what_one_layer_knows_is_kept_where_the_writers_are_known(model, known):
-    names, made = _writers(model, texts(2)), []
+def test_only_what_one_layer_knows_is_kept_where_thewriters_are_known(model, known):
+    names, made = writers(model, texts(2)), []
     note = model.blocks[0].attention.query.register_forward_hook(
         lambda module, args, output: made.append(weakref.ref(output))
     )

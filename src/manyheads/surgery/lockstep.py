@@ -21,8 +21,8 @@ from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor
 from manyheads.heads.maps import run
 from manyheads.heads.visible import told, visible
+from manyheads.surgery.streams import SUMS
 
-_SUMS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 _here = threading.local()  # the Pass that runs in this thread
 
 
@@ -81,7 +81,7 @@ class Pass(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self._pending and len(args) > 1 and getattr(func, "__name__", "") in _SUMS:
+        if self._pending and len(args) > 1 and getattr(func, "__name__", "") in SUMS:
             a, b = args[:2]
             if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape:
                 # both may have been written, by attention and feed-forward side by side

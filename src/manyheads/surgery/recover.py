@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.heads.files import _write
-from manyheads.heads.importance.observe import Observer, moved, observed
+from manyheads.heads.importance.observe import Forward, Observer, moved, observed
 from manyheads.heads.importance.outputs import main_tensor, read
 from manyheads.heads.maps import run
 from manyheads.heads.watch import fingerprint
+from manyheads.surgery.refit import writers
+from manyheads.surgery.streams import Streams
 
 _FORMAT = "manyheads recovery"
 _WARM_UP = 0.1  # of all steps
@@ -60,8 +62,10 @@ def recover(
     """Train a cut model, in place, to give the uncut model's outputs; no labels are needed.
 
     Logits are compared as distributions, by KL(uncut || cut); hidden states by their directions, one minus
-    the cosine of every token plus that of the mean over the sequence. AdamW, with a short warm-up and a
-    cosine down to zero; without dropout; tables of embeddings stay as they are.
+    the cosine of every token plus that of the mean over the sequence. To that comes how far the residual
+    stream is from the uncut model's behind each map that writes into it, as a share of its variance, in the
+    mean over these maps: so every layer is told what it should do, and not the last alone. AdamW, with a
+    short warm-up and a cosine down to zero; without dropout; tables of embeddings stay as they are.
 
     Parameters
     ----------
@@ -100,6 +104,8 @@ def recover(
     optimizer = torch.optim.AdamW(learned.values(), lr=learning_rate, weight_decay=0.0)
     kept = _Kept(state, fingerprint(small), steps, learning_rate)
     losses = kept.load(learned, optimizer)
+    shared = _shared_writers(small, teacher, own[0]) if own else []
+    ways = Streams(teacher, shared), Streams(small, shared)
     with _prepared(small, learned), observed(teacher) as observer, _interruption() as interrupted:
         for number in range(len(losses), steps):
             if interrupted():
@@ -107,7 +113,7 @@ def recover(
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate * _schedule(number, steps)
             batch = own[_turn(number, len(own), seed)]
-            loss = _distance(small, batch, observer)
+            loss = _distance(small, batch, observer, *ways)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(learned.values(), 1.0)
@@ -124,10 +130,40 @@ def recover(
     return Recovered(losses, steps)
 
 
-def _distance(small: nn.Module, batch: Any, observer: Observer) -> Tensor:
-    """How far the cut model's output is from the uncut one's."""
-    forward = observer.forward(batch)
-    result = run(small, batch)
+def _shared_writers(small: nn.Module, teacher: nn.Module, batch: Any) -> list[str]:
+    """The maps that write into the stream of both models."""
+    maps = {name for name, module in teacher.named_modules() if getattr(module, "weight", None) is not None}
+    try:
+        return [name for name in writers(small, batch) if name in maps]
+    except ValueError:  # there is no stream
+        return []
+
+
+def _distance(small: nn.Module, batch: Any, observer: Observer, before: Streams, after: Streams) -> Tensor:
+    """How far the cut model's output, and what it writes on the way, is from the uncut one's."""
+    with before:
+        forward = observer.forward(batch)
+    with after:
+        result = run(small, batch)
+    loss = _outputs_apart(small, forward, result)
+    apart = [
+        _apart(before.found[name], stream, forward.real)
+        for name, stream in after.found.items()
+        if name in before.found and before.found[name].shape == stream.shape
+    ]
+    return loss + torch.stack(apart).mean() if apart else loss
+
+
+def _apart(wanted: Tensor, got: Tensor, real: Tensor | None) -> Tensor:
+    """The squared error of a stream (batch, length, d_model), as a share of its variance."""
+    if real is not None and real.shape == wanted.shape[:-1]:
+        wanted, got = wanted[real], got[real]
+    wanted, got = (x.flatten(0, -2).float() for x in (wanted, got))
+    variance = (wanted - wanted.mean(0)).square().sum().clamp(min=1e-12)
+    return (wanted - got).square().sum() / variance
+
+
+def _outputs_apart(small: nn.Module, forward: Forward, result: Any) -> Tensor:
     wanted, got = forward.output, read(result, small, forward.real)
     if wanted.real is not None:
         a, b = (output.value[wanted.real].float().log_softmax(-1) for output in (wanted, got))

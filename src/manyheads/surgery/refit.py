@@ -85,7 +85,7 @@ def refit(
     """
     place = next((p.device for p in small.parameters()), torch.device("cpu"))
     own = list(moved(batches, place))
-    names = _writers(small, own[0])
+    names = writers(small, own[0])
     done: list[Fitted] = []
     with passes(small, own, names) as students, passes(teacher, own, names) as teachers:
         for number, name in enumerate(names):
@@ -96,7 +96,7 @@ def refit(
     return done
 
 
-def _writers(model: nn.Module, batch: Any) -> list[str]:
+def writers(model: nn.Module, batch: Any) -> list[str]:
     """The writers that a pass meets once: those that it meets again would change behind its back."""
     found: list[str] = []
     with passes(model, [batch]) as (only,):

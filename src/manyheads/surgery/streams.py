@@ -1,0 +1,72 @@
+"""streams: the residual stream of a model behind each map that writes into it, as it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+SUMS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
+
+
+class Streams(TorchFunctionMode):
+    """A context in which `found` comes to hold the stream behind each writer, (..., d_model) by its name.
+
+    Parameters
+    ----------
+    model: runs inside the context.
+    writers: names of linear maps whose output is added to the stream.
+
+    Examples
+    --------
+    >>> import torch
+    >>> class Block(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.inner, self.outer = nn.Linear(2, 3), nn.Linear(3, 2)
+    ...     def forward(self, x):
+    ...         return x + self.outer(self.inner(x).relu())
+    >>> block = Block()
+    >>> with Streams(block, ["outer"]) as streams:
+    ...     y = block(torch.ones(5, 2))
+    >>> streams.found["outer"] is y
+    True
+    """
+
+    def __init__(self, model: nn.Module, writers: Sequence[str]) -> None:
+        super().__init__()
+        self.found: dict[str, Tensor] = {}
+        self._modules = [(name, model.get_submodule(name)) for name in writers]
+        self._hooks: list[Any] = []
+        self._written: dict[int, tuple[str, Tensor]] = {}
+
+    def __enter__(self) -> Streams:
+        self.found = {}
+        self._hooks = [module.register_forward_hook(self._note(name)) for name, module in self._modules]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+        self._written.clear()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self._written and len(args) > 1 and getattr(func, "__name__", "") in SUMS:
+            a, b = args[:2]
+            if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape:
+                for key in [key for key in self._written if key in (id(a), id(b))]:
+                    self.found[self._written.pop(key)[0]] = result
+        return result
+
+    def _note(self, name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            self._written[id(output)] = name, output
+
+        return hook
