@@ -253,16 +253,17 @@ def weighed(record: Record, quick: bool) -> tuple[str, list[tuple[str, float, st
 def longest(record: Record) -> str:
     """One pass over LONGEST tokens, plain and watched, each in its own process."""
 
-    def once(how: str) -> dict[str, float]:
-        measured = peak("watch:call", name="decoder", length=LONGEST, how=how)
-        return {"seconds": measured.seconds, "highest": measured.highest}
+    def once(how: str) -> int:
+        return peak("watch:call", name="decoder", length=LONGEST, how=how).highest
 
-    found = {how: record.once(f"{LONGEST} tokens, {how}", partial(once, how)) for how in ("plain", "core")}
+    found = {
+        how: record.once(f"{LONGEST} tokens, {how}, bytes", partial(once, how)) for how in ("plain", "core")
+    }
+    plain, core = (f"{found[how] / GIB:.2f} GiB" for how in ("plain", "core"))
     maps = held("decoder", LONGEST) / GIB
     return (
-        f"{LONGEST} tokens through the decoder, one pass each: plain {found['plain']['seconds']:.0f} s and "
-        f"{found['plain']['highest'] / GIB:.2f} GiB, watched (core) {found['core']['seconds']:.0f} s and "
-        f"{found['core']['highest'] / GIB:.2f} GiB. Its maps would take {maps:.0f} GiB."
+        f"{LONGEST} tokens through the decoder in one pass: {plain} at the peak of the process, and watched "
+        f"(core) {core}. Its maps would take {maps:.0f} GiB."
     )
 
 
