@@ -21,7 +21,7 @@ from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor
 from manyheads.heads.maps import run
 from manyheads.heads.visible import told, visible
-from manyheads.surgery.streams import SUMS
+from manyheads.surgery.streams import added
 
 _here = threading.local()  # the Pass that runs in this thread
 
@@ -81,17 +81,14 @@ class Pass(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self._pending and len(args) > 1 and getattr(func, "__name__", "") in SUMS:
+        # both may have been written, by attention and feed-forward side by side
+        for key in added(func, args, self._pending):
             a, b = args[:2]
-            if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape:
-                # both may have been written, by attention and feed-forward side by side
-                for key in [key for key in self._pending if key in (id(a), id(b))]:
-                    name, module, version, read, written = self._pending.pop(key)
-                    self._wait(Stop(name, read, written, b if a is written else a, self.real))
-                    refitted = read is not None and _version(module) > version
-                    again = module.forward(read) if refitted else written
-                    a, b = (again, b) if a is written else (a, again)
-                args = a, b, *args[2:]
+            name, module, version, read, written = self._pending.pop(key)
+            self._wait(Stop(name, read, written, b if a is written else a, self.real))
+            refitted = read is not None and _version(module) > version
+            again = module.forward(read) if refitted else written
+            args = (again, b, *args[2:]) if a is written else (a, again, *args[2:])
         return func(*args, **(kwargs or {}))
 
     def _wait(self, stop: Stop) -> None:

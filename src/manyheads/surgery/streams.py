@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-SUMS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
+_SUMS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
+
+
+def added(func: Any, args: tuple[Any, ...], written: Mapping[int, Any]) -> list[int]:
+    """Which tensors of ``written``, by their ids, a torch function adds to something of the same shape.
+
+    >>> import torch
+    >>> a, b = torch.ones(2), torch.ones(2)
+    >>> added(torch.add, (a, b), {id(b): "b"}) == [id(b)], added(torch.mul, (a, b), {id(b): "b"})
+    (True, [])
+    """
+    if not written or len(args) < 2 or getattr(func, "__name__", "") not in _SUMS:
+        return []
+    a, b = args[:2]
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape):
+        return []
+    return [key for key in written if key in (id(a), id(b))]
 
 
 class Streams(TorchFunctionMode):
@@ -58,11 +74,8 @@ class Streams(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self._written and len(args) > 1 and getattr(func, "__name__", "") in SUMS:
-            a, b = args[:2]
-            if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape:
-                for key in [key for key in self._written if key in (id(a), id(b))]:
-                    self.found[self._written.pop(key)[0]] = result
+        for key in added(func, args, self._written):
+            self.found[self._written.pop(key)[0]] = result
         return result
 
     def _note(self, name: str) -> Any:
