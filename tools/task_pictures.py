@@ -117,6 +117,10 @@ def series(run: Path, out: Path, name: str, data: str | None) -> None:
     save(figure, out / f"{name}-forecast.png")
     batch = task.collate(examples.take(spread(len(examples), 200), 0))
     seen, labels = weights(model, task.inputs(batch)).mean(0), names(model)
+    apart = torch.arange(seen.shape[-1])[:, None] - torch.arange(seen.shape[-1])
+    for h, label in enumerate(labels):  # of an even share, by the distance in tokens modulo three
+        shares = [seen[h][(apart % 3 == rest) & (apart != 0)].mean() * seen.shape[-1] for rest in range(3)]
+        print(f"{name} {label}: " + ", ".join(f"{share:.2f}" for share in shares))
     title = "mean attention from patch (row) to patch (column), the past at the left"
     figure, axes = panels(len(labels) // task.heads, task.heads, 1.8, title)
     for h, label in enumerate(labels):
@@ -143,6 +147,10 @@ def dna(run: Path, out: Path, name: str, data: str | None, places: Sequence[str]
         else:
             found = along(model, [{"ids": torch.stack(rows)}], query=query)
             drawn.append((f"{label}: the mean over {len(rows)} sequences", found, places))
+            for h, head in enumerate(found.heads):
+                most = found.weights[h].topk(4)
+                shown = zip(most.indices.tolist(), most.values.tolist(), strict=True)
+                print(f"{label} {head}: " + ", ".join(f"{share:.0%} at {n + 1}" for n, share in shown))
     who = "from the class token" if query == 0 else "from all tokens, in the mean"
     draw(drawn, out / f"{name}.png", f"attention of every head on each place, {who}")
 
