@@ -29,7 +29,7 @@ def picturebook(data: Path, out: Path) -> str:
             out / f"picturebook-{kind}-{held_out}",
             steps=STEPS,
             batch_tokens=TOKENS,
-            learning_rate=2e-3,
+            learning_rate=1e-3,
             ema=0.995,
             evaluate_every=STEPS,
             save_every=250,

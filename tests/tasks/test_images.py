@@ -37,7 +37,7 @@ def test_the_model_is_patches_an_encoder_and_a_class(tmp_path, pooling):
     task.open(npz(tmp_path / "d.npz", {"train": 20}))
     model = build(task.describe()).double().eval()
     pixels = torch.rand(5, 1, 6, 6, dtype=torch.float64)
-    x = model.stem(patches((pixels - model.mean) / model.spread, 3))
+    x = model.stem.project(patches((pixels - model.mean) / model.spread, 3))
     if pooling == "first":
         x = torch.cat([model.first.expand(5, -1, -1), x], 1)
     seen = model.encoder(x)
@@ -110,8 +110,8 @@ def test_classes_and_sizes_must_be_those_of_training(tmp_path):
 
 @pytest.mark.parametrize(
     ("option", "value", "why"),
-    [("pooling", "last", "pooling: expected first or mean"), ("stem", "x", "stem: expected patches"),
-     ("size", 0, "patch, size: expected 1"), ("label_smoothing", 1.0, "label_smoothing: expected"),
+    [("pooling", "last", "pooling: expected first or mean"), ("stem", "x", "stem: expected convolutions"),
+     ("size", 0, "size: expected 1"), ("label_smoothing", 1.0, "label_smoothing: expected"),
      ("shift", -1, "shift: 0 or more")],
 )  # fmt: skip
 def test_options_are_checked(option, value, why):

@@ -279,7 +279,7 @@ def test_shares_are_what_the_maps_say():
     }
     shares = picture_shares(model, [batch, batch])
     with torch.no_grad():
-        x = torch.cat([model.patches(batch["pictures"]), model.embedding(batch["ids"])], 1)
+        x = torch.cat([model.stem(1 - batch["pictures"]), model.embedding(batch["ids"])], 1)
         place = torch.arange(16)
         mask = (place < 9) | (place <= place[:, None])
         x = model.stack.positions(x)
@@ -346,6 +346,8 @@ def test_a_trained_folder_describes(book, tmp_path_factory, kind):
         ({"kind": "song"}, "kind: expected one of cross, single, got 'song'"),
         ({"held_out": "words"}, "held_out: expected pictures or captions"),
         ({"size": 13, "patch": 4}, "size: expected a multiple of the patch, 4, got 13"),
+        ({"size": 12, "patch": 6}, "patch: expected 2, 4, 8 ... with convolutions, got 6"),
+        ({"stem": "pixels"}, "stem: expected convolutions or patches, got 'pixels'"),
         ({"max_tokens": 3}, "max_tokens: expected 4 or more"),
         ({"jitter": 1.0}, "jitter: expected from 0 and below 1"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,11 +14,11 @@ from torch import Tensor, nn
 from manyheads.nn.transformers import Encoder
 from manyheads.tasks.classify import TESTING, Classification, first_of, parted, parts_of, pooled
 from manyheads.tasks.pictures import Labelled, patches, read_picture, read_set, to_pixels
+from manyheads.tasks.stems import check
+from manyheads.tasks.stems import stem as make_stem
 from manyheads.training.batches import Examples
 from manyheads.training.options import option
 from manyheads.training.task import Data
-
-STEMS = ("patches", "convolutions")
 
 
 class PictureClassifier(nn.Module):
@@ -65,42 +64,17 @@ class PictureClassifier(nn.Module):
         self.spread: Tensor
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("spread", torch.tensor(spread).view(-1, 1, 1), persistent=False)
-        self.stem: nn.Module
-        if stem == "patches":
-            self.stem = nn.Linear(channels * patch * patch, d_model)
-        else:
-            self.stem = Convolutions(channels, d_model, patch)
+        self.stem = make_stem(stem, channels, d_model, patch)
         self.first = nn.Parameter(0.02 * torch.randn(1, 1, d_model)) if pooling == "first" else None
         self.encoder = Encoder(d_model, **options)
         self.output = nn.Linear(d_model, len(self.labels))
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
         """Pictures ``(batch, channels, height, width)``, from 0 to 1, to ``logits`` (batch, classes)."""
-        pixels = (pixels - self.mean) / self.spread
-        x = self.stem(patches(pixels, self.patch) if isinstance(self.stem, nn.Linear) else pixels)
+        x = self.stem((pixels - self.mean) / self.spread)
         if self.first is not None:
             x = torch.cat([self.first.expand(len(x), -1, -1), x], 1)
         return {"logits": self.output(pooled(self.encoder(x), None, self.pooling))}
-
-
-class Convolutions(nn.Module):
-    """A picture halved again and again, until what was a square of ``patch`` pixels is one token.
-
-    >>> Convolutions(3, 8, patch=4)(torch.rand(2, 3, 16, 12)).shape         # (batch, tokens, d_model)
-    torch.Size([2, 12, 8])
-    """
-
-    def __init__(self, channels: int, d_model: int, patch: int) -> None:
-        super().__init__()
-        halvings = patch.bit_length() - 1
-        widths = [channels, *(d_model >> (halvings - 1 - i) for i in range(halvings))]
-        self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Pictures ``(batch, channels, height, width)`` to tokens, row by row."""
-        for layer in self.layers:
-            pixels = F.max_pool2d(F.relu(layer(pixels)), 2)
-        return pixels.flatten(2).transpose(1, 2)
 
 
 @dataclass(kw_only=True)
@@ -143,12 +117,9 @@ class Images(Classification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stem not in STEMS:
-            raise ValueError(f"stem: expected {' or '.join(STEMS)}, got {self.stem!r}")
-        if self.patch < 1 or self.shift < 0 or (self.size is not None and self.size < 1):
-            raise ValueError("patch, size: expected 1 or more, and shift: 0 or more")
-        if self.stem == "convolutions" and (self.patch < 2 or self.patch & (self.patch - 1)):
-            raise ValueError(f"patch: expected 2, 4, 8 ... with convolutions, got {self.patch}")
+        check(self.stem, self.patch)
+        if self.shift < 0 or (self.size is not None and self.size < 1):
+            raise ValueError("size: expected 1 or more, and shift: 0 or more")
         self.shape: list[int] = []  # channels, height, width
         self.scale: tuple[list[float], list[float]] = ([], [])  # mean and spread of each channel
 

@@ -15,30 +15,16 @@ from manyheads.nn.cache import KVCache
 from manyheads.nn.generate import generate
 from manyheads.nn.mask import Mask
 from manyheads.nn.transformers import Encoder, Seq2Seq
-from manyheads.tasks.pictures import patches
+from manyheads.tasks.stems import stem as make_stem
 
 
-class Patches(nn.Module):
-    """Pictures as tokens: squares of pixels, each projected to ``d_model``.
+def ink(pictures: Tensor) -> Tensor:
+    """What is not white, from 0 to 1: so the background, mostly white, is nothing.
 
-    Examples
-    --------
-    >>> Patches(4, d_model=12)(torch.rand(2, 3, 8, 16)).shape             # (batch, patches, d_model)
-    torch.Size([2, 8, 12])
+    >>> ink(torch.ones(1, 3, 2, 2)).sum().item()
+    0.0
     """
-
-    def __init__(self, patch: int, d_model: int) -> None:
-        super().__init__()
-        self.patch = patch
-        self.project = nn.Linear(3 * patch * patch, d_model)
-        # as large as positions and embeddings are: else colours would drown where a patch stands
-        nn.init.normal_(self.project.weight, std=(2 / (3 * patch * patch * d_model)) ** 0.5)
-        nn.init.zeros_(self.project.bias)
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Pictures ``(batch, 3, height, width)``, from 0 to 1; white, mostly the background, is nothing."""
-        out: Tensor = self.project(patches(1 - pictures, self.patch))
-        return out
+    return 1 - pictures
 
 
 class Eye(Encoder):
@@ -51,9 +37,9 @@ class Eye(Encoder):
     torch.Size([2, 8, 12])
     """
 
-    def __init__(self, patch: int, **options: Any) -> None:
+    def __init__(self, patch: int, *, stem: str = "convolutions", **options: Any) -> None:
         super().__init__(**options)
-        self.patches = Patches(patch, self.d_model)
+        self.stem = make_stem(stem, 3, self.d_model, patch)
 
     def forward(
         self,
@@ -64,7 +50,8 @@ class Eye(Encoder):
         return_hidden: bool = False,
     ) -> Tensor | tuple[Tensor, list[Tensor]]:
         """Pictures ``(batch, 3, height, width)`` to ``(batch, patches, d_model)``."""
-        return super().forward(self.patches(x), lengths=lengths, mask=mask, return_hidden=return_hidden)
+        seen = self.stem(ink(x))
+        return super().forward(seen, lengths=lengths, mask=mask, return_hidden=return_hidden)
 
 
 class Describer(Seq2Seq):
@@ -81,10 +68,16 @@ class Describer(Seq2Seq):
     """
 
     def __init__(
-        self, patch: int, vocabulary: int, *, decoder_layers: int | None = None, **options: Any
+        self,
+        patch: int,
+        vocabulary: int,
+        *,
+        stem: str = "convolutions",
+        decoder_layers: int | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(target_vocabulary=vocabulary, decoder_layers=decoder_layers, **options)
-        self.encoder = Eye(patch, **options)
+        self.encoder = Eye(patch, stem=stem, **options)
 
     def write(self, pictures: Tensor, first: Tensor, end: int, most: int) -> Tensor:
         """Descriptions ``(batch, length)`` that begin with ``first (batch,)``, filled up with the end."""
@@ -103,6 +96,7 @@ class Stream(nn.Module):
     ----------
     patch: side of a square of pixels.
     vocabulary: how many different words, or pieces of words, there are.
+    stem: how a square becomes a token, by its name in `stems`.
     options: those of `Encoder`.
 
     Examples
@@ -115,16 +109,17 @@ class Stream(nn.Module):
     2
     """
 
-    def __init__(self, patch: int, vocabulary: int, **options: Any) -> None:
+    def __init__(self, patch: int, vocabulary: int, *, stem: str = "convolutions", **options: Any) -> None:
         super().__init__()
+        self.patch = patch
         self.stack = Encoder(**options)
-        self.patches = Patches(patch, self.stack.d_model)
+        self.stem = make_stem(stem, 3, self.stack.d_model, patch)
         self.embedding = nn.Embedding(vocabulary, self.stack.d_model)
         nn.init.normal_(self.embedding.weight, std=self.stack.d_model**-0.5)
 
     def forward(self, pictures: Tensor, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Pictures ``(batch, 3, height, width)`` and ids ``(batch, length)`` to logits of the next ids."""
-        seen = self.patches(pictures)
+        seen = self.stem(ink(pictures))
         before = seen.shape[1]
         x = torch.cat([seen, self.embedding(ids)], 1)
         place = torch.arange(x.shape[1], device=x.device)
@@ -135,12 +130,12 @@ class Stream(nn.Module):
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of the patches of a picture."""
-        return height // self.patches.patch, width // self.patches.patch
+        return height // self.patch, width // self.patch
 
     @torch.no_grad()
     def write(self, pictures: Tensor, first: Tensor, end: int, most: int) -> Tensor:
         """Descriptions ``(batch, length)`` that begin with ``first (batch,)``, filled up with the end."""
-        x = self.patches(pictures)
+        x = self.stem(ink(pictures))
         caches = [KVCache(x.shape[1] + most) for _ in self.stack.blocks]
         self._step(x, caches)
         token, ended = first[:, None], torch.zeros_like(first, dtype=torch.bool)

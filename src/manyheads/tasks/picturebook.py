@@ -17,6 +17,7 @@ from manyheads.tasks.architecture import Architecture
 from manyheads.tasks.captions import Page, drawn, pairs, picture, read_pages
 from manyheads.tasks.pictures import to_pixels
 from manyheads.tasks.smoothed import IGNORED, cross_entropy
+from manyheads.tasks.stems import check
 from manyheads.training.batches import Examples
 from manyheads.training.options import option
 from manyheads.training.task import Data
@@ -51,7 +52,7 @@ class Picturebook(Architecture):
     training: ClassVar[dict[str, Any]] = {
         "steps": 1500,
         "batch_tokens": 1024,
-        "learning_rate": 3e-3,
+        "learning_rate": 1e-3,
         "evaluate_every": 250,
         "evaluate_examples": 60,
     }
@@ -64,7 +65,8 @@ class Picturebook(Architecture):
     languages: str | None = option(None, "Columns of captions, by commas; unless given, all like en or zh.")
     held_out: str = option("pictures", "What is measured on: pictures that were never seen, or captions.")
     size: int = option(32, "Height and width that pictures are brought to, in pixels.")
-    patch: int = option(8, "Side of a patch, in pixels.")
+    patch: int = option(8, "Side of the squares that a picture is cut into, in pixels.")
+    stem: str = option("convolutions", "How a square becomes a token: convolutions, or patches (linear).")
     vocabulary: int = option(400, "How many different pieces of words there are, for all languages.")
     max_tokens: int = option(48, "Longer captions are left out of training, and cut in predicting.")
     jitter: float = option(0.05, "Pictures are moved and scaled by up to this share in training.")
@@ -75,7 +77,8 @@ class Picturebook(Architecture):
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
         if self.held_out not in ("pictures", "captions"):
             raise ValueError(f"held_out: expected pictures or captions, got {self.held_out!r}")
-        if self.patch < 1 or self.size < self.patch or self.size % self.patch:
+        check(self.stem, self.patch)
+        if self.size < self.patch or self.size % self.patch:
             raise ValueError(f"size: expected a multiple of the patch, {self.patch}, got {self.size}")
         if self.max_tokens < 4:
             raise ValueError(f"max_tokens: expected 4 or more, got {self.max_tokens}")
@@ -118,7 +121,8 @@ class Picturebook(Architecture):
         own = self.max_tokens + 1
         places = max(self._patches, own) if self._cross else self._patches + own
         options = self.of_the_stack(max_length=places)
-        options |= {"patch": self.patch, "vocabulary": self.tokenizer.get_vocab_size()}
+        options |= {"patch": self.patch, "stem": self.stem}
+        options["vocabulary"] = self.tokenizer.get_vocab_size()
         if self._cross:
             options["decoder_layers"] = self.decoder_layers
         return {"class": f"manyheads.tasks.looking:{KINDS[self.kind]}", "options": options}
