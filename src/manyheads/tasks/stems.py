@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,7 +16,6 @@ STEMS = ("convolutions", "patches")
 def stem(kind: str, channels: int, d_model: int, patch: int) -> nn.Module:
     """A stem by its name: pictures ``(batch, channels, height, width)`` to ``(batch, tokens, d_model)``.
 
-    >>> import torch
     >>> stem("patches", 3, d_model=12, patch=4)(torch.rand(2, 3, 8, 16)).shape
     torch.Size([2, 8, 12])
     """
@@ -36,7 +36,6 @@ def check(kind: str, patch: int) -> None:
 class Patches(nn.Module):
     """Squares of pixels, each by one linear map.
 
-    >>> import torch
     >>> Patches(3, d_model=12, patch=4)(torch.rand(2, 3, 8, 16)).shape      # (batch, tokens, d_model)
     torch.Size([2, 8, 12])
     """
@@ -61,7 +60,6 @@ class Convolutions(nn.Module):
 
     A token so knows what lies around its square, and a thing looks alike wherever it stands.
 
-    >>> import torch
     >>> Convolutions(3, 8, patch=4)(torch.rand(2, 3, 16, 12)).shape         # (batch, tokens, d_model)
     torch.Size([2, 12, 8])
     """
@@ -74,6 +72,8 @@ class Convolutions(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Pictures ``(batch, channels, height, width)`` to tokens, row by row."""
+        # a pixel's channels side by side: pooling is faster so, and tokens lie as they are read
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
         for layer in self.layers:
             pixels = F.max_pool2d(F.relu(layer(pixels)), 2)
         return pixels.flatten(2).transpose(1, 2)
