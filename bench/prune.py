@@ -8,7 +8,7 @@ calibrated on, SmolLM2 by perplexity on pieces of text likewise. Text as a user 
 The first file is ranked, refitted, recovered and measured on, a sentence a line; the second is for SmolLM2.
 Without them a text of our own is read, which is short: to try, not to quote. MANYHEADS_PARTS says which of
 sentences, speed and language run, all by default; MANYHEADS_STEPS how many steps the two recoveries take, by
-default 1200,30 (on two free cores under 10 minutes each), and MANYHEADS_RATES at which learning rates, by
+default 1900,30 (on two free cores under 10 minutes each), and MANYHEADS_RATES at which learning rates, by
 default 1.5e-4,5e-5. What was measured is kept in results/prune.json, what is needed to go on in out/prune: a
 run that was stopped goes on where it was, and every report tells all parts that were ever run. Delete both to
 begin anew.
@@ -37,10 +37,12 @@ from manyheads.surgery.card import card, quality
 RECORD = Path(__file__).parent / "results" / "prune.json"
 OUT = Path("out/prune")
 LONG = 128  # tokens of a piece of text for the language model
-STEPS = [int(number) for number in os.environ.get("MANYHEADS_STEPS", "1200,30").split(",")]
+STEPS = [int(number) for number in os.environ.get("MANYHEADS_STEPS", "1900,30").split(",")]
 RATES = [float(number) for number in os.environ.get("MANYHEADS_RATES", "1.5e-4,5e-5").split(",")]
 OFTEN = 8  # MiniLM sees its text so many times as often as each of the sentences made of it
 JOINED = 50_000  # sentences put together from the first words of one and the last words of another
+SENTENCES = 30  # of like length in a step of the recovery: so each counts alike, however short it is
+ROUNDS = 6
 SHARES = (0.75, 0.5)
 LANGUAGE_SHARES = (0.8, 0.9, 0.7, 0.5)
 Batch = dict[str, torch.Tensor]
@@ -147,6 +149,14 @@ def batches(tokenizer: Any, texts: list[str], tokens: int = 2048) -> list[Batch]
     ]
 
 
+def evenly(tokenizer: Any, texts: list[str], count: int) -> list[Batch]:
+    """So many sentences of like length together."""
+    options = {"truncation": True, "max_length": 128}
+    rising = sorted(texts, key=lambda text: len(tokenizer(text, **options)["input_ids"]))
+    parts = (rising[i : i + count] for i in range(0, len(rising), count))
+    return [dict(tokenizer(part, padding=True, return_tensors="pt", **options)) for part in parts]
+
+
 def sentences(record: Pruned) -> None:
     """MiniLM, cut by a quarter and by half."""
     model, tokenizer = minilm()
@@ -187,11 +197,22 @@ def sentences(record: Pruned) -> None:
             record.once(f"minilm, {1 - share:.0%} cut, {name}", cut)
             if name != "random":  # the control
                 record.once(f"minilm, {1 - share:.0%} cut, {name}, refitted", refitted)
-    own_text = rest[:count]
-    fed = batches(tokenizer, own_text * OFTEN + joined(own_text, 20 if record.quick else JOINED), 1024)
     last = f"minilm, {1 - SHARES[-1]:.0%} cut"
+
+    def in_rounds() -> dict[str, float]:
+        began = time.perf_counter()
+        small = mh.prune(model, own, SHARES[-1], rounds=2 if record.quick else ROUNDS, method="fisher")
+        seconds = time.perf_counter() - began
+        mh.save(small, record.out / "minilm-rounds")
+        own_quality = quality(model, small, ranked)[2]
+        return {"quality": measure(small), "on its own text": own_quality, "seconds": seconds}
+
+    record.once(f"{last}, rounds, refitted", in_rounds)
+    own_text = rest[:count]
+    made = joined(own_text, 20 if record.quick else JOINED)
+    fed = evenly(tokenizer, own_text * OFTEN + made, SENTENCES)
     better = max(
-        ("fisher", "elimination"),
+        ("fisher", "elimination", "rounds"),
         key=lambda name: record.found[f"{last}, {name}, refitted"]["on its own text"],
     )
 
@@ -205,7 +226,8 @@ def sentences(record: Pruned) -> None:
         "minilm, text",
         f"Ranked on {min(count, 512)} sentences, refitted on {len(rest[:count]):,} ({tokens:,} tokens), "
         f"recovered on them, {OFTEN} times as often as on {JOINED:,} that are put together from the first "
-        f"words of one and the last words of another, measured on {held} others. Which ranking's model is "
+        f"words of one and the last words of another, {SENTENCES} of like length a step, measured on {held} "
+        f"others. In rounds: fisher, ranked anew on what the refit made, in {ROUNDS} goes. Which model is "
         "recovered was chosen by its quality on the sentences that were ranked on.",
     )
 
@@ -214,14 +236,16 @@ def tell_sentences(found: dict[str, Any]) -> tuple[str, list[Any]]:
     rows = []
     recovered = found["minilm, recovered"]
     for share in SHARES:
-        for name in ("random", "fisher", "elimination"):
+        for name in ("random", "fisher", "elimination", "rounds"):
             key = f"minilm, {1 - share:.0%} cut, {name}"
             after = found.get(f"{key}, refitted")
+            if key not in found and after is None:
+                continue
             last = name == recovered["ranking"] and share == SHARES[-1]
             rows.append(
                 [
                     f"{1 - share:.0%} cut, {name}",
-                    f"{found[key]:.4f}",
+                    f"{found[key]:.4f}" if key in found else "",
                     f"{after['quality']:.4f} ({after['seconds']:.0f} s)" if after else "",
                     _recovered(recovered, 4) if last else "",
                 ]
