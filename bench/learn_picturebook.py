@@ -11,7 +11,7 @@ from manyheads.batching import bucketed
 from manyheads.tasks.looking import Stream, picture_shares
 from manyheads.tasks.picturebook import Picturebook
 
-STEPS, TOKENS = 1500, 3200
+STEPS, TOKENS = 3000, 1600
 BOOKS = (("cross", "pictures"), ("single", "pictures"), ("cross", "captions"), ("single", "captions"))
 
 
@@ -20,8 +20,8 @@ def picturebook(data: Path, out: Path) -> str:
     rows, cost, shares = [], Cost(), torch.zeros(0)
     for kind, held_out in BOOKS:
         task = Picturebook(
-            kind=kind, held_out=held_out, size=48, patch=8, vocabulary=2000, d_model=96, heads=4, layers=4,
-            decoder_layers=2, dropout=0.1, jitter=0.08, label_smoothing=0.1,
+            kind=kind, held_out=held_out, size=32, patch=8, vocabulary=1000, d_model=96, heads=4, layers=4,
+            decoder_layers=2, dropout=0.0,
         )  # fmt: skip
         result, one = run(
             task,
@@ -29,7 +29,7 @@ def picturebook(data: Path, out: Path) -> str:
             out / f"picturebook-{kind}-{held_out}",
             steps=STEPS,
             batch_tokens=TOKENS,
-            learning_rate=1e-3,
+            learning_rate=2e-3,
             ema=0.995,
             evaluate_every=STEPS,
             save_every=250,

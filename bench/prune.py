@@ -211,24 +211,17 @@ def sentences(record: Pruned) -> None:
     own_text = rest[:count]
     made = joined(own_text, 20 if record.quick else JOINED)
     fed = evenly(tokenizer, own_text * OFTEN + made, SENTENCES)
-    better = max(
-        ("fisher", "elimination", "rounds"),
-        key=lambda name: record.found[f"{last}, {name}, refitted"]["on its own text"],
+    record.once(
+        "minilm, recovered",
+        lambda: record.recovered("minilm-rounds", model, fed, measure, steps, RATES[0]),
     )
-
-    def recovered() -> dict[str, Any]:
-        found = record.recovered(f"minilm-{better}", model, fed, measure, steps, RATES[0])
-        return found | {"ranking": better}
-
-    record.once("minilm, recovered", recovered)
     tokens = sum(int(batch["attention_mask"].sum()) for batch in own)
     record.note(
         "minilm, text",
         f"Ranked on {min(count, 512)} sentences, refitted on {len(rest[:count]):,} ({tokens:,} tokens), "
         f"recovered on them, {OFTEN} times as often as on {JOINED:,} that are put together from the first "
         f"words of one and the last words of another, {SENTENCES} of like length a step, measured on {held} "
-        f"others. In rounds: fisher, ranked anew on what the refit made, in {ROUNDS} goes. Which model is "
-        "recovered was chosen by its quality on the sentences that were ranked on.",
+        f"others. In rounds: fisher, ranked anew on what the refit made, in {ROUNDS} goes.",
     )
 
 
@@ -241,7 +234,7 @@ def tell_sentences(found: dict[str, Any]) -> tuple[str, list[Any]]:
             after = found.get(f"{key}, refitted")
             if key not in found and after is None:
                 continue
-            last = name == recovered["ranking"] and share == SHARES[-1]
+            last = name == "rounds"
             rows.append(
                 [
                     f"{1 - share:.0%} cut, {name}",
