@@ -70,7 +70,8 @@ def recover(
     Parameters
     ----------
     small: the cut model, changed in place.
-    batches: dicts, tuples or tensors; one is taken each step, in a mixed order, over and over.
+    batches: dicts, tuples or tensors; one is taken each step, in a mixed order, over and over. Each counts
+        alike: with as many sequences in each, so does every sequence, however short it is.
     teacher: the uncut model.
     steps: how many batches to learn from.
     learning_rate: the highest.
