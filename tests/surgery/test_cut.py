@@ -172,6 +172,32 @@ def test_sinks_tables_and_norms_of_a_head_go_with_it():
     assert second.relative_attention_bias.weight.shape[1] == 2
 
 
+class Sunk(nn.Module):
+    """Six heads in three groups whose outputs are weighed against a sink, by scores computed once more."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(11, 24), nn.Linear(11, 12), nn.Linear(11, 12)
+        self.output, self.sinks = nn.Linear(24, 11), nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        q, k, v = (p(x).unflatten(-1, (-1, 4)).transpose(1, 2) for p in (self.query, self.key, self.value))
+        heads = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        total = (q @ k.transpose(-1, -2) / 2).logsumexp(-1)
+        heads = heads * (total - self.sinks[:, None]).sigmoid()[..., None]
+        return x + self.output(heads.transpose(1, 2).flatten(2))
+
+
+def test_one_head_of_every_group_goes_where_a_sink_reads_the_keys_again():
+    torch.manual_seed(0)
+    x = torch.randn(2, 7, 11)
+    small = mh.cut(nn.Sequential(Sunk()).eval(), {0: [0, 2, 4]}, x)
+    assert small[0].query.weight.shape == (12, 11)
+    assert small[0].key.weight.shape == (12, 11)
+    assert small[0].sinks.shape == (3,)
+
+
 def test_groups_left_unequal_are_refused():
     with pytest.raises(ValueError, match=r"key heads 0, 1, 2 would have 1, 2, 2 of them.*0-1, 2-3, 4-5"):
         mh.cut(models.llama(), {0: [0]}, tokens())

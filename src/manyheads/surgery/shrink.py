@@ -97,8 +97,10 @@ def _check_gone(
     site = mine.site
     query = mine.heads[head].query  # without what turns the queries of all heads alike, as learned angles do
     own = [part for part in query if not all(part in other.query for other in mine.heads)]
-    parts: list[Part] = [*(own or query), *mine.heads[head].output]
-    if not parts or not mine.heads[head].output:
+    # what its output is multiplied by may read its keys again, as a sink does: these stay with their group
+    readers = [part for part in mine.heads[head].output if part not in mine.heads[head].key]
+    parts: list[Part] = [*(own or query), *readers]
+    if not parts or not readers:
         raise ValueError(
             f"heads: cannot cut at {site.name!r}: its output is not read by weights, head by head"
         )
