@@ -10,6 +10,8 @@ from bench.runs import run
 from manyheads.batching import bucketed
 from manyheads.tasks.looking import Stream, picture_shares
 from manyheads.tasks.picturebook import Picturebook
+from manyheads.training.batches import Examples
+from manyheads.training.evaluation import evaluate
 
 STEPS, TOKENS = 3000, 1600
 BOOKS = (("cross", "pictures"), ("single", "pictures"), ("cross", "captions"), ("single", "captions"))
@@ -37,17 +39,19 @@ def picturebook(data: Path, out: Path) -> str:
         )
         found = result.metrics
         languages = [found[f"chrf_{name}"] for name in ("en", "de", "fr", "zh")]
-        numbers = [f"{found['chrf']:.1f}", *(f"{each:.1f}" for each in languages), f"{found['exact']:.1%}"]
+        examples = task.open(str(data / "picturebook")).valid
+        blind = evaluate(task, result.model, strangers(examples))["chrf"]
+        scores = (found["chrf"], blind, *languages)
+        numbers = [*(f"{score:.1f}" for score in scores), f"{found['exact']:.1%}"]
         rows.append([f"{kind}, {held_out}", *numbers])
         cost = Cost(cost.wall + one.wall, cost.processor + one.processor)
         harness.say(f"{kind}, {held_out}: {numbers}")
         if (kind, held_out) == ("single", "pictures"):
             assert isinstance(result.model, Stream)
-            examples = task.open(str(data / "picturebook")).valid
             plan = bucketed(examples.sizes, TOKENS)
             batches = (task.inputs(task.collate(examples.take(places, 0))) for places in plan)
             shares = picture_shares(result.model, batches)
-    header = ["words see by, held out", "chrF", "en", "de", "fr", "zh", "exact"]
+    header = ["words see by, held out", "chrF", "of other pictures", "en", "de", "fr", "zh", "exact"]
     layers = [
         [str(number), *(f"{share:.2f}" for share in layer.tolist()), f"{layer.mean():.2f}"]
         for number, layer in enumerate(shares)
@@ -58,3 +62,13 @@ def picturebook(data: Path, out: Path) -> str:
         "share of the attention of words that goes to the picture, by layer and head; the rest goes to text:"
         f"\n\n{harness.table(['layer', *heads, 'mean'], layers)}"
     )
+
+
+def strangers(examples: Examples) -> Examples:
+    """The same captions, each beside the picture of another: what is said well here, nobody saw."""
+
+    def make(index: int, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        other = (index + len(examples) // 2) % len(examples)
+        return examples.make(other, random)[0], examples.make(index, random)[1]
+
+    return Examples(examples.sizes, make)

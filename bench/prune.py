@@ -217,7 +217,8 @@ def sentences(record: Pruned) -> None:
         f"Ranked on {min(count, 512)} sentences, refitted on {len(rest[:count]):,} ({tokens:,} tokens), "
         f"recovered on them, {OFTEN} times as often as on {JOINED:,} that are put together from the first "
         f"words of one and the last words of another, {SENTENCES} of like length a step, measured on {held} "
-        f"others. In rounds: fisher on all of them, ranked anew on what the refit made, in {ROUNDS} goes. Seconds are those of one core.",
+        f"others. In rounds: fisher on all of them, ranked anew on what the refit made, in {ROUNDS} goes. "
+        "Seconds are those of one core.",
     )
 
 
