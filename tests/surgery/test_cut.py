@@ -186,7 +186,7 @@ class Sunk(nn.Module):
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
         total = (q @ k.transpose(-1, -2) / 2).logsumexp(-1)
         heads = heads * (total - self.sinks[:, None]).sigmoid()[..., None]
-        return x + self.output(heads.transpose(1, 2).flatten(2))
+        return self.output(heads.transpose(1, 2).flatten(2))
 
 
 def test_one_head_of_every_group_goes_where_a_sink_reads_the_keys_again():
@@ -196,6 +196,47 @@ def test_one_head_of_every_group_goes_where_a_sink_reads_the_keys_again():
     assert small[0].query.weight.shape == (12, 11)
     assert small[0].key.weight.shape == (12, 11)
     assert small[0].sinks.shape == (3,)
+
+
+class Masked(Sunk):
+    """Leaves out half of its input by chance, in evaluation, too."""
+
+    def forward(self, x):
+        return super().forward(x * (torch.rand((*x.shape[:2], 1)) > 0.5))
+
+
+def test_models_that_draw_numbers_are_cut():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Masked()).eval(), torch.randn(2, 7, 11)
+    assert mh.cut(model, {0: [2, 3]}, x)[0].query.weight.shape == (16, 11)
+
+
+class Layer(nn.Module):
+    """Attention, and apart from it what reads its heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.mix = Sunk(), nn.Linear(24, 11)
+        self.attention.output = nn.Identity()
+
+    def forward(self, x):
+        return self.mix(self.attention(x))
+
+
+class Sidestepped(nn.Module):
+    """Runs a layer without calling it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = Layer()
+
+    def forward(self, x):
+        return self.layer.forward(x)
+
+
+def test_attention_that_is_never_called_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"projections lie in '0\.layer', which is never called as a module"):
+        mh.cut(nn.Sequential(Sidestepped()), {0: [2, 3]}, torch.randn(2, 7, 11))
 
 
 def test_groups_left_unequal_are_refused():

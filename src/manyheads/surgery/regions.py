@@ -61,8 +61,13 @@ def _common(paths: list[str]) -> str:
 
 
 def find_inputs(model: nn.Module, regions: Mapping[str, Region], found: Mapping[str, Projections]) -> None:
-    """Note which regions are given something for every head."""
+    """Note which regions are given something for every head; refuse one that is no module of its own."""
     for region in regions.values():
+        if not region.calls:
+            raise ValueError(
+                f"heads: cannot cut at {region.sites[0]!r}: its projections lie in {region.path!r}, which is "
+                "never called as a module (x(...), not x.forward(...)), so that it cannot be held to itself"
+            )
         module, call = model.get_submodule(region.path), region.calls[0]
         heads = found[region.sites[0]].site.heads
         if not isinstance(module, nn.MultiheadAttention | TorchAttention):

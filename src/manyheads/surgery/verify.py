@@ -24,11 +24,15 @@ _NOISE = 1e-2  # a difference up to this may be rounding that a deep model made 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; afterwards every module is as it was."""
+    """Eval mode without gradients, and always the same random numbers, for models that draw some then, too.
+
+    Afterwards every module is as it was, and so are the generators.
+    """
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(range(torch.cuda.device_count())):
+            torch.manual_seed(0)
             yield
     finally:
         for module in training:
