@@ -108,6 +108,16 @@ def test_augmentation_hides_moves_and_plays_faster(takes):
     assert max(len(data.train.take([0], 0, n)[0][0]) for n in range(20)) > 2 * len(still)
 
 
+def test_recordings_are_played_faster_and_slower_but_tones_are_their_pitch(takes, tmp_path):
+    for n, take in enumerate(takes):
+        (tmp_path / f"{take.label}_{take.speaker}_{n}.wav").write_bytes(encode_wav(take.sound, RATE))
+    assert opened()[0].speed == 0.0
+    assert opened(speed=0.3)[0].speed == 0.3
+    task = Speech(**SMALL)
+    task.open(str(tmp_path))
+    assert task.speed == 0.1
+
+
 def ways(string, length, blank=0):
     """Every way to spell a string in so many places."""
     known = sorted({blank, *string})

@@ -76,7 +76,9 @@ class Speech(Architecture):
     mels: int = option(40, "Bands of the spectrum.")
     join: int = option(3, "Frames, one every 10 ms, that make a token.")
     max_seconds: float = option(20.0, "Longer recordings are left out, longer strings cut.")
-    speed: float = option(0.1, "Recordings are played faster or slower by up to this share in training.")
+    speed: float | None = option(
+        None, "Played faster or slower by up to this share in training; unless given, 0.1, and tones 0."
+    )
     shift: float = option(0.1, "They begin and end with up to so many seconds of silence in training.")
     masks: float = option(
         0.15, "Twice up to this share of the bands, and of the time, is hidden in training."
@@ -97,13 +99,15 @@ class Speech(Architecture):
         if self.longest < self.shortest:
             raise ValueError(f"longest: expected {self.shortest} (shortest) or more, got {self.longest}")
         for name, most in (("speed", 0.9), ("masks", 0.5), ("label_smoothing", 0.99)):
-            if not 0 <= getattr(self, name) <= most:
+            if not 0 <= (getattr(self, name) or 0) <= most:
                 raise ValueError(f"{name}: expected from 0 to {most}, got {getattr(self, name)}")
         self.words: list[str] | None = None
 
     def open(self, data: str | None, valid: str | None = None) -> Data:
         """Recordings, or strings of them, to learn from and to be measured on."""
         recordings, notes = self._recordings(data)
+        if self.speed is None:  # a telephone's key is its pitch: a tenth faster, and it is another key
+            self.speed = 0.0 if data is None else 0.1
         if valid is None:
             train, held_out = hold_out(recordings, self.held_out)
             notes.append(f"{len(train):,} recordings, and {len(held_out):,} that are held out")
@@ -120,7 +124,9 @@ class Speech(Architecture):
 
     def describe(self) -> dict[str, Any]:
         """A `Classifier`, a `Speller` or a `Transcriber`."""
-        seconds = self.max_seconds / (1 - self.speed) + 2 * self.shift  # slower, and between two silences
+        seconds = (
+            self.max_seconds / (1 - (self.speed or 0)) + 2 * self.shift
+        )  # slower, and between two silences
         options = self.of_the_stack(max_length=ceil(seconds / HOP / self.join) + 1)
         options |= {"width": self.join * self.mels, _NAMED[self.kind]: self.words}
         if self.kind == "decoder":
@@ -263,7 +269,7 @@ class Speech(Architecture):
             taken = string(index, random)
             sound, kept = joined(taken, gap, longest, random)
             if changing:
-                sound = changed(sound, self.speed, round(self.shift * self.rate), random)
+                sound = changed(sound, self.speed or 0, round(self.shift * self.rate), random)
             frames = log_mel(sound, self.rate, self.mels)
             if changing:
                 frames = hidden(frames, self.masks, random)
