@@ -139,22 +139,19 @@ def joined(texts: list[str], count: int) -> list[str]:
     return found
 
 
-def batches(tokenizer: Any, texts: list[str], tokens: int = 2048) -> list[Batch]:
-    """Sentences of like length together."""
+def batches(tokenizer: Any, texts: list[str], tokens: int = 2048, count: int | None = None) -> list[Batch]:
+    """Sentences of like length together: up to so many tokens, or so many sentences."""
     options = {"truncation": True, "max_length": 128}
     sizes = [len(tokenizer(text, **options)["input_ids"]) for text in texts]
+    if count is None:
+        groups = bucketed(sizes, tokens)
+    else:
+        rising = sorted(range(len(texts)), key=lambda i: sizes[i])
+        groups = [rising[i : i + count] for i in range(0, len(rising), count)]
     return [
         dict(tokenizer([texts[i] for i in group], padding=True, return_tensors="pt", **options))
-        for group in bucketed(sizes, tokens)
+        for group in groups
     ]
-
-
-def evenly(tokenizer: Any, texts: list[str], count: int) -> list[Batch]:
-    """So many sentences of like length together."""
-    options = {"truncation": True, "max_length": 128}
-    rising = sorted(texts, key=lambda text: len(tokenizer(text, **options)["input_ids"]))
-    parts = (rising[i : i + count] for i in range(0, len(rising), count))
-    return [dict(tokenizer(part, padding=True, return_tensors="pt", **options)) for part in parts]
 
 
 def sentences(record: Pruned) -> None:
@@ -206,7 +203,7 @@ def sentences(record: Pruned) -> None:
     record.once(f"{last}, rounds, refitted", in_rounds)
     own_text = rest[:count]
     made = joined(own_text, 20 if record.quick else JOINED)
-    fed = evenly(tokenizer, own_text * OFTEN + made, SENTENCES)
+    fed = batches(tokenizer, own_text * OFTEN + made, count=SENTENCES)
     record.once(
         "minilm, recovered",
         lambda: record.recovered("minilm-rounds", model, fed, measure, steps, RATES[0]),

@@ -38,17 +38,12 @@ class Streams(TorchFunctionMode):
     Examples
     --------
     >>> import torch
-    >>> class Block(nn.Module):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.inner, self.outer = nn.Linear(2, 3), nn.Linear(3, 2)
-    ...     def forward(self, x):
-    ...         return x + self.outer(self.inner(x).relu())
-    >>> block = Block()
-    >>> with Streams(block, ["outer"]) as streams:
-    ...     y = block(torch.ones(5, 2))
-    >>> streams.found["outer"] is y
-    True
+    >>> from manyheads.nn.transformers import Encoder
+    >>> model = Encoder(d_model=8, heads=2, layers=1).eval()
+    >>> with torch.no_grad(), Streams(model, ["blocks.0.attention.output"]) as streams:
+    ...     _ = model(torch.rand(3, 5, 8))
+    >>> streams.found["blocks.0.attention.output"].shape
+    torch.Size([3, 5, 8])
     """
 
     def __init__(self, model: nn.Module, writers: Sequence[str]) -> None:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from manyheads.nn.transformers import Encoder
 from manyheads.tasks.classify import TESTING, Classification, first_of, parted, parts_of, pooled
 from manyheads.tasks.pictures import Labelled, patches, read_picture, read_set, to_pixels
-from manyheads.tasks.stems import check
-from manyheads.tasks.stems import stem as make_stem
+from manyheads.tasks.stems import check, make_stem
 from manyheads.training.batches import Examples
 from manyheads.training.options import option
 from manyheads.training.task import Data

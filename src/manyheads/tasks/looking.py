@@ -15,7 +15,7 @@ from manyheads.nn.cache import KVCache
 from manyheads.nn.generate import generate
 from manyheads.nn.mask import Mask
 from manyheads.nn.transformers import Encoder, Seq2Seq
-from manyheads.tasks.stems import stem as make_stem
+from manyheads.tasks.stems import make_stem
 
 
 def ink(pictures: Tensor) -> Tensor:

@@ -124,9 +124,8 @@ class Speech(Architecture):
 
     def describe(self) -> dict[str, Any]:
         """A `Classifier`, a `Speller` or a `Transcriber`."""
-        seconds = (
-            self.max_seconds / (1 - (self.speed or 0)) + 2 * self.shift
-        )  # slower, and between two silences
+        slowest = 1 - (self.speed or 0)
+        seconds = self.max_seconds / slowest + 2 * self.shift  # and between two silences
         options = self.of_the_stack(max_length=ceil(seconds / HOP / self.join) + 1)
         options |= {"width": self.join * self.mels, _NAMED[self.kind]: self.words}
         if self.kind == "decoder":

@@ -13,10 +13,10 @@ from manyheads.tasks.pictures import patches
 STEMS = ("convolutions", "patches")
 
 
-def stem(kind: str, channels: int, d_model: int, patch: int) -> nn.Module:
+def make_stem(kind: str, channels: int, d_model: int, patch: int) -> nn.Module:
     """A stem by its name: pictures ``(batch, channels, height, width)`` to ``(batch, tokens, d_model)``.
 
-    >>> stem("patches", 3, d_model=12, patch=4)(torch.rand(2, 3, 8, 16)).shape
+    >>> make_stem("patches", 3, d_model=12, patch=4)(torch.rand(2, 3, 8, 16)).shape
     torch.Size([2, 8, 12])
     """
     check(kind, patch)
