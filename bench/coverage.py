@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -203,21 +203,29 @@ def collect(wanted: Iterable[str], out: Path, jobs: int, again: bool = False) ->
     """The results of these architectures, from ``out`` where they are known."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "coverage.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
+    results = known(path)
 
     def done(name: str, found: dict[str, Any]) -> None:
-        known[name] = found
+        results[name] = found
         fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(known, indent=1))
+        fresh.write_text(json.dumps(results, indent=1))
         fresh.replace(path)
         harness.say(f"{name}: {found['status']} {found['reason'][:160]}")
 
-    each([name for name in wanted if again or name not in known], jobs, done)
-    return known
+    each([name for name in wanted if again or name not in results], jobs, done)
+    return results
 
 
-def report(results: dict[str, dict[str, Any]]) -> str:
-    """The table of every architecture, the misses by name, and the counts against what is to be reached."""
+def known(path: Path) -> dict[str, dict[str, Any]]:
+    """Results that a file keeps, by architecture; none if it is not there yet."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def report(results: dict[str, dict[str, Any]], cut: Mapping[str, dict[str, Any]]) -> str:
+    """The table of every architecture, the misses by name, and the counts against what is to be reached.
+
+    cut: what `bench.coverage_cut` found, for a column of its own.
+    """
     mapping, others = names()
     rows, misses, excused = [], [], []
     compared: Counter[str] = Counter()
@@ -229,7 +237,9 @@ def report(results: dict[str, dict[str, Any]]) -> str:
         ran, attention = status != NOT_RUN, status in (RIGHT, WRONG)
         verdict = {RIGHT: "right", WRONG: "WRONG"}.get(status, "")
         route = ", ".join(sorted(found.get("routes", {})))
-        rows.append([name, _yes(ran), _yes(attention) if ran else "", found.get("sites", ""), verdict, route])
+        beside = cut.get(name, {}).get("status", "") if attention else ""
+        told = [_yes(ran), _yes(attention) if ran else "", found.get("sites", ""), verdict, beside]
+        rows.append([name, *told, route])
         if status in (NOT_RUN, WRONG):
             misses.append(f"- {name} {'is ' * (status == WRONG)}{status}: {found['reason'][:300]}")
         if found.get("excused"):
@@ -254,7 +264,9 @@ def report(results: dict[str, dict[str, Any]]) -> str:
     )
     return "\n\n".join(
         [
-            harness.table(["architecture", "runs", "attention", "sites", "verdict", "reference"], rows),
+            harness.table(
+                ["architecture", "runs", "attention", "sites", "verdict", "cut", "reference"], rows
+            ),
             "Misses:",
             "\n".join(misses),
             "Softmaxes in modules named attention that are no attention of queries to keys:",
@@ -274,7 +286,8 @@ def run(quick: bool = False, out: Path = OUT) -> str:
     """As a part of `python -m bench`: every architecture, or every twentieth."""
     torch.set_num_threads(1)
     mapping, others = names()
-    return report(collect([*(mapping[::20] if quick else mapping), *others], out, jobs=2))
+    results = collect([*(mapping[::20] if quick else mapping), *others], out, jobs=2)
+    return report(results, known(out / "cut.json"))
 
 
 def main() -> None:
@@ -292,12 +305,10 @@ def main() -> None:
     torch.set_num_threads(1)
     mapping, others = names()
     wanted = options.name or [*mapping, *others]
-    path = options.out / "coverage.json"
-    if options.missed and path.exists():
-        known = json.loads(path.read_text())
-        wanted = [name for name in wanted if known.get(name, {}).get("status") in (NOT_RUN, WRONG)]
+    if options.missed and (before := known(options.out / "coverage.json")):
+        wanted = [name for name in wanted if before.get(name, {}).get("status") in (NOT_RUN, WRONG)]
     results = collect(wanted, options.out, options.jobs, options.again or options.missed)
-    text = report(results)
+    text = report(results, known(options.out / "cut.json"))
     (options.out / "coverage.md").write_text(text + "\n")
     print(text)
 

@@ -103,7 +103,7 @@ def collect(wanted: Iterable[str], out: Path, jobs: int, again: bool = False) ->
     """The results of these architectures, from ``out`` where they are known."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "cut.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
+    known = coverage.known(path)
 
     def done(name: str, found: dict[str, Any]) -> None:
         if found["reason"].startswith(("its process ended", "still running")):

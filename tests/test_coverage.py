@@ -237,7 +237,8 @@ def test_the_report_counts_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
         "d": {"status": coverage.NO_ATTENTION, "sites": 0, "reason": "", "excused": ["m (Attention): a map"]},
         "x": {"status": coverage.RIGHT, **seen},
     }
-    text = coverage.report(results)
+    text = coverage.report(results, {"a": {"status": "refused"}, "d": {"status": "no heads to spare"}})
+    assert [row.split("|")[6].strip() for row in text.splitlines()[2:7]] == ["refused", "", "", "", ""]
     assert (
         "5 entries in the model mapping, 4 tried: 3 run, 2 of those have attention, 1 of those are right. "
         "Beyond transformers: 1 of 1 right."
