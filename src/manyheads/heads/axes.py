@@ -15,12 +15,12 @@ from torch import Tensor
 Roles = tuple[str, ...]
 _ORDER = {role: place for place, role in enumerate("bnhgqkd")}
 
-_SWAPS = {
+SWAPS = {
     torch.transpose, Tensor.transpose, Tensor.transpose_, torch.swapaxes, Tensor.swapaxes, torch.swapdims,
     Tensor.swapdims,
 }  # fmt: skip
-_PERMUTES = {torch.permute, Tensor.permute}
-_LAST_SWAPS = {Tensor.mT.__get__, Tensor.mH.__get__, torch.adjoint, Tensor.adjoint}  # type: ignore[attr-defined]
+PERMUTES = {torch.permute, Tensor.permute}
+LAST_SWAPS = {Tensor.mT.__get__, Tensor.mH.__get__, torch.adjoint, Tensor.adjoint}  # type: ignore[attr-defined]
 _LOSES = {Tensor.T.__get__, Tensor.H.__get__, torch.movedim, Tensor.movedim}  # type: ignore[attr-defined]
 
 
@@ -33,12 +33,12 @@ def roles_after(
     after: Tensor,
 ) -> Roles | None:
     """The roles of the result's axes, or None when it is no longer one weight per query and key."""
-    if func in _SWAPS:
+    if func in SWAPS:
         first, second = (*args[1:], *(value for name, value in sorted(kwargs.items()) if name != "input"))
         return _swapped(roles, first, second)
-    if func in _LAST_SWAPS:
+    if func in LAST_SWAPS:
         return _swapped(roles, -1, -2)
-    if func in _PERMUTES:
+    if func in PERMUTES:
         dims = args[1] if len(args) == 2 and not isinstance(args[1], int) else args[1:] or kwargs["dims"]
         return tuple(roles[dim] for dim in dims)
     if func in _LOSES:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from manyheads.heads.sites import Site
 from manyheads.nn.mask import Mask
@@ -36,6 +37,9 @@ class Call:
     partial: value and output are those of some keys only; the model adds the others' to it.
     own: the column of `scores` at which the queries' own keys begin, where several sets of keys stand side
         by side; -1 otherwise.
+    modified: the model changed its weights after the softmax; `scores` are then the logarithm of the weights
+        that multiply the values.
+    signed: some of those weights are negative, so that they have no logarithm and no entropy.
     """
 
     site: Site
@@ -54,6 +58,8 @@ class Call:
     blocked: bool = False
     partial: bool = False
     own: int = -1
+    modified: bool = False
+    signed: bool = False
 
     @property
     def keys(self) -> int:
@@ -91,9 +97,14 @@ def from_sdpa(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fused:
     key.
     """
     given = dict(zip(_SDPA, args, strict=False)) | kwargs
-    mask = given.get("attn_mask")
-    conditions = Mask(tensors=() if mask is None else (mask,))
-    if given.get("is_causal"):
+    mask, top_left = given.get("attn_mask"), bool(given.get("is_causal"))
+    conditions = Mask()
+    if isinstance(mask, CausalBias):  # an object that stands for a mask: its own memory holds nothing
+        top_left = mask.variant is CausalVariant.UPPER_LEFT
+        conditions = Mask(causal=not top_left)
+    elif mask is not None:
+        conditions = Mask(tensors=(mask,))
+    if top_left:
         queries, keys = given["query"].shape[-2], given["key"].shape[-2]
         if queries == keys:
             conditions = conditions & Mask(causal=True)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from manyheads.heads import written
 from manyheads.heads.axes import Roles, canonical, restore
 from manyheads.heads.calls import SDPA, Call, Fused, flex_scores, from_sdpa
-from manyheads.heads.flow import NOT_MERGED, Merged, Tag
+from manyheads.heads.flow import NOT_MERGED, Merged, Tag, version_of
 from manyheads.nn.attention import attention
 from manyheads.nn.mask import Mask, as_mask
 
@@ -104,7 +104,10 @@ def _exp(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def _setitem(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     func(*args, **kwargs)
-    if mode.flow.tracing:
+    tag = mode.flow.get(args[0])
+    if tag is not None and tag.weights is not None:
+        tag.modified = True
+    elif mode.flow.tracing:
         mode.flow.follow(func, args, kwargs, args[0])
 
 
@@ -194,9 +197,9 @@ def _written(
     )
     if found.value_roles.count("b") < found.output_roles.count("b") > 1:  # blocks that all read the same keys
         value = value.repeat_interleave(output.shape[0] // value.shape[0], 0)
-    scores = canonical(weights.scores, weights.roles, heads)
-    query = key = None
     partial = product is not None and product.joint and found.factor.shape != weights.scores.shape
+    scores, modified, signed = _used(found, heads, partial)
+    query = key = None
     if product is not None and not product.joint:
         query, key = (
             canonical(product.query, product.query_roles, heads),
@@ -215,22 +218,54 @@ def _written(
         lambda: _kv_heads(key, value, output.shape[1]),
         _cross(mine, theirs, flow.tracing),
     )
-    before = 0 if partial else found.before
+    before = 0 if partial or modified else found.tag.before
     call = Call(
         site, query, key, value, output, Mask(), scores=scores, sinks=(before, sinks - before),
         blocked=found.output_roles.count("b") > 1, partial=partial, own=product.own if product else -1,
+        modified=modified, signed=signed,
     )  # fmt: skip
     if flow.ids and not (call.blocked or partial):
         call.tokens = flow.tokens(theirs, value.shape[0], value.shape[2])
     call.again = again
-    if not (weights.dropout or partial):
-        call.weights = canonical(found.factor, found.factor_roles, heads)
+    if found.tag.kept is None and found.tag.roles is not None and not partial:
+        call.weights = canonical(found.factor, found.tag.roles, heads)
     edited = mode.owner.emit(call)
     if edited is not None:
         out = restore(edited, found.output_roles, out.shape)
     if flow.tracing:
         flow.put(out, Tag(streams=mine or theirs))
     return out
+
+
+def _used(found: written.Contraction, heads: int, partial: bool) -> tuple[Tensor, bool, bool]:
+    """The scores whose softmax is the weights that multiply the values, (batch, heads, queries, keys);
+    whether the model changed its weights after its own softmax, and whether some are negative.
+
+    Where nothing was changed they are what went into the softmax, else the logarithm of the weights.
+    """
+    weights, tag = found.weights, found.tag
+    if partial or not (tag.modified or _overwritten(found)):
+        return canonical(weights.scores, weights.roles, heads), False, False
+    factor, roles = tag.kept or (found.factor, tag.roles)
+    assert roles is not None  # the weights have axes, or there were no contraction
+    used = canonical(factor.detach(), roles, heads)
+    used = used.to(torch.promote_types(used.dtype, torch.float32))
+    signed = bool((used < 0).any()) if used.device.type != "meta" else False
+    return used.clamp(min=0.0).log(), True, signed
+
+
+def _overwritten(found: written.Contraction) -> bool:
+    """Whether somebody wrote to the memory of the scores after the softmax had read them."""
+    scores, version = found.weights.scores, found.weights.version
+    if version >= 0:
+        return version != version_of(scores)
+    rows, roles = scores.detach(), found.weights.roles  # torch does not count: look at the last queries
+    if roles != found.tag.roles or rows.shape != found.factor.shape or found.tag.kept is not None:
+        return False
+    where, keys = roles.index("q"), roles.index("k")
+    last = [x.detach().select(where, -1) for x in (rows, found.factor)] if rows.shape[where] else []
+    keys -= keys > where
+    return bool(last) and not torch.allclose(last[0].float().softmax(keys), last[1].float(), atol=1e-2)
 
 
 def _broadcast(x: Tensor, lead: torch.Size) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.heads.axes import Roles, roles_after
+from manyheads.heads.axes import LAST_SWAPS, PERMUTES, SWAPS, Roles, roles_after
 
 Merged = tuple[int, int]  # the number of heads in an axis batch * heads, and the size of that axis
 NOT_MERGED: Merged = (0, 0)
@@ -55,8 +55,8 @@ class Weights:
     roles: Roles  # of the scores
     product: Product | None
     place: tuple[Any, ...]  # the modules that were running
+    version: int  # of the scores' memory, when the softmax had read them
     name: str | None = None  # of the site, once they have multiplied values
-    dropout: bool = False  # some weights were dropped at random since
 
 
 @dataclass(slots=True)
@@ -70,6 +70,8 @@ class Tag:
     weights: Weights | None = None
     before: int = 0  # columns of the weights dropped from the left
     of: Tensor | None = None  # scores that this is the logsumexp or the log-softmax of
+    modified: bool = False  # these are no longer the softmax's weights, moved or cast
+    kept: tuple[Tensor, Roles] | None = None  # the weights before some were dropped at random
 
 
 @dataclass(slots=True)
@@ -152,9 +154,17 @@ class Flow:
                 )
                 before = carrier.before + (_start(args[1]) if func is Tensor.__getitem__ else 0)
                 of = self._softmax_begun(func, args, kwargs, source, out)
-                self.put(out, Tag(streams, carrier.merged, roles, product, carrier.weights, before, of))
-                if carrier.weights is not None and func in _DROPOUTS:
-                    carrier.weights.dropout |= out is not source and not torch.equal(out, source)
+                tag = Tag(streams, carrier.merged, roles, product, carrier.weights, before, of)
+                if carrier.weights is not None:
+                    tag.modified, tag.kept = carrier.modified, carrier.kept
+                    if func in _DROPOUTS:
+                        if out is source:
+                            tag.modified |= _drops_in_place(func, args, kwargs)
+                        elif tag.kept is None and not torch.equal(out, source):
+                            tag.kept = (source, carrier.roles)
+                    elif not _moves(func, args):
+                        tag.modified, tag.kept = True, None
+                self.put(out, tag)
             elif self.tracing and id(out) not in self.constants:
                 self.put(out, Tag(streams or self.root(), self._merged(args, out, merged)))
 
@@ -211,6 +221,34 @@ class Flow:
         return known if known[1] in out.shape else NOT_MERGED
 
 
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor's memory was written to; -1 where torch does not count."""
+    return -1 if tensor.is_inference() else int(tensor._version)
+
+
+def _moves(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a function moves, views or casts numbers and does nothing else to them."""
+    if func is Tensor.__getitem__:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return all(part is None or part is Ellipsis or isinstance(part, slice | int) for part in index)
+    return func in _MOVES
+
+
+def _drops_in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a dropout overwrites the weights it drops."""
+    named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
+    in_place = func is torch.dropout_ or bool(named.get("inplace"))
+    return in_place and bool(named.get("training", True)) and named.get("p", 0.5) > 0
+
+
+_MOVES = SWAPS | PERMUTES | LAST_SWAPS | {
+    torch.reshape, Tensor.reshape, Tensor.view, Tensor.view_as, Tensor.reshape_as, torch.flatten,
+    Tensor.flatten, torch.unflatten, Tensor.unflatten, torch.squeeze, Tensor.squeeze, torch.unsqueeze,
+    Tensor.unsqueeze, Tensor.contiguous, torch.clone, Tensor.clone, torch.detach, Tensor.detach,
+    Tensor.expand, Tensor.expand_as, Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half,
+    Tensor.bfloat16, Tensor.double, Tensor.cpu, Tensor.cuda, torch.narrow, Tensor.narrow,
+    torch.ops.aten.view.default, torch.ops.aten.clone.default,
+}  # fmt: skip
 _LOGSUMEXPS = {torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp}
 _LOG_SOFTMAXES = {F.log_softmax, torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax}
 _DIFFERENCES = {torch.sub, Tensor.sub, Tensor.__sub__, torch.subtract, Tensor.subtract}

@@ -33,6 +33,8 @@ def measure(
     is absent.
     """
     keys = look.keys
+    if call.signed:
+        return _of_signed(call, look)
     if features is not None:
         features = features[:, :keys].expand(call.output.shape[0], -1, -1)
     if call.scores is not None:
@@ -41,6 +43,8 @@ def measure(
         if rows is not None:
             scores = scores.masked_fill(~rows[:, None, :, None], -torch.inf)
         found = statistics_of_scores(scores, which=which, features=features)
+        if call.modified:
+            _scale_shares(found, scores)
         if left or right:
             found = _with_sinks(
                 found, scores, torch.cat([call.scores[..., :left], call.scores[..., left + call.keys :]], -1)
@@ -65,9 +69,40 @@ def measure(
     if which == "full":
         found["effective_keys"] = 1 / found["collision"]
     absent = {"output_norm"} if call.partial else set()
+    if call.modified:
+        absent.add("largest_logit")  # the weights are no softmax of logits
     if not look.aligned:
         absent |= OF_ONE_SEQUENCE | (OF_WHOLE_KEYS if call.blocked or call.partial else set())
     return {name: value for name, value in found.items() if name not in absent} if absent else found
+
+
+def _scale_shares(found: dict[str, Tensor], scores: Tensor) -> None:
+    """Shares of weights that need not sum to one: entropy and distances are those of the normalised weights,
+    a share is the weight that was used.
+    """
+    used = scores.exp()
+    mass = used.sum(-1)
+    for name in ("self", "previous", "next", "first", "local", "confidence"):
+        if name in found:
+            found[name] = found[name] * mass
+    if "features" in found:
+        found["features"] = found["features"] * mass.unsqueeze(-1)
+    if "received" in found:
+        found["received"] = used.sum(2)
+
+
+def _of_signed(call: Call, look: Visible) -> dict[str, Tensor]:
+    """What can be said of weights that may be negative: where they are and how large, but no entropy."""
+    assert call.weights is not None
+    weights = call.weights[..., : look.keys].to(torch.promote_types(call.output.dtype, torch.float32))
+    found = {"keys": (weights != 0).sum(-1), "output_norm": _norm(call.output, weights.dtype)}
+    if look.aligned:
+        keys = torch.arange(look.keys, device=weights.device)
+        position = torch.arange(call.queries, device=weights.device)[:, None] + look.offset
+        steps = {"previous": -1, "self": 0, "next": 1}
+        found |= {name: (weights * (keys == position + step)).sum(-1) for name, step in steps.items()}
+        found["first"] = weights[..., 0]
+    return found
 
 
 def _norm(output: Tensor, dtype: torch.dtype) -> Tensor:

@@ -192,7 +192,8 @@ class Watch:
                 values |= dict(zip(features[0], found["features"].unbind(-1), strict=True))
             with self._lock:
                 tally = self._tally(site, call.output.device)
-                tally.add(values, counted, {"entropy_normalised": found["keys"] > 1}, look.offset)
+                fewer = {"entropy_normalised": found["keys"] > 1} if "entropy_normalised" in values else {}
+                tally.add(values, counted, fewer, look.offset)
                 if received:
                     keys = found["received"].shape[2]
                     real = look.real if look.real is not None else torch.ones(1, keys, dtype=torch.bool)

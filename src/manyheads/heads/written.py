@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.heads.axes import Roles
-from manyheads.heads.flow import NOT_MERGED, Flow, Product, Tag, Weights
+from manyheads.heads.flow import NOT_MERGED, Flow, Product, Tag, Weights, version_of
 
 _aten = torch.ops.aten
 MATMULS = {
@@ -34,8 +34,7 @@ class Contraction(NamedTuple):
 
     weights: Weights
     factor: Tensor  # the weights as they are now
-    factor_roles: Roles
-    before: int  # columns of the weights dropped from the left
+    tag: Tag  # of the factor
     value: Tensor
     value_roles: Roles
     output_roles: Roles
@@ -70,9 +69,8 @@ def product(
             continue
         lead = (("b",) * value.dim() + tag.roles[:-2])[2 - value.dim() :]
         return Contraction(
-            tag.weights, factor, tag.roles, tag.before, value,
-            (*lead, *ends[2:4]), (*tag.roles[:-2], *ends[4:]),
-        )  # fmt: skip
+            tag.weights, factor, tag, value, (*lead, *ends[2:4]), (*tag.roles[:-2], *ends[4:])
+        )
     if id(left) in flow.constants or id(right) in flow.constants:
         return None
     axes = _lead(left, right, out, heads)
@@ -144,16 +142,10 @@ def softmax(
                 found.key_streams, found.streams, found.merged,
             )  # fmt: skip
     streams = tag.streams if tag is not None else flow.streams(scores)
-    flow.put(
-        out,
-        Tag(
-            streams,
-            tag.merged if tag is not None else NOT_MERGED,
-            roles,
-            None,
-            Weights(scores, roles, found, place),
-        ),
-    )
+    merged = tag.merged if tag is not None else NOT_MERGED
+    weights = Weights(scores, roles, found, place, version_of(scores))
+    overwritten = out.data_ptr() == scores.data_ptr()  # softmax(out=scores): what went into it is gone
+    flow.put(out, Tag(streams, merged, roles, None, weights, modified=overwritten))
 
 
 def _exchanged(roles: Roles) -> Roles:
@@ -179,9 +171,7 @@ def einsum(flow: Flow, args: tuple[Any, ...], out: Tensor, heads: Collection[int
             result = tuple(role.get(letter, "d") for letter in letters[2])
             if result.count("d") != 1 or "q" not in result or factors[other].dim() < 3:
                 return None
-            return Contraction(
-                tag.weights, factors[mine], tag.roles, tag.before, factors[other], values, result
-            )
+            return Contraction(tag.weights, factors[mine], tag, factors[other], values, result)
     if any(factor.dim() < 3 or id(factor) in flow.constants for factor in factors):
         return None
     sizes = {
