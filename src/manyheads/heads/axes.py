@@ -1,6 +1,6 @@
 """What each axis of a tensor is, kept up through transposes and reshapes.
 
-Roles: ``b`` batch, ``h`` heads, ``g`` query heads of one key head, ``n`` batch * heads,
+Roles: ``b`` batch, ``h`` heads, ``g`` query heads of one key head, ``n`` batch * heads, ``m`` heads * batch,
 ``q`` queries, ``k`` keys, ``d`` width.
 """
 
@@ -112,10 +112,10 @@ def _group(roles: Roles, olds: tuple[int, ...], news: tuple[int, ...]) -> list[s
     kept = tuple(role for role, size in zip(roles, olds, strict=True) if size != 1) or roles[-1:]
     real = [place for place, size in enumerate(news) if size != 1] or [len(news) - 1]
     if len(kept) > 1 and len(real) == 1:
-        joined = {"bh": "n", "bb": "b", "hg": "h", "bhg": "n", "ng": "n", "bbh": "n"}.get("".join(kept))
+        joined = {"bh": "n", "hb": "m", "bb": "b", "hg": "h", "bhg": "n", "ng": "n", "bbh": "n", "hbb": "m"}.get("".join(kept))
         into = [joined] if joined else None
-    elif len(kept) == 1 and len(real) == 2 and kept[0] in "nhb":
-        into = {"n": ["b", "h"], "h": ["h", "g"], "b": ["b", "b"]}[kept[0]]
+    elif len(kept) == 1 and len(real) == 2 and kept[0] in "nmhb":
+        into = {"n": ["b", "h"], "m": ["h", "b"], "h": ["h", "g"], "b": ["b", "b"]}[kept[0]]
     elif len(kept) == 1 and len(real) == 1:
         into = [kept[0]]
         if kept[0] == "n" and real[0] + 1 < len(news):  # (batch * 1 head) -> (batch, 1)
@@ -135,12 +135,17 @@ def _group(roles: Roles, olds: tuple[int, ...], news: tuple[int, ...]) -> list[s
 
 
 def canonical(tensor: Tensor, roles: Roles, heads: int) -> Tensor:
-    """View a tensor as (batch, heads, ...): axes in the order b, h, g, q, then k or d; ``n`` split into
+    """View a tensor as (batch, heads, ...): axes in the order b, h, g, q, then k or d; ``n`` and ``m`` split into
     batch and heads.
 
     >>> canonical(torch.zeros(5, 6, 7), ("q", "n", "k"), heads=3).shape
     torch.Size([2, 3, 5, 7])
+    >>> canonical(torch.arange(6.0).view(6, 1, 1), ("m", "q", "k"), heads=3)[:, 1].flatten()
+    tensor([2., 3.])
     """
+    if "m" in roles:
+        axis = roles.index("m")
+        tensor, roles = tensor.unflatten(axis, (heads, -1)), _split(roles, axis)
     tensor = tensor.permute(_arranged(roles))
     sizes = dict.fromkeys("bnhg", 1)
     for role, size in zip(roles, (tensor.shape[i] for i in _places(roles)), strict=True):
@@ -153,8 +158,16 @@ def canonical(tensor: Tensor, roles: Roles, heads: int) -> Tensor:
 
 def restore(tensor: Tensor, roles: Roles, shape: torch.Size) -> Tensor:
     """Undo `canonical`: back to the axes ``roles`` with ``shape``."""
+    if "m" in roles:
+        axis, heads = roles.index("m"), tensor.shape[1]
+        parts = torch.Size((*shape[:axis], heads, shape[axis] // heads, *shape[axis + 1 :]))
+        return restore(tensor, _split(roles, axis), parts).reshape(shape)
     order = _arranged(roles)
     return tensor.reshape([shape[i] for i in order]).permute(_places(roles))
+
+
+def _split(roles: Roles, axis: int) -> Roles:
+    return (*roles[:axis], "h", "b", *roles[axis + 1 :])
 
 
 def _arranged(roles: Roles) -> list[int]:

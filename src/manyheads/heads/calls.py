@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
+from manyheads.heads.axes import Roles
 from manyheads.heads.sites import Site
 from manyheads.nn.mask import Mask
+
+
+@dataclass(eq=False)
+class Origin:
+    """How a call was made: what `proof` needs to know to say which of its axes are heads.
+
+    key: the module that was running, the kind of function (``fused``, ``product`` or ``softmax``) and the number
+        of axes: what is proved of one call of this key holds for all.
+    tensor: the queries, or the scores where no queries were seen, with all their axes.
+    roles: what custom says of those axes.
+    axes: for each of them the axis of the function's result that it became, -1 for none.
+    result: what custom says of the axes of that result.
+    heads: the number of heads in a merged axis.
+    frame: the module that made the call, told apart from its other runs.
+    number: which product of weights and values of that run it was; -1 for a fused kernel.
+    """
+
+    key: tuple[str, str, int]
+    tensor: Tensor
+    roles: Roles
+    axes: tuple[int, ...]
+    result: Roles
+    heads: int
+    frame: tuple[str, int]
+    number: int = -1
 
 
 @dataclass(eq=False)
@@ -40,6 +66,8 @@ class Call:
     modified: the model changed its weights after the softmax; `scores` are then the logarithm of the weights
         that multiply the values.
     signed: some of those weights are negative, so that they have no logarithm and no entropy.
+    first_head: the number of the first head in it, where a model makes one call for each head.
+    origin: how it was made.
     """
 
     site: Site
@@ -60,6 +88,13 @@ class Call:
     own: int = -1
     modified: bool = False
     signed: bool = False
+    first_head: int = 0
+    origin: Origin | None = None
+
+    @property
+    def heads(self) -> slice:
+        """Which of the site's heads are in it."""
+        return slice(self.first_head, self.first_head + self.output.shape[1])
 
     @property
     def keys(self) -> int:
@@ -130,3 +165,16 @@ def flex_scores(args: tuple[Any, ...]) -> Tensor:
     query, key, value = args[:3]
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1).expand(query.shape[0], -1, -1, -1)
     return _math_attention_inner(query, key, value, *args[3:])[1]
+
+
+def joined(parts: list[Call]) -> Call:
+    """One call of several that a model made for one head each, or for some heads each."""
+
+    def cat(name: str) -> Any:
+        tensors = [getattr(part, name) for part in parts]
+        return None if any(x is None for x in tensors) else torch.cat(tensors, 1)
+
+    names = ("query", "key", "value", "output", "scores", "weights")
+    whole = replace(parts[0], **{name: cat(name) for name in names})
+    whole.modified, whole.signed = any(p.modified for p in parts), any(p.signed for p in parts)
+    return whole

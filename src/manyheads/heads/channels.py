@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from manyheads.heads import written
 from manyheads.heads.axes import Roles, canonical, restore
-from manyheads.heads.calls import SDPA, Call, Fused, flex_scores, from_sdpa
-from manyheads.heads.flow import NOT_MERGED, Merged, Tag, version_of
+from manyheads.heads.calls import SDPA, Call, Fused, Origin, flex_scores, from_sdpa
+from manyheads.heads.flow import NOT_MERGED, Merged, Tag, Weights, version_of
+from manyheads.heads.sites import Site
 from manyheads.nn.attention import attention
 from manyheads.nn.mask import Mask, as_mask
 
@@ -74,21 +75,35 @@ def _matmul(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     out = func(*args, **kwargs)
     factors = written.operands(func, args, kwargs)
     found = None
-    if factors is not None:
-        found = written.product(mode.state.flow, *factors, out, _named(mode) if out.dim() == 5 else ())
+    if factors is not None and isinstance(out, Tensor) and not out.is_nested:
+        named = _named(mode) if out.dim() == 5 else ()
+        path, proved = _proved(mode, "product", out)
+        found = written.product(mode.state.flow, *factors, out, named, path, proved)
     return _written(mode, func, args, kwargs, out, found)
 
 
 def _einsum(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = func(*args, **kwargs)
     named = _named(mode) if out.dim() == 5 else ()
-    return _written(mode, func, args, kwargs, out, written.einsum(mode.state.flow, args, out, named))
+    path, proved = _proved(mode, "product", out)
+    found = written.einsum(mode.state.flow, args, out, named, path, proved)
+    return _written(mode, func, args, kwargs, out, found)
 
 
 def _softmax(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = func(*args, **kwargs)
-    written.softmax(mode.state.flow, args, kwargs, out, tuple(mode.state.frames))
+    if isinstance(out, Tensor) and not out.is_nested:
+        proved = _proved(mode, "softmax", out)[1]
+        written.softmax(mode.state.flow, args, kwargs, out, tuple(mode.state.frames), proved)
     return out
+
+
+def _proved(mode: Mode, kind: str, out: Tensor) -> tuple[str, written.Proved | None]:
+    """The module that is running, and what was proved of the axes that its functions of this kind give."""
+    frames, proof = mode.state.frames, mode.owner.proof
+    path = frames[-1].path if frames else ""
+    found = proof.roles.get((path, kind, out.dim())) if proof is not None and proof.roles else None
+    return path, None if found is None else written.Proved(*found)
 
 
 def _exp(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -120,49 +135,78 @@ def _embedding(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _fused(mode: Mode, out: Tensor, given: Fused, scores: Tensor | None = None) -> Tensor:
     """Emit the call of a fused kernel."""
-    state, lead = mode.state, _LEADING.get(out.dim())
-    if not state.frames or lead is None or out.is_nested:
+    state = mode.state
+    custom = None if out.is_nested else _LEADING.get(out.dim())
+    if not state.frames or custom is None:
         return out
     frame, flow = state.frames[-1], state.flow
-    name, again = state.name(frame, given.query, given.key)
+    number, frame.contractions = frame.contractions, frame.contractions + 1
+    if mode.owner.proof is not None and (frame.path, number) in mode.owner.proof.rejected:
+        return out
+    path, proved = _proved(mode, "fused", out)
+    lead: Roles = custom if proved is None else proved.roles[:-2]
+    mask = given.mask
+    geometry = mask.causal, mask.window, mask.chunk, given.scale, tuple(id(x) for x in mask.tensors)
+    name, again, part = state.name(frame, given.query, given.key, geometry)
     mine, theirs = flow.streams(given.query), flow.streams(given.value)
-    query, key, value, output, mask = given.query, given.key, given.value, out, given.mask
-    if out.dim() != 4:
-        tag = flow.get(query)
-        heads = (
-            _heads(mode, name, frame, query.shape[0], tag.merged if tag else NOT_MERGED)
-            if out.dim() == 3
-            else 1
+    query, key, value, output = given.query, given.key, given.value, out
+    heads = 1
+    if lead != ("b", "h"):
+        if proved is not None:
+            heads = proved.heads
+        elif "n" in lead:
+            tag = flow.get(query)
+            heads = _heads(mode, name, frame, query.shape[0], tag.merged if tag else NOT_MERGED)
+        axes = (*lead, "q", "d")
+        query, key, value, output = (
+            canonical(_broadcast(x, out.shape[:-2]) if proved else x, axes, heads) for x in (query, key, value, out)
         )
-        query, key, value, output = (canonical(x, (*lead, "q", "d"), heads) for x in (query, key, value, out))
         mask = Mask(
-            causal=mask.causal,
+            causal=mask.causal, window=mask.window, chunk=mask.chunk,
             tensors=tuple(
                 canonical(x.expand(*out.shape[:-1], given.key.shape[-2]), (*lead, "q", "k"), heads)
                 for x in mask.tensors
             ),
-        )
+        )  # fmt: skip
+        if given.mask.lengths is not None or given.mask.slopes is not None or given.mask.queries is not None:
+            return out  # our own attention, whose axes are (batch, heads, ...) by definition
+        scores = None if scores is None else canonical(scores, (*lead, "q", "k"), heads)
     query, key, value = (
         _broadcast(query, output.shape[:2]),
         _broadcast(key, output.shape[:1]),
         _broadcast(value, output.shape[:1]),
     )
-    site = mode.owner.site(
-        name,
-        query.shape[1],
-        lambda: _kv_heads(key, value, query.shape[1]),
-        _cross(mine, theirs, flow.tracing),
-    )
+    site = _site(mode, frame, name, output.shape[1], key, value, _cross(mine, theirs, flow.tracing))
     call = Call(site, query, key, value, output, mask, given.scale, given.dropout, scores)
-    call.again = again
+    call.again, call.first_head = again, part * output.shape[1]
+    call.blocked = lead.count("b") > 1
+    call.origin = Origin(
+        (path, "fused", out.dim()), given.query, (*lead, "q", "d"), (*range(out.dim() - 1), -1),
+        (*lead, "q", "d"), heads, (frame.path, frame.number), number,
+    )  # fmt: skip
     if flow.ids:
         call.tokens = flow.tokens(theirs, value.shape[0], value.shape[2])
-    edited = mode.owner.emit(call)
+    edited = mode.owner.emit(call, frame)
     if edited is not None:
-        out = edited if out.dim() == 4 else restore(edited, (*lead, "q", "d"), out.shape)
+        out = edited if lead == ("b", "h") else restore(edited, (*lead, "q", "d"), out.shape)
     if flow.tracing:
         flow.put(out, Tag(streams=mine))
     return out
+
+
+def _site(
+    mode: Mode, frame: Frame, name: str, heads: int, key: Tensor | None, value: Tensor, cross: bool | None
+) -> Site:
+    """The site of a call with so many heads, which may be some of all."""
+    proof = mode.owner.proof
+    count = heads if proof is None else proof.heads.get(frame.path, heads)
+
+    def kv_heads() -> tuple[int, ...]:
+        here = _kv_heads(key, value, heads)
+        step = max(here) + 1 if here else 0
+        return tuple(number + step * part for part in range(count // max(1, heads)) for number in here)
+
+    return mode.owner.site(name, count, kv_heads, cross)
 
 
 def _written(
@@ -176,21 +220,23 @@ def _written(
     """Emit the call that hand-written attention has just completed, if it has."""
     state, flow = mode.state, mode.state.flow
     frame = _common(state, found.weights.place) if found is not None else None
-    if found is None or frame is None:
+    if found is None or frame is None or not _is_attention(mode, frame, found, out):
         if flow.get(out) is None:
             flow.follow(func, args, kwargs, out)
         return out
     weights, product = found.weights, found.weights.product
-    name, again = weights.name, weights.name is not None
-    if name is None:
-        name, _ = state.name(frame, out if product is None else product.query)
-        weights.name = name
-    merged = "n" in found.output_roles
+    if weights.name is None:
+        name, _, part = state.name(frame, out if product is None else product.query)
+        weights.name, weights.part, again = name, part, False
+    else:
+        name, part, again = weights.name, weights.part, True
     heads = 1
-    if merged:
+    merged = next((role for role in found.output_roles if role in ("n", "m")), None)
+    if merged is not None:
         tag = flow.get(found.value)
         hint = product.merged if product and product.merged[0] else tag.merged if tag else NOT_MERGED
-        heads = _heads(mode, name, frame, out.shape[found.output_roles.index("n")], hint)
+        size = out.shape[found.output_roles.index(merged)]
+        heads = product.heads if product and product.heads else _heads(mode, name, frame, size, hint)
     value, output = (
         canonical(found.value, found.value_roles, heads),
         canonical(out, found.output_roles, heads),
@@ -212,29 +258,59 @@ def _written(
     mine, theirs = (product.streams if product else 0), flow.streams(found.value)
     if partial and product is not None:
         theirs = product.key_streams
-    site = mode.owner.site(
-        name,
-        output.shape[1],
-        lambda: _kv_heads(key, value, output.shape[1]),
-        _cross(mine, theirs, flow.tracing),
-    )
+    site = _site(mode, frame, name, output.shape[1], key, value, _cross(mine, theirs, flow.tracing))
     before = 0 if partial or modified else found.tag.before
     call = Call(
         site, query, key, value, output, Mask(), scores=scores, sinks=(before, sinks - before),
         blocked=found.output_roles.count("b") > 1, partial=partial, own=product.own if product else -1,
-        modified=modified, signed=signed,
+        modified=modified, signed=signed, first_head=part * output.shape[1],
     )  # fmt: skip
     if flow.ids and not (call.blocked or partial):
         call.tokens = flow.tokens(theirs, value.shape[0], value.shape[2])
     call.again = again
+    call.origin = _origin(weights, frame, heads)
     if found.tag.kept is None and found.tag.roles is not None and not partial:
         call.weights = canonical(found.factor, found.tag.roles, heads)
-    edited = mode.owner.emit(call)
+    _note(call, found)
+    edited = mode.owner.emit(call, frame)
     if edited is not None:
         out = restore(edited, found.output_roles, out.shape)
     if flow.tracing:
         flow.put(out, Tag(streams=mine or theirs))
     return out
+
+
+def _is_attention(mode: Mode, frame: Frame, found: written.Contraction, out: Tensor) -> bool:
+    """Whether a product of weights and values is attention over tokens, as far as that was disproved."""
+    number, frame.contractions = frame.contractions, frame.contractions + 1
+    proof = mode.owner.proof
+    shapes = len(found.value_roles) == found.value.dim() and len(found.output_roles) == out.dim()
+    axes = {"q", "d"} <= set(found.output_roles) and {"k", "d"} <= set(found.value_roles)
+    return shapes and axes and (proof is None or (frame.path, number) not in proof.rejected)
+
+
+def _origin(weights: Weights, frame: Frame, heads: int) -> Origin:
+    product, run = weights.product, (frame.path, frame.number)
+    if product is not None:
+        return Origin(
+            product.origin, product.query, product.query_roles, product.axes, product.result, heads, run,
+            frame.contractions - 1,
+        )
+    axes = tuple(range(weights.scores.dim()))
+    key = (weights.place[-1].path if weights.place else "", "softmax", weights.scores.dim())
+    return Origin(key, weights.scores, weights.roles, axes, weights.roles, heads, run, frame.contractions - 1)
+
+
+def _note(call: Call, found: written.Contraction) -> None:
+    """Say at the site what the model did to its weights after the softmax."""
+    if call.modified and not (call.site.notes and call.again):
+        call.site.note("the model changes its weights after the softmax: the numbers are of the weights it uses")
+        if call.signed:
+            call.site.note("some weights are negative: they have no entropy, confidence or distance")
+        elif call.scores is not None and call.scores.device.type != "meta":
+            mass = call.scores.exp().sum(-1)
+            if bool(((mass - 1).abs() > 1e-3).any()):
+                call.site.note("rows of weights do not sum to one: entropy and distance are of the normalised ones")
 
 
 def _used(found: written.Contraction, heads: int, partial: bool) -> tuple[Tensor, bool, bool]:

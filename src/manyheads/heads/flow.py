@@ -45,6 +45,11 @@ class Product:
         False  # the scores of several sets of keys side by side, which have values of their own each
     )
     own: int = -1  # of those, the column at which the queries' own keys begin; -1 when nobody can tell
+    origin: tuple[str, str, int] = ("", "", 0)  # the module, the kind of function and the number of axes
+    axes: tuple[int, ...] = ()  # for each axis of the queries the axis of the product, -1 for none
+    key_axes: tuple[int, ...] = ()
+    result: Roles = ()  # of the product's axes
+    heads: int = 0  # in a merged axis, where that was proved
 
 
 @dataclass(slots=True)
@@ -57,6 +62,7 @@ class Weights:
     place: tuple[Any, ...]  # the modules that were running
     version: int  # of the scores' memory, when the softmax had read them
     name: str | None = None  # of the site, once they have multiplied values
+    part: int = 0  # which of the calls for some heads each
 
 
 @dataclass(slots=True)
@@ -82,9 +88,10 @@ class Flow:
     tracing: bool = True  # follow streams too, not only hand-written attention
     tags: dict[int, tuple[weakref.ref[Tensor], Tag]] = field(default_factory=dict)
     roots: int = 0
-    ids: dict[int, tuple[Tensor, int]] = field(
-        default_factory=dict
-    )  # stream -> token ids, size of the vocabulary
+    # stream -> token ids, size of the vocabulary, which embedding of the forward it was
+    ids: dict[int, tuple[Tensor, int, int]] = field(default_factory=dict)
+    embeddings: int = 0  # of this forward so far
+    token_embeddings: frozenset[int] | None = None  # those of tokens, where that was proved
 
     def get(self, tensor: Any) -> Tag | None:
         entry = self.tags.get(id(tensor))
@@ -113,16 +120,19 @@ class Flow:
         """Start a stream with the embeddings ``out`` of token ``ids``."""
         if self.tracing:
             stream = self.root()
-            self.ids[stream] = (ids, vocabulary)
+            self.ids[stream] = (ids, vocabulary, self.embeddings)
             self.put(out, Tag(streams=stream))
+        self.embeddings += 1
 
     def tokens(self, streams: int, batch: int, length: int) -> Tensor | None:
-        """The token ids (batch, length) embedded into these streams: of several, those of the largest
-        vocabulary.
+        """The token ids (batch, length) embedded into these streams: those that change when a token does, where
+        that was proved; otherwise those of the largest vocabulary.
         """
+        proved = self.token_embeddings
         found = [
-            (size, ids) for stream, (ids, size) in self.ids.items()
+            (size, ids) for stream, (ids, size, number) in self.ids.items()
             if stream & streams and ids.dim() == 2 and ids.shape[1] == length and ids.shape[0] in (1, batch)
+            and (proved is None or number in proved)
         ]  # fmt: skip
         return max(found, key=lambda pair: pair[0])[1] if found else None
 

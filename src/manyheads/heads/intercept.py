@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from manyheads.heads import channels, surroundings
-from manyheads.heads.calls import Call
+from manyheads.heads.calls import Call, joined
 from manyheads.heads.flow import Flow
+from manyheads.heads.proofs import Proof, proof_of
 from manyheads.heads.sites import Site, Sites
 
 Callback = Callable[[Call], Tensor | None]
@@ -47,31 +48,38 @@ def _nothing(*_: Any) -> None:
 class Frame:
     """One running module."""
 
-    __slots__ = ("module", "path", "piece")
+    __slots__ = ("calls", "contractions", "module", "name", "number", "parts", "path", "piece")
 
-    def __init__(self, module: nn.Module, path: str) -> None:
+    def __init__(self, module: nn.Module, path: str, number: int) -> None:
         self.module = module
         self.path = path
+        self.number = number  # which run of the module this is
         self.piece: Piece | None = None  # the queries last seen here
+        self.calls = 0  # attention calls seen here
+        self.contractions = 0  # products of weights and values seen here, attention or not
+        self.name: str | None = None  # of the site, where all calls are of one
+        self.parts: list[Call] = []  # calls for some heads each, until all are there
 
 
 class Piece:
     """Where in memory the queries and keys of a call are, kept so that nobody reuses it."""
 
-    __slots__ = ("end", "key", "name", "query", "start", "storage")
+    __slots__ = ("end", "key", "mask", "name", "query", "start", "storage")
 
-    def __init__(self, query: Tensor, key: Tensor | None) -> None:
+    def __init__(self, query: Tensor, key: Tensor | None, mask: object) -> None:
         self.storage = query.untyped_storage()
         self.start = int(query.storage_offset())
         self.end = int(self.start + query.shape[-2] * query.stride(-2))
         self.query = query.shape
         self.key = None if key is None else (key.untyped_storage(), key.storage_offset())
+        self.mask = mask
         self.name = ""
 
     def same(self, last: Piece) -> bool:
-        """Whether these are the same queries and keys."""
+        """Whether these are the same queries and keys, under the same mask."""
         return (
             self._beside(last)
+            and self.mask == last.mask
             and (self.start, self.query) == (last.start, last.query)
             and self.key is not None
             and last.key is not None
@@ -91,31 +99,42 @@ class State:
     """What one thread knows while a forward of the model runs in it."""
 
     def __init__(self, owner: Interceptor, tracing: bool) -> None:
+        self.owner = owner
         self.frames: list[Frame] = []
+        self.runs: dict[str, int] = {}
         self.counts: dict[str, int] = {}
         self.flow = Flow(owner.constants, tracing)
+        self.flow.token_embeddings = None if owner.proof is None else owner.proof.token_embeddings
         self.heads = 0  # of the nn.MultiheadAttention that is running
         self.resumed = False
         self.mode = Mode(owner, self)
 
-    def name(self, frame: Frame, query: Tensor, key: Tensor | None = None) -> tuple[str, bool]:
-        """The site of a call at ``frame``, its path numbered from the second call on, and whether its weights
-        are those of the last call again (the same queries and keys, for further values).
+    def name(
+        self, frame: Frame, query: Tensor, key: Tensor | None = None, mask: object = None
+    ) -> tuple[str, bool, int]:
+        """The site of a call at ``frame``, its path numbered from the second call on; whether its weights are
+        those of the last call again (the same queries and keys, for further values); and which of the calls for
+        some heads each it is, where a module makes several.
 
-        Queries that continue where the last call's ended, in the same memory, are a piece of the same
-        attention (models that loop over packed sequences) and have the same site.
+        Calls of one site are told by the proof. Where there is none, queries that continue where the last
+        call's ended, in the same memory, are a piece of the same attention (models that loop over packed
+        sequences).
         """
-        here = Piece(query, key)
+        here = Piece(query, key, mask)
         last, frame.piece = frame.piece, here
+        proof = self.owner.proof
+        cycle = 0 if proof is None else proof.cycles.get(frame.path, 0)
         if last is not None and here.same(last):
             here.name = last.name
-            return last.name, True
-        if last is not None and here.follows(last):
-            here.name = last.name
+            return last.name, True, max(0, frame.calls - 1) % max(1, cycle)
+        number, frame.calls = frame.calls, frame.calls + 1
+        guess = proof is None or bool(proof.failed)
+        if frame.name is not None and (cycle or (guess and last is not None and here.follows(last))):
+            here.name = frame.name
         else:
-            number = self.counts[frame.path] = self.counts.get(frame.path, 0) + 1
-            here.name = frame.path if number == 1 else f"{frame.path}#{number}"
-        return here.name, False
+            count = self.counts[frame.path] = self.counts.get(frame.path, 0) + 1
+            here.name = frame.name = frame.path if count == 1 else f"{frame.path}#{count}"
+        return here.name, False, number % max(1, cycle)
 
 
 class Mode(TorchFunctionMode):
@@ -156,6 +175,10 @@ class Interceptor:
     reruns: whether the callback is called in such repetitions, too (editing needs it, counting must not
         have it).
     tokens: follow token ids to the keys (`Call.tokens`); costs a little.
+    parts: whether the callback takes calls for some of a site's heads (`Call.heads`), as a model makes them that
+        computes its heads one by one. Without it they are joined, too late to be edited.
+    proof: what is known of the model's sites; found out at the first forward unless given.
+    prefix: the path of ``model`` inside the model that names are about.
 
     >>> calls = []
     >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
@@ -167,13 +190,24 @@ class Interceptor:
     """
 
     def __init__(
-        self, model: nn.Module, callback: Callback, *, reruns: bool = False, tokens: bool = False
+        self,
+        model: nn.Module,
+        callback: Callback,
+        *,
+        reruns: bool = False,
+        tokens: bool = False,
+        parts: bool = False,
+        proof: Proof | None = None,
+        prefix: str = "",
     ) -> None:
-        self.paths = module_paths(model)
+        self.paths = module_paths(model, prefix)
         self.model = model
         self.callback = callback
         self.reruns = reruns
         self.tokens = tokens
+        self.parts = parts
+        self.proof = proof
+        self._proves = proof is None
         self.sites = Sites()
         self.ran: set[str] = set()
         self.constants = frozenset(id(tensor) for tensor in (*model.parameters(), *model.buffers()))
@@ -188,7 +222,8 @@ class Interceptor:
         self._depth += 1
         if self._depth == 1:
             for module in self._hooked:
-                self._handles.append(module.register_forward_pre_hook(Hook(self._begin)))
+                begin = module.register_forward_pre_hook(Hook(self._begin), with_kwargs=True)
+                self._handles.append(begin)
                 self._handles.append(module.register_forward_hook(Hook(self._end), always_call=True))
             surroundings.add(self)
         return self
@@ -219,16 +254,31 @@ class Interceptor:
         if known is None:
             known = self.sites.find(name, heads, kv_heads(), cross)
             self._tracing = True
+            if self.proof is not None:
+                self.proof.tell(known)
         if known.cross is None:
             known.cross = cross
         return known
 
-    def emit(self, call: Call) -> Tensor | None:
-        """Call the callback, unless this is a repetition that it does not want."""
-        return self.callback(call)
+    def emit(self, call: Call, frame: Frame) -> Tensor | None:
+        """Call the callback, with calls for some heads each joined to one unless it takes parts."""
+        if self.parts or call.output.shape[1] == call.site.heads:
+            return self.callback(call)
+        frame.parts.append(call)
+        if call.heads.stop < call.site.heads:
+            return None
+        whole, frame.parts = joined(frame.parts), []
+        if whole.output.shape[1] == call.site.heads and self.callback(whole) is not None:
+            raise ValueError(
+                f"{call.site.name}: this model computes its heads one by one, which cannot be edited here: "
+                "expected all heads in one call"
+            )
+        return None
 
-    def _begin(self, module: nn.Module, args: Any) -> None:
-        path = self.paths[id(module)]
+    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        path = self.paths.get(id(module))
+        if path is None:  # a copy or a replica that carries our hooks
+            return
         state = self.state
         if state is not None and not state.resumed and state.frames and state.frames[0].module is module:
             self._stop(state)  # an interrupted forward left it behind
@@ -237,10 +287,13 @@ class Interceptor:
             if not self.reruns and surroundings.in_backward():
                 return
             surroundings.stay_eager()
+            if self._proves:
+                self.proof = proof_of(self.model, module, path, args, kwargs)
             tracing, self._tracing = self._tracing or self.tokens, False
             state = self._local.state = State(self, tracing)
             state.mode.__enter__()
-        state.frames.append(Frame(module, path))
+        number = state.runs[path] = state.runs.get(path, 0) + 1
+        state.frames.append(Frame(module, path, number))
         self.ran.add(path)
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -278,9 +331,9 @@ def _is_torch_leaf(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.") and next(module.children(), None) is None
 
 
-def module_paths(model: nn.Module) -> dict[int, str]:
-    """The path of each module by its id, as if nothing had been compiled. Raises for what cannot be seen
-    into.
+def module_paths(model: nn.Module, prefix: str = "") -> dict[int, str]:
+    """The path of each module by its id, as if nothing had been compiled, behind ``prefix``. Raises for what
+    cannot be seen into.
 
     >>> list(module_paths(nn.Sequential(nn.Linear(2, 3))).values())
     ['', '0']
@@ -293,6 +346,6 @@ def module_paths(model: nn.Module) -> dict[int, str]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     return {
-        id(module): ".".join(part for part in path.split(".") if part != "_orig_mod")
+        id(module): ".".join(part for part in (*prefix.split("."), *path.split(".")) if part not in ("", "_orig_mod"))
         for path, module in model.named_modules()
     }

@@ -97,13 +97,13 @@ def _map(call: Call, numbers: list[int], queries: Sequence[int] | None, size: in
     parts = []
     step = row_size * max(1, _ROWS // row_size)
     for start in range(0, len(wanted), step):
-        weights = _rows(call, numbers, wanted[start : start + step])  # (batch, heads, rows, keys)
+        weights = weight_rows(call, numbers, wanted[start : start + step])  # (batch, heads, rows, keys)
         if column_size > 1:
             weights = (
                 nn.functional.pad(weights, (0, -keys % column_size)).unflatten(-1, (-1, column_size)).sum(-1)
             )
         if row_size > 1:
-            weights = torch.stack([rows.mean(2) for rows in weights.split(row_size, 2)], 2)
+            weights = torch.stack([part.mean(2) for part in weights.split(row_size, 2)], 2)
         parts.append(weights)
     return Map(call.site, tuple(numbers), tuple(wanted), torch.cat(parts, 2), row_size, column_size)
 
@@ -114,7 +114,7 @@ def _position(query: int, length: int) -> int:
     return query % length
 
 
-def _rows(call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
+def weight_rows(call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
     """Rows of the softmax (batch, heads, rows, keys), in float32 at least. Queries without any key have
     zeros.
     """

@@ -52,9 +52,9 @@ def _silence(model: nn.Module, chosen: Selection) -> Iterator[None]:
             return None
         gate = torch.ones(call.site.heads, dtype=call.output.dtype, device=call.output.device)
         gate[numbers] = 0.0
-        return call.output * gate[:, None, None]
+        return call.output * gate[call.heads, None, None]
 
-    with Interceptor(model, edit, reruns=True) as interceptor:
+    with Interceptor(model, edit, reruns=True, parts=True) as interceptor:
         yield
     chosen.finish(interceptor.sites.by_name.values())
 
@@ -147,8 +147,8 @@ def gates(model: nn.Module, values: GateValues | None = None) -> AbstractContext
 def _gates(model: nn.Module, found: Gates) -> Iterator[Gates]:
     def edit(call: Call) -> Tensor | None:
         gate = found.at(call)
-        return None if gate is None else call.output * gate[..., None, None].to(call.output)
+        return None if gate is None else call.output * gate[..., call.heads, None, None].to(call.output)
 
-    with Interceptor(model, edit, reruns=True):
+    with Interceptor(model, edit, reruns=True, parts=True):
         yield found
     found.finish()

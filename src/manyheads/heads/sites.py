@@ -32,6 +32,16 @@ class Site:
     causal: bool = False  # seen: several queries, none of them looking ahead
     ahead: bool = False  # seen: a query that may look ahead
     cached: bool = False  # seen: fewer queries than keys, of the same sequence
+    verified: bool = False  # what it is was proved on a probe
+    reason: str = ""  # why not
+    notes: list[str] = field(default_factory=list)  # what one should know to read its numbers
+    own: tuple[int, int | None] | None = None  # keys before and after those of the queries themselves, as proved
+    content_masks: bool = False  # which keys are hidden depends on what the tokens are, not on a mask
+
+    def note(self, text: str) -> None:
+        """Add something that one should know, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     @property
     def path(self) -> str:

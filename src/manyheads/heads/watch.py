@@ -128,15 +128,18 @@ class Watch:
 
     @property
     def missed(self) -> dict[str, str]:
-        """Modules that ran and look like attention but made no call that could be seen, and why."""
-        return missed(self.model, self._interceptor.ran, [site.path for site in self.sites])
+        """Modules that mix tokens in a way that was not seen, and how; and sites of which nothing was proved,
+        and why.
+        """
+        proof = self._interceptor.proof
+        return missed(self.model, self._interceptor.ran, self.sites, proof)
 
     @property
     def table(self) -> HeadTable:
         """What was collected so far."""
         if not self._tallies:
             unseen = (
-                f"; these look like it but showed no call: {', '.join(self.missed)}" if self.missed else ""
+                f"; tokens are mixed unseen in {', '.join(self.missed)}" if self.missed else ""
             )
             ran = (
                 "no attention was seen in the model"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -53,13 +54,26 @@ def operands(
     return (left, right) if isinstance(left, Tensor) and isinstance(right, Tensor) else None
 
 
+class Proved(NamedTuple):
+    """What was proved of the products of a module: the roles of their axes, and the heads in a merged one."""
+
+    roles: Roles
+    heads: int
+
+
 def product(
-    flow: Flow, left: Tensor, right: Tensor, out: Tensor, heads: Collection[int]
+    flow: Flow,
+    left: Tensor,
+    right: Tensor,
+    out: Tensor,
+    heads: Collection[int],
+    path: str,
+    proved: Proved | None,
 ) -> Contraction | None:
     """Look at ``out = left @ right``: the end of attention, or perhaps its beginning, which is tagged.
 
     ``heads`` are numbers of heads that the running module names: of several leading axes, one of that size
-    is the heads.
+    is the heads. ``path`` is that module; ``proved`` overrules custom.
     """
     if left.dim() < 3 or right.dim() < 3:
         return None
@@ -73,10 +87,17 @@ def product(
         )
     if id(left) in flow.constants or id(right) in flow.constants:
         return None
-    axes = _lead(left, right, out, heads)
+    axes = proved.roles[:-2] if proved is not None else _lead(left, right, out, heads)
     if axes is not None:
         query, key = (*axes[2 - left.dim() :], "q", "d"), (*axes[2 - right.dim() :], "d", "k")
-        _begin(flow, left, right, query, key, out, (*axes, "q", "k"))
+        size = out.dim()
+        begun = Product(
+            left, right, query, key, 0, 0, NOT_MERGED, origin=(path, "product", size),
+            axes=(*range(size - left.dim(), size - 1), -1),
+            key_axes=(*range(size - right.dim(), size - 2), -1, size - 1),
+            result=(*axes, "q", "k"), heads=proved.heads if proved else 0,
+        )  # fmt: skip
+        _begin(flow, begun, out)
     return None
 
 
@@ -107,19 +128,20 @@ def _next_to_width(x: Tensor, axis: int) -> bool:
     return x.shape[axis] > 1 and x.stride(axis) == x.shape[width] * x.stride(width) != x.stride(3 - axis)
 
 
-def _begin(
-    flow: Flow, query: Tensor, key: Tensor, query_roles: Roles, key_roles: Roles, out: Tensor, roles: Roles
-) -> None:
-    left, right = flow.get(query), flow.get(key)
-    merged = next((tag.merged for tag in (left, right) if tag is not None and tag.merged[0]), NOT_MERGED)
-    streams = flow.streams(query)
-    theirs = flow.streams(key)
-    found = Product(query, key, query_roles, key_roles, streams, theirs, merged)
-    flow.put(out, Tag(streams | theirs, merged, roles, found))
+def _begin(flow: Flow, begun: Product, out: Tensor) -> None:
+    left, right = flow.get(begun.query), flow.get(begun.key)
+    begun.merged = next((tag.merged for tag in (left, right) if tag is not None and tag.merged[0]), NOT_MERGED)
+    begun.streams, begun.key_streams = flow.streams(begun.query), flow.streams(begun.key)
+    flow.put(out, Tag(begun.streams | begun.key_streams, begun.merged, begun.result, begun))
 
 
 def softmax(
-    flow: Flow, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor, place: tuple[Any, ...]
+    flow: Flow,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Tensor,
+    place: tuple[Any, ...],
+    proved: Proved | None = None,
 ) -> None:
     """Tag the result of a softmax that may be attention."""
     scores = args[0] if args else kwargs.get("input", kwargs.get("self"))
@@ -130,16 +152,17 @@ def softmax(
     roles = tag.roles if tag is not None else None
     found = tag.product if tag is not None else None
     if roles is None and scores.dim() == 4 and dim % 4 == 3:  # scores made by means that were not seen
-        roles = ("b", "h", "q", "k")
+        roles = proved.roles if proved is not None else ("b", "h", "q", "k")
     if roles is None or roles[dim] not in ("q", "k"):
         flow.follow(F.softmax, args, kwargs, out)
         return
     if roles[dim] == "q":  # rows and columns were the other way round
         roles = _exchanged(roles)
         if found is not None:
-            found = Product(
-                found.key, found.query, _exchanged(found.key_roles), _exchanged(found.query_roles),
-                found.key_streams, found.streams, found.merged,
+            found = replace(
+                found, query=found.key, key=found.query, query_roles=_exchanged(found.key_roles),
+                key_roles=_exchanged(found.query_roles), streams=found.key_streams,
+                key_streams=found.streams, axes=found.key_axes, key_axes=found.axes,
             )  # fmt: skip
     streams = tag.streams if tag is not None else flow.streams(scores)
     merged = tag.merged if tag is not None else NOT_MERGED
@@ -152,7 +175,14 @@ def _exchanged(roles: Roles) -> Roles:
     return tuple({"q": "k", "k": "q"}.get(role, role) for role in roles)
 
 
-def einsum(flow: Flow, args: tuple[Any, ...], out: Tensor, heads: Collection[int]) -> Contraction | None:
+def einsum(
+    flow: Flow,
+    args: tuple[Any, ...],
+    out: Tensor,
+    heads: Collection[int],
+    path: str,
+    proved: Proved | None,
+) -> Contraction | None:
     """Look at an einsum of two tensors as `product` looks at a matrix product."""
     factors = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
     if not isinstance(args[0], str) or len(factors) != 2:
@@ -181,8 +211,15 @@ def einsum(flow: Flow, args: tuple[Any, ...], out: Tensor, heads: Collection[int
     }
     found = _roles_of_scores(letters, sizes, heads)
     if found is not None:
+        if proved is not None:
+            found |= dict(zip(letters[2], proved.roles, strict=True))
         named = [tuple(found[letter] for letter in word) for word in letters]
-        _begin(flow, factors[0], factors[1], named[0], named[1], out, named[2])
+        where = [tuple(letters[2].find(letter) for letter in word) for word in letters[:2]]
+        begun = Product(
+            factors[0], factors[1], named[0], named[1], 0, 0, NOT_MERGED, origin=(path, "product", out.dim()),
+            axes=where[0], key_axes=where[1], result=named[2], heads=proved.heads if proved else 0,
+        )  # fmt: skip
+        _begin(flow, begun, out)
     return None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor
-from manyheads.heads.maps import _rows, run
+from manyheads.heads.maps import weight_rows, run
 from manyheads.view.colour import RAMP
 
 # More letters than this along one line are smaller than an eye can read: then every few are written.
@@ -60,7 +60,7 @@ def along(model: nn.Module, batches: Iterable[Any], query: int | None = None) ->
             return
         with torch._C.DisableTorchFunction():
             wanted = list(range(call.queries)) if query is None else [query % call.queries]
-            rows = _rows(call, list(range(call.site.heads)), wanted).double().mean(2)  # (batch, heads, keys)
+            rows = weight_rows(call, list(range(call.site.heads)), wanted).double().mean(2)  # (batch, heads, keys)
             name, before = call.site.name, sums.get(call.site.name)
             if before is not None and before.shape[1] != rows.shape[2]:
                 raise ValueError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.heads.calls import Call
-from manyheads.heads.maps import _rows
+from manyheads.heads.maps import weight_rows
 from manyheads.view.document.packed import short
 
 # So many tokens, columns of a matrix and heads are drawn.
@@ -58,7 +58,7 @@ class Follower:
             self._call = call
             rows = list(range(min(call.queries, TOKENS)))
             heads = list(range(min(call.site.heads, HEADS)))
-            self._weights = _rows(call, heads, rows)[0]
+            self._weights = weight_rows(call, heads, rows)[0]
             self._joined = call.output[0].transpose(0, 1).flatten(1)  # (queries, heads * d_value)
 
     def _ran(self, module: nn.Module, args: Any, output: Any) -> None:

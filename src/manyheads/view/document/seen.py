@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor
-from manyheads.heads.maps import _rows, run
+from manyheads.heads.maps import weight_rows, run
 from manyheads.heads.sites import Site
 from manyheads.heads.visible import told, visible
 
@@ -126,7 +126,7 @@ def _look(call: Call, exact: Callable[[Site], Sequence[int]] | None, most: int, 
     every = list(range(site.heads))
     for start in range(0, rows, step):
         chosen = queries[start : start + step]
-        weights = _rows(call, every, chosen.tolist())[0].float()  # (heads, rows, all keys)
+        weights = weight_rows(call, every, chosen.tolist())[0].float()  # (heads, rows, all keys)
         if columns < call.keys:
             weights = weights[..., keys]
         thumbnails += by_rows[:, start : start + step] @ weights

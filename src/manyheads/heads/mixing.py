@@ -1,0 +1,198 @@
+"""mixing: modules that carry something from one token to another in a way that was not seen.
+
+A model is run twice, the second time with one sequence or one token replaced, while every attention call that is
+seen gives what it gave before. Then a change stays at its sequence or token, unless something else carries it on.
+Where it does, the module is noted and its result put back, so that the modules behind it are judged by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.heads.intercept import module_paths
+
+# What people call the functions by which tokens are mixed; the first that ran in a module names the kind.
+_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("convolution", ("conv1d", "conv2d", "conv3d", "conv_transpose", "unfold")),
+    ("recurrence", ("gru", "lstm", "rnn_tanh", "rnn_relu", "gru_cell", "lstm_cell")),
+    ("Fourier transform", ("fft",)),
+    ("norm over tokens", ("group_norm", "instance_norm", "batch_norm")),
+    ("pooling", ("avg_pool", "max_pool", "adaptive")),
+    ("scan", ("cumsum", "cumprod", "logcumsumexp")),
+    ("sigmoid of scores", ("sigmoid",)),
+    ("softmax by hand, or over other axes than keys", ("softmax", "exp")),
+    ("scores without a softmax", ("relu", "elu", "softplus", "square", "pow")),
+)
+_PRODUCTS = ("matmul", "bmm", "einsum", "baddbmm", "linear")
+_TINY = 1e-5
+
+
+class Baseline:
+    """A context that remembers what went into and came out of every module of one run.
+
+    functions: the names of the torch functions that ran in each module itself, not in its parts.
+    """
+
+    def __init__(self, module: nn.Module, prefix: str) -> None:
+        self.module = module
+        self.paths = module_paths(module, prefix)
+        self.inputs: dict[tuple[str, int], list[Tensor]] = {}
+        self.outputs: dict[tuple[str, int], list[Tensor]] = {}
+        self.functions: dict[str, set[str]] = {}
+        self.opaque: dict[str, str] = {}
+        self.ids: list[Tensor] = []  # of every embedding
+        self._stack: list[tuple[str, int]] = []
+        self._runs: dict[str, int] = {}
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Baseline:
+        for part in self.module.modules():
+            before = part.register_forward_pre_hook(self._begin, with_kwargs=True)
+            self._handles += [before, part.register_forward_hook(self._end)]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def see(self, func: Any) -> None:
+        """Note that a function runs now."""
+        path = self._stack[-1][0] if self._stack else ""
+        name = getattr(func, "__name__", "") or str(func)
+        self.functions.setdefault(path, set()).add(name)
+        if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+            self.opaque[path] = str(func)
+
+    def enter_run(self, module: nn.Module) -> tuple[str, int]:
+        """A module begins to run: which one, and for which time."""
+        path = self.paths[id(module)]
+        number = self._runs[path] = self._runs.get(path, 0) + 1
+        self._stack.append((path, number))
+        return path, number
+
+    def leave_run(self) -> tuple[str, int]:
+        """The innermost module ends."""
+        return self._stack.pop()
+
+    @property
+    def innermost(self) -> str | None:
+        """The module that runs now."""
+        return self._stack[-1][0] if self._stack else None
+
+    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            self.inputs[self.enter_run(module)] = [x.detach().clone() for x in tensors_in((args, kwargs))]
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            self.outputs[self.leave_run()] = [x.detach().clone() for x in tensors_in(output)]
+
+
+class Perturbed(Baseline):
+    """A context for the second run: compares it with the first, and puts back what got to other tokens.
+
+    share: the part of the sequences, or tokens, that was replaced.
+    leaks: the modules in which something got to others.
+    """
+
+    def __init__(self, module: nn.Module, prefix: str, first: Baseline, share: float) -> None:
+        super().__init__(module, prefix)
+        self.first, self.share = first, share
+        self.leaks: set[str] = set()
+
+    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            parent = self.innermost
+            now = self.enter_run(module)
+            kept = self._contained((args, kwargs), self.first.inputs.get(now), parent)
+        return None if kept is None else kept
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            now = self.leave_run()
+            return self._contained(output, self.first.outputs.get(now), now[0])
+
+    def _contained(self, value: Any, before: list[Tensor] | None, path: str | None) -> Any:
+        """The value with what got too far put back; None when nothing did."""
+        now = list(tensors_in(value))
+        if before is None or path is None or [x.shape for x in now] != [x.shape for x in before]:
+            return None
+        leaked = {i: old for i, (new, old) in enumerate(zip(now, before, strict=True)) if self._leaks(new, old)}
+        if not leaked:
+            return None
+        self.leaks.add(path)
+        numbers = iter(range(len(now)))
+        return rebuilt(value, lambda x: leaked.get(next(numbers), x))
+
+    def _leaks(self, new: Tensor, old: Tensor) -> bool:
+        if not new.is_floating_point() or new.dim() < 2 or new.is_nested or new.numel() == 0:
+            return False
+        changed = ~torch.isclose(new, old, rtol=_TINY, atol=_TINY * float(old.abs().max().nan_to_num(1.0)), equal_nan=True)
+        if not bool(changed.any()):
+            return False
+        tokens = round(1 / self.share)
+        of_tokens = [size % tokens == 0 for size in new.shape]
+        if new.dim() == 2 and not any(of_tokens):
+            return False  # a vector for each sequence, as pooling gives
+        if of_tokens[-1] and of_tokens[-2] and new.shape[-1] == new.shape[-2]:
+            return False  # a number for each pair of tokens
+        for axis, size in enumerate(new.shape):
+            others = [other for other in range(new.dim()) if other != axis]
+            if size > 1 and int(changed.any(others).sum()) <= max(1, int(size * self.share + 1e-6)):
+                return False
+        return True
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in what a module takes or gives."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def rebuilt(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same lists, tuples and mappings with each tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict) and not type(value) is dict:
+        for key in list(value):
+            value[key] = rebuilt(value[key], change)
+        return value
+    if isinstance(value, Mapping):
+        return {key: rebuilt(item, change) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(rebuilt(item, change) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(rebuilt(item, change) for item in value)
+    return value
+
+
+def reasons(leaks: Sequence[str], first: Baseline, seen: set[str]) -> dict[str, str]:
+    """What `missed` says of each module in which something got from token to token."""
+    modules = {first.paths[id(part)]: part for part in first.module.modules()}
+    texts = {}
+    for path in modules:
+        if path in leaks:
+            kind = _kind(path, first)
+            half = "one part of it was seen, another was not: " if path in seen else ""
+            texts[path] = f"{half}{type(modules[path]).__name__} mixes tokens without attention that was seen ({kind})"
+    return texts
+
+
+def _kind(path: str, first: Baseline) -> str:
+    names = first.functions.get(path, set())
+    if path in first.opaque:
+        return f"an opaque operator, {first.opaque[path]}"
+    for kind, functions in _KINDS:
+        if any(name.startswith(functions) or f"_{name}".endswith(functions) for name in names):
+            return kind
+    return "a product over tokens" if any(name in _PRODUCTS for name in names) else "an opaque operator"

@@ -1,0 +1,456 @@
+"""proving: find out what the sites of a model are, on a small probe, by dependence and not by custom.
+
+Three runs of a copy of the model that shares its weights:
+
+1. with every product with weights marked (`dependence`): each attention call is differentiated, which shows its
+   heads (`layout`), whether its keys are tokens, and what reads its output; its output is computed again from what
+   was taken for its weights and values;
+2. and 3. with one sequence, and one token, replaced, while attention gives all others what it gave them in the first
+   run: what still changes at other tokens got there in a way that was not seen (`mixing`).
+
+What was taken wrongly by custom is put right by what was found, and the first run is repeated to see that it holds.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes
+
+from manyheads.heads import proofs
+from manyheads.heads.axes import Roles
+from manyheads.heads.calls import Call, Origin
+from manyheads.heads.dependence import Leaf, Marks, Reader, leaves_of
+from manyheads.heads.intercept import Interceptor
+from manyheads.heads.layout import Axis, agree, keys_are_tokens, origins, roles_from
+from manyheads.heads.maps import weight_rows
+from manyheads.heads.mixing import Baseline, Perturbed, reasons
+from manyheads.heads.probe_inputs import Inputs, candidates, replaced, structure_copy
+from manyheads.heads.proofs import Proof, SiteProof
+
+_SLOW = 2.0  # seconds after which people are told
+_TRIES = 3  # first runs until custom and proof agree
+_ALSO_READ = (
+    "more than attention's output flows into what reads this head (a norm, a convolution, a residual): silence makes "
+    "zero what attention gives, which is not the same as zeroing the columns that read it"
+)
+
+
+@dataclass(eq=False)
+class Record:
+    """What the first run shows of one attention call.
+
+    rows, data: the weights and the tokens that its queries depend on.
+    problem: why nothing is proved of it.
+    wanted: what the axes of its product are and the heads in a merged one, where custom has it wrong.
+    tokens: its keys are tokens.
+    readers: the products with weights that read its output.
+    """
+
+    call: Call
+    output: Tensor
+    rows: frozenset[object] = frozenset()
+    data: frozenset[object] = frozenset()
+    problem: str = ""
+    wanted: tuple[Roles, int] | None = None
+    tokens: bool = True
+    readers: list[Reader] = field(default_factory=list)
+    query: Tensor | None = None
+    key: Tensor | None = None
+
+    @property
+    def origin(self) -> Origin:
+        """How the call was made."""
+        assert self.call.origin is not None
+        return self.call.origin
+
+
+def prove(module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Proof:
+    """What can be proved of the sites of ``module``, at ``path``, which is about to be called so."""
+    called = Inputs(args, kwargs)
+    unfit = _unfit(module, called)
+    if unfit:
+        return Proof(failed=unfit)
+    with _undisturbed(module), _said_when_slow():
+        try:
+            copied = structure_copy(getattr(module, "_orig_mod", module))
+            return _prove(copied, path, called)
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [""])[0][:200]
+            return Proof(failed=f"the probe failed ({type(error).__name__}: {first})")
+
+
+def _unfit(module: nn.Module, called: Inputs) -> str:
+    """Why a model cannot be probed, or nothing."""
+    tensors = [*called.tensors(), *module.parameters()]
+    if any(x.device.type == "meta" for x in tensors):
+        return "tensors on the meta device hold no numbers to probe with"
+    if any(x.is_nested for x in tensors):
+        return "nested tensors cannot be probed"
+    if any(_stands_for_another(x) for x in tensors):
+        return "it runs on tensors that stand for others (torch.func, fake or traced tensors)"
+    return ""
+
+
+def _stands_for_another(x: Tensor) -> bool:
+    wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return wrapped or type(x).__module__.startswith("torch._subclasses")
+
+
+@contextmanager
+def _undisturbed(module: nn.Module) -> Iterator[None]:
+    """A context in which no mode of anybody sees the probe, and random numbers go on afterwards as before."""
+    modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    devices = {x.device.index for x in module.parameters() if x.device.type == "cuda"}
+    try:
+        with ExitStack() as stack:
+            for mode in reversed(modes):
+                if isinstance(mode, DeviceContext):
+                    stack.enter_context(mode)
+            stack.enter_context(_disable_current_modes())
+            stack.enter_context(torch.random.fork_rng(devices=[d for d in devices if d is not None]))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            for device in {x.device.type for x in module.parameters()} | {"cpu"}:
+                if torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            yield
+    finally:
+        for mode in reversed(modes):
+            _push_mode(mode)
+
+
+@contextmanager
+def _said_when_slow() -> Iterator[None]:
+    """Tell people at a terminal what is going on when it takes long."""
+    text = "manyheads: finding out what the heads of this model are, once, on a small probe ..."
+    timer = threading.Timer(_SLOW, lambda: print(text, file=sys.stderr))
+    if sys.stderr is not None and sys.stderr.isatty():
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _prove(copied: nn.Module, path: str, called: Inputs) -> Proof:
+    problem: Exception | None = None
+    for inputs in candidates(called):
+        try:
+            return _proof(copied, path, inputs)
+        except Exception as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
+
+
+def _proof(copied: nn.Module, path: str, inputs: Inputs) -> Proof:
+    proof = Proof()
+    for _ in range(_TRIES):
+        records, first = _first_run(copied, path, inputs, proof)
+        if not _put_right(proof, records):
+            break
+    proof.rejected |= {(r.origin.frame[0], r.origin.number) for r in records if not r.tokens}
+    records = [record for record in records if record.tokens]
+    _loops(proof, records)
+    _second_runs(copied, path, inputs, proof, records, first)
+    return proof
+
+
+def _first_run(copied: nn.Module, path: str, inputs: Inputs, proof: Proof) -> tuple[list[Record], Baseline]:
+    """Run the copy with everything marked."""
+    records: list[Record] = []
+    first = Baseline(copied, path)
+    with Ids() as ids, Marks([*copied.parameters(), *copied.buffers()], first.see) as marks:
+
+        def see(call: Call) -> Tensor:
+            with torch._C.DisableTorchFunction(), torch.enable_grad():
+                record = _record(call, marks)
+                records.append(record)
+                return record.output.view_as(record.output)
+
+        probe = inputs.changed(lambda x: _leaf(x, marks))
+        with Interceptor(copied, see, parts=True, tokens=True, proof=proof, prefix=path), first, torch.enable_grad():
+            copied(*probe.args, **probe.kwargs)
+    first.ids = ids.seen
+    for record in records:
+        record.readers = marks.readers.get(id(record.output), [])
+    return records, first
+
+
+def _leaf(x: Tensor, marks: Marks) -> Tensor:
+    return marks.leaf(x, (-1,), ()) if x.is_floating_point() and x.dim() > 1 else x.detach().clone()
+
+
+def _record(call: Call, marks: Marks) -> Record:
+    """Look at one call: differentiate its queries and values, and compute its output again."""
+    record = Record(call, marks.output(call.output))
+    record.query = None if call.query is None else call.query.detach().clone()
+    record.key = None if call.key is None else call.key.detach().clone()
+    if call.again:
+        return record
+    origin = record.origin
+    value_leaves = _leaves(call.value, marks)
+    record.tokens = call.partial or keys_are_tokens(call.value, value_leaves)
+    if not record.tokens:
+        return record
+    axes = [axis for axis, role in enumerate(origin.roles) if role not in ("k", "d")]
+    found = origins(origin.tensor, axes, _leaves(origin.tensor, marks))
+    if found is None:
+        record.problem = _heads_of_values(call, value_leaves)
+    else:
+        record.rows, record.data = found.rows, found.data
+        _judge(record, axes, found.axes, value_leaves)
+    if not (record.problem or record.wanted or _is_formula(call)):
+        record.problem = "what was taken for its weights and values does not give its output"
+    return record
+
+
+def _leaves(tensor: Tensor, marks: Marks) -> list[Leaf]:
+    return [marks.leaves[id(leaf)] for leaf in leaves_of(tensor) if id(leaf) in marks.leaves]
+
+
+def _heads_of_values(call: Call, leaves: list[Leaf]) -> str:
+    """Why the heads of queries that no weights made cannot be told, unless their values tell."""
+    found = origins(call.value, [0, 1], leaves) if call.value.shape[1] == call.output.shape[1] else None
+    if call.output.shape[1] == 1 or (found is not None and found.axes[1].role == "h" and found.axes[0].role == "b"):
+        return ""
+    return "no weights are behind its queries, so that nothing tells its heads"
+
+
+def _judge(record: Record, axes: list[int], found: list[Axis], value_leaves: list[Leaf]) -> None:
+    """Compare what custom says of the axes of the queries with what the weights show."""
+    origin, call = record.origin, record.call
+    sizes = [origin.tensor.shape[axis] for axis in axes]
+    roles = [origin.roles[axis] for axis in axes]
+    fits = [
+        agree("b" if role == "q" else role, origin.heads, axis, size)
+        for role, axis, size in zip(roles, found, sizes, strict=True)
+    ]
+    if all(fits):
+        return
+    shared = all(fit or (role in ("h", "g") and axis.role == "b") for fit, role, axis in zip(fits, roles, found, strict=True))
+    if shared and not _heads_of_values(call, value_leaves):
+        return  # heads that share their queries and differ in what they read
+    query = roles.index("q")
+    if found[query].role == "h" and sizes[query] > 1:  # heads were taken for queries
+        other = [i for i, role in enumerate(roles) if role in ("h", "g") and found[i].role == "b"]
+        if len(other) == 1:
+            query = other[0]
+    named = roles_from([axis for i, axis in enumerate(found) if i != query])
+    if named is None or (found[query].role != "b" and sizes[query] > 1):
+        record.problem = "its heads could not be told apart by the weights behind its queries"
+        return
+    new = [*named[:query], "q", *named[query:]]
+    result = list(origin.result)
+    for axis, role in zip(axes, new, strict=True):
+        result[origin.axes[axis]] = role
+    merged = next((axis.heads for axis in found if axis.role in ("n", "m")), 1)
+    record.wanted = tuple(result), merged
+
+
+def _is_formula(call: Call) -> bool:
+    """Whether the weights times the values are the output."""
+    if call.partial or call.dropout or call.value.shape[2] != call.keys:
+        return True
+    weights = weight_rows(call, list(range(call.output.shape[1])), list(range(call.queries)))
+    value = call.value.detach().to(weights.dtype)
+    value = value.repeat_interleave(weights.shape[1] // value.shape[1], 1)
+    wanted, output = weights @ value, call.output.detach().to(weights.dtype)
+    there = torch.isfinite(output).all(-1) & (weights != 0).any(-1)
+    slack = 1e-3 if torch.finfo(call.output.dtype).eps < 1e-5 else 5e-2
+    size = float(output[there].abs().max()) if bool(there.any()) else 0.0
+    return bool(torch.allclose(wanted[there], output[there], rtol=slack, atol=slack * max(size, 1e-6)))
+
+
+def _put_right(proof: Proof, records: list[Record]) -> bool:
+    """Overrule custom where the weights show something else; whether there was anything new."""
+    wanted: dict[proofs.Key, set[tuple[Roles, int]]] = {}
+    for record in records:
+        if record.wanted is not None:
+            wanted.setdefault(record.origin.key, set()).add(record.wanted)
+    fresh = {key: next(iter(found)) for key, found in wanted.items() if len(found) == 1}
+    fresh = {key: found for key, found in fresh.items() if proof.roles.get(key) != found}
+    proof.roles |= fresh
+    return bool(fresh)
+
+
+def _loops(proof: Proof, records: list[Record]) -> None:
+    """Find modules that make several calls for one site: for pieces of the batch, or for some heads each."""
+    by_run: dict[tuple[str, int], list[Record]] = {}
+    for record in records:
+        if not record.call.again:
+            by_run.setdefault(record.origin.frame, []).append(record)
+    for (path, _), calls in by_run.items():
+        if len(calls) < 2 or path in proof.cycles:
+            continue
+        cycle = _cycle(calls)
+        if cycle:
+            proof.cycles[path] = cycle
+            proof.heads[path] = sum(record.call.output.shape[1] for record in calls[:cycle])
+        elif len({record.rows for record in calls}) < len(calls):
+            for record in calls:
+                if any(record.rows == other.rows and record.data != other.data for other in calls):
+                    record.problem = record.problem or "it is called several times for the same heads, in no plain order"
+
+
+def _cycle(calls: list[Record]) -> int:
+    """After how many of these calls of one module the same heads come again; 0 when each is a site of its own."""
+    sequence = [record.rows for record in calls]
+    cycle = sequence.index(sequence[0], 1) if sequence[0] in sequence[1:] else len(calls)
+    if any(rows != sequence[i % cycle] for i, rows in enumerate(sequence)) or not all(sequence):
+        return 0
+    for number, record in enumerate(calls):  # the same heads again must be for other tokens
+        if any(record.data & other.data for other in calls[number % cycle : number : cycle]):
+            return 0
+    if cycle == 1:
+        return 1
+    heads = calls[:cycle]
+    shapes = {(*r.call.output.shape[1:], r.call.keys) for r in heads}
+    distinct = len(frozenset().union(*(r.rows for r in heads))) == sum(len(r.rows) for r in heads)
+    width = sum(r.call.output.shape[1] * r.call.output.shape[3] for r in heads)
+    summed = any(reader.calls > 1 and reader.width < width for r in heads for reader in r.readers)
+    return 0 if len(shapes) > 1 or not distinct or summed else cycle
+
+
+def _second_runs(
+    copied: nn.Module, path: str, inputs: Inputs, proof: Proof, records: list[Record], first: Baseline
+) -> None:
+    """Run the copy with a sequence and with a token replaced: what changes where, and what it is called."""
+    sequence = _second_run(copied, path, inputs, proof, records, first, axis=0)
+    token = _second_run(copied, path, inputs, proof, records, first, axis=1)
+    names = token.names or sequence.names
+    if len(names) != len(records):
+        raise ValueError("it does not make the same attention calls when it is run again")
+    for number, (name, record) in enumerate(zip(names, records, strict=True)):
+        site = proof.sites.setdefault(name, SiteProof())
+        if record.call.again:
+            continue
+        if record.problem or record.wanted:
+            site.verified = False
+            site.reason = record.problem or "its heads are not where custom has them, and other calls disagree"
+        if any(not reader.linear for reader in record.readers) and _ALSO_READ not in site.notes:
+            site.notes.append(_ALSO_READ)
+        site.own = _own_keys(record, sequence.rows[number], token.rows[number])
+        site.content_masks |= sequence.hidden[number]
+    leaks = [*sequence.leaks, *token.leaks]
+    proof.missed = reasons(leaks, first, {record.origin.frame[0] for record in records})
+    proof.token_embeddings = token.embeddings
+
+
+class Ids(TorchFunctionMode):
+    """A context that remembers the ids of every embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.embedding:
+            self.seen.append((args[0] if args else kwargs["input"]).detach().clone())
+        return func(*args, **kwargs)
+
+
+@dataclass
+class Second:
+    """What a second run shows: for each call the name of its site, and which rows of its queries and keys changed."""
+
+    names: list[str] = field(default_factory=list)
+    rows: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)
+    hidden: list[bool] = field(default_factory=list)  # other keys are hidden now
+    leaks: set[str] = field(default_factory=set)
+    embeddings: frozenset[int] | None = None
+
+
+def _second_run(
+    copied: nn.Module,
+    path: str,
+    inputs: Inputs,
+    proof: Proof,
+    records: list[Record],
+    first: Baseline,
+    axis: int,
+) -> Second:
+    other = replaced(inputs, axis)
+    run = Second(rows=[None] * len(records), hidden=[False] * len(records))
+    size = max((x.shape[axis] for x in inputs.tensors() if 1 < x.dim() < 4), default=0) if axis else 0
+    if axis and not size:  # images: a pixel
+        size = max((x.shape[-1] * x.shape[-2] for x in inputs.tensors() if x.dim() >= 4), default=0)
+    size = size or max((x.shape[0] for x in inputs.tensors() if x.dim() > 1), default=1)
+    perturbed = Perturbed(copied, path, first, 1 / max(2, size))
+
+    def see(call: Call) -> Tensor | None:
+        with torch._C.DisableTorchFunction():
+            number = len(run.names)
+            run.names.append(call.site.name)
+            if number >= len(records) or records[number].output.shape != call.output.shape:
+                return None
+            record, changed = records[number], None
+            if record.query is not None and call.query is not None and call.key is not None and record.key is not None:
+                changed = run.rows[number] = (
+                    _changed_rows(call.query, record.query),
+                    _changed_rows(call.key, record.key),
+                )
+            if call.modified and call.scores is not None and record.call.scores is not None:
+                run.hidden[number] = not torch.equal(call.scores.isinf(), record.call.scores.isinf())
+            kept = record.output.detach()
+            if changed is None or changed[0].shape != (kept.shape[0], kept.shape[2]):
+                return kept
+            return torch.where(changed[0][:, None, :, None], call.output, kept)  # the replaced token's own row
+
+    ids = Ids()
+    shown = other if other is not None else inputs.changed(lambda x: x.detach().clone())
+    with Interceptor(copied, see, parts=True, tokens=True, proof=proof, prefix=path), perturbed, torch.no_grad(), ids:
+        copied(*shown.args, **shown.kwargs)
+    run.leaks = perturbed.leaks if other is not None else set()
+    if axis and other is not None and len(ids.seen) == len(first.ids):
+        pairs = zip(ids.seen, first.ids, strict=True)
+        run.embeddings = frozenset(i for i, (now, then) in enumerate(pairs) if not torch.equal(now, then))
+    return run
+
+
+def _changed_rows(now: Tensor, before: Tensor) -> Tensor:
+    """Which tokens of (batch, heads, tokens, width) changed, in any sequence and head: (batch, tokens)."""
+    if now.shape != before.shape:
+        return torch.zeros(now.shape[0], now.shape[2], dtype=torch.bool)
+    tiny = 1e-5 * float(before.abs().max().nan_to_num(1.0)) if before.numel() else 0.0
+    return ((now - before).abs() > tiny).any(3).any(1)
+
+
+def _own_keys(
+    record: Record, sequence: tuple[Tensor, Tensor] | None, token: tuple[Tensor, Tensor] | None
+) -> tuple[int, int | None] | None:
+    """How many keys stand before and after those of the queries themselves; None when nobody can tell.
+
+    Where the queries are some of the tokens that are read, as in class attention, what stands after is not known.
+    """
+    if token is None or sequence is None or record.call.blocked:
+        return None
+    queries, keys = (changed.any(0).nonzero().flatten().tolist() for changed in token)
+    extra = record.call.keys - record.call.queries
+    if len(queries) == len(keys) == 1 and 0 <= keys[0] - queries[0] <= extra:
+        before = keys[0] - queries[0]
+        return before, extra - before
+    steady = (~sequence[1].any(0)).nonzero().flatten().tolist()
+    if not queries and extra > 0 and not bool(sequence[0].any()) and len(steady) == record.call.queries:
+        return steady[0], None  # the only tokens that come from no input are the queries
+    return None
+
+
+proofs.register(prove)
