@@ -82,8 +82,9 @@ class Case:
     plain: (model in float64, inputs in float64, heads to silence) to the output and the truths.
     longer: other inputs of the same kind, longer, that a cut model must be right on, too.
     cut: which heads of which attention to cut; group by group where heads share keys.
+    drive: runs the model on the inputs in several forwards; then there are no maps and nothing is cut.
+    tolerance: of means of statistics.
     mixer: the path of a module that mixes tokens without attention and must be named; then no truths.
-    seed: of the random numbers that the model itself draws (dropout).
     """
 
     name: str
@@ -96,13 +97,15 @@ class Case:
     mixer: str | None = None
     output: Callable[[Any], Tensor] = lambda out: out
     tolerance: float = 1e-3
-    run_twice: bool = False
+    drive: Callable[[nn.Module, Any], Tensor] | None = None
 
     def run(self, model: nn.Module, inputs: Any) -> Tensor:
         """The output of a model as one tensor, with the random numbers of the case."""
         torch.manual_seed(7)
         with torch.no_grad():
-            if isinstance(inputs, dict):
+            if self.drive is not None:
+                out = self.drive(model, inputs)
+            elif isinstance(inputs, dict):
                 out = model(**inputs)
             elif isinstance(inputs, tuple | list):
                 out = model(*inputs)
@@ -110,11 +113,14 @@ class Case:
                 out = model(inputs)
         return self.output(out)
 
-    def expected(self, inputs: Any, silent: Silent | None = None) -> tuple[Tensor, list[Truth]]:
-        """Output and truths by plain code in float64."""
+    def expected(
+        self, inputs: Any, silent: Silent | None = None, evaluating: bool = False
+    ) -> tuple[Tensor, list[Truth]]:
+        """Output and truths by plain code in float64; without dropout when ``evaluating``."""
+        model = copy.deepcopy(self.model).double()
         torch.manual_seed(7)
         with torch.no_grad():
-            return self.plain(copy.deepcopy(self.model).double(), doubled(inputs), silent or {})
+            return self.plain(model.eval() if evaluating else model, doubled(inputs), silent or {})
 
 
 def doubled(inputs: Any) -> Any:

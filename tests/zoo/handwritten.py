@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.zoo import axes
+from tests.zoo import axes, blocks, calls, flows, grouped, masks, mixers, opaque, padding, scores, weights
 from tests.zoo.base import CASES
 
-THEMES = (axes,)
+THEMES = (axes, weights, scores, masks, padding, grouped, calls, blocks, flows, opaque, mixers)
 
 __all__ = ["CASES", "THEMES"]

@@ -64,7 +64,7 @@ def judge(case: Case) -> Verdict:
             verdict.say(aspect, *_raised(error))
         seen = None
     else:
-        if not torch.equal(plain.nan_to_num(), watched.nan_to_num()):
+        if not torch.allclose(plain.nan_to_num(), watched.nan_to_num(), rtol=1e-5, atol=1e-5):
             verdict.say("weights", WRONG, "watching changed the output")
     if case.mixer is not None:
         if seen is not None:
@@ -75,7 +75,8 @@ def judge(case: Case) -> Verdict:
     if seen is not None:
         names = _judge_watch(case, verdict, seen, table, truths)
     _judge_silence(case, verdict, truths, names)
-    _judge_cut(case, verdict, truths, names)
+    if case.drive is None:
+        _judge_cut(case, verdict, truths, names)
     for name, value in case.model.state_dict().items():
         if not torch.equal(value, before[name]):
             verdict.say("cut", WRONG, f"{name} of the model itself has changed")
@@ -170,6 +171,14 @@ def _verified(site: Any, table: Any) -> bool:
     return True if said is None else bool(said)
 
 
+def _note(site: Any, table: Any) -> str:
+    """What the site says about its numbers."""
+    note = getattr(site, "note", None)
+    if note is None and "note" in table.columns:
+        note = next(row["note"] for row in table if row["site"] == site.name)
+    return str(note or "")
+
+
 def _compare(case: Case, truth: Truth, group: list[Any], table: Any) -> dict[str, tuple[str, str]]:
     """Hold one attention's rows against the truth."""
     number = sum(site.heads for site in group)
@@ -180,10 +189,12 @@ def _compare(case: Case, truth: Truth, group: list[Any], table: Any) -> dict[str
     heads = (RIGHT, "") if kinds <= set(truth.kinds) else (WRONG, f"kind {'/'.join(kinds)}, true {'/'.join(truth.kinds)}")
     rows = [i for site in group for i, row in enumerate(table.rows) if row.site == site.name]
     ours = {name: table[name][rows] for name in table.metrics} | {"tokens": table["tokens"][rows]}
-    return {"heads": heads} | _numbers(case, truth, ours, group)
+    return {"heads": heads} | _numbers(case, truth, ours, group, table)
 
 
-def _numbers(case: Case, truth: Truth, ours: dict[str, Tensor], group: list[Any]) -> dict[str, tuple[str, str]]:
+def _numbers(
+    case: Case, truth: Truth, ours: dict[str, Tensor], group: list[Any], table: Any
+) -> dict[str, tuple[str, str]]:
     """Counts and weights: every statistic, in some view of the weights, and the maps."""
     counts: tuple[str, str] = WRONG, ""
     closest: tuple[int, str] | None = None
@@ -192,18 +203,23 @@ def _numbers(case: Case, truth: Truth, ours: dict[str, Tensor], group: list[Any]
         if torch.allclose(ours["tokens"], expected["tokens"]):
             counts = RIGHT, ""
         elif counts[0] == WRONG:
-            counts = WRONG, f"{ours['tokens'][0]:.0f} tokens, true {expected['tokens'][0]:.0f}"
+            counts = WRONG, f"tokens {_short(ours['tokens'])}, true {_short(expected['tokens'])}"
         off = _off(case, truth, view, rest, counted, expected, ours)
         wrong = {name: text for name, text in off.items() if text != "withheld"}
         if closest is None or len(wrong) < closest[0]:
             closest = len(wrong), "; ".join(list(wrong.values())[:3])
             withheld = [name for name, text in off.items() if text == "withheld"]
+            best = rest
     assert closest is not None
     if closest[0]:
         return {"counts": counts, "weights": (WRONG, closest[1])}
     why = _maps_off(case, truth, group)
     if why:
         return {"counts": counts, "weights": why}
+    sums = truth.weights.sum(-1)
+    uneven = sums[((sums - 1).abs() > 1e-3) & (sums.abs() > 1e-9)]
+    if uneven.numel() and best != "sink" and not all(_note(site, table) for site in group):
+        return {"counts": counts, "weights": (WRONG, f"rows sum to {uneven.mean():.2g}, and nothing says so")}
     if withheld and not truth.vague:
         return {"counts": counts, "weights": (NAMED, f"no number for {', '.join(withheld)}")}
     return {"counts": counts, "weights": (RIGHT, "")}
@@ -235,7 +251,7 @@ def _off(
         if name not in ours:
             continue
         mine = ours[name]
-        if bool(mine.isnan().all()) and name in (*OF_PLACES, *OF_KEYS, "output_norm"):
+        if bool(mine.isnan().all()) and name != "tokens":
             if name in wanted and not (name == "first" and not view.first):
                 out[name] = "withheld"
             continue
@@ -259,6 +275,8 @@ def _short(values: Tensor) -> str:
 
 def _maps_off(case: Case, truth: Truth, group: list[Any]) -> tuple[str, str] | None:
     """Hold the maps of all heads against each view of the weights."""
+    if case.drive is not None:
+        return None
     torch.manual_seed(7)
     parts = []
     for site in group:
@@ -324,15 +342,15 @@ def _judge_cut(case: Case, verdict: Verdict, truths: list[Truth], names: list[li
         for name, numbers in _selected(truths[i], names[i], chosen).items():
             heads[name] = sorted({*heads.get(name, []), *numbers})
     try:
-        small = mh.cut(copy.deepcopy(case.model), heads, batch=case.inputs)
+        small = mh.cut(copy.deepcopy(case.model), heads, batch=case.inputs).eval()
     except Exception as error:
         verdict.say("cut", *_raised(error))
         return
     for what, inputs in (("inputs", case.inputs), ("longer inputs", case.longer)):
         if inputs is None:
             continue
-        want = case.expected(inputs, case.cut)[0]
-        effect = case.expected(inputs)[0] - want
+        want = case.expected(inputs, case.cut, evaluating=True)[0]
+        effect = case.expected(inputs, evaluating=True)[0] - want
         try:
             got = case.run(small, inputs)
         except Exception as error:

@@ -32,7 +32,7 @@ def means(truth: Truth, view: View, rest: str, counted: Tensor) -> dict[str, Ten
     centre = (shares * places).sum(-1, keepdim=True)
     values = {
         "entropy": -torch.special.xlogy(whole, whole).sum(-1),
-        "effective_keys": 1 / (whole**2).sum(-1),
+        "effective_keys": torch.where((whole != 0).any(-1), 1 / (whole**2).sum(-1), 0.0),
         "confidence": whole.amax(-1),
         "first": p[..., 0],
         "distance_spread": (shares * (places - centre) ** 2).sum(-1).sqrt(),
