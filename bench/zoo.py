@@ -1,8 +1,9 @@
 """Which attention manyheads gets right, names, refuses, or gets wrong without a word: the zoo of tests/zoo.
 
-`python -m bench.zoo [NAME ...]` judges every hand-written module and every library model of the zoo that is
-installed (see tests/zoo/judge.py), prints a row for each, and writes bench/results/zoo.md. A NAME is a part of
-a model's name; a table of chosen models is printed only. `--drawn N` judges N modules drawn at random instead.
+`python -m bench.zoo [NAME ...]` judges every hand-written module and every library model that is installed
+(see tests/zoo/judge.py), prints a row for each, and writes bench/results/zoo.md. A NAME is a part of a model's
+name; a table of chosen models is only printed. `--drawn N` judges N modules drawn at random instead, and writes
+bench/results/zoo_drawn.md with those that are wrong.
 """
 
 import argparse
@@ -12,17 +13,19 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-
-from bench import harness
 from tests.zoo import handwritten
+from tests.zoo.drawn import draw
 from tests.zoo.case import Case
 from tests.zoo.judge import ASPECTS, NAMED, REFUSED, RIGHT, WRONG, Verdict, judge
+
+from bench import harness
 
 OUT = Path("bench/results/zoo.md")
 
@@ -49,29 +52,39 @@ def _short(verdict: Verdict) -> str:
     return " ".join(f"{verdict.outcomes.get(aspect, ''):>7}" for aspect in ASPECTS)
 
 
-def report(judged: list[Verdict]) -> str:
+def report(judged: list[Verdict], rows: bool = True) -> str:
     """The table, the counts, and what is wrong by name."""
-    rows = [[v.theme, v.name, *(_cell(v, aspect) for aspect in ASPECTS)] for v in judged]
     counts = {aspect: Counter(v.outcomes.get(aspect, "") for v in judged) for aspect in ASPECTS}
-    totals = [[outcome, *(counts[aspect][outcome] for aspect in ASPECTS)] for outcome in (RIGHT, NAMED, REFUSED, WRONG)]
-    wrong = [verdict for verdict in judged if verdict.wrong]
-    lines = [f"- **{v.name}**: {'; '.join(v.wrong)}" for v in wrong]
-    other = [
-        f"- {v.name}: " + "; ".join(f"{a} {v.outcomes[a]}: {r}" for a, r in v.reasons.items() if v.outcomes[a] in (NAMED, REFUSED))
-        for v in judged
-        if any(v.outcomes[a] in (NAMED, REFUSED) for a in v.reasons)
+    totals = [
+        [outcome, *(counts[aspect][outcome] for aspect in ASPECTS)]
+        for outcome in (RIGHT, NAMED, REFUSED, WRONG)
     ]
-    return "\n\n".join(
-        [
-            f"{len(judged)} models, {len(wrong)} silently wrong in something.",
-            harness.table(["", *ASPECTS], totals),
-            harness.table(["theme", "model", *ASPECTS], rows),
-            "Wrong:",
-            "\n".join(lines) or "none",
-            "Named or refused:",
-            "\n".join(other) or "none",
-        ]
-    )
+    wrong = [verdict for verdict in judged if verdict.wrong]
+    parts = [
+        f"{len(judged)} models, {len(wrong)} wrong in something without a word.",
+        harness.table(["", *ASPECTS], totals),
+    ]
+    if rows:
+        parts.append(
+            harness.table(
+                ["theme", "model", *ASPECTS],
+                [[v.theme, v.name, *(_cell(v, aspect) for aspect in ASPECTS)] for v in judged],
+            )
+        )
+    parts += ["Wrong:", "\n".join(f"- **{v.name}**: {'; '.join(v.wrong)}" for v in wrong) or "none"]
+    if rows:
+        parts += ["Named or refused:", "\n".join(filter(None, map(_excuses, judged))) or "none"]
+    return "\n\n".join(parts)
+
+
+def _excuses(verdict: Verdict) -> str:
+    """What was named or refused in one model, and why."""
+    told = [
+        f"{aspect} {verdict.outcomes[aspect]}: {reason}"
+        for aspect, reason in verdict.reasons.items()
+        if verdict.outcomes[aspect] in (NAMED, REFUSED)
+    ]
+    return f"- {verdict.name}: {'; '.join(told)}" if told else ""
 
 
 def _cell(verdict: Verdict, aspect: str) -> str:
@@ -82,19 +95,28 @@ def _cell(verdict: Verdict, aspect: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.zoo", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name", nargs="*", metavar="NAME", help="parts of names; default all")
+    parser.add_argument("--drawn", type=int, metavar="N", help="judge N modules drawn at random instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    cases = dict(handwritten.CASES)
-    chosen = [(n, make) for n, make in cases.items() if not options.name or any(part in n for part in options.name)]
+    if options.drawn:
+        chosen = [(str(seed), partial(draw, seed)) for seed in range(options.drawn)]
+    else:
+        cases = handwritten.CASES
+        names = [n for n in cases if not options.name or any(part in n for part in options.name)]
+        chosen = [(name, cases[name]) for name in names]
     if not chosen:
         parser.error(f"no model of the zoo has {' or '.join(options.name)} in its name")
     judged = verdicts(chosen)
-    text = report(judged)
+    text = report(judged, rows=not options.drawn)
     print(text)
     if not options.name:
-        OUT.write_text(f"## zoo: {(__doc__ or '').splitlines()[0]}\n\n{text}\n\n{harness.machine('python -m bench.zoo')}\n")
-        harness.say(f"written to {OUT}")
+        out = OUT.with_stem("zoo_drawn") if options.drawn else OUT
+        command = f"python -m bench.zoo{f' --drawn {options.drawn}' if options.drawn else ''}"
+        out.write_text(
+            f"## zoo: {(__doc__ or '').splitlines()[0]}\n\n{text}\n\n`{command}`, torch {torch.__version__}\n"
+        )
+        harness.say(f"written to {out}")
     sys.exit(any(verdict.wrong for verdict in judged))
 
 

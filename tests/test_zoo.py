@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 import pytest
-
 from tests.zoo.handwritten import CASES
 from tests.zoo.judge import judge
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
+from tests.zoo.base import Attention, add, zoo
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from tests.zoo.base import Attention, add, zoo
 
 THEME = "axes"
 
@@ -98,7 +97,10 @@ class LengthFirst(Attention):
     def forward(self, x: Tensor) -> Tensor:
         x = x.transpose(0, 1)
         length, batch, _ = x.shape
-        q, k, v = (f(x).view(length, batch * self.heads, self.width).transpose(0, 1) for f in (self.q, self.k, self.v))
+        q, k, v = (
+            f(x).view(length, batch * self.heads, self.width).transpose(0, 1)
+            for f in (self.q, self.k, self.v)
+        )
         a = F.softmax(torch.bmm(q, k.transpose(1, 2)) * self.scale(), dim=-1)
         o = torch.bmm(a, v).transpose(0, 1).reshape(length, batch, -1)
         return self.o(o).transpose(0, 1)
@@ -108,7 +110,10 @@ class LengthFirst(Attention):
 class LoopSlices(Attention):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (t.transpose(1, 2) for t in self.split(x))
-        heads = [F.scaled_dot_product_attention(q[:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1]) for i in range(self.heads)]
+        heads = [
+            F.scaled_dot_product_attention(q[:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1])
+            for i in range(self.heads)
+        ]
         return self.o(torch.cat(heads, 1).transpose(1, 2).flatten(2))
 
 
@@ -159,7 +164,10 @@ class ListOfHeads(Attention):
         return self.o(torch.cat([head(x) for head in self.list], -1))
 
     def true_scores(self, x: Tensor) -> Tensor:
-        return torch.stack([(x @ h.query.weight.T) @ (x @ h.key.weight.T).mT for h in self.list], 1) * self.scale()
+        return (
+            torch.stack([(x @ h.query.weight.T) @ (x @ h.key.weight.T).mT for h in self.list], 1)
+            * self.scale()
+        )
 
     def true_values(self, x: Tensor) -> Tensor:
         return torch.stack([x @ h.value.weight.T for h in self.list], 1)
@@ -250,7 +258,10 @@ class Interleaved(Attention):
         return torch.arange(head, self.heads * self.width, self.heads)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (f(x).view(*x.shape[:2], self.width, self.heads).permute(0, 3, 1, 2) for f in (self.q, self.k, self.v))
+        q, k, v = (
+            f(x).view(*x.shape[:2], self.width, self.heads).permute(0, 3, 1, 2)
+            for f in (self.q, self.k, self.v)
+        )
         a = (q @ k.mT * self.scale()).softmax(-1)
         return self.o((a @ v).permute(0, 2, 3, 1).flatten(2))
 
@@ -275,7 +286,9 @@ class Packed(Attention):
 
     def projected(self, x: Tensor, part: int) -> Tensor:
         w, all_columns = self.width, self.qkv(x)
-        return torch.stack([all_columns[..., (3 * h + part) * w : (3 * h + part + 1) * w] for h in range(self.heads)], 1)
+        return torch.stack(
+            [all_columns[..., (3 * h + part) * w : (3 * h + part + 1) * w] for h in range(self.heads)], 1
+        )
 
     def true_scores(self, x: Tensor) -> Tensor:
         return self.projected(x, 0) @ self.projected(x, 1).mT * self.scale()

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from tests.zoo.case import Case, Silent, Truth
+from torch import Tensor, nn
 
 CASES: dict[str, Callable[[], Case]] = {}
 
@@ -26,7 +25,9 @@ class Attention(nn.Module):
     vague = False
     scattered = False
 
-    def __init__(self, heads: int | None = None, width: int | None = None, d_model: int | None = None) -> None:
+    def __init__(
+        self, heads: int | None = None, width: int | None = None, d_model: int | None = None
+    ) -> None:
         super().__init__()
         self.heads, self.width = heads or self.heads, width or self.width
         self.d_model = d_model or self.d_model
@@ -61,7 +62,15 @@ class Attention(nn.Module):
 
     def true_scores(self, x: Tensor) -> Tensor:
         q, k = self.part(self.q(x)), self.part(self.k(x))
-        return torch.stack([torch.stack([a @ b.T for a, b in zip(qs, ks, strict=True)]) for qs, ks in zip(q, k, strict=True)]) * self.scale()
+        return (
+            torch.stack(
+                [
+                    torch.stack([a @ b.T for a, b in zip(qs, ks, strict=True)])
+                    for qs, ks in zip(q, k, strict=True)
+                ]
+            )
+            * self.scale()
+        )
 
     def true_hidden(self, x: Tensor) -> Tensor | None:
         """True where a key is hidden from a query, a shape that broadcasts to the weights."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from tests.zoo.base import Attention, add, zoo
 from tests.zoo.case import Silent, Truth, View
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 THEME = "blocks"
 
@@ -35,8 +34,10 @@ class InPieces(Attention):
 
     def finish(self, truth: Truth) -> Truth:
         order = self.order(truth.weights.shape[-1])
-        number, size = order.shape
-        parts = torch.stack([truth.weights[:, :, o][..., o] for o in order], 1)  # (batch, pieces, heads, size, size)
+        size = order.shape[1]
+        parts = torch.stack(
+            [truth.weights[:, :, o][..., o] for o in order], 1
+        )  # (batch, pieces, heads, size, size)
         outer, inner = parts.flatten(0, 1), parts.transpose(0, 1).flatten(0, 1)
         counted = torch.ones(len(outer), size, dtype=torch.bool)
         truth.views += [View(w, torch.arange(size), counted, first=False) for w in (outer, inner)]
@@ -159,7 +160,9 @@ class Rows(Image):
         return self.place(length)[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(1, (self.high, self.wide)).transpose(2, 3) for t in self.split(x))  # (b, rows, h, wide, d)
+        q, k, v = (
+            t.unflatten(1, (self.high, self.wide)).transpose(2, 3) for t in self.split(x)
+        )  # (b, rows, h, wide, d)
         return self.o(F.scaled_dot_product_attention(q, k, v).transpose(2, 3).flatten(1, 2).flatten(2))
 
 

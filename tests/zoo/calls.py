@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from tests.zoo.base import Attention, add, zoo
 from tests.zoo.case import Silent, Truth
 from tests.zoo.masks import ahead
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 THEME = "calls"
 
@@ -30,7 +29,11 @@ class Cross(Attention):
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k, v = (f(context).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.k, self.v))
-        o = F.scaled_dot_product_attention(q, k, v) if self.fused else (q @ k.mT * self.scale()).softmax(-1) @ v
+        o = (
+            F.scaled_dot_product_attention(q, k, v)
+            if self.fused
+            else (q @ k.mT * self.scale()).softmax(-1) @ v
+        )
         return self.o(o.transpose(1, 2).flatten(2))
 
     def true_hidden(self, *_: Tensor) -> None:
@@ -170,7 +173,9 @@ class Decoding(nn.Module):
         for i, (start, stop) in enumerate([(0, 6), *((n, n + 1) for n in range(6, inputs.shape[1]))]):
             hidden = None if i else ahead(6)
             p, o = whole.weights[:, :, start:stop, :stop], whole.outputs[:, :, start:stop]
-            parts.append(Truth("attn.inner", p, ("causal", "self"), torch.arange(start, stop), None, o, hidden=hidden))
+            parts.append(
+                Truth("attn.inner", p, ("causal", "self"), torch.arange(start, stop), None, o, hidden=hidden)
+            )
             for h in silent.get(i, ()):
                 given[:, h, start:stop] = 0.0
         return self.inner.true_join(inputs, given), parts
@@ -179,7 +184,13 @@ class Decoding(nn.Module):
         return self.inner.example(batch, length)
 
 
-add(THEME, "decode: steps with a cache in one forward", Decoding, longer=None, cut={n: frozenset({1}) for n in range(6)})
+add(
+    THEME,
+    "decode: steps with a cache in one forward",
+    Decoding,
+    longer=None,
+    cut={n: frozenset({1}) for n in range(6)},
+)
 
 
 class Generating(Step):
@@ -255,7 +266,9 @@ class TwoMasks(Attention):
             p = self.true_scores(x).masked_fill(hidden, -torch.inf).softmax(-1)
             given = p @ self.true_values(x)
             kinds = ("causal",) if n == 0 else ("self",)
-            truths.append(Truth("attn", p, kinds, torch.arange(x.shape[1]), None, given.clone(), hidden=hidden))
+            truths.append(
+                Truth("attn", p, kinds, torch.arange(x.shape[1]), None, given.clone(), hidden=hidden)
+            )
             for h in silent.get(n, ()):
                 given[:, h] = 0.0
             total = total + (n + 1) * given

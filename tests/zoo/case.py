@@ -45,6 +45,7 @@ class Truth:
     views: other ways to lay out the same weights (blocks of a sequence, keys without sinks).
     vague: positions may be left out, since they have no clear meaning here (memory keys, images, blocks).
     scattered: each head is a module of its own: several sites of fewer heads are right, too.
+    ids: (batch, keys) the token ids of the keys, where the model takes ids.
     hidden: (queries, keys) or more axes, True where the mask hides a key; else what has a weight of zero.
     """
 
@@ -58,6 +59,7 @@ class Truth:
     vague: bool = False
     scattered: bool = False
     hidden: Tensor | None = None
+    ids: Tensor | None = None
 
     @property
     def heads(self) -> int:
@@ -83,6 +85,7 @@ class Case:
     longer: other inputs of the same kind, longer, that a cut model must be right on, too.
     cut: which heads of which attention to cut; group by group where heads share keys.
     drive: runs the model on the inputs in several forwards; then there are no maps and nothing is cut.
+    tokens: kinds of tokens by name, for the shares of attention on them.
     tolerance: of means of statistics.
     mixer: the path of a module that mixes tokens without attention and must be named; then no truths.
     """
@@ -97,6 +100,7 @@ class Case:
     mixer: str | None = None
     output: Callable[[Any], Tensor] = lambda out: out
     tolerance: float = 1e-3
+    tokens: Mapping[str, list[int]] = field(default_factory=dict)
     drive: Callable[[nn.Module, Any], Tensor] | None = None
 
     def run(self, model: nn.Module, inputs: Any) -> Tensor:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from tests.zoo.base import Attention, zoo
 from tests.zoo.case import Silent, Truth
 from tests.zoo.masks import ahead
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 THEME = "flows"
 
@@ -268,7 +267,10 @@ class Rotary(Attention):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (t.transpose(1, 2) for t in self.split(x))
         turn = torch.polar(torch.ones(x.shape[1], 3), self.angles(x.shape[1]))
-        q, k = (torch.view_as_real(torch.view_as_complex(t.contiguous().unflatten(-1, (3, 2))) * turn).flatten(3) for t in (q, k))
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(t.contiguous().unflatten(-1, (3, 2))) * turn).flatten(3)
+            for t in (q, k)
+        )
         return self.o(merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
 
     def true_scores(self, x: Tensor) -> Tensor:
@@ -276,7 +278,9 @@ class Rotary(Attention):
         for f in (self.q, self.k):
             t = self.part(f(x))
             a, b = t[..., ::2], t[..., 1::2]
-            parts.append(torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1))
+            parts.append(
+                torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+            )
         return parts[0] @ parts[1].mT * self.scale()
 
     def true_hidden(self, x: Tensor) -> Tensor:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from tests.zoo.base import Attention, add, zoo
 from tests.zoo.case import Truth
 from tests.zoo.masks import ahead
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 THEME = "grouped"
 
@@ -167,13 +166,17 @@ class Latent(Attention):
         q, r = self.q(x).unflatten(-1, (self.heads, 10)).transpose(1, 2).split([6, 4], -1)
         keys = torch.cat([k, self.turned(shared).unsqueeze(1).expand(-1, self.heads, -1, -1)], -1)
         queries = torch.cat([q, self.turned(r)], -1)
-        return self.o(F.scaled_dot_product_attention(queries, keys, v, is_causal=True).transpose(1, 2).flatten(2))
+        return self.o(
+            F.scaled_dot_product_attention(queries, keys, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
 
     def true_scores(self, x: Tensor) -> Tensor:
         both = self.down(x)
         k = torch.stack([t[..., :6] for t in self.up(both[..., :7]).split(12, -1)], 1)
         q = torch.stack(self.q(x).split(10, -1), 1)
-        rotary = torch.stack([self.turned(q[:, h, :, 6:]) @ self.turned(both[..., 7:]).mT for h in range(self.heads)], 1)
+        rotary = torch.stack(
+            [self.turned(q[:, h, :, 6:]) @ self.turned(both[..., 7:]).mT for h in range(self.heads)], 1
+        )
         return (q[..., :6] @ k.mT + rotary) * 10**-0.5
 
     def true_values(self, x: Tensor) -> Tensor:

@@ -19,15 +19,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tests.zoo.case import Case, Truth, View
+from tests.zoo.numbers import OF_KEYS, OF_PLACES, OF_WEIGHTS, means, normalised_entropies
 from torch import Tensor
 
 import manyheads as mh
-from tests.zoo.case import Case, Truth, View
-from tests.zoo.numbers import OF_KEYS, OF_PLACES, OF_WEIGHTS, means, normalised_entropies
 
 ASPECTS = ("heads", "weights", "counts", "silence", "cut")
 RIGHT, NAMED, REFUSED, WRONG, NOTHING = "right", "named", "refused", "wrong", ""
 RESTS = ("normalised", "sink", "raw")
+Sites = list[tuple[str, int]]  # the names of the sites of one attention, with their heads
 
 
 @dataclass
@@ -42,7 +43,11 @@ class Verdict:
     @property
     def wrong(self) -> list[str]:
         """The aspects that are wrong, with the reasons."""
-        return [f"{aspect}: {self.reasons.get(aspect, '')}" for aspect in ASPECTS if self.outcomes.get(aspect) == WRONG]
+        return [
+            f"{aspect}: {self.reasons.get(aspect, '')}"
+            for aspect in ASPECTS
+            if self.outcomes.get(aspect) == WRONG
+        ]
 
     def say(self, aspect: str, outcome: str, reason: str = "") -> None:
         self.outcomes[aspect] = outcome
@@ -56,7 +61,7 @@ def judge(case: Case) -> Verdict:
     before = {name: value.clone() for name, value in case.model.state_dict().items()}
     plain = case.run(case.model, case.inputs)
     try:
-        with mh.watch(case.model, "full") as seen:
+        with mh.watch(case.model, "full", tokens=case.tokens) as seen:
             watched = case.run(case.model, case.inputs)
         table = seen.table if seen.sites else None
     except Exception as error:
@@ -71,7 +76,7 @@ def judge(case: Case) -> Verdict:
             _judge_mixer(case, verdict, seen)
         return verdict
     truths = case.expected(case.inputs)[1]
-    names: list[list[str]] = [[truth.path] for truth in truths]
+    names: list[Sites] = [[(truth.path, truth.heads)] for truth in truths]
     if seen is not None:
         names = _judge_watch(case, verdict, seen, table, truths)
     _judge_silence(case, verdict, truths, names)
@@ -122,14 +127,16 @@ def _judge_mixer(case: Case, verdict: Verdict, seen: Any) -> None:
         verdict.say(aspect, NOTHING)
 
 
-def _judge_watch(case: Case, verdict: Verdict, seen: Any, table: Any, truths: list[Truth]) -> list[list[str]]:
+def _judge_watch(case: Case, verdict: Verdict, seen: Any, table: Any, truths: list[Truth]) -> list[Sites]:
     """Heads, weights and counts of every attention. Returns the names of the sites of each."""
     sites = list(seen.sites)
-    names: list[list[str]] = []
+    names: list[Sites] = []
     results: dict[str, list[tuple[str, str]]] = {aspect: [] for aspect in ("heads", "weights", "counts")}
     for path in dict.fromkeys(truth.path for truth in truths):
         here = [truth for truth in truths if truth.path == path]
-        at_path = [site for site in sites if _within(site.path, path) or (_within(path, site.path) and site.path)]
+        at_path = [
+            site for site in sites if _within(site.path, path) or (_within(path, site.path) and site.path)
+        ]
         sites = [site for site in sites if site not in at_path]
         groups = [at_path] if here[0].scattered else [[site] for site in at_path]
         reason = _missed(path, seen.missed)
@@ -140,11 +147,11 @@ def _judge_watch(case: Case, verdict: Verdict, seen: Any, table: Any, truths: li
             what = f"{len(here)} attentions, {[(site.name, site.heads) for site in at_path]} seen"
             for aspect in results:
                 results[aspect].append((WRONG, what) if reason is None else (NAMED, reason))
-            names += [[site.name for site in group] for group in groups[: len(here)]]
-            names += [[path]] * (len(here) - len(groups))
+            names += [[(site.name, site.heads) for site in group] for group in groups[: len(here)] if group]
+            names += [[(path, here[0].heads)]] * (len(here) - min(len(here), sum(map(bool, groups))))
             continue
         for truth, group in zip(here, groups, strict=True):
-            names.append([site.name for site in group])
+            names.append([(site.name, site.heads) for site in group])
             for aspect, (outcome, why) in _compare(case, truth, group, table).items():
                 if outcome != RIGHT and reason is not None:
                     outcome, why = NAMED, f"{reason} ({why})"
@@ -186,7 +193,11 @@ def _compare(case: Case, truth: Truth, group: list[Any], table: Any) -> dict[str
         what = f"{truth.heads} heads, {number} seen"
         return dict.fromkeys(("heads", "weights", "counts"), (WRONG, what))
     kinds = {site.kind for site in group}
-    heads = (RIGHT, "") if kinds <= set(truth.kinds) else (WRONG, f"kind {'/'.join(kinds)}, true {'/'.join(truth.kinds)}")
+    heads = (
+        (RIGHT, "")
+        if kinds <= set(truth.kinds)
+        else (WRONG, f"kind {'/'.join(kinds)}, true {'/'.join(truth.kinds)}")
+    )
     rows = [i for site in group for i, row in enumerate(table.rows) if row.site == site.name]
     ours = {name: table[name][rows] for name in table.metrics} | {"tokens": table["tokens"][rows]}
     return {"heads": heads} | _numbers(case, truth, ours, group, table)
@@ -241,13 +252,24 @@ def _readings(truth: Truth) -> Iterator[tuple[View, str, Tensor]]:
 
 
 def _off(
-    case: Case, truth: Truth, view: View, rest: str, counted: Tensor, expected: dict[str, Tensor], ours: dict[str, Tensor]
+    case: Case,
+    truth: Truth,
+    view: View,
+    rest: str,
+    counted: Tensor,
+    expected: dict[str, Tensor],
+    ours: dict[str, Tensor],
 ) -> dict[str, str]:
     """What is not as expected, by statistic."""
     out: dict[str, str] = {}
     wanted: dict[str, list[Tensor]] = {name: [value] for name, value in expected.items()}
     wanted["entropy_normalised"] = normalised_entropies(truth, view, rest, counted)
-    for name in ("tokens", *OF_WEIGHTS, "entropy_normalised", *OF_PLACES, *OF_KEYS, "output_norm"):
+    if truth.ids is not None and view.weights is truth.weights:
+        for name, ids in case.tokens.items():
+            share = (view.weights * torch.isin(truth.ids, torch.tensor(ids))[:, None, None]).sum(-1)
+            wanted[name] = [torch.where(counted[:, None], share, 0.0).sum((0, 2)) / counted.sum()]
+    names = ("tokens", *OF_WEIGHTS, "entropy_normalised", *OF_PLACES, *OF_KEYS, "output_norm", *case.tokens)
+    for name in names:
         if name not in ours:
             continue
         mine = ours[name]
@@ -264,7 +286,10 @@ def _off(
         scale = 10.0 if name == "distance_spread" else 1.0  # a square root: float32 leaves some near zero
         errors = [((mine - want).abs() / want.abs().clamp(min=1.0)).nan_to_num(9.0) for want in wanted[name]]
         both = [mine.isnan() & want.isnan() for want in wanted[name]]
-        if all(float(error.masked_fill(same, 0.0).max()) > case.tolerance * scale for error, same in zip(errors, both, strict=True)):
+        if all(
+            float(error.masked_fill(same, 0.0).max()) > case.tolerance * scale
+            for error, same in zip(errors, both, strict=True)
+        ):
             out[name] = f"{name} {_short(mine)}, true {_short(wanted[name][0])}"
     return out
 
@@ -288,7 +313,9 @@ def _maps_off(case: Case, truth: Truth, group: list[Any]) -> tuple[str, str] | N
     got = torch.cat(parts, 1)
     for view in truth.all_views():
         real = view.counted[:, None, :, None]
-        if got.shape == view.weights.shape and bool(((got - view.weights).abs() * real < 10 * case.tolerance).all()):
+        if got.shape == view.weights.shape and bool(
+            ((got - view.weights).abs() * real < 10 * case.tolerance).all()
+        ):
             return None
     shape = tuple(got.shape)
     if shape != tuple(truth.weights.shape):
@@ -304,14 +331,20 @@ def _agree(got: Tensor, want: Tensor, effect: Tensor) -> bool:
     return bool(off <= 1e-3 * effect.abs().max() + 2e-5 * want.abs().max().clamp(min=1.0))
 
 
-def _selected(truth: Truth, names: list[str], heads: frozenset[int]) -> dict[str, list[int]]:
-    """The heads by the name of their site; of scattered heads each has a site of its own."""
-    if len(names) == 1:
-        return {names[0]: sorted(heads)}
-    return {names[head]: [0] for head in sorted(heads) if head < len(names)}
+def _selected(sites: Sites, heads: frozenset[int]) -> dict[int | str, list[int]]:
+    """The heads by the name of their site, where several sites may hold the heads of one attention."""
+    out: dict[int | str, list[int]] = {}
+    for head in sorted(heads):
+        number = head
+        for name, count in sites:
+            if number < count or (name, count) == sites[-1]:
+                out.setdefault(name, []).append(number)
+                break
+            number -= count
+    return out
 
 
-def _judge_silence(case: Case, verdict: Verdict, truths: list[Truth], names: list[list[str]]) -> None:
+def _judge_silence(case: Case, verdict: Verdict, truths: list[Truth], names: list[Sites]) -> None:
     """Silence the first, a middle and the last head of each attention."""
     plain = case.expected(case.inputs)[0]
     outcome, reason = RIGHT, ""
@@ -320,7 +353,7 @@ def _judge_silence(case: Case, verdict: Verdict, truths: list[Truth], names: lis
             heads = frozenset({head})
             want = case.expected(case.inputs, {i: heads})[0]
             try:
-                with mh.silence(case.model, _selected(truth, names[i], heads)):  # type: ignore[arg-type]
+                with mh.silence(case.model, _selected(names[i], heads)):
                     got = case.run(case.model, case.inputs)
             except Exception as error:
                 outcome, reason = _raised(error)
@@ -330,16 +363,16 @@ def _judge_silence(case: Case, verdict: Verdict, truths: list[Truth], names: lis
                     outcome = WRONG
                     reason = f"head {head} off by {off:.2g}, where it makes {(plain - want).abs().max():.2g}"
             if outcome == WRONG:
-                verdict.say("silence", outcome, f"{names[i][0]}: {reason}")
+                verdict.say("silence", outcome, f"{names[i][0][0]}: {reason}")
                 return
     verdict.say("silence", outcome, reason)
 
 
-def _judge_cut(case: Case, verdict: Verdict, truths: list[Truth], names: list[list[str]]) -> None:
+def _judge_cut(case: Case, verdict: Verdict, truths: list[Truth], names: list[Sites]) -> None:
     """Cut heads, and run the smaller model on the inputs and on longer ones."""
-    heads: dict[str, list[int]] = {}
+    heads: dict[int | str, list[int]] = {}
     for i, chosen in case.cut.items():
-        for name, numbers in _selected(truths[i], names[i], chosen).items():
+        for name, numbers in _selected(names[i], chosen).items():
             heads[name] = sorted({*heads.get(name, []), *numbers})
     try:
         small = mh.cut(copy.deepcopy(case.model), heads, batch=case.inputs).eval()
@@ -359,6 +392,8 @@ def _judge_cut(case: Case, verdict: Verdict, truths: list[Truth], names: list[li
             return
         if not _agree(got, want, effect):
             off = (got.double() - want).abs().max() if got.shape == want.shape else float("nan")
-            verdict.say("cut", WRONG, f"off by {off:.2g} on {what}, where cutting makes {effect.abs().max():.2g}")
+            verdict.say(
+                "cut", WRONG, f"off by {off:.2g} on {what}, where cutting makes {effect.abs().max():.2g}"
+            )
             return
     verdict.say("cut", RIGHT)

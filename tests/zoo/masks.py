@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tests.zoo.base import Attention, add, zoo
+from tests.zoo.case import Truth
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
-
-from tests.zoo.base import Attention, add, zoo
-from tests.zoo.case import Truth
 
 THEME = "masks"
 
@@ -109,8 +108,7 @@ class StrictlyCausalFinite(Hiding):
     low = -1e9
 
     def true_hidden(self, x: Tensor) -> Tensor:
-        hidden = ahead(x.shape[1], step=0)
-        return hidden
+        return ahead(x.shape[1], step=0)
 
     def true_weights(self, x: Tensor) -> Tensor:
         weights = super().true_weights(x)
@@ -239,7 +237,9 @@ class RelativeBias(Attention):
     def true_scores(self, x: Tensor) -> Tensor:
         i = torch.arange(x.shape[1])
         bucket = (i - i[:, None] + 12).clamp(0, 23)
-        return super().true_scores(x) + torch.stack([self.table.weight[:, h][bucket] for h in range(self.heads)])
+        return super().true_scores(x) + torch.stack(
+            [self.table.weight[:, h][bucket] for h in range(self.heads)]
+        )
 
 
 @zoo(THEME, "scores moved by -7000")
@@ -279,14 +279,20 @@ class Torch(nn.Module):
             self.inside.in_proj_weight.mul_(2.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1) if self.mask == "causal" else None
+        later = (
+            torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1) if self.mask == "causal" else None
+        )
         return self.inside(x, x, x, attn_mask=later, need_weights=self.mask == "weights")[0]
 
     def plain(self, x: Tensor, silent: Any) -> tuple[Tensor, list[Truth]]:
         m, (batch, length, _) = self.inside, x.shape
-        q, k, v = (x @ w.T + b for w, b in zip(m.in_proj_weight.chunk(3), m.in_proj_bias.chunk(3), strict=True))
+        q, k, v = (
+            x @ w.T + b for w, b in zip(m.in_proj_weight.chunk(3), m.in_proj_bias.chunk(3), strict=True)
+        )
         if m.bias_k is not None:
-            k, v = (torch.cat([t, bias.expand(batch, -1, -1)], 1) for t, bias in ((k, m.bias_k), (v, m.bias_v)))
+            k, v = (
+                torch.cat([t, bias.expand(batch, -1, -1)], 1) for t, bias in ((k, m.bias_k), (v, m.bias_v))
+            )
         if m.add_zero_attn:
             k, v = (torch.cat([t, t.new_zeros(batch, 1, 20)], 1) for t in (k, v))
         weights, given = [], []
@@ -309,8 +315,15 @@ class Torch(nn.Module):
 
 add(THEME, "nn.MultiheadAttention", Torch)
 add(THEME, "nn.MultiheadAttention, need_weights", lambda: Torch(mask="weights"))
-add(THEME, "nn.MultiheadAttention, causal, add_bias_kv", lambda: Torch(("causal",), "causal", add_bias_kv=True))
+add(
+    THEME,
+    "nn.MultiheadAttention, causal, add_bias_kv",
+    lambda: Torch(("causal",), "causal", add_bias_kv=True),
+)
 add(THEME, "nn.MultiheadAttention, add_zero_attn", lambda: Torch(add_zero_attn=True))
-add(THEME, "nn.MultiheadAttention, add_bias_kv, add_zero_attn", lambda: Torch(add_bias_kv=True, add_zero_attn=True))
+add(
+    THEME,
+    "nn.MultiheadAttention, add_bias_kv, add_zero_attn",
+    lambda: Torch(add_bias_kv=True, add_zero_attn=True),
+)
 add(THEME, "nn.MultiheadAttention, causal", lambda: Torch(("causal",), "causal"))
-

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from tests.zoo.base import CASES, Attention, Net
 from tests.zoo.case import Case
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 THEME = "mixers"
 LENGTH, D_MODEL = 11, 23
@@ -72,7 +71,11 @@ class Fourier(nn.Module):
 class Scan(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.decay, self.into, self.out = nn.Parameter(torch.rand(D_MODEL)), nn.Linear(D_MODEL, D_MODEL), nn.Linear(D_MODEL, D_MODEL)
+        self.decay, self.into, self.out = (
+            nn.Parameter(torch.rand(D_MODEL)),
+            nn.Linear(D_MODEL, D_MODEL),
+            nn.Linear(D_MODEL, D_MODEL),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         state, steps = torch.zeros_like(x[:, 0]), []
@@ -147,7 +150,7 @@ class CrossCovariance(Linear):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k = F.normalize(q, dim=2), F.normalize(k, dim=2)
-        return (v @ (q.mT @ k).softmax(-1).mT)
+        return v @ (q.mT @ k).softmax(-1).mT
 
 
 @mixer("cross-covariance attention, width = length")
@@ -169,7 +172,11 @@ class SqueezeExcite(nn.Module):
 class SpatialGate(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.mix, self.up, self.down = nn.Conv1d(LENGTH, LENGTH, 1), nn.Linear(D_MODEL, 26), nn.Linear(13, D_MODEL)
+        self.mix, self.up, self.down = (
+            nn.Conv1d(LENGTH, LENGTH, 1),
+            nn.Linear(D_MODEL, 26),
+            nn.Linear(13, D_MODEL),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         u, v = self.up(x).chunk(2, -1)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
 from tests.zoo.case import Truth, View
+from torch import Tensor
 
 OF_PLACES = ("self", "previous", "next", "distance", "local")
 OF_KEYS = ("first", "distance_spread")
@@ -49,7 +48,9 @@ def means(truth: Truth, view: View, rest: str, counted: Tensor) -> dict[str, Ten
     if truth.outputs is not None and truth.outputs.shape[:3] == p.shape[:3]:
         values["output_norm"] = truth.outputs.norm(dim=-1)
     number = counted.sum()
-    out = {name: torch.where(counted[:, None], value, 0.0).sum((0, 2)) / number for name, value in values.items()}
+    out = {
+        name: torch.where(counted[:, None], value, 0.0).sum((0, 2)) / number for name, value in values.items()
+    }
     out["tokens"] = number.double().expand(p.shape[1])
     return out
 

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tests.zoo.base import Attention, add, zoo
+from tests.zoo.case import Silent, Truth
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-
-from tests.zoo.base import Attention, add, zoo
-from tests.zoo.case import Silent, Truth
 
 THEME = "opaque"
 
@@ -89,7 +88,11 @@ def by_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         new = torch.maximum(largest, s.amax(-1, keepdim=True))
         p = (s - new).exp()
         old = (largest - new).exp()
-        total, out, largest = total * old + p.sum(-1, keepdim=True), out * old + p @ v[:, :, start : start + 4], new
+        total, out, largest = (
+            total * old + p.sum(-1, keepdim=True),
+            out * old + p @ v[:, :, start : start + 4],
+            new,
+        )
     return out / total
 
 
@@ -105,7 +108,9 @@ def sliced(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     out = torch.zeros_like(fold[0])
     for start in range(0, len(out), 3):
         a, b, c = (t[start : start + 3] for t in fold)
-        out[start : start + 3] = torch.baddbmm(a.new_empty(1, 1, 1), a, b.mT, beta=0, alpha=q.shape[-1] ** -0.5).softmax(-1) @ c
+        out[start : start + 3] = (
+            torch.baddbmm(a.new_empty(1, 1, 1), a, b.mT, beta=0, alpha=q.shape[-1] ** -0.5).softmax(-1) @ c
+        )
     return out.view_as(q)
 
 
@@ -162,8 +167,13 @@ class Jagged(Attention):
 
     def forward(self, x: Tensor) -> Tensor:
         lengths = [x.shape[1] - 2 * i for i in range(len(x))]
-        nested = torch.nested.nested_tensor([t[:n] for t, n in zip(x, lengths, strict=True)], layout=torch.jagged)
-        q, k, v = (f(nested).unflatten(-1, [self.heads, self.width]).transpose(1, 2) for f in (self.q, self.k, self.v))
+        nested = torch.nested.nested_tensor(
+            [t[:n] for t, n in zip(x, lengths, strict=True)], layout=torch.jagged
+        )
+        q, k, v = (
+            f(nested).unflatten(-1, [self.heads, self.width]).transpose(1, 2)
+            for f in (self.q, self.k, self.v)
+        )
         o = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2)
         return self.o(o).to_padded_tensor(0.0)
 
@@ -200,12 +210,16 @@ class TorchEncoder(nn.Module):
         (x, padding), truths = inputs, []
         for n, layer in enumerate(self.encoder.layers):
             m = layer.self_attn
-            q, k, v = (x @ w.T + b for w, b in zip(m.in_proj_weight.chunk(3), m.in_proj_bias.chunk(3), strict=True))
+            q, k, v = (
+                x @ w.T + b for w, b in zip(m.in_proj_weight.chunk(3), m.in_proj_bias.chunk(3), strict=True)
+            )
             q, k, v = (torch.stack(t.split(5, -1), 1) for t in (q, k, v))
             weights = (q @ k.mT / 5**0.5).masked_fill(padding[:, None, None], -torch.inf).softmax(-1)
             given = weights @ v
             path = f"attn.encoder.layers.{n}.self_attn"
-            truths.append(Truth(path, weights, own=torch.arange(x.shape[1]), counted=~padding, outputs=given.clone()))
+            truths.append(
+                Truth(path, weights, own=torch.arange(x.shape[1]), counted=~padding, outputs=given.clone())
+            )
             for h in silent.get(n, ()):
                 given[:, h] = 0.0
             x = layer.norm1(x + m.out_proj(torch.cat(given.unbind(1), -1)))

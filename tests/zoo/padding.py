@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from tests.zoo.base import Attention, add, zoo
 from tests.zoo.case import Truth, View
 from tests.zoo.masks import ahead
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 THEME = "padding"
 
@@ -22,7 +21,9 @@ class Padded(Attention):
     that are padding, too.
     """
 
-    def __init__(self, side: str, low: str = "bool", fused: bool = False, causal: bool = False, rows: bool = False) -> None:
+    def __init__(
+        self, side: str, low: str = "bool", fused: bool = False, causal: bool = False, rows: bool = False
+    ) -> None:
         self.side, self.low, self.fused, self.rows, self.causal = side, low, fused, rows, causal
         super().__init__()
         self.kinds = ("causal",) if causal else ("self",)
@@ -76,8 +77,13 @@ class Padded(Attention):
         hidden = self.true_hidden(x, real)
         scores = self.true_scores(x, real)
         nothing = hidden.all(-1, keepdim=True)
-        e = (scores - scores.masked_fill(hidden & ~nothing, -torch.inf).amax(-1, keepdim=True)).exp() * ~hidden
-        if self.low in ("-1e4", "lowest"):  # finite: a row without any key looks where it would, or everywhere
+        e = (
+            scores - scores.masked_fill(hidden & ~nothing, -torch.inf).amax(-1, keepdim=True)
+        ).exp() * ~hidden
+        if self.low in (
+            "-1e4",
+            "lowest",
+        ):  # finite: a row without any key looks where it would, or everywhere
             level = torch.zeros_like(scores) if self.low == "lowest" else scores
             e = torch.where(nothing, (level - level.amax(-1, keepdim=True)).exp(), e)
         return e / e.sum(-1, keepdim=True).clamp(min=1e-300)
@@ -123,7 +129,9 @@ class TorchPadded(nn.Module):
     def plain(self, inputs: Any, silent: Any) -> tuple[Tensor, list[Truth]]:
         x, padding = inputs
         m = self.inside
-        q, k, v = (x @ w.T + b for w, b in zip(m.in_proj_weight.chunk(3), m.in_proj_bias.chunk(3), strict=True))
+        q, k, v = (
+            x @ w.T + b for w, b in zip(m.in_proj_weight.chunk(3), m.in_proj_bias.chunk(3), strict=True)
+        )
         q, k, v = (torch.stack(t.split(5, -1), 1) for t in (q, k, v))
         weights = (q @ k.mT / 5**0.5).masked_fill(padding[:, None, None], -torch.inf).softmax(-1)
         given = weights @ v
@@ -147,7 +155,9 @@ class Memories(Attention):
         self.kinds = ("causal",) if causal else ("self",)
 
     def build(self) -> None:
-        self.memory_k, self.memory_v = (nn.Parameter(torch.randn(2, self.heads, self.width)) for _ in range(2))
+        self.memory_k, self.memory_v = (
+            nn.Parameter(torch.randn(2, self.heads, self.width)) for _ in range(2)
+        )
 
     def joined(self, memory: Tensor, tokens: Tensor) -> Tensor:
         parts = [memory.transpose(0, 1).expand(len(tokens), -1, -1, -1), tokens]

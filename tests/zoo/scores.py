@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from tests.zoo.base import Attention, zoo
 from tests.zoo.weights import Changed, softmax
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 THEME = "scores"
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from tests.zoo.base import Attention, add, zoo
 from tests.zoo.case import Truth
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 THEME = "weights"
 
@@ -112,7 +111,10 @@ class TalkingHeads(Changed):
         super().__init__()
 
     def build(self) -> None:
-        self.mix_l, self.mix_w = nn.Linear(self.heads, self.heads, bias=False), nn.Linear(self.heads, self.heads, bias=False)
+        self.mix_l, self.mix_w = (
+            nn.Linear(self.heads, self.heads, bias=False),
+            nn.Linear(self.heads, self.heads, bias=False),
+        )
         with torch.no_grad():
             for f in (self.mix_l, self.mix_w):
                 f.weight.copy_(torch.eye(self.heads) + 0.4 * torch.rand(self.heads, self.heads))
@@ -127,11 +129,19 @@ class TalkingHeads(Changed):
     def true_weights(self, x: Tensor) -> Tensor:
         s = self.true_scores(x)
         if self.before:
-            s = torch.stack([sum(self.mix_l.weight[g, h] * s[:, h] for h in range(self.heads)) for g in range(self.heads)], 1)
+            s = torch.stack(
+                [
+                    sum(self.mix_l.weight[g, h] * s[:, h] for h in range(self.heads))
+                    for g in range(self.heads)
+                ],
+                1,
+            )
         a = softmax(s)
         if not self.after:
             return a
-        return torch.stack([sum(self.mix_w.weight[g, h] * a[:, h] for h in range(self.heads)) for g in range(self.heads)], 1)
+        return torch.stack(
+            [sum(self.mix_w.weight[g, h] * a[:, h] for h in range(self.heads)) for g in range(self.heads)], 1
+        )
 
 
 add(THEME, "talking heads before the softmax", lambda: TalkingHeads(True, False))
@@ -146,10 +156,16 @@ class Differential(Attention):
     vague = True
 
     def build(self) -> None:
-        self.q2, self.k2 = nn.Linear(self.d_model, self.heads * self.width), nn.Linear(self.d_model, self.heads * self.width)
+        self.q2, self.k2 = (
+            nn.Linear(self.d_model, self.heads * self.width),
+            nn.Linear(self.d_model, self.heads * self.width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v, r, l = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v, self.q2, self.k2))
+        q, k, v, r, l = (
+            f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for f in (self.q, self.k, self.v, self.q2, self.k2)
+        )
         a = (q @ k.mT * self.scale()).softmax(-1) - 0.5 * (r @ l.mT * self.scale()).softmax(-1)
         return self.o((a @ v).transpose(1, 2).flatten(2))
 
@@ -210,7 +226,7 @@ class Dropped(Changed):
 
 @zoo(THEME, "fused with dropout, in training", train=True, longer=None, cut={0: frozenset({2})})
 class FusedDropped(Attention):
-    """No truth of the dropped weights by plain code: the output is held against itself with zeroed columns."""
+    """What is dropped no plain code can say: the output is held against itself with zeroed columns."""
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (t.transpose(1, 2) for t in self.split(x))
