@@ -1,9 +1,9 @@
 """Which attention manyheads gets right, names, refuses, or gets wrong without a word: the zoo of tests/zoo.
 
 `python -m bench.zoo [NAME ...]` judges every hand-written module and every library model that is installed
-(see tests/zoo/judge.py), prints a row for each, and writes bench/results/zoo.md. A NAME is a part of a model's
-name; a table of chosen models is only printed. `--drawn N` judges N modules drawn at random instead, and writes
-bench/results/zoo_drawn.md with those that are wrong.
+(see tests/zoo/judge.py), prints a row for each, and writes bench/results/zoo.md. A NAME is a part of a
+model's name; a table of chosen models is only printed. `--drawn N` judges N modules drawn at random instead,
+and writes bench/results/zoo_drawn.md with those that are wrong.
 """
 
 import argparse
@@ -21,8 +21,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from tests.zoo import handwritten
-from tests.zoo.drawn import draw
 from tests.zoo.case import Case
+from tests.zoo.drawn import draw
 from tests.zoo.judge import ASPECTS, NAMED, REFUSED, RIGHT, WRONG, Verdict, judge
 
 from bench import harness

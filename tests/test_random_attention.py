@@ -9,7 +9,6 @@ import warnings
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from tests.zoo.drawn import draw
 from tests.zoo.judge import judge
 

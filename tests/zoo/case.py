@@ -83,6 +83,7 @@ class Case:
     inputs: what it runs on (a tensor, or a tuple of positional arguments, or a dict of keyword ones).
     plain: (model in float64, inputs in float64, heads to silence) to the output and the truths.
     longer: other inputs of the same kind, longer, that a cut model must be right on, too.
+    output: what to compare of a model's output, given its inputs.
     cut: which heads of which attention to cut; group by group where heads share keys.
     drive: runs the model on the inputs in several forwards; then there are no maps and nothing is cut.
     tokens: kinds of tokens by name, for the shares of attention on them.
@@ -98,7 +99,7 @@ class Case:
     longer: Any = None
     cut: Mapping[int, frozenset[int]] = field(default_factory=lambda: {0: frozenset({1})})
     mixer: str | None = None
-    output: Callable[[Any], Tensor] = lambda out: out
+    output: Callable[[Any, Any], Tensor] = lambda out, inputs: out
     tolerance: float = 1e-3
     tokens: Mapping[str, list[int]] = field(default_factory=dict)
     drive: Callable[[nn.Module, Any], Tensor] | None = None
@@ -115,7 +116,7 @@ class Case:
                 out = model(*inputs)
             else:
                 out = model(inputs)
-        return self.output(out)
+        return self.output(out, inputs)
 
     def expected(
         self, inputs: Any, silent: Silent | None = None, evaluating: bool = False

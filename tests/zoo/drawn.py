@@ -1,8 +1,8 @@
 """Attention modules drawn at random: `draw(seed)` gives a module with its truth.
 
-A `Design` says everything about a module: sizes (with coincidences), where its heads stand, which code multiplies,
-masks, biases, what happens to the weights, what is done with the outputs. The forward follows the design through
-permutations, folds and loops; the truth does the same sums head by head in one fixed order.
+A `Design` says everything about a module: sizes (with coincidences), where its heads stand, which code
+multiplies, masks, biases, what happens to the weights, what is done with the outputs. The forward follows the
+design through permutations, folds and loops; the truth does the same sums head by head in one fixed order.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from tests.zoo.base import Net
 from tests.zoo.case import Case, Silent, Truth
+from torch import Tensor, nn
 
 LAYOUTS = ("bh", "hb", "fold bh", "fold hb", "split", "one")
 LOOPS = ("heads", "heads kept", "batch", "queries")
