@@ -20,10 +20,11 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from tests.zoo import handwritten
 from tests.zoo.case import Case
+from tests.zoo.catalogue import HANDWRITTEN, LIBRARY
+from tests.zoo.compare import NAMED, REFUSED, RIGHT, WRONG
 from tests.zoo.drawn import draw
-from tests.zoo.judge import ASPECTS, NAMED, REFUSED, RIGHT, WRONG, Verdict, judge
+from tests.zoo.judge import ASPECTS, Verdict, judge
 
 from bench import harness
 
@@ -102,7 +103,7 @@ def main() -> None:
     if options.drawn:
         chosen = [(str(seed), partial(draw, seed)) for seed in range(options.drawn)]
     else:
-        cases = handwritten.CASES
+        cases = HANDWRITTEN | LIBRARY
         names = [n for n in cases if not options.name or any(part in n for part in options.name)]
         chosen = [(name, cases[name]) for name in names]
     if not chosen:

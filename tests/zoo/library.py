@@ -1,22 +1,24 @@
 """Models of transformers, small and with random weights; the truth is what their eager branch returns.
 
-A `Spec` names the class, the config, and for each stack of attention layers the field of the output that holds
-its weights, the path of the modules, their output projection, and the kind. Heads are silenced by setting the
-columns of the output projection that read them to zero.
+A `Spec` names the class, the config, and for each stack of attention layers the field of the output that
+holds its weights, the path of the modules, their output projection, and the kind. Heads are silenced by
+setting the columns of the output projection that read them to zero.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
+from bench.coverage_others import stand_in
 from tests.zoo.case import Case, Silent, Truth
+from torch import Tensor, nn
 
 THEME = "transformers"
 
@@ -67,12 +69,30 @@ def pair(batch: int, length: int, padded: bool = True) -> dict[str, Tensor]:
     return text(batch, length, padded) | {"decoder_input_ids": torch.randint(5, 99, (batch, length - 4))}
 
 
-def pixels(batch: int, length: int, padded: bool = True, size: int = 12, channels: int = 3) -> dict[str, Tensor]:
+def pixels(
+    batch: int, length: int, padded: bool = True, size: int = 12, channels: int = 3
+) -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(batch, channels, size, size)}
 
 
 def waves(batch: int, length: int, padded: bool = True) -> dict[str, Tensor]:
     return {"input_values": torch.randn(batch, 800)}
+
+
+@contextmanager
+def standing_in(package: str) -> Iterator[None]:
+    """Inside, a package that is missing and that models only load for their data can be imported."""
+    finders = list(sys.meta_path)
+    stand_in(package)
+    try:
+        yield
+    finally:
+        sys.meta_path[:] = finders
+        if not any(
+            getattr(finder, "find_spec", None) and finder.find_spec(package, None) for finder in finders
+        ):
+            for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+                del sys.modules[name]
 
 
 def sharpen(model: nn.Module, sharp: float) -> None:
@@ -142,7 +162,7 @@ def _eager(model: Any) -> Any:
 
 
 def _columns(model: nn.Module, path: str) -> Tensor:
-    """The weights (outputs, inputs, ...) of an output projection: a module, or a parameter (outputs, heads, width)."""
+    """The weights (outputs, inputs) of an output projection: a module, or a parameter with an axis of heads."""
     if not _has(model, path):
         value: Tensor = model.get_parameter(path).data
         return value.view(len(value), -1)
@@ -172,7 +192,9 @@ def _run(model: Any, inputs: Any) -> Any:
     try:
         return model(**inputs, output_attentions=True)
     except RuntimeError:  # something in it is float32, whatever the weights are
-        floats = {name: value.float() if value.is_floating_point() else value for name, value in inputs.items()}
+        floats = {
+            name: value.float() if value.is_floating_point() else value for name, value in inputs.items()
+        }
         return model.float()(**floats, output_attentions=True)
 
 
@@ -191,6 +213,12 @@ def make(spec: Spec) -> Case:
     name = f"transformers: {spec.model or spec.name + 'Model'}"
     if spec.missed:
         return Case(
-            name, THEME, model, inputs, lambda m, x, s: (shown(m(**x), x), []), mixer=spec.missed, output=shown
+            name,
+            THEME,
+            model,
+            inputs,
+            lambda m, x, s: (shown(m(**x), x), []),
+            mixer=spec.missed,
+            output=shown,
         )
     return Case(name, THEME, model, inputs, partial(plain, spec), longer, {0: spec.cut}, output=shown)
