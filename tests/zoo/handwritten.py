@@ -1,0 +1,31 @@
+"""All hand-written modules of the zoo: importing the themes puts them into `CASES`."""
+
+from __future__ import annotations
+
+from tests.zoo import (
+    axes,
+    bands,
+    biases,
+    blocks,
+    calls,
+    flows,
+    grouped,
+    loops,
+    masks,
+    mixers,
+    models,
+    opaque,
+    padding,
+    projections,
+    scores,
+    weights,
+)
+from tests.zoo.base import CASES
+
+THEMES = (
+    axes, loops, weights, scores, masks, biases, padding, grouped, calls, blocks, bands, flows,
+        projections, models,
+    opaque, mixers,
+)  # fmt: skip
+
+__all__ = ["CASES", "THEMES"]
