@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint format web bench clean
+.PHONY: help setup demo test test-hard lint format web bench clean
 
 help:
 	@echo "make demo    set up and run the main job on an embedded real model"
 	@echo "make test    set up, then lint, check types and run every test"
+	@echo "make test-hard  every test 18 times: two instruction sets, 1, 2 and 4 threads, any order, busy cores"
 	@echo "make bench   set up and measure against peers (make bench PART=dropout for one part)"
 	@echo "make format  let ruff rewrite the source"
 	@echo "make web     build the page from web/ into the package (needs Node)"
@@ -45,6 +46,10 @@ web: $(PACKAGES)
 
 test: lint $(if $(NPM),$(PACKAGES))
 	$(BIN)/python -m pytest -n auto
+
+# Some hours. HARD="--times 1 --threads 2" runs a part.
+test-hard: setup
+	$(BIN)/python tools/test_hard.py $(HARD)
 
 format: setup
 	$(BIN)/ruff check --fix .

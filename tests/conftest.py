@@ -1,6 +1,9 @@
 """Settings that every test needs, before torch is loaded."""
 
 import os
+import random
+
+import pytest
 
 # Some sandboxes announce AMX and forbid it: a bfloat16 matrix product would then end the whole test run.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -9,4 +12,29 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-torch.set_num_threads(1)  # tests run side by side, one process a core
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(1)  # tests run side by side, one process a core
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests in them, in any order")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("--shuffle")
+    return None if seed is None else f"order: --shuffle {seed}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--shuffle")
+    if seed is None:
+        return
+    order = random.Random(seed)
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    for tests in files.values():
+        order.shuffle(tests)
+    shuffled = list(files.values())
+    order.shuffle(shuffled)
+    items[:] = [item for tests in shuffled for item in tests]

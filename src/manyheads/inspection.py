@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
+from manyheads.common.untouched import evaluating
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import Watch, watch
 from manyheads.view.document.make import About, document
@@ -94,21 +96,18 @@ def count(
     """
     counted = Counted()
     started = time.perf_counter()
-    place = next((p.device for p in model.parameters()), torch.device("cpu"))
-    training = model.training
+    device = device_of(model)
     seen: Watch | None = None
     try:
-        with torch.no_grad(), watch(model.eval(), "full", tokens=tokens) as seen:
+        with torch.no_grad(), evaluating(model), watch(model, "full", tokens=tokens) as seen:
             for units, batch in batches:
-                _run(model, _moved(batch, place))
+                _run(model, _moved(batch, device))
                 counted.table, counted.units = _table(seen), counted.units + units
                 step(units)
     except KeyboardInterrupt:
         counted.stopped = True
     except (ValueError, TypeError, OSError) as error:
         counted.error = error
-    finally:
-        model.train(training)
     counted.seconds = time.perf_counter() - started
     counted.missed = seen.missed if seen is not None else {}
     return counted

@@ -56,7 +56,7 @@ def slopes(heads: int) -> Tensor:
     power = 1
     while power * 2 <= heads:
         power *= 2
-    first = torch.tensor([2 ** (-8 * (h + 1) / power) for h in range(power)])
+    first = torch.tensor([2 ** (-8 * (h + 1) / power) for h in range(power)], dtype=torch.float64)
     return first if power == heads else torch.cat((first, slopes(2 * power)[::2][: heads - power]))
 
 

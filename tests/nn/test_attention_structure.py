@@ -199,3 +199,40 @@ def test_one_step_reads_shared_keys_once(kernel_calls):
     q, k, v = random((2, 8, 2, 1, 67, 3, 3))
     attention(q, k, v, causal=True)
     assert kernel_calls == [((2, 2, 4, 3), (2, 2, 67, 3))]
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference", "fused", "tiled"])
+@pytest.mark.parametrize("queries", [0, 1, 5, 70])
+@pytest.mark.parametrize("keys", [0, 1, 5, 70])
+@pytest.mark.parametrize("batch", [0, 2])
+@pytest.mark.parametrize("width", [0, 4])
+def test_nothing_to_compute_is_no_error(batch, queries, keys, width, kernel):
+    lengths = torch.full((batch,), 3)
+    options = [
+        {"mask": mask.padding(lengths)},
+        {"mask": mask.padding(lengths, queries=lengths), "chunk": 3, "causal": True},
+        {"mask": mask.padding(torch.zeros_like(lengths)), "window": 2},
+        {"chunk": 3},
+        {"window": 2, "causal": True},
+        {"mask": mask.alibi(2)},
+        {"dropout": 0.1},
+    ]
+    for given in options:
+        q = torch.randn(batch, 2, queries, width, requires_grad=True)
+        k, v = torch.randn(batch, 2, keys, width), torch.randn(batch, 2, keys, 3)
+        out = attention(q, k, v, kernel=kernel, **given)
+        assert out.shape == (batch, 2, queries, 3)
+        assert out.isfinite().all(), given
+        out.sum().backward()
+        assert q.grad.isfinite().all(), given
+
+
+@pytest.mark.parametrize("kernel", ["reference", "fused", "tiled"])
+@pytest.mark.parametrize("heads", [1, 3, 5, 7, 8, 12])
+def test_alibi_is_exact_in_float64(heads, kernel):
+    generator = torch.Generator().manual_seed(heads)
+    q, k, v = (torch.randn(1, heads, 200, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    seen = formula.allowed(200, 200, causal=True)
+    expected = formula.attention(q, k, v, seen, bias=formula.alibi(heads, 200, 200))
+    out = attention(q, k, v, mask=mask.alibi(heads), causal=True, kernel=kernel)
+    assert torch.allclose(out, expected, rtol=0, atol=1e-12)

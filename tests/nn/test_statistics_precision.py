@@ -3,8 +3,11 @@ what they refuse."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings, strategies
 from tests.nn import formula
 from tests.nn.test_statistics import CORE, FULL, random, same
 
@@ -122,3 +125,97 @@ def test_what_is_refused():
         statistics_of_scores(torch.zeros(5, 7))
     with pytest.raises(ValueError, match="which: expected 'core' or 'full', got 'all'"):
         statistics_of_scores(torch.zeros(1, 1, 5, 7), which="all")
+
+
+LIMITS = {torch.float32: 104.0, torch.float64: 745.0}
+
+
+def of_weights(scores, features=None):
+    """The formula, in float64, for rows that sum to one over the scores that get a weight at all."""
+    top = scores.double().amax(-1, keepdim=True)
+    shown = (scores.double() - top > -LIMITS[scores.dtype]) & (scores > -torch.inf)
+    return formula.statistics(scores.double(), shown, features)
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(
+    seed=strategies.integers(0, 10**6),
+    shift=strategies.sampled_from([0.0, 80.0, 95.0, 6000.0, -6000.0, -1e5, -1e9]),
+    hiding=strategies.sampled_from([-torch.inf, -1e4, -1e9, torch.finfo(torch.float32).min, -2e3]),
+    dtype=strategies.sampled_from([torch.float32, torch.float64]),
+    which=strategies.sampled_from(["core", "full"]),
+)
+def test_only_differences_of_scores_matter(seed, shift, hiding, dtype, which):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(2, 3, 7, 11, generator=generator, dtype=dtype) * 5 + shift
+    hidden = torch.rand(2, 1, 7, 11, generator=generator) < 0.3
+    hidden[0, 0, 2] = True  # nothing but hidden keys: a softmax of finite scores is what it is
+    scores = scores.masked_fill(hidden, -torch.inf) if hiding == -torch.inf else scores + hiding * hidden
+    found = statistics_of_scores(scores, which=which)
+    expected = of_weights(scores)
+    for name, value in found.items():
+        wanted = expected[name]
+        if name in ("logsumexp", "largest_logit"):
+            assert torch.equal(value == -torch.inf, wanted == -torch.inf)
+            value, wanted = (x.double().masked_fill(wanted == -torch.inf, 0.0) for x in (value, wanted))
+        size = max(1.0, float(wanted.abs().max()))
+        tolerance = 1e-6 if dtype == torch.float64 else max(2e-4, TOLERANCES[name])
+        assert torch.allclose(value.double(), wanted, rtol=0, atol=tolerance * size), name
+
+
+@pytest.mark.parametrize("engine_keys", [11, 300])  # by tiles and by blocks
+@pytest.mark.parametrize("which", ["core", "full"])
+@pytest.mark.parametrize("width", [4, 5])
+def test_a_hidden_score_that_overflows_leaves_no_trace(engine_keys, which, width):
+    generator = torch.Generator().manual_seed(width)
+    q, k = (torch.randn(2, 3, engine_keys, width, generator=generator) for _ in range(2))
+    q[:, :, 3], k[:, :, 5] = 40.0, 40.0  # a score of thousands, where exp is infinite
+    lengths, queries = torch.tensor([engine_keys, 4]), torch.tensor([engine_keys, 3])
+    padded = mask.padding(lengths, queries=queries)
+    features = torch.rand(2, engine_keys, 2, generator=generator)
+    seen = formula.allowed(
+        engine_keys, engine_keys, causal=True, lengths=lengths.tolist(), query_lengths=queries.tolist()
+    )
+    expected = formula.statistics(formula.scores(q, k), seen, features)
+    found = statistics(q, k, mask=padded, causal=True, which=which, features=features)
+    assert (found["keys"][1, :, 3:] == 0).all()
+    for name, value in found.items():
+        assert not value.isnan().any(), name
+        if name not in ("logsumexp", "largest_logit"):
+            assert torch.allclose(value.double(), expected[name], rtol=1e-4, atol=5e-3), name
+
+
+@pytest.mark.parametrize("hidden", [-torch.inf, -1e4, -1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("shift", [0.0, -6000.0, 1000.0])
+def test_a_bias_hides_what_gets_no_weight_from_it(hidden, shift):
+    generator = torch.Generator().manual_seed(1)
+    q, k = (torch.randn(2, 3, 7, 5, generator=generator) for _ in range(2))
+    bias = torch.full((7, 7), shift).masked_fill(torch.ones(7, 7).triu(1).bool(), hidden)
+    plain = statistics(q, k, causal=True, which="full")
+    found = statistics(q, k, mask=bias, which="full")
+    for name, value in found.items():
+        moved = shift if name in ("logsumexp", "largest_logit") else 0.0
+        assert torch.allclose(value, plain[name] + moved, rtol=1e-5, atol=2e-3 if shift else 1e-4), name
+
+
+def test_a_query_whose_keys_all_have_the_lowest_score_attends_to_all_of_them():
+    lowest = torch.finfo(torch.float32).min
+    found = statistics_of_scores(torch.full((1, 1, 1, 4), lowest), which="full")
+    assert found["keys"].item() == 4
+    assert found["entropy"].item() == pytest.approx(math.log(4))
+    assert found["received"].flatten().tolist() == pytest.approx([0.25] * 4)
+    nothing = statistics_of_scores(torch.full((1, 1, 1, 4), -torch.inf), which="full")
+    assert nothing["keys"].item() == nothing["entropy"].item() == nothing["received"].sum().item() == 0
+
+
+def test_first_queries_that_stand_before_every_key_leave_no_trace_in_blocks():
+    generator = torch.Generator().manual_seed(2)
+    q, k = torch.randn(1, 2, 320, 4, generator=generator), torch.randn(1, 2, 300, 4, generator=generator)
+    q[:, :, 7], k[:, :, 5] = 40.0, 40.0
+    features = torch.rand(1, 300, 2, generator=generator)
+    found = statistics(q, k, causal=True, features=features)
+    assert (found["keys"][..., :20] == 0).all()
+    for name, value in found.items():
+        wanted = -torch.inf if name == "logsumexp" else 0.0
+        assert (value[:, :, :20] == wanted).all(), name
+        assert not value.isnan().any(), name

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.untouched import untouched
 from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor, module_paths
 from manyheads.heads.sites import Heads, Selection, Site
@@ -71,7 +72,7 @@ def maps(
             with torch._C.DisableTorchFunction():
                 found[call.site.name] = _map(call, numbers, queries, size)
 
-    with torch.no_grad(), Interceptor(model, see) as interceptor:
+    with untouched(model), torch.no_grad(), Interceptor(model, see) as interceptor:
         run(model, batch)
     chosen.finish(interceptor.sites.by_name.values())
     return found

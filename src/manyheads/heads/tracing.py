@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from manyheads.common.untouched import evaluating
 from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor
 from manyheads.heads.maps import run
@@ -50,23 +51,16 @@ def traces(model: nn.Module, batch: Any) -> dict[str, Trace]:
 @contextmanager
 def _ready(model: nn.Module) -> Iterator[dict[int, str]]:
     """The model in eval mode with gradients for everything it holds: gives the names of those by id."""
-    training = [module for module in model.modules() if module.training]
     held = {
         id(tensor): (name, tensor)
         for name, tensor in (*_own_buffers(model), *model.named_parameters())
         if tensor.is_floating_point()
     }
     frozen = [tensor for _, tensor in held.values() if not tensor.requires_grad]
-    model.eval()
-    for tensor in frozen:
-        tensor.requires_grad_(True)
-    try:
-        yield {key: name for key, (name, _) in held.items()}
-    finally:
+    with evaluating(model):
         for tensor in frozen:
-            tensor.requires_grad_(False)
-        for module in training:
-            module.training = True
+            tensor.requires_grad_(True)
+        yield {key: name for key, (name, _) in held.items()}
 
 
 def _own_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -73,7 +73,7 @@ def attention(
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout}")
     check_kernel(kernel)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = default_scale(q.shape[-1]) if scale is None else float(scale)
     offset = k.shape[2] - q.shape[2]
     if kernel == "auto":
         kernel = _choose(q, k, conditions, dropout)
@@ -104,6 +104,15 @@ def join(mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: in
     if window is not None:
         joined = joined & window_mask(window)
     return joined if chunk is None else joined & chunk_mask(chunk)
+
+
+def default_scale(width: int) -> float:
+    """1 / sqrt(d_key); scores of no width are zero, whatever the scale.
+
+    >>> default_scale(16), default_scale(0)
+    (0.25, 1.0)
+    """
+    return float(max(1, width) ** -0.5)
 
 
 def check_kernel(kernel: str) -> None:

@@ -92,8 +92,10 @@ def _fill(raw: Raw, q: Tensor, k: Tensor, mask: Mask, scale: float, features: Te
         rest, given = mask.of_sequence(n, real, seen), None if features is None else features[n]
         _add(raw.at(n), q[n, :, :, :real], k[n, :, :seen], rest, scale, keys - queries, given, take)
     total, nothing = sums["total"], count == 0
-    if nothing.any():
-        total.masked_fill_(nothing, 0.0)
+    if nothing.any():  # a hidden score whose exp is infinite makes NaN of what is zero
+        raw.sums.masked_fill_(nothing, 0.0)
+        if raw.features is not None:
+            raw.features.masked_fill_(nothing.unsqueeze(-1), 0.0)
     lost = (total > SAFE[0]).logical_and_(total < SAFE[1]).logical_or_(nothing).logical_not_()
     if lost.any():
         _again(raw, q, k, mask, scale, features, lost)

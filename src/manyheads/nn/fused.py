@@ -84,7 +84,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: int, call: Call
     if _plainly_causal(mask, offset):
         return call(q, k, v, None, True)
     queries, keys = q.shape[2], k.shape[2]
-    if torch.compiler.is_compiling() or not queries or not keys:  # the structures depend on the numbers
+    if torch.compiler.is_compiling() or not (len(q) and queries and keys):  # structures depend on numbers
         return _masked(q, k, v, mask, offset, call, slice(0, queries), slice(0, keys))
     if mask.lengths is not None and mask.lengths.device.type == "cpu" and queries >= UNPAD_LENGTH:
         return _each_sequence(q, k, v, mask, offset, call)
@@ -104,7 +104,7 @@ def _masked(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: int, call: Call, rows: Span, columns: Span
 ) -> Tensor:
     """One call with a mask tensor, for queries ``rows`` and keys ``columns``: q, k and v hold just those."""
-    allowed, bias = mask.rectangle(rows, columns, offset, q.device)
+    allowed, bias = mask.rectangle(rows, columns, offset, q.device, dtype=q.dtype)
     if bias is not None:
         bias = bias.to(q.dtype)
         allowed = bias if allowed is None else torch.where(allowed, bias, -torch.inf)

@@ -6,12 +6,10 @@ that all of them step together; each continues as it would alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from manyheads.common.untouched import evaluating
 from manyheads.nn.stack import DecoderCache
 from manyheads.nn.transformers import Decoder, Seq2Seq
 
@@ -89,7 +87,7 @@ def generate(
         raise TypeError(f"model: expected a Decoder or a Seq2Seq, got {type(model).__name__}")
     sampling = not (temperature is None and top_k is None and top_p is None)
     _check(new_tokens, beams, sampling, temperature, top_k, top_p)
-    with _without_dropout(model):
+    with evaluating(model, draws=True):
         if isinstance(model, Seq2Seq):
             decoder = model.decoder
             ids, cache = _read_source(model, prompt, lengths, start, new_tokens)
@@ -243,15 +241,3 @@ def _check(
         raise ValueError(f"top_p: expected a share above 0 and up to 1, got {top_p}")
     if sampling and beams > 1:
         raise ValueError(f"beams: expected 1 with temperature, top_k or top_p, got {beams}")
-
-
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

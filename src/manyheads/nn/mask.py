@@ -34,7 +34,7 @@ class Mask:
     chunk: int | None = None
     lengths: Tensor | None = None  # (batch,): keys at or past it are hidden
     queries: Tensor | None = None  # (batch,): queries at or past it attend to nothing
-    slopes: Tensor | None = None  # (heads,): adds -slope * |i - j|
+    slopes: Tensor | None = None  # (heads,) in float64: adds -slope * |i - j|
     tensors: tuple[Tensor, ...] = ()  # bool: True may attend; float: added
 
     def __and__(self, other: Mask | Tensor) -> Mask:
@@ -111,11 +111,12 @@ class Mask:
         device: torch.device,
         batch: slice = slice(None),
         heads: slice = slice(None),
+        dtype: torch.dtype = torch.float32,
     ) -> tuple[Tensor | None, Tensor | None]:
         """What holds for queries ``rows`` and keys ``columns``: (allowed, bias), None where nothing is said.
 
         Both broadcast to (batch, heads, rows, columns); ``batch`` and ``heads`` choose a part of those axes.
-        ``offset`` is the position of query 0.
+        ``offset`` is the position of query 0. An ALiBi bias is made in ``dtype``, or float32 if that is less.
         """
         allowed = self._geometry(rows, columns, offset, device)
         j = torch.arange(columns.start, columns.stop, device=device)
@@ -127,7 +128,8 @@ class Mask:
         bias = None
         if self.slopes is not None:
             i = torch.arange(rows.start, rows.stop, device=device)[:, None] + offset
-            bias = -self.slopes[heads].to(device)[:, None, None] * (i - j).abs()
+            slopes = self.slopes[heads].to(torch.promote_types(dtype, torch.float32)).to(device)
+            bias = -slopes[:, None, None] * (i - j).abs()
         for tensor in self.tensors:
             part = part_of(tensor, rows, columns, batch, heads)
             if part.dtype == torch.bool:
@@ -263,7 +265,7 @@ def alibi(heads: int) -> Mask:
     lower = 2 ** (heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (h + 1) / lower) for h in range(lower)]
     slopes += [2.0 ** (-4 * (2 * h + 1) / lower) for h in range(heads - lower)]
-    return Mask(slopes=torch.tensor(slopes))
+    return Mask(slopes=torch.tensor(slopes, dtype=torch.float64, device="cpu"))
 
 
 def as_mask(value: Mask | Tensor | None, name: str = "mask") -> Mask:

@@ -19,7 +19,7 @@ def weights(q: Tensor, k: Tensor, mask: Mask, scale: float, offset: int) -> Tens
     group = q.shape[1] // k.shape[1]
     scores = scale * q @ k.repeat_interleave(group, dim=1).transpose(-2, -1)
     rows, columns = range(q.shape[2]), range(k.shape[2])
-    allowed, bias = mask.rectangle(rows, columns, offset, q.device)
+    allowed, bias = mask.rectangle(rows, columns, offset, q.device, dtype=q.dtype)
     if bias is not None:
         scores = scores + bias.to(scores.dtype)
     if allowed is not None:

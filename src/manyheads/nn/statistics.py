@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from manyheads.nn import block_statistics
-from manyheads.nn.attention import check_mask, check_shapes
+from manyheads.nn.attention import check_mask, check_shapes, default_scale
 from manyheads.nn.mask import Mask
 from manyheads.nn.tile_statistics import CORE, FULL, Scores, collect
 from manyheads.nn.tiles import Hidden, Tile, hidden, mean_key, products, scratch
 
 Which = Literal["core", "full"]
 
-# A bias at or below this hides a key: models write -1e4, -1e9, the dtype's lowest number or -inf.
+# What heads/ takes for hidden where it sees a mask or scores but no weights. Nothing here depends on it.
 HIDING = -5e3
 
 
@@ -46,7 +46,8 @@ def statistics(
     With p the query's weights and i its position:
 
     core
-        ``keys`` how many keys it may attend to; ``logsumexp`` of its scores; ``entropy`` of p, in nats;
+        ``keys`` how many keys it may attend to (with a floating mask: those whose weight is not zero);
+        ``logsumexp`` of its scores; ``entropy`` of p, in nats;
         ``self``, ``previous``, ``next``, ``first``: the weight on its own position, the one before, the one
         after, and the first key.
     full
@@ -72,13 +73,14 @@ def statistics(
     names, features = _check(which, features, q.shape[0], k.shape[2], exact)
     group, offset = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
     queries = q.to(exact).unflatten(1, (k.shape[1], group))
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    factor = default_scale(q.shape[-1]) if scale is None else scale
     if which == "core" and block_statistics.pays(q, k, joined):
         seen = block_statistics.core(queries, k.to(exact), joined, factor, features)
         return {name: value.flatten(1, 2) for name, value in seen.items()}
     keys, take = k.to(exact), scratch(exact, q.device)
     mean, real = mean_key(keys), joined.queries
     visible = replace(joined, queries=None)  # rows of queries that attend to nothing need no hiding
+    biased = any(tensor.is_floating_point() for tensor in joined.tensors)  # hides what it gives no weight
     known: dict[tuple[int, range, range], tuple[list[Hidden], Tensor | int]] = {}  # of the last tile
     centred: dict[int, Tensor] = {}  # the keys of its sequences
 
@@ -86,7 +88,7 @@ def statistics(
         place = 0 if joined.lengths is None else tile.batch.start, tile.rows, tile.columns
         if place not in known or joined.tensors or joined.slopes is not None:
             known.clear()
-            known[place] = hidden(visible, offset, group, keys, tile, HIDING)
+            known[place] = hidden(visible, offset, group, keys, tile)
         parts, count = known[place]
         if real is not None:
             i = torch.arange(tile.rows.start, tile.rows.stop, device=q.device)
@@ -96,7 +98,15 @@ def statistics(
             k = keys[tile.batch]
             centred[tile.batch.start] = torch.sub(k, mean[tile.batch].unsqueeze(2), out=take("keys", k.shape))
         part = centred[tile.batch.start][:, tile.kv_heads, tile.columns.start : tile.columns.stop]
-        return Scores(products(tile.of_queries(queries) * factor, part, parts, take), parts, count)
+        s = products(tile.of_queries(queries) * factor, part, parts, take)
+        if not biased:
+            return Scores(s, parts, count)
+        for columns, _, keep in parts:
+            if keep is not None:
+                s[..., columns].masked_fill_(keep == 0, -torch.inf)
+        if isinstance(count, Tensor):
+            s.masked_fill_((count == 0).unsqueeze(-1), -torch.inf)
+        return Scores(s, [], None)
 
     careful = q.device.type != "cpu"  # looking at numbers would make a GPU wait
     shape = queries.shape[:4]
@@ -112,7 +122,11 @@ def statistics(
 def statistics_of_scores(
     scores: Tensor, *, which: Which = "core", features: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """The same from scores somebody else materialised: (batch, heads, queries, keys), masks and biases added.
+    """The same from scores (batch, heads, queries, keys) computed elsewhere, masks and biases added.
+
+    Scores are all there is to see, so ``keys`` are those whose weight is not zero: a score of -inf, or one so
+    far below its query's largest that exp has no number for the difference (104 in float32, 745 in float64),
+    hides its key. A query whose scores are all -1e9 attends to all keys alike, as a softmax of them does.
 
     >>> statistics_of_scores(torch.zeros(1, 1, 2, 4))["entropy"].exp()
     tensor([[[4., 4.]]])
@@ -125,9 +139,7 @@ def statistics_of_scores(
 
     def tile_scores(tile: Tile) -> Scores:
         part = tile.of_queries(grouped)[..., tile.columns.start : tile.columns.stop]
-        s = take("scores", part.shape).copy_(part)
-        shown = s > HIDING
-        return Scores(s, [Hidden(slice(0, s.shape[-1]), None, shown.to(exact))], shown.sum(-1))
+        return Scores(take("scores", part.shape).copy_(part), [], None)
 
     like = torch.empty(0, dtype=exact, device=scores.device)
     shape = grouped.shape[:4]

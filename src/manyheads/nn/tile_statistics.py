@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.mask import Mask
-from manyheads.nn.tiles import Hidden, Tile, exp_of_difference, hide, scratch, tiles
+from manyheads.nn.tiles import Hidden, Tile, exp_of_difference, exp_of_weighty, hide, scratch, tiles
 
 # "local" counts the attention to positions at most this far away.
 LOCAL = 8
@@ -38,7 +38,8 @@ class Scores(NamedTuple):
 
     s: Tensor  # (batch, kv_heads, group, rows, columns), nothing hidden
     parts: list[Hidden]
-    number: Tensor | int  # how many keys each query may attend to
+    # how many keys each query may attend to; without it, those whose weight is not zero (nothing is in parts)
+    number: Tensor | int | None
 
 
 TileScores = Callable[[Tile], Scores]
@@ -70,13 +71,15 @@ def collect(
         s, parts, count = tile_scores(tile)
         rows = tile.of_queries(raw, 1)
         found = dict(zip(sums, rows.unbind(), strict=True))
-        found["keys"].copy_(count) if isinstance(count, Tensor) else found["keys"].fill_(count)
         columns = s.shape[-1]
         e = wide = take("exp", (*s.shape[:-1], -(-columns // SEGMENT) * SEGMENT))
         if wide.shape[-1] > columns:
             e = wide[..., :columns]
             wide[..., columns:] = 0.0
-        if careful:
+        if count is None:
+            top, count = exp_of_weighty(s, out=e)
+            found["shift"].copy_(top.squeeze(-1))
+        elif careful:
             hide(s, parts)
             top = s.amax(-1, keepdim=True)
             exp_of_difference(s, top, parts, out=e)
@@ -86,6 +89,7 @@ def collect(
             for part, _, keep in parts:
                 if keep is not None:
                     e[..., part] *= keep
+        found["keys"].copy_(count) if isinstance(count, Tensor) else found["keys"].fill_(count)
         torch.sum(e, -1, out=found["total"])
         if not careful:
             _again(found, s, e, parts, count)
@@ -114,7 +118,9 @@ def collect(
 
 
 def _safe(total: Tensor, count: Tensor | int) -> bool:
-    low, high = torch.aminmax(total.masked_fill(count == 0, 1.0) if isinstance(count, Tensor) else total)
+    if isinstance(count, Tensor):
+        total = total.masked_fill((count == 0) & (total == 0), 1.0)
+    low, high = torch.aminmax(total)
     return SAFE[0] < low.item() and high.item() < SAFE[1]
 
 
@@ -125,6 +131,8 @@ def _again(found: dict[str, Tensor], s: Tensor, e: Tensor, parts: list[Hidden], 
         return
     there = ((total > SAFE[0]) & (total < SAFE[1])).logical_not_()
     if isinstance(count, Tensor):
+        nothing = there & (count == 0)  # a hidden score whose exp is infinite made NaN of their zeros
+        s[nothing], e[nothing] = 0.0, 0.0
         there &= count > 0
     places = there.nonzero(as_tuple=True)
     kept = [

@@ -93,11 +93,11 @@ class Hidden(NamedTuple):
 
 
 def hidden(
-    mask: Mask, offset: int, group: int, like: Tensor, tile: Tile, hiding: float = -torch.inf
+    mask: Mask, offset: int, group: int, like: Tensor, tile: Tile
 ) -> tuple[list[Hidden], Tensor | int]:
     """The columns of a tile that a mask hides or adds to, and how many keys each query may attend to.
 
-    A bias at or below ``hiding`` hides its key. ``like`` gives dtype and device.
+    A bias of -inf hides its key. ``like`` gives dtype and device.
 
     >>> tile = Tile(slice(0, 1), slice(0, 1), range(128, 256), range(0, 256))
     >>> parts, count = hidden(Mask(causal=True), 0, 1, torch.empty(0), tile)
@@ -119,10 +119,10 @@ def hidden(
     for columns in edges:
         if not columns:
             continue
-        pair = mask.rectangle(tile.rows, columns, offset, like.device, tile.batch, heads)
+        pair = mask.rectangle(tile.rows, columns, offset, like.device, tile.batch, heads, like.dtype)
         allowed, bias = (None if x is None else _by_group(x, group) for x in pair)
         if bias is not None:
-            shown = bias > hiding
+            shown = bias > -torch.inf
             allowed = shown if allowed is None else allowed & shown
             bias = bias.masked_fill(~shown, 0.0)  # hidden by `keep`: -inf would make NaN of a whole row
         if allowed is not None:
@@ -192,6 +192,28 @@ def exp_of_difference(s: Tensor, shift: Tensor, parts: list[Hidden], out: Tensor
         if keep is not None:
             out[..., columns] *= keep
     return out
+
+
+def exp_of_weighty(s: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(s - top) with the largest score of each row as top, and exactly zero where a softmax in this dtype
+    gives zero: at -inf, and so far below the top that exp has no number for it.
+
+    s itself becomes s - top, with no -inf left. Returns top (..., 1), 0 in rows of -inf, and how many scores
+    of each row (...) have a weight.
+
+    >>> s = torch.tensor([[-6000.0, -6001.0, -6200.0], [-torch.inf, -torch.inf, -torch.inf]])
+    >>> exp_of_weighty(s, out=torch.empty(2, 3))
+    (tensor([[-6000.],
+            [    0.]]), tensor([2, 0]))
+    """
+    finfo = torch.finfo(s.dtype)
+    top = s.amax(-1, keepdim=True)
+    top.masked_fill_(top == -torch.inf, 0.0)
+    s.sub_(top)
+    shown = s > math.log(finfo.smallest_normal * finfo.eps)  # the smallest number there is
+    torch.exp(s.clamp_(min=0.5 * math.log(finfo.tiny)), out=out)
+    out *= shown
+    return top, shown.sum(-1)
 
 
 Scratch = Callable[[str, Sequence[int]], Tensor]

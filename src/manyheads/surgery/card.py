@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
+from manyheads.common.untouched import evaluating
 from manyheads.heads.calls import Call
 from manyheads.heads.importance.losses import causal, fitting, units
 from manyheads.heads.importance.observe import moved, observed
@@ -105,11 +107,9 @@ def card(
     >>> found.measure, found.after.heads, round(found.after.quality, 5)
     ('cosine', 4, 1.0)
     """
-    place = next((p.device for p in model.parameters()), torch.device("cpu"))
+    place = device_of(model)
     own = list(moved(batches, place))
-    training = [module for each in (model, small) for module in each.modules() if module.training]
-    model.eval(), small.eval()
-    try:
+    with evaluating(model, small):
         if metric is not None:
             measure = getattr(metric, "__name__", "quality")
             qualities = [metric(each) for each in (model, small)]
@@ -123,9 +123,6 @@ def card(
             parameters = sum(p.numel() for p in each.parameters())
             size = sum(x.numel() * x.element_size() for x in held.values())
             sides.append(Side(heads, value, parameters, size, cache, seconds))
-    finally:
-        for module in training:
-            module.training = True
     return Card(measure, *sides)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
+from manyheads.common.devices import device_of
 from manyheads.heads.importance.observe import moved
 from manyheads.surgery.card import quality
 from manyheads.surgery.cut import cut
@@ -67,7 +67,7 @@ def curve(
     >>> found.measure, list(found.lines), len(found.lines["random"])
     ('cosine', ['random'], 1)
     """
-    place = next((p.device for p in model.parameters()), torch.device("cpu"))
+    place = device_of(model)
     own, seen = list(moved(batches, place)), list(moved(held_out, place))
     example = None if hasattr(model, "config") else few(own[0])
     ways = [(method, again) for method in methods for again in ((False, True) if refit else (False,))]

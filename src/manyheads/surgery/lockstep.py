@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from manyheads.common.untouched import evaluating
 from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor
 from manyheads.heads.maps import run
@@ -165,8 +166,8 @@ def passes(
 
         return hook
 
-    training = [module for module in model.modules() if module.training]
     with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
         stack.enter_context(Interceptor(model, see))
         for name, module in model.named_modules():
             whole = isinstance(module, nn.MultiheadAttention)
@@ -176,7 +177,6 @@ def passes(
                 continue
             if whole or isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
                 stack.callback(module.register_forward_hook(wrote(name)).remove)
-        model.eval()
         found: list[Pass] = []
         try:
             found += [Pass(model, batch) for batch in batches]
@@ -184,5 +184,3 @@ def passes(
         finally:
             for each in found:
                 each.close()
-            for module in training:
-                module.training = True

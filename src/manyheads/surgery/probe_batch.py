@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
+from manyheads.common.untouched import evaluating
+
 _LENGTH, _BATCH, _PADDED = 11, 2, 3
 _SPECIAL = re.compile(r"(_token_id|_token_index|_token|_index|_id)s?$")
 
@@ -34,11 +37,10 @@ def probe_batch(model: nn.Module) -> dict[str, Any]:
             f"batch: {type(model).__name__} is not a transformers model, so nobody can say what it takes; "
             "give a small batch: a dict, a tuple, or a tensor"
         )
-    device = next((x.device for x in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float32)
-    training, said = model.training, ""
-    model.eval()
-    try:
+    said = ""
+    with evaluating(model):
         for candidate in _candidates(model, config):
             given = {name: _to(value, device, dtype) for name, value in candidate.items()}
             try:
@@ -48,8 +50,6 @@ def probe_batch(model: nn.Module) -> dict[str, Any]:
                 said = said or f"{type(error).__name__}: {error}".splitlines()[0][:200]
             else:
                 return given
-    finally:
-        model.train(training)
     raise ValueError(
         f"batch: could not guess what {type(model).__name__} takes ({said or 'no input is known to fit'}); "
         "give a small batch"

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from manyheads.common.devices import device_of
+from manyheads.common.untouched import evaluating
 from manyheads.heads.files import _write
 from manyheads.heads.importance.observe import Forward, Observer, moved, observed
 from manyheads.heads.importance.outputs import main_tensor, read
@@ -98,7 +100,7 @@ def recover(
         raise ValueError(f"steps: got {steps}; expected at least 1")
     if not learning_rate > 0:
         raise ValueError(f"learning_rate: got {learning_rate}; expected a number above 0")
-    device = next((p.device for p in small.parameters()), torch.device("cpu"))
+    device = device_of(small)
     own = list(moved(batches, device))
     tables = {id(p) for m in small.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     learned = {name: p for name, p in small.named_parameters() if id(p) not in tables}
@@ -204,20 +206,15 @@ def _turn(number: int, count: int, seed: int) -> int:
 @contextmanager
 def _prepared(small: nn.Module, learned: dict[str, nn.Parameter]) -> Iterator[None]:
     """The cut model without dropout, with gradients for what is learned and for nothing else."""
-    training = [module for module in small.modules() if module.training]
-    before = {p: p.requires_grad for p in small.parameters()}
     wanted = {id(p) for p in learned.values()}
-    small.eval()
-    for parameter in before:
-        parameter.requires_grad_(id(parameter) in wanted)
-    try:
-        yield
-    finally:
-        for parameter, needed in before.items():
-            parameter.requires_grad_(needed)
-            parameter.grad = None
-        for module in training:
-            module.training = True
+    with evaluating(small):
+        for parameter in small.parameters():
+            parameter.requires_grad_(id(parameter) in wanted)
+        try:
+            yield
+        finally:
+            for parameter in small.parameters():
+                parameter.grad = None
 
 
 @contextmanager

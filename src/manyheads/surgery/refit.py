@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
 from manyheads.heads.importance.observe import moved
 from manyheads.surgery.lockstep import Pass, Stop, passes
 
@@ -83,7 +84,7 @@ def refit(
     >>> len(fitted), fitted[0].after < fitted[0].before
     (4, True)
     """
-    place = next((p.device for p in small.parameters()), torch.device("cpu"))
+    place = device_of(small)
     own = list(moved(batches, place))
     names = writers(small, own[0])
     done: list[Fitted] = []

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common import untouched
 from manyheads.heads.maps import run
 from manyheads.heads.silence import silence
 from manyheads.surgery.empty import NoHeads
@@ -28,15 +29,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
     Afterwards every module is as it was, and so are the generators.
     """
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(range(torch.cuda.device_count())):
-            torch.manual_seed(0)
-            yield
-    finally:
-        for module in training:
-            module.training = True
+    with untouched.evaluating(model), torch.no_grad():
+        torch.manual_seed(0)
+        yield
 
 
 def tolerance(model: nn.Module) -> float:

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
+from manyheads.common.untouched import evaluating
 from manyheads.nn.transformers import Encoder
 from manyheads.tasks import texts
 from manyheads.tasks.classify import TESTING, Classification, first_of, parted, parts_of, pooled
@@ -137,10 +139,10 @@ class DNA(Classification):
     def predict(self, model: nn.Module, inputs: list[str]) -> list[str]:
         """The class of each sequence."""
         rows = [self._row(sequence) for sequence in inputs]
-        device = next(model.parameters()).device
+        device = device_of(model)
         batch = {name: item.to(device) for name, item in self._padded(rows).items()}
-        with torch.no_grad():
-            logits = model.eval()(**batch)["logits"]
+        with evaluating(model), torch.no_grad():
+            logits = model(**batch)["logits"]
         return [self.labels[number] for number in logits.argmax(-1).tolist()]
 
     def one(self, sequence: str) -> tuple[dict[str, Tensor], list[str]]:

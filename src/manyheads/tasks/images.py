@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
+from manyheads.common.untouched import evaluating
 from manyheads.nn.transformers import Encoder
 from manyheads.tasks.classify import TESTING, Classification, first_of, parted, parts_of, pooled
 from manyheads.tasks.pictures import Labelled, patches, read_picture, read_set, to_pixels
@@ -167,8 +169,8 @@ class Images(Classification):
     def predict(self, model: nn.Module, inputs: list[str]) -> list[str]:
         """What each picture file shows."""
         pixels = torch.stack([self._fitted(read_picture(path, self._size())) for path in inputs])
-        with torch.no_grad():
-            logits = model.eval()((pixels.float() / 255).to(next(model.parameters()).device))["logits"]
+        with evaluating(model), torch.no_grad():
+            logits = model((pixels.float() / 255).to(device_of(model)))["logits"]
         return [self.labels[number] for number in logits.argmax(-1).tolist()]
 
     def processor(self) -> Any:

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
+from manyheads.common.untouched import evaluating
 from manyheads.nn.generate import generate
 from manyheads.nn.transformers import Encoder
 from manyheads.tasks import texts
@@ -153,7 +155,7 @@ class Language(Architecture):
         seed: int = 0,
     ) -> list[str]:
         """Continue each text; or, with a masked model, fill in every ``<hidden>``."""
-        device = next(model.parameters()).device
+        device = device_of(model)
         random = torch.Generator(device).manual_seed(seed)
         out = []
         for text in inputs:
@@ -241,8 +243,8 @@ class Language(Architecture):
         place = self.tokenizer.token_to_id(HIDDEN)
         if not bool((ids == place).any()):
             raise ValueError(f"text: expected {HIDDEN} where the model is to fill in, got {text!r}")
-        with torch.no_grad():
-            logits = model.eval()(ids)
+        with evaluating(model), torch.no_grad():
+            logits = model(ids)
         logits[..., place] = -torch.inf
         filled = torch.where(ids == place, logits.argmax(-1), ids)
         return str(self.tokenizer.decode(filled[0].tolist()))

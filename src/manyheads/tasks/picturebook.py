@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
 from manyheads.tasks import shapes, texts
 from manyheads.tasks.architecture import Architecture
 from manyheads.tasks.captions import Page, drawn, pairs, picture, read_pages
@@ -175,7 +176,7 @@ class Picturebook(Architecture):
         if language is not None and language not in self._languages:
             raise ValueError(f"language: expected one of {', '.join(self._languages)}, got {language!r}")
         wanted = self._languages if language is None else [language]
-        device = next(model.parameters()).device
+        device = device_of(model)
         first = torch.tensor([self.tokenizer.token_to_id(_token(name)) for name in wanted], device=device)
         found = []
         for path in inputs:

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
+from manyheads.common.untouched import evaluating
 from manyheads.nn.residual import Dropout
 from manyheads.nn.transformers import Encoder
 from manyheads.tasks.architecture import Architecture
@@ -210,14 +212,14 @@ class Series(Architecture):
 
     def predict(self, model: nn.Module, inputs: list[str]) -> list[str]:
         """What comes after the last row of each CSV file, as CSV."""
-        device = next(model.parameters()).device
+        device = device_of(model)
         found = []
         for path in inputs:
             values = self._scaled(self._table(path))
             if len(values) < self.context:
                 raise ValueError(f"{path}: {len(values)} rows are too few; expected {self.context} or more")
-            with torch.no_grad():
-                said = model.eval()(values[-self.context :].T.contiguous().to(device)).T.cpu().double()
+            with evaluating(model), torch.no_grad():
+                said = model(values[-self.context :].T.contiguous().to(device)).T.cpu().double()
             mean, spread = torch.tensor(list(self.scale.values()), dtype=torch.float64).T
             text = io.StringIO()
             writer = csv.writer(text, lineterminator="\n")

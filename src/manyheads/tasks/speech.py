@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
+from manyheads.common.untouched import evaluating
 from manyheads.nn.generate import generate
 from manyheads.tasks import texts
 from manyheads.tasks.architecture import Architecture
@@ -191,13 +193,13 @@ class Speech(Architecture):
         """What is said in each of these WAV files."""
         if beams is not None and self.kind != "decoder":
             raise ValueError(f"beams: {self.kind} has none; leave the option out")
-        device = next(model.parameters()).device
+        device = device_of(model)
         found = []
         for path in inputs:
             sound = read_sound(Path(path).expanduser(), self.rate)
             frames = self._tokens(log_mel(sound, self.rate, self.mels))[None].to(device)
             lengths = torch.tensor([frames.shape[1]], device=device)
-            with torch.no_grad():
+            with evaluating(model), torch.no_grad():
                 found.append(" ".join(self._write(model, frames, lengths, beams or self.beams)[0]))
         return found
 

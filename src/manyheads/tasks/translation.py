@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
 from manyheads.nn.generate import generate
 from manyheads.tasks import texts
 from manyheads.tasks.architecture import Architecture
@@ -138,7 +139,7 @@ class Translation(Architecture):
 
     def predict(self, model: nn.Module, inputs: list[str], *, beams: int = 4) -> list[str]:
         """Translate each text."""
-        device = next(model.parameters()).device
+        device = device_of(model)
         rows = [self._ids(text)[: self.max_tokens] for text in inputs]
         lengths = torch.tensor([len(row) for row in rows], device=device)
         source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
@@ -152,7 +153,7 @@ class Translation(Architecture):
     def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Any]:
         """The texts as source; the target is what the model itself makes of them."""
         start, end = (self.tokenizer.token_to_id(token) for token in (START, END))
-        device = next(model.parameters()).device
+        device = device_of(model)
         ids, lengths = ids.to(device), lengths.to(device)
         written = self._write(model, ids, lengths, beams=1)
         target = torch.cat([torch.full_like(written[:, :1], start), written], 1)

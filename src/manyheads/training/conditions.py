@@ -9,16 +9,15 @@ from contextlib import contextmanager
 
 import torch
 
+from manyheads.common.untouched import untouched
+
 
 @contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
     """The caller's random numbers are left alone; numbers too small to matter do not slow the CPU down."""
-    with torch.random.fork_rng([] if device.type == "cpu" else [device.index or 0]):
+    with untouched():
         torch.set_flush_denormal(device.type == "cpu")
-        try:
-            yield
-        finally:
-            torch.set_flush_denormal(False)
+        yield
 
 
 @contextmanager

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from manyheads.batching import bucketed
+from manyheads.common.devices import device_of
+from manyheads.common.untouched import evaluating
 from manyheads.training.batches import Examples
 from manyheads.training.task import Task
 
@@ -39,17 +41,13 @@ def evaluate(
     plan = bucketed([examples.sizes[i] for i in chosen], batch_tokens)
     shared = distributed.is_available() and distributed.is_initialized()
     rank, processes = (distributed.get_rank(), distributed.get_world_size()) if shared else (0, 1)
-    device = next(model.parameters()).device
-    training = model.training
-    model.eval()
-    try:
+    device = device_of(model)
+    with evaluating(model):
         parts = []
         for batch in plan[rank::processes]:
             taken = examples.take([chosen[i] for i in batch], 0)
             parts.append(task.measure(model, moved(task.collate(taken), device)))
             step(len(batch))
-    finally:
-        model.train(training)
     if processes > 1:
         gathered: list[Any] = [None] * processes
         distributed.all_gather_object(gathered, parts)

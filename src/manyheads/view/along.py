@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.untouched import untouched
 from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor
 from manyheads.heads.maps import weight_rows, run
@@ -70,7 +71,7 @@ def along(model: nn.Module, batches: Iterable[Any], query: int | None = None) ->
             sums[name] = rows.sum(0) if before is None else before + rows.sum(0)
             counts[name] = counts.get(name, 0) + len(rows)
 
-    with torch.no_grad(), Interceptor(model, see):
+    with untouched(model), torch.no_grad(), Interceptor(model, see):
         for batch in batches:
             run(model, batch)
     if not sums:

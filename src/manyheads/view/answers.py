@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
 from manyheads.heads.importance.losses import causal, classification, fitting, masked, seq2seq
 from manyheads.heads.importance.observe import Forward, moved, observed
 from manyheads.heads.importance.outputs import main_tensor, read
@@ -48,7 +49,7 @@ def kind_of(model: nn.Module, batch: Any) -> str | None:
     >>> kind_of(Encoder(d_model=12, heads=3, layers=1, vocabulary=101), torch.randint(101, (1, 5)))
     'neighbours'
     """
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     with observed(model) as observer:
         forward = observer.forward(next(iter(moved([batch], device))))
         loss = fitting(forward.result, model, observer.sites)
@@ -105,7 +106,7 @@ def answer(
     >>> said["kind"], said["items"][0][0]
     ('neighbours', 'The train left the station.')
     """
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     batch = next(iter(moved([batch], device)))
     kind = kind or kind_of(model, batch)
     with torch.no_grad():

@@ -19,7 +19,6 @@ from manyheads.heads.sites import Site
 from manyheads.heads.surroundings import in_backward
 from manyheads.heads.visible import told, visible, without_dead_rows
 from manyheads.nn.mask import Mask
-from manyheads.nn.statistics import HIDING
 
 # Queries whose mask is looked at together.
 _BLOCK = 256
@@ -170,7 +169,7 @@ def seeing(call: Call) -> Tensor:
     """
     shape, device = (call.output.shape[0], call.queries), call.output.device
     if call.scores is not None:
-        return (call.scores > HIDING).any(-1).any(1)
+        return (call.scores > -torch.inf).any(-1).any(1)
     mask, keys = call.mask, call.keys
     counted = (mask.count(call.queries, keys, device) > 0).expand(shape)
     if not mask.tensors:
@@ -181,7 +180,8 @@ def seeing(call: Call) -> Tensor:
         block = range(start, min(start + _BLOCK, call.queries))
         allowed, bias = only.rectangle(block, range(keys), keys - call.queries, device)
         if bias is not None:
-            allowed = bias > HIDING if allowed is None else allowed & (bias > HIDING)
+            shown = bias > -torch.inf
+            allowed = shown if allowed is None else allowed & shown
         if allowed is not None:
             there = allowed[(None,) * (4 - allowed.dim())].any(-1).any(1)
             parts.append(there.expand(shape[0], len(block)))

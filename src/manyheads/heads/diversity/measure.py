@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
+from manyheads.common.untouched import evaluating
 from manyheads.heads.diversity.collect import Collector, Seen
 from manyheads.heads.diversity.result import table
 from manyheads.heads.diversity.sums import Sums
@@ -84,12 +86,9 @@ def diversity(
         gates=gradients,
         seed=seed,
     )
-    training = {module: module.training for module in model.modules()}
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     generator = torch.Generator().manual_seed(seed)
-    try:
-        model.eval()
-        for number, batch in enumerate(moved(batches, device)):
+    with evaluating(model):
+        for number, batch in enumerate(moved(batches, device_of(model))):
             with collector:
                 seen, result = collector.run(batch)
             if not seen:
@@ -104,9 +103,6 @@ def diversity(
             del result
             sums.add(seen)
             step(1.0)
-    finally:
-        for module, mode in training.items():
-            module.training = mode
     return table(model, collector.sites, sums, found, measures)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
+from manyheads.common.untouched import evaluating
 from manyheads.heads.calls import Call
 from manyheads.heads.importance.outputs import Output, read
 from manyheads.heads.intercept import Interceptor
@@ -45,7 +47,7 @@ class Observer:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.device = device_of(model)
         taken = inspect.signature(model.forward).parameters.values()
         self._takes_labels = any(p.name == "labels" or p.kind is p.VAR_KEYWORD for p in taken)
         self.tokens: dict[str, int] = {}  # queries counted, by site
@@ -167,19 +169,11 @@ def observed(model: nn.Module) -> Iterator[Observer]:
     (torch.Size([3, 6]), torch.Size([3, 2, 5, 3]))
     """
     observer = Observer(model)
-    training = {module: module.training for module in model.modules()}
-    needed = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        model.eval()
-        for parameter in needed:
+    with evaluating(model):
+        for parameter in model.parameters():
             parameter.requires_grad_(False)
         with observer._interceptor:
             yield observer
-    finally:
-        for module, mode in training.items():
-            module.training = mode
-        for parameter in needed:
-            parameter.requires_grad_(True)
 
 
 def gate_gradients(

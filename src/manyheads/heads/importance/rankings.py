@@ -68,7 +68,8 @@ def spearman(a: Tensor, b: Tensor) -> float:
     1.0
     """
     x, y = (_ranks(value) - (len(value) - 1) / 2 for value in (a, b))
-    spread = float((x @ x).sqrt() * (y @ y).sqrt())
+    # Sums of half-integers are exact, and so is the square root of a square: equal ranks give 1.0 on any CPU.
+    spread = math.sqrt(float(x @ x) * float(y @ y))
     return max(-1.0, min(1.0, float(x @ y) / spread)) if spread > 0 else math.nan
 
 

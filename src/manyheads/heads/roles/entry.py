@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
+from manyheads.common.untouched import evaluating
 from manyheads.heads.calls import Call
 from manyheads.heads.importance.observe import moved
 from manyheads.heads.intercept import Interceptor
@@ -73,19 +75,13 @@ def roles(
     'rare: the batches hold no token ids'
     """
     wanted = _chosen(only, treebank)
-    place = next((p.device for p in model.parameters()), torch.device("cpu"))
-    given_batches = list(moved(batches, place))
+    given_batches = list(moved(batches, device_of(model)))
     if isinstance(least, bool) or not isinstance(least, int) or least < 2:
         raise ValueError(f"least: expected a whole number, 2 or more, got {least!r}")
     given = probes.given(model, given_batches, tokenizer)
-    training = model.training
     collected = _Collected(model, step)
-    try:
-        model.eval()
-        with torch.no_grad():
-            _look(model, given, given_batches, treebank, tokenizer, wanted, collected)
-    finally:
-        model.train(training)
+    with evaluating(model), torch.no_grad():
+        _look(model, given, given_batches, treebank, tokenizer, wanted, collected)
     table = collected.table()
     unseen = {role.name: "" for role in wanted if not any(c.startswith(role.name) for c in table.sums)}
     return judge(table, least, unseen | collected.left_out)

@@ -18,7 +18,6 @@ from manyheads.heads.calls import Call
 from manyheads.heads.sites import Site
 from manyheads.heads.visible import Visible
 from manyheads.nn.mask import Mask
-from manyheads.nn.statistics import HIDING
 from manyheads.nn.tiles import Hidden, Tile, centred, hidden, scores, scratch, tiles
 
 if TYPE_CHECKING:
@@ -193,7 +192,8 @@ def _tiles_of(call: Call, look: Visible, begin: int) -> Iterator[tuple[Tile, Ten
                 sinks = (
                     torch.cat([p[..., :left], p[..., left + call.keys :]], -1) if sum(call.sinks) else None
                 )
-                yield tile, p[..., left : left + keys], s[..., left : left + keys] > HIDING, sinks
+                weights = p[..., left : left + keys]
+                yield tile, weights, weights > 0, sinks
         return
     if call.query is None or call.key is None:
         raise ValueError(f"{call.site.name}: a call with neither scores nor queries and keys")
@@ -203,10 +203,13 @@ def _tiles_of(call: Call, look: Visible, begin: int) -> Iterator[tuple[Tile, Ten
     k = centred(q, call.key[:, :, :keys].to(exact), scale)[0].contiguous()
     for tile in tiles(mask, q.shape[:4], keys, offset):
         if tile.rows.stop > begin:
-            parts, _ = hidden(mask, offset, group, k, tile, HIDING)
+            parts, _ = hidden(mask, offset, group, k, tile)
             s = scores(q, k, scale, tile, parts, take).flatten(1, 2)
             allowed = _allowed(parts, tile, group, k.device)
-            yield tile, s.masked_fill_(~allowed, -torch.inf).softmax(-1).nan_to_num_(0.0), allowed, None
+            weights = s.masked_fill_(~allowed, -torch.inf).softmax(-1).nan_to_num_(0.0)
+            if any(tensor.is_floating_point() for tensor in mask.tensors):
+                allowed = weights > 0  # what a bias hides has no weight
+            yield tile, weights, allowed, None
 
 
 def _allowed(parts: list[Hidden], tile: Tile, group: int, device: torch.device) -> Tensor:

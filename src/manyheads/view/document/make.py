@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 import manyheads
+from manyheads.common.devices import device_of
+from manyheads.common.untouched import evaluating
 from manyheads.heads.diversity import diversity
 from manyheads.heads.importance import importance
 from manyheads.heads.importance.observe import moved
@@ -86,13 +88,8 @@ def document(
     making = _Making(table, about, step)
     parts = _of_table(table)
     if model is not None and sample is not None and sample.batches:
-        training = {module: module.training for module in model.modules()}
-        model.eval()
-        try:
+        with evaluating(model):
             _measured(making, parts, model, sample, tokenizer, processor)
-        finally:
-            for module, mode in training.items():
-                module.training = mode
     judged, shown = parts.pop("judged", None), parts.pop("shown", None)
     units = about.units or int(table.tokens.max().item() if len(table) else 0)
     made: dict[str, Any] = {
@@ -179,7 +176,7 @@ def _measured(
     processor: Any,
 ) -> None:
     table = making.table
-    place = next((p.device for p in model.parameters()), torch.device("cpu"))
+    place = device_of(model)
     batches = list(moved(sample.batches, place))
     making.notes.append(f"roles, importance, redundancy and the curve are measured on {sample.note}")
     fisher = making.part("importance", lambda step: importance(model, batches, step=_of(step, len(batches))))

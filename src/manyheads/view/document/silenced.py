@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import device_of
 from manyheads.heads.importance.outputs import difference, read
 from manyheads.heads.maps import run
 from manyheads.heads.silence import gates
@@ -83,7 +84,7 @@ def _runs(
     together = max(1, TOGETHER // max(1, length))
     if together > 1 and not _copies(model, batch, sizes):
         together = 1
-    place = next((p.device for p in model.parameters()), torch.device("cpu"))
+    place = device_of(model)
     for start in range(0, len(order), together):
         numbers = list(order[start : start + together])
         values = {}

@@ -1,0 +1,1 @@
+"""The few helpers that every part of the package needs, once."""

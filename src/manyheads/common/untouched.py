@@ -1,0 +1,155 @@
+"""A model, the random generators and torch's settings are after a call what they were before it."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+Restore = Callable[[], None]
+
+
+@contextmanager
+def evaluating(*models: nn.Module, draws: bool = False) -> Iterator[None]:
+    """Models in eval mode, and afterwards what they were, whatever ended the context: see `untouched`.
+
+    >>> model = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
+    >>> with evaluating(model):
+    ...     [module.training for module in model.modules()]
+    [False, False, False]
+    >>> [module.training for module in model.modules()]
+    [True, True, False]
+    """
+    with untouched(*models, draws=draws):
+        for model in models:
+            model.eval()
+        yield
+
+
+@contextmanager
+def untouched(*models: nn.Module, draws: bool = False) -> Iterator[None]:
+    """Put back, module by module: training flags, requires_grad, buffers and plain attributes.
+
+    Put back besides: the random generators of torch, numpy and Python, the grad mode, the default dtype, the
+    number of threads, determinism, and whether tiny numbers are flushed to zero. With ``draws`` the random
+    generators go on instead: for calls whose answer is drawn.
+
+    What a call is meant to change (weights that are refitted) stays changed. A module that builds parts of
+    itself when it first runs (nn.LazyLinear) keeps them.
+    """
+    restores = [_settings(), *(_module(module) for model in models for module in model.modules())]
+    restores += [] if draws else [_generators()]
+    try:
+        yield
+    finally:
+        for restore in restores:
+            restore()
+
+
+def _module(module: nn.Module) -> Restore:
+    attributes, buffers = dict(module.__dict__), dict(module._buffers)
+    parts = [*module._parameters, *module._modules]
+    held = [*module._parameters.values(), *buffers.values()]
+    lazy = any(tensor is not None and is_lazy(tensor) for tensor in held)
+    needed = [(tensor, tensor.requires_grad) for tensor in held if tensor is not None]
+    values = [] if lazy else [_value(buffer) for buffer in buffers.values() if _has_values(buffer)]
+
+    def restore() -> None:
+        for tensor, before in needed:
+            if tensor.requires_grad != before:
+                tensor.requires_grad_(before)
+        if lazy or parts != [*module._parameters, *module._modules]:
+            module.__dict__["training"] = attributes["training"]
+            return
+        module.__dict__.clear()
+        module.__dict__.update(attributes)
+        module._buffers.clear()
+        module._buffers.update(buffers)
+        for put_back in values:
+            put_back()
+
+    return restore
+
+
+def _has_values(buffer: Tensor | None) -> TypeGuard[Tensor]:
+    return buffer is not None and not buffer.is_meta and buffer.layout == torch.strided
+
+
+def _value(buffer: Tensor) -> Restore:
+    """Copy a buffer back if it was written to; its version does not tell (batch norm's kernel leaves it)."""
+    kept = buffer.detach().clone()
+
+    def restore() -> None:
+        if not torch.equal(buffer, kept):
+            with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+                buffer.copy_(kept)
+
+    return restore
+
+
+def _generators() -> Restore:
+    python, old_numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+
+    def restore() -> None:
+        random.setstate(python)
+        np.random.set_state(old_numpy)
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+        if mps is not None:
+            torch.mps.set_rng_state(mps)
+
+    return restore
+
+
+def _settings() -> Restore:
+    """Each is set only if it changed: setting a number of threads again is not free."""
+    settings: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_num_threads, torch.set_num_threads),
+        (_deterministic, lambda state: torch.use_deterministic_algorithms(state[0], warn_only=state[1])),
+        (_cudnn, _set_cudnn),
+        (flushes_denormals, torch.set_flush_denormal),
+    ]
+    before = [read() for read, _ in settings]
+
+    def restore() -> None:
+        for (read, write), value in zip(settings, before, strict=True):
+            if read() != value:
+                write(value)
+
+    return restore
+
+
+def flushes_denormals() -> bool:
+    """Whether this thread's CPU makes zeros of numbers too small for full precision; torch does not tell.
+
+    >>> flushes_denormals()
+    False
+    """
+    return sys.float_info.min * 0.5 == 0.0
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _cudnn() -> tuple[bool, bool]:
+    return torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+
+
+def _set_cudnn(state: tuple[bool, bool]) -> None:
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = state
