@@ -66,6 +66,7 @@ class Call:
     modified: the model changed its weights after the softmax; `scores` are then the logarithm of the weights
         that multiply the values.
     signed: some of those weights are negative, so that they have no logarithm and no entropy.
+    memory: how many of the first and of the last keys are learned, and stand for no token.
     first_head: the number of the first head in it, where a model makes one call for each head.
     origin: how it was made.
     """
@@ -88,6 +89,7 @@ class Call:
     own: int = -1
     modified: bool = False
     signed: bool = False
+    memory: tuple[int, int] = (0, 0)
     first_head: int = 0
     origin: Origin | None = None
 
@@ -176,5 +178,22 @@ def joined(parts: list[Call]) -> Call:
 
     names = ("query", "key", "value", "output", "scores", "weights")
     whole = replace(parts[0], **{name: cat(name) for name in names})
+    if any(part.mask is not parts[0].mask and _differs(part.mask, parts[0].mask) for part in parts):
+        whole.mask = Mask(tensors=(torch.cat([_bias(part) for part in parts], 1),))
     whole.modified, whole.signed = any(p.modified for p in parts), any(p.signed for p in parts)
     return whole
+
+
+def _differs(first: Mask, second: Mask) -> bool:
+    if (first.causal, first.window, first.chunk) != (second.causal, second.window, second.chunk):
+        return True
+    tensors = [(*m.tensors, m.lengths, m.slopes, m.queries) for m in (first, second)]
+    return len(tensors[0]) != len(tensors[1]) or any(a is not b for a, b in zip(*tensors, strict=True))
+
+
+def _bias(call: Call) -> Tensor:
+    """The mask of a call as something to add, (batch, heads, queries, keys)."""
+    device, shape = call.output.device, (*call.output.shape[:3], call.keys)
+    allowed, bias = call.mask.rectangle(range(call.queries), range(call.keys), call.keys - call.queries, device)
+    added = torch.zeros(shape, device=device) if bias is None else bias.float().expand(shape)
+    return added if allowed is None else added.masked_fill(~allowed, -torch.inf)

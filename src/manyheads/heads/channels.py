@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from manyheads.heads import written
 from manyheads.heads.axes import Roles, canonical, restore
 from manyheads.heads.calls import SDPA, Call, Fused, Origin, flex_scores, from_sdpa
+from manyheads.heads.call_rows import score_rows
 from manyheads.heads.flow import NOT_MERGED, Merged, Tag, Weights, version_of
 from manyheads.heads.sites import Site
 from manyheads.nn.attention import attention
@@ -146,7 +147,7 @@ def _fused(mode: Mode, out: Tensor, given: Fused, scores: Tensor | None = None) 
     path, proved = _proved(mode, "fused", out)
     lead: Roles = custom if proved is None else proved.roles[:-2]
     mask = given.mask
-    geometry = mask.causal, mask.window, mask.chunk, given.scale, tuple(id(x) for x in mask.tensors)
+    geometry = mask.causal, mask.window, mask.chunk, given.scale, *mask.tensors
     name, again, part = state.name(frame, given.query, given.key, geometry)
     mine, theirs = flow.streams(given.query), flow.streams(given.value)
     query, key, value, output = given.query, given.key, given.value, out
@@ -180,6 +181,7 @@ def _fused(mode: Mode, out: Tensor, given: Fused, scores: Tensor | None = None) 
     call = Call(site, query, key, value, output, mask, given.scale, given.dropout, scores)
     call.again, call.first_head = again, part * output.shape[1]
     call.blocked = lead.count("b") > 1
+    _set_memory_apart(call)
     call.origin = Origin(
         (path, "fused", out.dim()), given.query, (*lead, "q", "d"), (*range(out.dim() - 1), -1),
         (*lead, "q", "d"), heads, (frame.path, frame.number), number,
@@ -237,10 +239,12 @@ def _written(
         hint = product.merged if product and product.merged[0] else tag.merged if tag else NOT_MERGED
         size = out.shape[found.output_roles.index(merged)]
         heads = product.heads if product and product.heads else _heads(mode, name, frame, size, hint)
-    value, output = (
-        canonical(found.value, found.value_roles, heads),
-        canonical(out, found.output_roles, heads),
-    )
+    output = canonical(out, found.output_roles, heads)
+    if "q" in found.value_roles:  # values of their own for each query, added to those of the keys
+        assert weights.value is not None
+        value = weights.value
+    else:
+        value = canonical(found.value, found.value_roles, heads)
     if found.value_roles.count("b") < found.output_roles.count("b") > 1:  # blocks that all read the same keys
         value = value.repeat_interleave(output.shape[0] // value.shape[0], 0)
     partial = product is not None and product.joint and found.factor.shape != weights.scores.shape
@@ -255,6 +259,7 @@ def _written(
     if sinks < 0 or scores.shape[1:3] != output.shape[1:3]:
         flow.follow(func, args, kwargs, out)
         return out
+    weights.value = value
     mine, theirs = (product.streams if product else 0), flow.streams(found.value)
     if partial and product is not None:
         theirs = product.key_streams
@@ -268,6 +273,7 @@ def _written(
     if flow.ids and not (call.blocked or partial):
         call.tokens = flow.tokens(theirs, value.shape[0], value.shape[2])
     call.again = again
+    _set_memory_apart(call)
     call.origin = _origin(weights, frame, heads)
     if found.tag.kept is None and found.tag.roles is not None and not partial:
         call.weights = canonical(found.factor, found.tag.roles, heads)
@@ -286,7 +292,20 @@ def _is_attention(mode: Mode, frame: Frame, found: written.Contraction, out: Ten
     proof = mode.owner.proof
     shapes = len(found.value_roles) == found.value.dim() and len(found.output_roles) == out.dim()
     axes = {"q", "d"} <= set(found.output_roles) and {"k", "d"} <= set(found.value_roles)
+    if "q" in found.value_roles and found.weights.value is None:
+        return False
     return shapes and axes and (proof is None or (frame.path, number) not in proof.rejected)
+
+
+def _set_memory_apart(call: Call) -> None:
+    """Learned keys, where a site was proved to have some, have weights but no place among the tokens."""
+    own = call.site.own
+    if not call.site.memory or own is None or own[1] is None or call.keys - call.queries < sum(own):
+        return
+    call.memory = own[0], own[1]
+    if call.scores is None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            call.scores = score_rows(call, list(range(call.output.shape[1])), list(range(call.queries)))
 
 
 def _origin(weights: Weights, frame: Frame, heads: int) -> Origin:

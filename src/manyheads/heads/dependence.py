@@ -73,7 +73,7 @@ class Marks(TorchFunctionMode):
         super().__init__()
         self._see = see
         self._storages = {x.untyped_storage().data_ptr() for x in constants if x.device.type != "meta"}
-        self._constant: dict[int, weakref.ref[Tensor]] = {}  # made of constants alone
+        self._constant: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # made of constants alone, and when
         self.leaves: dict[int, Leaf] = {}
         self.outputs: dict[int, Tensor] = {}  # what attention calls gave, as leaves of their own
         self.readers: dict[int, list[Reader]] = {}
@@ -105,15 +105,15 @@ class Marks(TorchFunctionMode):
 
     def leaf(self, out: Tensor, rows: tuple[int, ...], weights: Sequence[Tensor]) -> Tensor:
         """Start a new history with a result."""
-        if not out.is_floating_point():
+        if not out.is_floating_point() or torch._C._functorch.is_functorch_wrapped_tensor(out):
             return out
         tensor = out.detach().requires_grad_()
         places = tuple((x.data_ptr(), tuple(x.shape), x.stride()) for x in weights)
         self.leaves[id(tensor)] = Leaf(tensor, rows, places)
-        return tensor
+        return tensor.clone()  # which may be written to
 
     def output(self, out: Tensor) -> Tensor:
-        """Start a new history with what an attention call gave."""
+        """Start a new history with what an attention call gave: a leaf."""
         tensor = out.detach().requires_grad_()
         self.outputs[id(tensor)] = tensor
         return tensor
@@ -121,15 +121,15 @@ class Marks(TorchFunctionMode):
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter, a view of one, or was made of constants alone."""
         kept = self._constant.get(id(tensor))
-        if kept is not None and kept() is tensor:
-            return True
-        if id(tensor) in self.leaves or id(tensor) in self.outputs or tensor.is_nested:
+        if kept is not None and kept[0]() is tensor:
+            return kept[1] == tensor._version  # nothing was written to it since
+        if tensor.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return False
         return tensor.numel() > 0 and tensor.untyped_storage().data_ptr() in self._storages
 
     def _remember(self, tensor: Tensor) -> None:
         key, kept = id(tensor), self._constant
-        kept[key] = weakref.ref(tensor, lambda _: kept.pop(key, None))
+        kept[key] = weakref.ref(tensor, lambda _: kept.pop(key, None)), tensor._version
 
     def _reads_heads(self, tensor: Tensor) -> bool:
         """Whether a tensor comes from what an attention call gave: then what happens to it is of interest."""

@@ -63,6 +63,7 @@ class Weights:
     version: int  # of the scores' memory, when the softmax had read them
     name: str | None = None  # of the site, once they have multiplied values
     part: int = 0  # which of the calls for some heads each
+    value: Tensor | None = None  # what they multiplied first, (batch, heads, keys, width)
 
 
 @dataclass(slots=True)
@@ -151,7 +152,7 @@ class Flow:
             if tag.roles is not None and carrier is None:
                 carrier, source = tag, tensor
         for out in (result,) if isinstance(result, Tensor) else result:
-            if not isinstance(out, Tensor) or not out.is_floating_point():
+            if not isinstance(out, Tensor) or not (out.is_floating_point() or out.is_complex()):
                 continue
             roles = None
             if carrier is not None and source is not None and carrier.roles is not None:

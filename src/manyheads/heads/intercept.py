@@ -66,7 +66,7 @@ class Piece:
 
     __slots__ = ("end", "key", "mask", "name", "query", "start", "storage")
 
-    def __init__(self, query: Tensor, key: Tensor | None, mask: object) -> None:
+    def __init__(self, query: Tensor, key: Tensor | None, mask: tuple[object, ...]) -> None:
         self.storage = query.untyped_storage()
         self.start = int(query.storage_offset())
         self.end = int(self.start + query.shape[-2] * query.stride(-2))
@@ -79,7 +79,8 @@ class Piece:
         """Whether these are the same queries and keys, under the same mask."""
         return (
             self._beside(last)
-            and self.mask == last.mask
+            and len(self.mask) == len(last.mask)
+            and all(a is b or (not isinstance(a, Tensor) and a == b) for a, b in zip(self.mask, last.mask, strict=True))
             and (self.start, self.query) == (last.start, last.query)
             and self.key is not None
             and last.key is not None
@@ -110,7 +111,7 @@ class State:
         self.mode = Mode(owner, self)
 
     def name(
-        self, frame: Frame, query: Tensor, key: Tensor | None = None, mask: object = None
+        self, frame: Frame, query: Tensor, key: Tensor | None = None, mask: tuple[object, ...] = ()
     ) -> tuple[str, bool, int]:
         """The site of a call at ``frame``, its path numbered from the second call on; whether its weights are
         those of the last call again (the same queries and keys, for further values); and which of the calls for

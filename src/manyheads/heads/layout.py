@@ -30,7 +30,7 @@ class Origins(NamedTuple):
 
     axes: what each of the axes asked for is.
     rows: the rows of weights it depends on.
-    data: the tokens that it depends on, for each product with weights before it.
+    data: the tokens that it depends on, of each product with weights before it.
     """
 
     axes: list[Axis]
@@ -53,7 +53,7 @@ def origins(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) -> Orig
         if not bool(alive.any()):
             continue
         rows |= {(leaf.weights, row) for row in alive.nonzero().flatten().tolist()}
-        data |= {(leaf.tensor.shape, token) for token in used.any(0).nonzero().flatten().tolist()}
+        data |= {(id(leaf.tensor), token) for token in used.any(0).nonzero().flatten().tolist()}
         for number, axis in enumerate(axes):
             sets[number].append(_indices(by_row[number][alive], tensor.shape[axis]))
     if not rows:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.common.untouched import untouched
+from manyheads.heads.call_rows import weight_rows
 from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor, module_paths
 from manyheads.heads.sites import Heads, Selection, Site
-from manyheads.nn.mask import Mask
 
 _ROWS = 256  # queries at a time
 
@@ -51,7 +51,8 @@ def maps(
 
     Returns
     -------
-    ``{site: Map}``; pieces of one site's attention, where a model loops over them, keep the last.
+    ``{site: Map}``; pieces of one site's attention, where a model loops over them, stand one after the other in
+    the batch, as they come, if they are of one shape; otherwise the last is kept.
 
     Examples
     --------
@@ -68,9 +69,13 @@ def maps(
 
     def see(call: Call) -> None:
         numbers = chosen.at(call.site)
-        if numbers:
+        if numbers and not call.again:
             with torch._C.DisableTorchFunction():
-                found[call.site.name] = _map(call, numbers, queries, size)
+                piece, before = _map(call, numbers, queries, size), found.get(call.site.name)
+                same = before is not None and before.weights.shape[1:] == piece.weights.shape[1:]
+                if before is not None and same:
+                    piece = replace(piece, weights=torch.cat([before.weights, piece.weights]))
+                found[call.site.name] = piece
 
     with untouched(model), torch.no_grad(), Interceptor(model, see) as interceptor:
         run(model, batch)
@@ -113,42 +118,3 @@ def _position(query: int, length: int) -> int:
     if not -length <= query < length:
         raise ValueError(f"queries: {query} is not among the {length} queries of this call")
     return query % length
-
-
-def weight_rows(call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
-    """Rows of the softmax (batch, heads, rows, keys), in float32 at least. Queries without any key have
-    zeros.
-    """
-    exact = torch.promote_types(call.output.dtype, torch.float32)
-    if call.weights is not None:
-        return call.weights[:, numbers][:, :, wanted].to(exact)
-    if call.scores is not None:
-        scores = call.scores[:, numbers][:, :, wanted].to(exact)
-    elif call.query is not None and call.key is not None:
-        group = call.query.shape[1] // call.key.shape[1]
-        q = call.query[:, numbers][:, :, wanted].to(exact)
-        k = call.key[:, [number // group for number in numbers]].to(exact)
-        scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if call.scale is None else call.scale)
-        scores = _masked(scores, call, numbers, wanted)
-    else:
-        raise ValueError(f"{call.site.name}: a call with neither scores nor queries and keys")
-    left = call.sinks[0]
-    return scores.softmax(-1).nan_to_num(0.0)[..., left : left + call.keys]
-
-
-def _masked(scores: Tensor, call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
-    mask: Mask = call.mask
-    first, last = min(wanted), max(wanted) + 1
-    rows = [i - first for i in wanted]
-    allowed, bias = mask.rectangle(
-        range(first, last), range(call.keys), call.keys - call.queries, scores.device
-    )
-    if bias is not None:
-        scores = scores + _chosen(bias, numbers, rows)
-    return scores if allowed is None else scores.masked_fill(~_chosen(allowed, numbers, rows), -torch.inf)
-
-
-def _chosen(part: Tensor, numbers: list[int], rows: list[int]) -> Tensor:
-    part = part[(None,) * (4 - part.dim())]
-    part = part if part.shape[1] == 1 else part[:, numbers]
-    return part if part.shape[2] == 1 else part[:, :, rows]

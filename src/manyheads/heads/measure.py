@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyheads.heads.calls import Call
 from manyheads.heads.visible import Visible
-from manyheads.nn.statistics import HIDING, statistics, statistics_of_scores
+from manyheads.nn.statistics import statistics, statistics_of_scores
 
 Which = Literal["core", "full"]
 
@@ -32,13 +32,13 @@ def measure(
     queries where ``rows`` (batch, queries) is False: they attend to nothing. What has no meaning in the call
     is absent.
     """
-    keys = look.keys
+    keys, start = look.keys, call.memory[0]
     if call.signed:
         return _of_signed(call, look)
     if features is not None:
-        features = features[:, :keys].expand(call.output.shape[0], -1, -1)
+        features = features[:, start : start + keys].expand(call.output.shape[0], -1, -1)
     if call.scores is not None:
-        left, right = call.sinks
+        left, right = call.sinks[0] + start, call.sinks[1] + call.memory[1]
         scores = call.scores[..., left : left + keys]
         if rows is not None:
             scores = scores.masked_fill(~rows[:, None, :, None], -torch.inf)
@@ -46,9 +46,8 @@ def measure(
         if call.modified:
             _scale_shares(found, scores)
         if left or right:
-            found = _with_sinks(
-                found, scores, torch.cat([call.scores[..., :left], call.scores[..., left + call.keys :]], -1)
-            )
+            end = call.scores.shape[-1] - right
+            found = _with_sinks(found, scores, torch.cat([call.scores[..., :left], call.scores[..., end:]], -1))
     elif call.query is not None and call.key is not None:
         key, mask = call.key[:, :, :keys], look.mask
         group = call.site.heads // (max(call.site.kv_heads) + 1)
@@ -77,14 +76,17 @@ def measure(
 
 
 def _scale_shares(found: dict[str, Tensor], scores: Tensor) -> None:
-    """Shares of weights that need not sum to one: entropy and distances are those of the normalised weights,
-    a share is the weight that was used.
+    """From the statistics of normalised weights to those of the weights that were used, which need not sum to one.
+    Distances are means, and stay.
     """
     used = scores.exp()
     mass = used.sum(-1)
+    found["entropy"] = mass * found["entropy"] - torch.special.xlogy(mass, mass)
     for name in ("self", "previous", "next", "first", "local", "confidence"):
         if name in found:
             found[name] = found[name] * mass
+    if "collision" in found:
+        found["collision"] = found["collision"] * mass**2
     if "features" in found:
         found["features"] = found["features"] * mass.unsqueeze(-1)
     if "received" in found:
@@ -126,8 +128,8 @@ def _with_sinks(found: dict[str, Tensor], scores: Tensor, sinks: Tensor) -> dict
     weights = (sinks - total.unsqueeze(-1)).exp()
     surprise = -torch.special.xlogy(weights, weights).sum(-1) - torch.special.xlogy(share, share)
     out = found | {"logsumexp": total, "entropy": share * found["entropy"] + surprise}
-    shown = (sinks > HIDING).sum(-1)
-    out["keys"] = torch.where(found["keys"] > 0, found["keys"] + shown, found["keys"])
+    more = (weights > 0).sum(-1)
+    out["keys"] = torch.where(found["keys"] > 0, found["keys"] + more, found["keys"])
     for name in ("self", "previous", "next", "first", "local"):
         if name in found:
             out[name] = share * found[name]

@@ -7,7 +7,7 @@ Where it does, the module is noted and its result put back, so that the modules 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -103,30 +103,39 @@ class Perturbed(Baseline):
         super().__init__(module, prefix)
         self.first, self.share = first, share
         self.leaks: set[str] = set()
+        self._changed_runs: dict[str, set[int]] = {}
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():
             parent = self.innermost
             now = self.enter_run(module)
-            kept = self._contained((args, kwargs), self.first.inputs.get(now), parent)
-        return None if kept is None else kept
+            return self._contained((args, kwargs), self.first.inputs.get(now), parent, now)
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> Any:
         with torch._C.DisableTorchFunction():
             now = self.leave_run()
-            return self._contained(output, self.first.outputs.get(now), now[0])
+            return self._contained(output, self.first.outputs.get(now), now[0], now)
 
-    def _contained(self, value: Any, before: list[Tensor] | None, path: str | None) -> Any:
-        """The value with what got too far put back; None when nothing did."""
+    def _contained(self, value: Any, before: list[Tensor] | None, path: str | None, run: tuple[str, int]) -> Any:
+        """The value with what got too far put back; None when nothing did. ``path`` is to blame, ``run`` runs."""
         now = list(tensors_in(value))
         if before is None or path is None or [x.shape for x in now] != [x.shape for x in before]:
             return None
         leaked = {i: old for i, (new, old) in enumerate(zip(now, before, strict=True)) if self._leaks(new, old)}
-        if not leaked:
+        if not leaked or self._is_one_of_many(run):
             return None
         self.leaks.add(path)
+        kept = {i: _one_place(now[i], old) for i, old in leaked.items()}
         numbers = iter(range(len(now)))
-        return rebuilt(value, lambda x: leaked.get(next(numbers), x))
+        return rebuilt(value, lambda x: kept.get(next(numbers), x))
+
+    def _is_one_of_many(self, run: tuple[str, int]) -> bool:
+        """Whether a module is run for each sequence, or token, and this is the run for the one replaced."""
+        path, number = run
+        runs = self.first._runs[path]
+        changed = self._changed_runs.setdefault(path, set())
+        changed.add(number)
+        return runs > 1 and runs % round(1 / self.share) == 0 and len(changed) <= runs * self.share + 1e-6
 
     def _leaks(self, new: Tensor, old: Tensor) -> bool:
         if not new.is_floating_point() or new.dim() < 2 or new.is_nested or new.numel() == 0:
@@ -145,6 +154,16 @@ class Perturbed(Baseline):
             if size > 1 and int(changed.any(others).sum()) <= max(1, int(size * self.share + 1e-6)):
                 return False
         return True
+
+
+def _one_place(new: Tensor, old: Tensor) -> Tensor:
+    """The old values, but for one place of every sequence, where the change is largest."""
+    kept = old.clone()
+    change = (new - old).abs().nan_to_num(0.0)
+    at = [int(i) for i in torch.unravel_index(change.flatten().argmax(), change.shape)]
+    where = (slice(None), *at[1:]) if new.dim() > 2 else (at[0],)
+    kept[where] = new[where]
+    return kept
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -176,7 +195,7 @@ def rebuilt(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
-def reasons(leaks: Sequence[str], first: Baseline, seen: set[str]) -> dict[str, str]:
+def reasons(leaks: Collection[str], first: Baseline, seen: set[str]) -> dict[str, str]:
     """What `missed` says of each module in which something got from token to token."""
     modules = {first.paths[id(part)]: part for part in first.module.modules()}
     texts = {}

@@ -149,12 +149,19 @@ def _is_mask(x: Tensor) -> bool:
 
 
 def _other_ids(ids: Tensor, among: Tensor) -> Tensor:
-    """Ids that differ from these, out of those that the batch holds."""
+    """Ids that differ from these, out of those that the batch holds. What stands at the ends of sequences, as
+    padding and other marks do, is neither replaced nor used.
+    """
+    ends = torch.cat([among[..., 0].flatten(), among[..., -1].flatten()]).unique()
     values = among.unique()
-    if len(values) < 2:
+    plain = values[~torch.isin(values, ends)]
+    if len(plain) < 2:
+        plain, ends = values, ends[:0]
+    if len(plain) < 2:
         return ids.clone()
-    places = torch.searchsorted(values, ids.contiguous())
-    return values[(places + 1 + len(values) // 3) % len(values)]
+    places = torch.searchsorted(plain, ids.contiguous()).clamp(max=len(plain) - 1)
+    others = plain[(places + 1 + len(plain) // 3) % len(plain)]
+    return torch.where(torch.isin(ids, ends), ids, others)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -26,7 +26,8 @@ class SiteProof:
 
     verified: heads, weights and values are what they were taken for; ``reason`` says why not.
     notes: what one should know to read its numbers.
-    own: how many keys stand before and after those of the queries themselves.
+    own: how many keys stand before and after those of the queries themselves; ``memory``: they are learned.
+    scattered: each call has some of the queries, standing somewhere among the keys.
     content_masks: which keys are hidden depends on the tokens.
     """
 
@@ -34,6 +35,8 @@ class SiteProof:
     reason: str = ""
     notes: list[str] = field(default_factory=list)
     own: tuple[int, int | None] | None = None
+    memory: bool = False
+    scattered: bool = False
     content_masks: bool = False
 
 
@@ -66,7 +69,7 @@ class Proof:
             site.reason = self.failed or "the probe did not reach it"
             return
         site.verified, site.reason, site.own = proved.verified, proved.reason, proved.own
-        site.content_masks = proved.content_masks
+        site.memory, site.scattered, site.content_masks = proved.memory, proved.scattered, proved.content_masks
         for note in proved.notes:
             site.note(note)
 

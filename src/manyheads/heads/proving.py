@@ -34,10 +34,11 @@ from manyheads.heads.calls import Call, Origin
 from manyheads.heads.dependence import Leaf, Marks, Reader, leaves_of
 from manyheads.heads.intercept import Interceptor
 from manyheads.heads.layout import Axis, agree, keys_are_tokens, origins, roles_from
-from manyheads.heads.maps import weight_rows
+from manyheads.heads.call_rows import weight_rows
 from manyheads.heads.mixing import Baseline, Perturbed, reasons
 from manyheads.heads.probe_inputs import Inputs, candidates, replaced, structure_copy
 from manyheads.heads.proofs import Proof, SiteProof
+from manyheads.heads.visible import shown
 
 _SLOW = 2.0  # seconds after which people are told
 _TRIES = 3  # first runs until custom and proof agree
@@ -68,6 +69,7 @@ class Record:
     readers: list[Reader] = field(default_factory=list)
     query: Tensor | None = None
     key: Tensor | None = None
+    hidden: Tensor | None = None  # which scores are not those of a mask
 
     @property
     def origin(self) -> Origin:
@@ -152,6 +154,7 @@ def _prove(copied: nn.Module, path: str, called: Inputs) -> Proof:
         try:
             return _proof(copied, path, inputs)
         except Exception as error:
+            import traceback; traceback.print_exc()
             problem = problem or error
     assert problem is not None
     raise problem
@@ -180,7 +183,7 @@ def _first_run(copied: nn.Module, path: str, inputs: Inputs, proof: Proof) -> tu
             with torch._C.DisableTorchFunction(), torch.enable_grad():
                 record = _record(call, marks)
                 records.append(record)
-                return record.output.view_as(record.output)
+                return record.output.clone()  # which may be written to
 
         probe = inputs.changed(lambda x: _leaf(x, marks))
         with Interceptor(copied, see, parts=True, tokens=True, proof=proof, prefix=path), first, torch.enable_grad():
@@ -200,6 +203,7 @@ def _record(call: Call, marks: Marks) -> Record:
     record = Record(call, marks.output(call.output))
     record.query = None if call.query is None else call.query.detach().clone()
     record.key = None if call.key is None else call.key.detach().clone()
+    record.hidden = None if call.scores is None else shown(call.scores.detach())
     if call.again:
         return record
     origin = record.origin
@@ -301,10 +305,11 @@ def _loops(proof: Proof, records: list[Record]) -> None:
         if cycle:
             proof.cycles[path] = cycle
             proof.heads[path] = sum(record.call.output.shape[1] for record in calls[:cycle])
-        elif len({record.rows for record in calls}) < len(calls):
-            for record in calls:
-                if any(record.rows == other.rows and record.data != other.data for other in calls):
-                    record.problem = record.problem or "it is called several times for the same heads, in no plain order"
+            continue
+        for record in calls:
+            again = [other for other in calls if other is not record and record.rows & other.rows]
+            if any(record.rows != other.rows or not _same_queries(record, other) for other in again):
+                record.problem = record.problem or "it is called several times for the same heads, in no plain order"
 
 
 def _cycle(calls: list[Record]) -> int:
@@ -314,7 +319,8 @@ def _cycle(calls: list[Record]) -> int:
     if any(rows != sequence[i % cycle] for i, rows in enumerate(sequence)) or not all(sequence):
         return 0
     for number, record in enumerate(calls):  # the same heads again must be for other tokens
-        if any(record.data & other.data for other in calls[number % cycle : number : cycle]):
+        before = calls[number % cycle : number : cycle]
+        if any(record.data & other.data or _same_queries(record, other) for other in before):
             return 0
     if cycle == 1:
         return 1
@@ -324,6 +330,13 @@ def _cycle(calls: list[Record]) -> int:
     width = sum(r.call.output.shape[1] * r.call.output.shape[3] for r in heads)
     summed = any(reader.calls > 1 and reader.width < width for r in heads for reader in r.readers)
     return 0 if len(shapes) > 1 or not distinct or summed else cycle
+
+
+def _same_queries(first: Record, second: Record) -> bool:
+    """Whether two calls have the same queries: for other masks, or other keys."""
+    if first.query is None or second.query is None:
+        return bool(first.data & second.data)
+    return first.query.shape == second.query.shape and torch.equal(first.query, second.query)
 
 
 def _second_runs(
@@ -345,10 +358,17 @@ def _second_runs(
         if any(not reader.linear for reader in record.readers) and _ALSO_READ not in site.notes:
             site.notes.append(_ALSO_READ)
         site.own = _own_keys(record, sequence.rows[number], token.rows[number])
+        site.memory = _are_learned(record, site.own)
+        path = record.origin.frame[0]
+        site.scattered |= proof.cycles.get(path) == 1 and record.call.queries < record.call.keys and not site.memory
         site.content_masks |= sequence.hidden[number]
-    leaks = [*sequence.leaks, *token.leaks]
-    proof.missed = reasons(leaks, first, {record.origin.frame[0] for record in records})
     proof.token_embeddings = token.embeddings
+    leaks = {*sequence.leaks, *token.leaks}
+    proof.missed = reasons(leaks, first, {record.origin.frame[0] for record in records})
+    for name, record in zip(names, records, strict=True):
+        if record.origin.frame[0] in proof.missed and proof.sites[name].verified:
+            proof.sites[name].verified = False
+            proof.sites[name].reason = proof.missed[record.origin.frame[0]]
 
 
 class Ids(TorchFunctionMode):
@@ -407,17 +427,17 @@ def _second_run(
                     _changed_rows(call.query, record.query),
                     _changed_rows(call.key, record.key),
                 )
-            if call.modified and call.scores is not None and record.call.scores is not None:
-                run.hidden[number] = not torch.equal(call.scores.isinf(), record.call.scores.isinf())
+            if call.scores is not None and record.hidden is not None and record.hidden.shape == call.scores.shape:
+                run.hidden[number] = not torch.equal(shown(call.scores), record.hidden)
             kept = record.output.detach()
             if changed is None or changed[0].shape != (kept.shape[0], kept.shape[2]):
                 return kept
             return torch.where(changed[0][:, None, :, None], call.output, kept)  # the replaced token's own row
 
     ids = Ids()
-    shown = other if other is not None else inputs.changed(lambda x: x.detach().clone())
+    probe = other if other is not None else inputs.changed(lambda x: x.detach().clone())
     with Interceptor(copied, see, parts=True, tokens=True, proof=proof, prefix=path), perturbed, torch.no_grad(), ids:
-        copied(*shown.args, **shown.kwargs)
+        copied(*probe.args, **probe.kwargs)
     run.leaks = perturbed.leaks if other is not None else set()
     if axis and other is not None and len(ids.seen) == len(first.ids):
         pairs = zip(ids.seen, first.ids, strict=True)
@@ -451,6 +471,15 @@ def _own_keys(
     if not queries and extra > 0 and not bool(sequence[0].any()) and len(steady) == record.call.queries:
         return steady[0], None  # the only tokens that come from no input are the queries
     return None
+
+
+def _are_learned(record: Record, own: tuple[int, int | None] | None) -> bool:
+    """Whether the keys before and after those of the queries are the same for every sequence, as parameters are."""
+    if own is None or own[1] is None or not sum(own) or record.key is None or record.key.shape[0] < 2:
+        return False
+    keys = record.key.shape[2]
+    extra = torch.cat([record.key[:, :, : own[0]], record.key[:, :, keys - own[1] :]], 2)
+    return bool(torch.isclose(extra, extra[:1], rtol=1e-4, atol=1e-6).all())
 
 
 proofs.register(prove)

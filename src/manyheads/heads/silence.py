@@ -11,26 +11,31 @@ from torch import Tensor, nn
 
 from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor, module_paths
-from manyheads.heads.sites import Heads, Selection, Site
+from manyheads.heads.sites import Heads, Selection, Site, Unverified
 
 GateValues = Mapping[int | str, Tensor] | Mapping[int, Tensor] | Mapping[str, Tensor]
 
 
-def silence(model: nn.Module, heads: Heads) -> AbstractContextManager[None]:
+def silence(
+    model: nn.Module, heads: Heads, *, unverified: Unverified = "refuse"
+) -> AbstractContextManager[None]:
     """A context in which the chosen heads give nothing: ``with silence(model, {3: [5, 7]}): ...``
 
-    Equals setting the columns of the output projection that read those heads to zero. Contexts nest,
-    gradients flow, also through gradient checkpointing.
+    What attention gives for those heads, weights times values, is zero. Where an output projection reads that and
+    nothing else, this equals setting its columns for those heads to zero. Where something else flows into those
+    columns (a norm over all heads, a convolution of the values beside attention), it does not, and the site's
+    ``notes`` say so. Contexts nest, gradients flow, also through gradient checkpointing.
 
     Parameters
     ----------
     model: any torch.nn.Module.
     heads: ``{layer number or site: [head numbers]}``.
+    unverified: ``"allow"`` to silence heads at sites of which nothing could be proved (`Site.verified`).
 
     Raises
     ------
-    ValueError, when the model has no such module, at the first call of a site that has no such head or when
-    a layer number fits several sites, and on leaving when something named was never called.
+    ValueError, when the model has no such module, at the first call of a site that has no such head, that is not
+    verified, or when a layer number fits several sites, and on leaving when something named was never called.
 
     Examples
     --------
@@ -41,15 +46,16 @@ def silence(model: nn.Module, heads: Heads) -> AbstractContextManager[None]:
     0.0
     """
     chosen = Selection(heads, module_paths(model).values())
-    return _silence(model, chosen)
+    return _silence(model, chosen, unverified)
 
 
 @contextmanager
-def _silence(model: nn.Module, chosen: Selection) -> Iterator[None]:
+def _silence(model: nn.Module, chosen: Selection, unverified: Unverified) -> Iterator[None]:
     def edit(call: Call) -> Tensor | None:
         numbers = chosen.at(call.site)
         if not numbers:
             return None
+        call.site.check("silence", unverified)
         gate = torch.ones(call.site.heads, dtype=call.output.dtype, device=call.output.device)
         gate[numbers] = 0.0
         return call.output * gate[call.heads, None, None]
@@ -117,7 +123,9 @@ class Gates(Mapping[str, Tensor]):
             self._chosen.finish(self.sites.values())
 
 
-def gates(model: nn.Module, values: GateValues | None = None) -> AbstractContextManager[Gates]:
+def gates(
+    model: nn.Module, values: GateValues | None = None, *, unverified: Unverified = "refuse"
+) -> AbstractContextManager[Gates]:
     """A context in which each head's output is multiplied by a number of its own, which has a gradient.
 
     Parameters
@@ -126,6 +134,7 @@ def gates(model: nn.Module, values: GateValues | None = None) -> AbstractContext
     values: ``{layer number or site: gates}`` with gates (heads,), or (batch, heads) for one number a
         sequence; only these sites are gated. Without it every site gets ones that require a gradient, when
         it is first called.
+    unverified: ``"allow"`` to gate heads at sites of which nothing could be proved, too.
 
     Returns
     -------
@@ -140,13 +149,15 @@ def gates(model: nn.Module, values: GateValues | None = None) -> AbstractContext
     >>> found["0"], found["0"].grad.shape
     (tensor([1., 1.], requires_grad=True), torch.Size([2]))
     """
-    return _gates(model, Gates(values, set(module_paths(model).values())))
+    return _gates(model, Gates(values, set(module_paths(model).values())), unverified)
 
 
 @contextmanager
-def _gates(model: nn.Module, found: Gates) -> Iterator[Gates]:
+def _gates(model: nn.Module, found: Gates, unverified: Unverified) -> Iterator[Gates]:
     def edit(call: Call) -> Tensor | None:
         gate = found.at(call)
+        if gate is not None:
+            call.site.check("gates", unverified)
         return None if gate is None else call.output * gate[..., call.heads, None, None].to(call.output)
 
     with Interceptor(model, edit, reruns=True, parts=True):

@@ -7,10 +7,13 @@ import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 # {layer number or site: [head numbers]}; a Mapping is invariant in its keys, so each kind is spelt out
 Heads = Mapping[int | str, Iterable[int]] | Mapping[int, Iterable[int]] | Mapping[str, Iterable[int]]
+
+
+Unverified = Literal["refuse", "allow"]
 
 
 @dataclass(eq=False)
@@ -36,12 +39,22 @@ class Site:
     reason: str = ""  # why not
     notes: list[str] = field(default_factory=list)  # what one should know to read its numbers
     own: tuple[int, int | None] | None = None  # keys before and after those of the queries themselves, as proved
+    memory: bool = False  # those keys are learned, and stand for no token
+    scattered: bool = False  # each call has some of its queries, standing somewhere among the keys
     content_masks: bool = False  # which keys are hidden depends on what the tokens are, not on a mask
 
     def note(self, text: str) -> None:
         """Add something that one should know, once."""
         if text not in self.notes:
             self.notes.append(text)
+
+    def check(self, verb: str, unverified: Unverified) -> None:
+        """Raise when nothing was proved of the site and ``verb`` would change something there."""
+        if not self.verified and unverified != "allow":
+            raise ValueError(
+                f"{verb}: what the heads of {self.name!r} are could not be proved ({self.reason}); "
+                "expected a site that is verified: leave it alone, or pass unverified='allow' and check the result"
+            )
 
     @property
     def path(self) -> str:

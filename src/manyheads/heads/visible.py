@@ -13,10 +13,12 @@ from torch import Tensor
 
 from manyheads.heads.calls import Call
 from manyheads.nn.mask import Mask
-from manyheads.nn.statistics import HIDING
 
 # Entries of a mask compared at once.
 PIECE = 2**22
+# A score or bias this far below the largest of its query is that of a mask: models write -1e4, -1e9, the lowest
+# number of the dtype, or -inf. What is nearer is counted by its weight.
+GAP = 1e3
 
 
 class Visible(NamedTuple):
@@ -47,23 +49,42 @@ def without_dead_rows(call: Call) -> Call:
     return replace(call, scores=call.scores.masked_fill(dead, -torch.inf)) if bool(dead.any()) else call
 
 
+def shown(scores: Tensor) -> Tensor:
+    """Which scores, or biases, are not those of a mask: a query's largest is not, whatever it is.
+
+    >>> shown(torch.tensor([[-7000.0, -7001.0, -1e9], [-torch.inf, -torch.inf, -torch.inf]]))
+    tensor([[ True,  True, False],
+            [False, False, False]])
+    """
+    largest = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores
+    return (scores > largest - GAP) | (scores.isfinite() & (scores == largest))
+
+
 def visible(call: Call) -> Visible:
     """Look at who may attend to whom in a call.
 
-    A cache that was made longer than it is filled has hidden keys at its end: queries stand before them.
+    A cache that was made longer than it is filled has hidden keys at its end: queries stand before them. Learned
+    keys (`Call.memory`) stand nowhere, and are left out.
     """
-    look = _look_at_call(call)
-    if call.queries == call.keys or not (call.blocked or look.ahead):
+    look, site = _look_at_call(call), call.site
+    if site.content_masks:
+        look = look._replace(real=None)
+    keys = call.keys - sum(call.memory)
+    if site.own is not None and site.own[1] is None and call.queries < keys:
+        return look._replace(offset=site.own[0], ahead=True, keys=keys, aligned=False)
+    if site.scattered and call.queries < keys:
+        return look._replace(ahead=None, keys=keys, aligned=False)
+    if call.queries == keys or not (call.blocked or look.ahead):
         return look
-    keys, mask = (look.keys, look.mask) if look.keys == call.keys else (call.keys, call.mask)
-    return Visible(look.real, call.keys - call.queries, True, keys, mask, aligned=False)
+    keys, mask = (look.keys, look.mask) if look.keys == keys else (keys, call.mask)
+    return Visible(look.real, keys - call.queries, True, keys, mask, aligned=False)
 
 
 def _look_at_call(call: Call) -> Visible:
-    queries, keys, mask = call.queries, call.keys, call.mask
+    queries, keys, mask = call.queries, call.keys - sum(call.memory), call.mask
     if call.scores is not None:
-        left = call.sinks[0]
-        return _look(call.scores[..., left : left + keys] > HIDING, queries, keys, Mask())
+        left = call.sinks[0] + call.memory[0]
+        return _look(shown(call.scores)[..., left : left + keys], queries, keys, Mask())
     if mask.tensors:
         return _look_at(mask, call.value.shape[0], queries, keys, call.value.device)
     real = None
@@ -79,7 +100,8 @@ def told(call: Call, look: Visible) -> Tensor | None:
     """
     site = call.site
     if site.cross is None and call.queries > 1:
-        site.cross = call.queries != call.keys and bool(look.ahead) and not call.blocked
+        known = site.own is not None or site.scattered
+        site.cross = call.queries != call.keys and bool(look.ahead) and not call.blocked and not known
     site.ahead |= bool(look.ahead)
     site.causal |= look.ahead is False
     site.cached |= call.queries < call.keys and not site.cross and look.aligned
@@ -96,9 +118,9 @@ def _look_at(mask: Mask, batch: int, queries: int, keys: int, device: torch.devi
             replace(mask, lengths=None, tensors=()),
         )
         allowed, adds = _allowed(of_keys, 1, keys, device)
-        shown = allowed.any(2).any(1).expand(-1, keys)
+        there = allowed.any(2).any(1).expand(-1, keys)
         words = of_keys if adds else in_words(allowed, batch, 1, keys)
-        real = None if bool(shown.all()) else shown
+        real = None if bool(there.all()) else there
         return Visible(real, keys - queries, _looks_ahead(rest), keys, words & rest)
     allowed, adds = _allowed(mask, queries, keys, device)
     look = _look(allowed, queries, keys, mask)
@@ -115,9 +137,10 @@ def _allowed(mask: Mask, queries: int, keys: int, device: torch.device) -> tuple
     allowed, bias = mask.rectangle(range(queries), range(keys), keys - queries, device)
     adds = False
     if bias is not None:
-        shown = bias > HIDING
-        adds = bool((shown & (bias != 0)).any())
-        allowed = shown if allowed is None else allowed & shown
+        whole = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
+        whole = whole.expand(*whole.shape[:-1], keys) if whole.shape[-1] != keys else whole
+        allowed = shown(whole)
+        adds = bool((allowed & (whole != whole.amax(-1, keepdim=True))).any()) if keys else False
     assert allowed is not None  # a mask with tensors says something
     allowed = allowed[(None,) * (4 - allowed.dim())]
     return allowed.expand(-1, -1, -1, keys), adds
@@ -129,7 +152,7 @@ def _looks_ahead(mask: Mask) -> bool:
 
 def _look(allowed: Tensor, queries: int, keys: int, mask: Mask) -> Visible:
     """From ``allowed``, a boolean that broadcasts to (batch, heads, queries, keys)."""
-    real = allowed.any(2).any(1).expand(-1, keys)
+    real = _without_padding(allowed.expand(-1, -1, queries, keys)) if keys else allowed.any(2).any(1)
     offset = keys - queries
     if offset > 0:
         last = allowed[:, :, -1].any(0).any(0).expand(keys).nonzero()
@@ -140,6 +163,30 @@ def _look(allowed: Tensor, queries: int, keys: int, mask: Mask) -> Visible:
         offset = keys - queries
     reached = min(keys, offset + queries) if queries <= keys else keys
     return Visible(None if bool(real.all()) else real, offset, ahead, reached, mask)
+
+
+def _without_padding(allowed: Tensor) -> Tensor:
+    """Which keys are no padding (batch or 1, keys), from (batch or 1, heads or 1, queries, keys).
+
+    Padding is what a mask of keys hides from everybody. A key that nobody reads because of where it stands, as the
+    last one where queries read only what is before them, is a token like others.
+    """
+    real = allowed.any(2).any(1)
+    if bool(real.all()):
+        return real
+    queries, keys = allowed.shape[2:]
+    pairs = allowed.any(0).any(0)  # (queries, keys)
+    i, j = torch.arange(queries, device=real.device)[:, None], torch.arange(keys, device=real.device)
+    steps = (i - j)[pairs]
+    if not steps.numel():
+        return real
+    lowest, highest = steps.min(), steps.max()
+    reached = ((i - j >= lowest) & (i - j <= highest)).any(0)  # (keys,) from where somebody stands
+    padding = ~real & reached
+    beside = torch.zeros_like(padding)
+    beside[:, 1:] |= padding[:, :-1]
+    beside[:, :-1] |= padding[:, 1:]
+    return real | (~reached & ~beside)
 
 
 def in_words(allowed: Tensor, batch: int, queries: int, keys: int) -> Mask:

@@ -21,10 +21,6 @@ from manyheads.nn.tiles import Hidden, Tile, hidden, mean_key, products, scratch
 
 Which = Literal["core", "full"]
 
-# What heads/ takes for hidden where it sees a mask or scores but no weights. Nothing here depends on it.
-HIDING = -5e3
-
-
 # It looks at its sums to decide how to go on, which no graph can hold.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from manyheads.common.untouched import untouched
 from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor
-from manyheads.heads.maps import weight_rows, run
+from manyheads.heads.call_rows import weight_rows
+from manyheads.heads.maps import run
 from manyheads.view.colour import RAMP
 
 # More letters than this along one line are smaller than an eye can read: then every few are written.
