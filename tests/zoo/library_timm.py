@@ -1,8 +1,8 @@
 """Models of timm, small and with random weights; the truth is what goes into `attn_drop`.
 
 timm's attention modules multiply what comes out of `attn_drop` with the values and hand the heads, one after
-the other, to `proj`. A copy in float64, with fused kernels off, tells the weights; heads are silenced by zeros
-in the columns of `proj`. Modules that mix tokens in other ways must be named.
+the other, to `proj`. A copy in float64, with fused kernels off, tells the weights; heads are silenced by
+zeros in the columns of `proj`. Modules that mix tokens in other ways must be named.
 """
 
 from __future__ import annotations
