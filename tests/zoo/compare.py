@@ -30,10 +30,10 @@ def raised(error: BaseException) -> tuple[str, str]:
 
 def _note(site: Any, table: Any) -> str:
     """What the site says about its numbers."""
-    note = getattr(site, "note", None)
-    if note is None and "note" in table.columns:
-        note = next(row["note"] for row in table if row["site"] == site.name)
-    return str(note or "")
+    notes = getattr(site, "notes", None)
+    if notes is None and "note" in table.columns:
+        notes = next(row["note"] for row in table if row["site"] == site.name)
+    return " ".join(notes) if isinstance(notes, list | tuple) else str(notes or "")
 
 
 def compare(case: Case, truth: Truth, group: list[Any], table: Any, maps: bool) -> dict[str, tuple[str, str]]:

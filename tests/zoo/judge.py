@@ -12,6 +12,7 @@ wrong     none of these: a number that is not true, without a word, or a crash.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ class Verdict:
     theme: str
     outcomes: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    missed: dict[str, str] = field(default_factory=dict)  # what watch named in this model
 
     @property
     def wrong(self) -> list[str]:
@@ -84,6 +86,7 @@ def _judge_watch(
         for aspect in ("heads", "weights", "counts"):
             verdict.say(aspect, *raised(error))
         return truths, names
+    verdict.missed |= seen.missed
     if case.mixer is not None:
         _judge_mixer(case, verdict, seen)
         return truths, names
@@ -97,12 +100,18 @@ def _within(path: str, outer: str) -> bool:
     return not outer or path == outer or path.startswith(f"{outer}.")
 
 
-def _missed(path: str, missed: Any) -> str | None:
-    """The reason for which a module, one that holds it or a part of it is in `missed`."""
+def _missed(path: str, missed: Any, sites: Iterable[str] = ()) -> str | None:
+    """The reason for which a module, or one that holds it, is in `missed`.
+
+    A part of it counts, too, unless there are sites that make a claim of their own: then only what names
+    these.
+    """
     for name, reason in missed.items():
         bare = name.partition("#")[0]
-        if (bare and _within(path, bare)) or _within(bare, path) or bare == path:
-            return f"{name}: {reason}" if isinstance(reason, str) else str(name)
+        above = bare == path or (bare and _within(path, bare))
+        within = _within(bare, path) and all(_within(site, bare) for site in sites)
+        if above or within:
+            return f"{name}: {reason}"
     return None
 
 
@@ -145,7 +154,7 @@ def _judge_sites(
         groups = [at_path] if truths[numbers[0]].scattered else [[site] for site in at_path]
         for number, group in zip(numbers, filter(None, groups), strict=False):
             names[number] = [(site.name, site.heads) for site in group]
-        reason = _missed(path, seen.missed)
+        reason = _missed(path, seen.missed, [site.path for site in at_path])
         doubts = [site for site in at_path if not _verified(site, table)]
         if reason is None and doubts:
             reason = f"not verified: {getattr(doubts[0], 'reason', '') or 'no reason'}"
