@@ -75,7 +75,16 @@ def report(judged: list[Verdict], rows: bool = True) -> str:
     parts += ["Wrong:", "\n".join(f"- **{v.name}**: {'; '.join(v.wrong)}" for v in wrong) or "none"]
     if rows:
         parts += ["Named or refused:", "\n".join(filter(None, map(_excuses, judged))) or "none"]
+        parts += ["Named in models whose attention is right:", "\n".join(_alarms(judged)) or "none"]
     return "\n\n".join(parts)
+
+
+def _alarms(judged: list[Verdict]) -> list[str]:
+    """Modules in `missed` though all attention is right: other mixers of tokens, or false alarms."""
+    right = [v for v in judged if all(v.outcomes.get(a) == RIGHT for a in ("heads", "weights", "counts"))]
+    return [
+        f"- {v.name}: {'; '.join(f'{k}: {why}' for k, why in v.missed.items())}" for v in right if v.missed
+    ]
 
 
 def _excuses(verdict: Verdict) -> str:

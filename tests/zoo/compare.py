@@ -33,7 +33,7 @@ def _note(site: Any, table: Any) -> str:
     return "; ".join(site.notes)
 
 
-def compare(case: Case, truth: Truth, group: list[Any], table: Any) -> dict[str, tuple[str, str]]:
+def compare(case: Case, truth: Truth, group: list[Any], table: Any, maps: bool) -> dict[str, tuple[str, str]]:
     """Hold one attention's rows against the truth."""
     number = sum(site.heads for site in group)
     if number != truth.heads:
@@ -47,11 +47,11 @@ def compare(case: Case, truth: Truth, group: list[Any], table: Any) -> dict[str,
     )
     rows = [i for site in group for i, row in enumerate(table.rows) if row.site == site.name]
     ours = {name: table[name][rows] for name in table.metrics} | {"tokens": table["tokens"][rows]}
-    return {"heads": heads} | _numbers(case, truth, ours, group, table)
+    return {"heads": heads} | _numbers(case, truth, ours, group, table, maps)
 
 
 def _numbers(
-    case: Case, truth: Truth, ours: dict[str, Tensor], group: list[Any], table: Any
+    case: Case, truth: Truth, ours: dict[str, Tensor], group: list[Any], table: Any, maps: bool
 ) -> dict[str, tuple[str, str]]:
     """Counts and weights: every statistic, in some view of the weights, and the maps."""
     counts: tuple[str, str] = WRONG, ""
@@ -71,7 +71,7 @@ def _numbers(
     assert closest is not None
     if closest[0]:
         return {"counts": counts, "weights": (WRONG, closest[1])}
-    why = _maps_off(case, truth, group)
+    why = _maps_off(case, truth, group) if maps else None
     if why:
         return {"counts": counts, "weights": why}
     sums = truth.weights.sum(-1)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from tests.zoo.base import Net
 from tests.zoo.case import Case, Silent, Truth
+from tests.zoo.drawn_code import by_einsum, by_layout, by_loop, pieces_of
 from torch import Tensor, nn
 
 LAYOUTS = ("bh", "hb", "fold bh", "fold hb", "split", "one")
@@ -49,6 +50,8 @@ class Design:
     join: str
     cross: int | None  # how many more keys another sequence has; None: the same sequence
     letters: int  # seed of the letters and orders of einsum
+    chunk: int  # attention stays inside pieces of so many tokens; 0: everywhere
+    pieces: str  # where the pieces are folded into the batch: "outer" before the samples, "inner" behind them
 
 
 def design(seed: int) -> Design:
@@ -85,10 +88,14 @@ def design(seed: int) -> Design:
     bias = maybe(BIASES, 0.3) if cross is None else ""
     if change == "top-k" and bias == "moved":  # float32 leaves ties there
         bias = ""
+    chunk = 0
+    if not mask and not change and cross is None and r.random() < 0.25:
+        chunk = r.choice([2, 3, 4, heads])
+        length = chunk * r.choice([2, 3, heads, batch + 1])
     return Design(
         heads, kv_heads, width, r.choice([heads * width, 23, 29]), batch, length, columns, packed,
         r.random() < 0.5, code, layout, r.choice(LOOPS), function, change, mask, low, bias, maybe(JOINS, 0.3),
-        cross, r.randint(0, 10**6),
+        cross, r.randint(0, 10**6), chunk, r.choice(["outer", "inner"]),
     )  # fmt: skip
 
 
@@ -156,15 +163,19 @@ class Drawn(nn.Module):
         if self.kv_heads < self.heads:
             n = self.heads // self.kv_heads
             k, v = (t.repeat(1, 1, n, 1) if d.turns else t.repeat_interleave(n, 2) for t in (k, v))
-        hidden, added = self.hidden(x.shape[1], context.shape[1], real), self.added(x.shape[1])
+        hidden, added = self.hidden(x.shape[1], context.shape[1], real), self.added(d.chunk or x.shape[1])
         o = self.run(*(t.transpose(1, 2) for t in (q, k, v)), hidden, added)  # (batch, heads, length, width)
         return self.join(x, o, raw)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, added: Tensor | None) -> Tensor:
-        from tests.zoo.drawn_code import by_einsum, by_layout, by_loop
-
         run = {"einsum": by_einsum, "loop": by_loop}.get(self.design.code, by_layout)
-        return run(self, q, k, v, hidden, added)
+        if not self.design.chunk:
+            return run(self, q, k, v, hidden, added)
+        batch, pieces = len(q), 0 if self.design.pieces == "outer" else 1
+        q, k, v = (t.unflatten(2, (-1, self.design.chunk)).movedim(2, pieces) for t in (q, k, v))
+        o = run(self, *(t.flatten(0, 1) for t in (q, k, v)), None, added)
+        o = o.unflatten(0, (-1, batch) if pieces == 0 else (batch, -1))
+        return o.movedim(pieces, 2).flatten(2, 3)
 
     def join(self, x: Tensor, o: Tensor, v: Tensor) -> Tensor:
         d = self.design
@@ -201,6 +212,9 @@ class Drawn(nn.Module):
         q, k, v = self.projected(x, context)
         weights, values = [], []
         hidden, added = self.hidden(x.shape[1], context.shape[1], real), self.added(x.shape[1])
+        if d.chunk:
+            piece = torch.arange(x.shape[1]) // d.chunk
+            hidden = (piece != piece[:, None])[None, None]
         for h in range(d.heads):
             g = h % d.kv_heads if d.turns else h * d.kv_heads // d.heads
             s = q[:, :, h] @ k[:, :, g].mT * d.width**-0.5
@@ -216,6 +230,9 @@ class Drawn(nn.Module):
         if d.cross is not None:
             kinds, own = ("cross",), None
         truth = Truth("attn", p, kinds, own, real, given.clone(), hidden=hidden)
+        if d.chunk:
+            truth.outputs, truth.vague = None, True
+            truth.views = pieces_of(p, d.chunk)
         for h in silent.get(0, ()):
             given[:, h] = 0.0
         return self.join(x, given, v), [truth]
@@ -243,7 +260,7 @@ class Drawn(nn.Module):
 
 def words(chosen: Design) -> dict[str, Any]:
     """What matters of a design, by name."""
-    unused = {"letters"}
+    unused = {"letters"} if chosen.chunk else {"letters", "chunk", "pieces"}
     unused |= set() if chosen.code in ("fused", "matmul") else {"layout"}
     unused |= set() if chosen.code == "loop" else {"loop"}
     unused |= set() if chosen.mask else {"low"}
@@ -262,7 +279,7 @@ def draw(seed: int) -> Case:
         torch.manual_seed(seed)
         module = Drawn(chosen)
         inputs = module.example(chosen.batch, chosen.length)
-        longer = None if chosen.change == "prior" else module.example(2, 61)
+        longer = None if chosen.change == "prior" else module.example(2, 12 * chosen.chunk or 61)
     name = f"{seed}: " + " ".join(f"{word}={value}" for word, value in words(chosen).items())
     group = range(chosen.heads // chosen.kv_heads)
     heads = [h * chosen.kv_heads for h in group] if chosen.turns else list(group)

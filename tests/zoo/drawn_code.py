@@ -7,6 +7,7 @@ import string
 from typing import TYPE_CHECKING
 
 import torch
+from tests.zoo.case import View
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -160,3 +161,13 @@ def by_loop(
         return torch.stack([one((n,), (n,)) for n in range(len(q))])
     parts = [(every, every, slice(n, n + 4)) for n in range(0, q.shape[2], 4)]
     return torch.cat([one(index, (every,)) for index in parts], 2)
+
+
+def pieces_of(weights: Tensor, size: int) -> list[View]:
+    """The weights piece by piece, with the samples outside or inside."""
+    parts = torch.stack(
+        [weights[:, :, n : n + size, n : n + size] for n in range(0, weights.shape[-1], size)]
+    )
+    counted = torch.ones(parts.shape[0] * parts.shape[1], size, dtype=torch.bool)
+    orders = parts.flatten(0, 1), parts.transpose(0, 1).flatten(0, 1)
+    return [View(order, torch.arange(size), counted, first=False) for order in orders]

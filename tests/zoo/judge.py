@@ -12,8 +12,9 @@ wrong     none of these: a number that is not true, without a word, or a crash.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tests.zoo.case import Case, Truth
@@ -23,6 +24,7 @@ from torch import Tensor
 import manyheads as mh
 
 ASPECTS = ("heads", "weights", "counts", "silence", "cut")
+ORDER = (WRONG, REFUSED, NAMED, RIGHT)
 Sites = list[tuple[str, int]]  # the names of the sites of one attention, with their heads
 
 
@@ -34,6 +36,7 @@ class Verdict:
     theme: str
     outcomes: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    missed: dict[str, str] = field(default_factory=dict)  # what watch named in this model
 
     @property
     def wrong(self) -> list[str]:
@@ -54,26 +57,11 @@ def judge(case: Case) -> Verdict:
     """Hold watch, maps, silence and cut to the truth of one case."""
     verdict = Verdict(case.name, case.theme)
     before = {name: value.clone() for name, value in case.model.state_dict().items()}
-    plain = case.run(case.model, case.inputs)
-    try:
-        with mh.watch(case.model, "full", tokens=case.tokens) as seen:
-            watched = case.run(case.model, case.inputs)
-        table = seen.table if seen.sites else None
-    except Exception as error:
-        for aspect in ("heads", "weights", "counts"):
-            verdict.say(aspect, *raised(error))
-        seen = None
-    else:
-        if not torch.allclose(plain.nan_to_num(), watched.nan_to_num(), rtol=1e-5, atol=1e-5):
-            verdict.say("weights", WRONG, "watching changed the output")
+    truths, names = _judge_watch(case, verdict, case.inputs, "full")
     if case.mixer is not None:
-        if seen is not None:
-            _judge_mixer(case, verdict, seen)
         return verdict
-    truths = case.expected(case.inputs)[1]
-    names: list[Sites] = [[(truth.path, truth.heads)] for truth in truths]
-    if seen is not None:
-        names = _judge_watch(case, verdict, seen, table, truths)
+    if case.longer is not None and not verdict.wrong:  # what was learned on one batch must hold on another
+        _judge_watch(case, verdict, case.longer, "core")
     _judge_silence(case, verdict, truths, names)
     if case.drive is None:
         _judge_cut(case, verdict, truths, names)
@@ -83,16 +71,47 @@ def judge(case: Case) -> Verdict:
     return verdict
 
 
+def _judge_watch(
+    case: Case, verdict: Verdict, inputs: Any, statistics: Literal["core", "full"]
+) -> tuple[list[Truth], list[Sites]]:
+    """Heads, weights and counts; maps, too, with full statistics. Returns the truths and their sites."""
+    truths = case.expected(inputs)[1] if case.mixer is None else []
+    names: list[Sites] = [[(truth.path, truth.heads)] for truth in truths]
+    plain = case.run(case.model, inputs)
+    try:
+        with mh.watch(case.model, statistics, tokens=case.tokens) as seen:
+            watched = case.run(case.model, inputs)
+        table = seen.table if seen.sites else None
+    except Exception as error:
+        for aspect in ("heads", "weights", "counts"):
+            verdict.say(aspect, *raised(error))
+        return truths, names
+    verdict.missed |= seen.missed
+    if case.mixer is not None:
+        _judge_mixer(case, verdict, seen)
+        return truths, names
+    _judge_sites(case, verdict, seen, table, truths, names, maps=statistics == "full")
+    if not torch.allclose(plain.nan_to_num(), watched.nan_to_num(), rtol=1e-5, atol=1e-5):
+        verdict.say("weights", WRONG, "watching changed the output")
+    return truths, names
+
+
 def _within(path: str, outer: str) -> bool:
     return not outer or path == outer or path.startswith(f"{outer}.")
 
 
-def _missed(path: str, missed: Any) -> str | None:
-    """The reason for which a module, one that holds it or a part of it is in `missed`."""
+def _missed(path: str, missed: Any, sites: Iterable[str] = ()) -> str | None:
+    """The reason for which a module, or one that holds it, is in `missed`.
+
+    A part of it counts, too, unless there are sites that make a claim of their own: then only what names
+    these.
+    """
     for name, reason in missed.items():
         bare = name.partition("#")[0]
-        if (bare and _within(path, bare)) or _within(bare, path) or bare == path:
-            return f"{name}: {reason}" if isinstance(reason, str) else str(name)
+        above = bare == path or (bare and _within(path, bare))
+        within = _within(bare, path) and all(_within(site, bare) for site in sites)
+        if above or within:
+            return f"{name}: {reason}"
     return None
 
 
@@ -100,9 +119,11 @@ def _judge_mixer(case: Case, verdict: Verdict, seen: Any) -> None:
     """A module without attention: no site, and a name in `missed`."""
     assert case.mixer is not None
     reason = _missed(case.mixer, seen.missed)
-    unproved = [site for site in seen.sites if getattr(site, "verified", True)]
-    if unproved:
-        what = ", ".join(f"{site.name} ({site.heads} heads)" for site in unproved)
+    claimed = [
+        site for site in seen.sites if _within(site.path, case.mixer) and getattr(site, "verified", True)
+    ]
+    if claimed:
+        what = ", ".join(f"{site.name} ({site.heads} heads)" for site in claimed)
         verdict.say("heads", WRONG, f"no attention, but seen as such: {what}")
     elif reason is None and not seen.sites:
         verdict.say("heads", WRONG, "mixes tokens, and is neither seen nor named")
@@ -112,32 +133,38 @@ def _judge_mixer(case: Case, verdict: Verdict, seen: Any) -> None:
         verdict.say(aspect, NOTHING)
 
 
-def _judge_watch(case: Case, verdict: Verdict, seen: Any, table: Any, truths: list[Truth]) -> list[Sites]:
-    """Heads, weights and counts of every attention. Returns the names of the sites of each."""
+def _judge_sites(
+    case: Case,
+    verdict: Verdict,
+    seen: Any,
+    table: Any,
+    truths: list[Truth],
+    names: list[Sites],
+    maps: bool,
+) -> None:
+    """Match the sites with the truths of their paths, and compare. Fills in the names of the sites."""
     sites = list(seen.sites)
-    names: list[Sites] = []
     results: dict[str, list[tuple[str, str]]] = {aspect: [] for aspect in ("heads", "weights", "counts")}
     for path in dict.fromkeys(truth.path for truth in truths):
-        here = [truth for truth in truths if truth.path == path]
+        numbers = [number for number, truth in enumerate(truths) if truth.path == path]
         at_path = [
             site for site in sites if _within(site.path, path) or (_within(path, site.path) and site.path)
         ]
         sites = [site for site in sites if site not in at_path]
-        groups = [at_path] if here[0].scattered else [[site] for site in at_path]
-        reason = _missed(path, seen.missed)
+        groups = [at_path] if truths[numbers[0]].scattered else [[site] for site in at_path]
+        for number, group in zip(numbers, filter(None, groups), strict=False):
+            names[number] = [(site.name, site.heads) for site in group]
+        reason = _missed(path, seen.missed, [site.path for site in at_path])
         doubts = [site for site in at_path if not _verified(site, table)]
         if reason is None and doubts:
             reason = f"not verified: {getattr(doubts[0], 'reason', '') or 'no reason'}"
-        if len(groups) != len(here) or not all(groups):
-            what = f"{len(here)} attentions, {[(site.name, site.heads) for site in at_path]} seen"
+        if len(groups) != len(numbers) or not all(groups):
+            what = f"{len(numbers)} attentions, {[(site.name, site.heads) for site in at_path]} seen"
             for aspect in results:
                 results[aspect].append((WRONG, what) if reason is None else (NAMED, reason))
-            names += [[(site.name, site.heads) for site in group] for group in groups[: len(here)] if group]
-            names += [[(path, here[0].heads)]] * (len(here) - min(len(here), sum(map(bool, groups))))
             continue
-        for truth, group in zip(here, groups, strict=True):
-            names.append([(site.name, site.heads) for site in group])
-            for aspect, (outcome, why) in compare(case, truth, group, table).items():
+        for number, group in zip(numbers, groups, strict=True):
+            for aspect, (outcome, why) in compare(case, truths[number], group, table, maps).items():
                 if outcome != RIGHT and reason is not None:
                     outcome, why = NAMED, f"{reason} ({why})"
                 elif outcome == RIGHT and doubts:
@@ -146,12 +173,17 @@ def _judge_watch(case: Case, verdict: Verdict, seen: Any, table: Any, truths: li
     for site in sites:
         if _verified(site, table):
             results["heads"].append((WRONG, f"{site.name} ({site.heads} heads) is no attention of the truth"))
-    order = (WRONG, REFUSED, NAMED, RIGHT)
     for aspect, outcomes in results.items():
-        worst = min(outcomes, key=lambda item: order.index(item[0]))
-        if verdict.outcomes.get(aspect) != WRONG:
-            verdict.say(aspect, *worst)
-    return names
+        before = (
+            (verdict.outcomes[aspect], verdict.reasons.get(aspect, ""))
+            if aspect in verdict.outcomes
+            else None
+        )
+        where = "" if before is None else "on longer inputs: "
+        found = [(outcome, f"{where}{why}" if why else "") for outcome, why in outcomes]
+        verdict.say(
+            aspect, *min([*found, *([before] if before else [])], key=lambda item: ORDER.index(item[0]))
+        )
 
 
 def _verified(site: Any, table: Any) -> bool:

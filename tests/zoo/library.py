@@ -162,7 +162,7 @@ def _eager(model: Any) -> Any:
 
 
 def _columns(model: nn.Module, path: str) -> Tensor:
-    """The weights (outputs, inputs) of an output projection: a module, or a parameter with an axis of heads."""
+    """The weights (outputs, inputs) of an output projection: a module, or a parameter with heads."""
     if not _has(model, path):
         value: Tensor = model.get_parameter(path).data
         return value.view(len(value), -1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from tests.zoo.library import Spec, Stack, pixels, text, waves
+from tests.zoo.library import Spec, Stack, pixels, text, unmasked, waves
+from tests.zoo.library_text import BART, two
 from torch import Tensor
 
 VIT = {
@@ -19,6 +20,14 @@ WAVE = {
     "conv_dim": [16, 16, 16], "conv_stride": [5, 4, 4], "conv_kernel": [10, 4, 4],
         "num_conv_pos_embeddings": 8,
     "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 3,
+}  # fmt: skip
+SWIN = {
+    "image_size": 16, "patch_size": 2, "embed_dim": 12, "depths": [1, 1], "num_heads": [2, 4],
+        "window_size": 4,
+}  # fmt: skip
+SPEECH = BART | {
+    "input_feat_per_channel": 8, "conv_channels": 16, "num_conv_layers": 1, "conv_kernel_sizes": [3],
+    "max_source_positions": 64, "max_target_positions": 64,
 }  # fmt: skip
 SERIES = {
     "prediction_length": 5, "context_length": 11, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2,
@@ -70,6 +79,24 @@ def floats(batch: int, length: int, padded: bool = True) -> dict[str, Tensor]:
 def ordered(batch: int, length: int, padded: bool = True) -> dict[str, Tensor]:
     """With the numbers by which patches are shuffled."""
     return pixels(batch, length) | {"noise": torch.rand(batch, 9)}
+
+
+def twelve(batch: int, length: int, padded: bool = True) -> dict[str, Tensor]:
+    return unmasked(batch, 12)
+
+
+def recording(batch: int, length: int, padded: bool = True) -> dict[str, Tensor]:
+    ids = torch.randint(5, 99, (batch, 7))
+    return {"input_features": torch.randn(batch, 22, 8), "decoder_input_ids": ids}
+
+
+def numbered(path: str, out: str, *kinds: str) -> tuple[Stack, ...]:
+    """Layers one by one, of several kinds."""
+    places = [path.format(number) for number in range(len(kinds))]
+    return tuple(
+        Stack("attentions", place, f"{place}.{out}", kind, True, at=number)
+        for number, (place, kind) in enumerate(zip(places, kinds, strict=True))
+    )
 
 
 def layers(field: str, path: str, out: str, kind: str) -> Stack:
@@ -147,4 +174,29 @@ SPECS = (
         Stack("cross_attentions", "encoder.cross_attention.attention",
             "encoder.cross_attention.attention.output.dense", "cross"),
     ), floats, longer=False),
+    Spec("Swin", SWIN, numbered("encoder.layers.{}.blocks.0.attention", "o_proj", "self", "self"),
+        partial(pixels, size=16), longer=False),
+    Spec("Swinv2", SWIN, numbered("encoder.layers.{}.blocks.0.attention", "output.dense", "self", "self"),
+        partial(pixels, size=16), longer=False),
+    Spec("Segformer", {"hidden_sizes": [12, 24], "depths": [1, 1], "num_encoder_blocks": 2,
+        "num_attention_heads": [2, 4], "sr_ratios": [2, 1], "patch_sizes": [7, 3], "strides": [4, 2],
+        "mlp_ratios": [2, 2]}, numbered("stages.{}.blocks.0.attention", "o_proj", "self/cross", "self"),
+        partial(pixels, size=32), longer=False),
+    Spec("Funnel", {"vocab_size": 99, "block_sizes": [1, 1], "d_model": 24, "n_head": 4, "d_head": 6,
+        "d_inner": 31, "num_decoder_layers": 1}, (
+        *numbered("encoder.blocks.{}.0.attention", "post_proj", "self", "self/cross"),
+        Stack("attentions", "decoder.layers.0.attention", "decoder.layers.0.attention.post_proj", "self",
+            at=2),
+    ), twelve, longer=False),
+    Spec("Speech2Text", SPEECH, two(), recording, longer=False),
+    Spec("Informer", SERIES | {"distil": False, "attention_type": "full"}, (
+        layers("encoder_attentions", "encoder.layers.{}.self_attn", "out_proj", "self"),
+        layers("cross_attentions", "decoder.layers.{}.encoder_attn", "out_proj", "cross"),
+        layers("decoder_attentions", "decoder.layers.{}.self_attn", "out_proj", "causal"),
+    ), series, longer=False),
+    Spec("Mamba", {"vocab_size": 99, "hidden_size": 24, "num_hidden_layers": 2, "state_size": 4}, (),
+        unmasked,
+        missed="layers.0.mixer"),
+    Spec("Rwkv", {"vocab_size": 99, "hidden_size": 24, "num_hidden_layers": 2, "attention_hidden_size": 24,
+        "intermediate_size": 31}, (), unmasked, missed="blocks.0.attention"),
 )  # fmt: skip

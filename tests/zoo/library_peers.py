@@ -1,8 +1,9 @@
 """Models of x-transformers, open_clip and diffusers, small and with random weights.
 
 The truth comes of a copy in float64 with plain kernels: x-transformers' weights as they leave `attn_dropout`
-(or the talking heads behind it), diffusers' as `get_attention_scores` returns them, open_clip's recomputed from
-what goes into nn.MultiheadAttention. Heads are silenced by zeros in the columns of the output projection.
+(or the talking heads behind it), diffusers' as `get_attention_scores` returns them, open_clip's recomputed
+from what goes into nn.MultiheadAttention. Heads are silenced by zeros in the columns of the output
+projection.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Models of timm, small and with random weights; the truth is what goes into `attn_drop`.
 
 timm's attention modules multiply what comes out of `attn_drop` with the values and hand the heads, one after
-the other, to `proj`. A copy in float64, with fused kernels off, tells the weights; heads are silenced by zeros
-in the columns of `proj`. Modules that mix tokens in other ways must be named.
+the other, to `proj`. A copy in float64, with fused kernels off, tells the weights; heads are silenced by
+zeros in the columns of `proj`. Modules that mix tokens in other ways must be named.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _note(truths: list[Truth], path: str, owner: Any, module: nn.Module, args: t
     weights = weights.flatten(0, weights.dim() - 4)  # blocks of a picture beside the samples
     assert weights.shape[1] == owner.num_heads
     queries, keys = weights.shape[-2:]
-    own = torch.arange(queries) + keys - queries if queries == keys else None
-    kinds = ("self",) if own is not None else ("self", "cross")
+    own = torch.arange(queries) if queries in (1, keys) else None  # one query is the class token, key 0
+    kinds = ("self",) if queries == keys else ("self", "cross")
     truths.append(Truth(path, weights, kinds, own, vague=True))
 
 
