@@ -28,12 +28,17 @@ def means(truth: Truth, view: View, rest: str, counted: Tensor) -> dict[str, Ten
         sink = torch.where((total > 0) & (total < 1 - 1e-6), 1 - total, 0.0)
     whole = torch.cat([p, sink], -1)
     places = torch.arange(p.shape[-1], dtype=torch.float64)
+    if view.placed is not None:
+        p = p * view.placed
+        total = p.sum(-1, keepdim=True)
+        shares = p / torch.where(total > 0, total, 1.0)
+    start = 0 if view.placed is None else int(view.placed.long().argmax())
     centre = (shares * places).sum(-1, keepdim=True)
     values = {
         "entropy": -torch.special.xlogy(whole, whole).sum(-1),
         "effective_keys": torch.where((whole != 0).any(-1), 1 / (whole**2).sum(-1), 0.0),
         "confidence": whole.amax(-1),
-        "first": p[..., 0],
+        "first": p[..., start],
         "distance_spread": (shares * (places - centre) ** 2).sum(-1).sqrt(),
     }
     if view.own is not None:

@@ -65,6 +65,7 @@ class Call:
         by side; -1 otherwise.
     modified: the model changed its weights after the softmax; `scores` are then the logarithm of the weights
         that multiply the values.
+    logits: what went into that softmax, where it is still there.
     signed: some of those weights are negative, so that they have no logarithm and no entropy.
     memory: how many of the first and of the last keys are learned, and stand for no token.
     first_head: the number of the first head in it, where a model makes one call for each head.
@@ -88,6 +89,7 @@ class Call:
     partial: bool = False
     own: int = -1
     modified: bool = False
+    logits: Tensor | None = None
     signed: bool = False
     memory: tuple[int, int] = (0, 0)
     first_head: int = 0
@@ -176,7 +178,7 @@ def joined(parts: list[Call]) -> Call:
         tensors = [getattr(part, name) for part in parts]
         return None if any(x is None for x in tensors) else torch.cat(tensors, 1)
 
-    names = ("query", "key", "value", "output", "scores", "weights")
+    names = ("query", "key", "value", "output", "scores", "logits", "weights")
     whole = replace(parts[0], **{name: cat(name) for name in names})
     if any(part.mask is not parts[0].mask and _differs(part.mask, parts[0].mask) for part in parts):
         whole.mask = Mask(tensors=(torch.cat([_bias(part) for part in parts], 1),))

@@ -277,6 +277,9 @@ def _written(
     call.origin = _origin(weights, frame, heads)
     if found.tag.kept is None and found.tag.roles is not None and not partial:
         call.weights = canonical(found.factor, found.tag.roles, heads)
+    if modified and not _overwritten(found) and weights.scores.data_ptr() != found.factor.data_ptr():
+        logits = canonical(weights.scores, weights.roles, heads)
+        call.logits = logits if logits.shape == scores.shape else None
     _note(call, found)
     edited = mode.owner.emit(call, frame)
     if edited is not None:

@@ -72,15 +72,21 @@ def maps(
         if numbers and not call.again:
             with torch._C.DisableTorchFunction():
                 piece, before = _map(call, numbers, queries, size), found.get(call.site.name)
-                same = before is not None and before.weights.shape[1:] == piece.weights.shape[1:]
-                if before is not None and same:
-                    piece = replace(piece, weights=torch.cat([before.weights, piece.weights]))
-                found[call.site.name] = piece
+                found[call.site.name] = piece if before is None else _joined(before, piece)
 
     with untouched(model), torch.no_grad(), Interceptor(model, see) as interceptor:
         run(model, batch)
     chosen.finish(interceptor.sites.by_name.values())
     return found
+
+
+def _joined(before: Map, piece: Map) -> Map:
+    """Two pieces of one site's attention: queries of the same sequences, or other sequences."""
+    old, new = before.weights, piece.weights
+    if before.site.scattered and old.shape[0] == new.shape[0] and old.shape[3] == new.shape[3]:
+        queries = (*before.queries, *(len(before.queries) + query for query in piece.queries))
+        return replace(piece, queries=queries, weights=torch.cat([old, new], 2))
+    return replace(piece, weights=torch.cat([old, new])) if old.shape[1:] == new.shape[1:] else piece
 
 
 def run(model: nn.Module, batch: Any) -> Any:

@@ -45,10 +45,12 @@ def candidates(called: Inputs) -> Iterator[Inputs]:
     yield called.changed(lambda x: x.detach().clone())
 
 
-def replaced(inputs: Inputs, axis: int) -> Inputs | None:
+def replaced(inputs: Inputs, axis: int, at: Callable[[int], int] | None = None) -> Inputs | None:
     """The inputs with other contents at one index along an axis of every tensor that has contents; None when
-    there is no such tensor. For images and the like the last axes take the place of the second one.
+    there is no such tensor. For images and the like the last axes take the place of the second one. ``at`` says
+    which index, given the size; the middle without it.
     """
+    chosen = at or position
     shown = False
 
     def change(x: Tensor) -> Tensor:
@@ -57,11 +59,11 @@ def replaced(inputs: Inputs, axis: int) -> Inputs | None:
             return x.detach().clone()
         index: list[Any] = [slice(None)] * x.dim()
         if axis == 0 or x.dim() < 4:
-            index[axis] = position(x.shape[axis])
+            index[axis] = chosen(x.shape[axis])
             if x.shape[axis] < 2:
                 return x.detach().clone()
         else:
-            index[-1], index[-2] = position(x.shape[-1]), position(x.shape[-2])
+            index[-1], index[-2] = chosen(x.shape[-1]), chosen(x.shape[-2])
         other = x.detach().clone()
         part = other[tuple(index)]
         if x.is_floating_point():

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,7 +154,6 @@ def _prove(copied: nn.Module, path: str, called: Inputs) -> Proof:
         try:
             return _proof(copied, path, inputs)
         except Exception as error:
-            import traceback; traceback.print_exc()
             problem = problem or error
     assert problem is not None
     raise problem
@@ -346,6 +345,10 @@ def _second_runs(
     sequence = _second_run(copied, path, inputs, proof, records, first, axis=0)
     token = _second_run(copied, path, inputs, proof, records, first, axis=1)
     names = token.names or sequence.names
+    if any(_reads_more(record, rows) for record, rows in zip(records, token.rows, strict=True)):
+        start = _second_run(copied, path, inputs, proof, records, first, axis=1, at=lambda size: 0).rows
+    else:
+        start = [None] * len(records)
     if len(names) != len(records):
         raise ValueError("it does not make the same attention calls when it is run again")
     for number, (name, record) in enumerate(zip(names, records, strict=True)):
@@ -357,7 +360,7 @@ def _second_runs(
             site.reason = record.problem or "its heads are not where custom has them, and other calls disagree"
         if any(not reader.linear for reader in record.readers) and _ALSO_READ not in site.notes:
             site.notes.append(_ALSO_READ)
-        site.own = _own_keys(record, sequence.rows[number], token.rows[number])
+        site.own = _own_keys(record, sequence.rows[number], token.rows[number], start[number])
         site.memory = _are_learned(record, site.own)
         path = record.origin.frame[0]
         site.scattered |= proof.cycles.get(path) == 1 and record.call.queries < record.call.keys and not site.memory
@@ -387,12 +390,15 @@ class Ids(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+Rows = tuple[Tensor, Tensor] | None  # which queries and keys of a call changed
+
+
 @dataclass
 class Second:
     """What a second run shows: for each call the name of its site, and which rows of its queries and keys changed."""
 
     names: list[str] = field(default_factory=list)
-    rows: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
     hidden: list[bool] = field(default_factory=list)  # other keys are hidden now
     leaks: set[str] = field(default_factory=set)
     embeddings: frozenset[int] | None = None
@@ -406,8 +412,9 @@ def _second_run(
     records: list[Record],
     first: Baseline,
     axis: int,
+    at: Callable[[int], int] | None = None,
 ) -> Second:
-    other = replaced(inputs, axis)
+    other = replaced(inputs, axis, at)
     run = Second(rows=[None] * len(records), hidden=[False] * len(records))
     size = max((x.shape[axis] for x in inputs.tensors() if 1 < x.dim() < 4), default=0) if axis else 0
     if axis and not size:  # images: a pixel
@@ -453,24 +460,37 @@ def _changed_rows(now: Tensor, before: Tensor) -> Tensor:
     return ((now - before).abs() > tiny).any(3).any(1)
 
 
-def _own_keys(
-    record: Record, sequence: tuple[Tensor, Tensor] | None, token: tuple[Tensor, Tensor] | None
-) -> tuple[int, int | None] | None:
+def _reads_more(record: Record, token: Rows) -> bool:
+    """Whether a call reads more tokens than it has queries for, and a token it reads is none of its queries."""
+    return token is not None and record.call.queries < record.call.keys and not bool(token[0].any())
+
+
+def _own_keys(record: Record, sequence: Rows, token: Rows, start: Rows) -> tuple[int, int | None] | None:
     """How many keys stand before and after those of the queries themselves; None when nobody can tell.
 
     Where the queries are some of the tokens that are read, as in class attention, what stands after is not known.
     """
     if token is None or sequence is None or record.call.blocked:
         return None
-    queries, keys = (changed.any(0).nonzero().flatten().tolist() for changed in token)
     extra = record.call.keys - record.call.queries
-    if len(queries) == len(keys) == 1 and 0 <= keys[0] - queries[0] <= extra:
-        before = keys[0] - queries[0]
-        return before, extra - before
+    before = _offset(token)
+    if before is not None:
+        return (before, extra - before) if 0 <= before <= extra else None
+    if bool(token[0].any()) or extra <= 0:
+        return None
+    before = None if start is None else _offset(start)
+    if before is not None and 0 <= before <= extra:
+        return before, None
     steady = (~sequence[1].any(0)).nonzero().flatten().tolist()
-    if not queries and extra > 0 and not bool(sequence[0].any()) and len(steady) == record.call.queries:
+    if not bool(sequence[0].any()) and len(steady) == record.call.queries:
         return steady[0], None  # the only tokens that come from no input are the queries
     return None
+
+
+def _offset(changed: tuple[Tensor, Tensor]) -> int | None:
+    """How far the key of the replaced token stands behind its query."""
+    queries, keys = (rows.any(0).nonzero().flatten().tolist() for rows in changed)
+    return int(keys[0] - queries[0]) if len(queries) == len(keys) == 1 else None
 
 
 def _are_learned(record: Record, own: tuple[int, int | None] | None) -> bool:

@@ -42,7 +42,13 @@ def traces(model: nn.Module, batch: Any) -> dict[str, Trace]:
     with _ready(model) as names:
         local = _Local(names)
         with local, Interceptor(model, local.see), torch.enable_grad():
-            run(model, batch)
+            try:
+                run(model, batch)
+            except (RuntimeError, NotImplementedError) as error:
+                raise ValueError(
+                    f"model: it cannot be differentiated, which shows what weights a head has ({error}); "
+                    "expected functions that have a gradient"
+                ) from error
     for trace in local.traces.values():
         trace.factors, trace.added = local.factors, local.added
     return local.traces

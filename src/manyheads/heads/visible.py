@@ -50,14 +50,21 @@ def without_dead_rows(call: Call) -> Call:
 
 
 def shown(scores: Tensor) -> Tensor:
-    """Which scores, or biases, are not those of a mask: a query's largest is not, whatever it is.
+    """Which scores, or biases, (..., queries, keys), are not those of a mask.
 
-    >>> shown(torch.tensor([[-7000.0, -7001.0, -1e9], [-torch.inf, -torch.inf, -torch.inf]]))
+    A mask's are far below the largest of their query. A query whose largest is far below that of the others has
+    nothing but a mask's, whatever a softmax makes of them.
+
+    >>> shown(torch.tensor([[-7000.0, -7001.0, -1e9], [-1e9, -1e9, -1e9]]))
     tensor([[ True,  True, False],
             [False, False, False]])
     """
-    largest = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores
-    return (scores > largest - GAP) | (scores.isfinite() & (scores == largest))
+    if not scores.numel():
+        return scores > -torch.inf
+    largest = scores.amax(-1, keepdim=True)
+    top = largest.amax(-2, keepdim=True)
+    alive = (largest > top - GAP) | (largest.isfinite() & (largest == top))
+    return ((scores > largest - GAP) | (scores.isfinite() & (scores == largest))) & alive
 
 
 def visible(call: Call) -> Visible:
@@ -84,7 +91,10 @@ def _look_at_call(call: Call) -> Visible:
     queries, keys, mask = call.queries, call.keys - sum(call.memory), call.mask
     if call.scores is not None:
         left = call.sinks[0] + call.memory[0]
-        return _look(shown(call.scores)[..., left : left + keys], queries, keys, Mask())
+        allowed = shown(call.scores)
+        if call.logits is not None:
+            allowed = allowed & shown(call.logits)
+        return _look(allowed[..., left : left + keys], queries, keys, Mask())
     if mask.tensors:
         return _look_at(mask, call.value.shape[0], queries, keys, call.value.device)
     real = None
@@ -140,7 +150,9 @@ def _allowed(mask: Mask, queries: int, keys: int, device: torch.device) -> tuple
         whole = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
         whole = whole.expand(*whole.shape[:-1], keys) if whole.shape[-1] != keys else whole
         allowed = shown(whole)
-        adds = bool((allowed & (whole != whole.amax(-1, keepdim=True))).any()) if keys else False
+        largest = whole.amax(-1, keepdim=True) if keys else whole
+        # a query that is hidden from all keys by a number gets its weights all the same: no words say that
+        adds = bool((allowed & (whole != largest)).any() | (largest.isfinite() & ~allowed.any(-1, keepdim=True)).any())
     assert allowed is not None  # a mask with tensors says something
     allowed = allowed[(None,) * (4 - allowed.dim())]
     return allowed.expand(-1, -1, -1, keys), adds
