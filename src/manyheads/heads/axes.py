@@ -6,7 +6,7 @@ Roles: ``b`` batch, ``h`` heads, ``g`` query heads of one key head, ``n`` batch 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ SWAPS = {
 }  # fmt: skip
 PERMUTES = {torch.permute, Tensor.permute}
 LAST_SWAPS = {Tensor.mT.__get__, Tensor.mH.__get__, torch.adjoint, Tensor.adjoint}  # type: ignore[attr-defined]
-_LOSES = {Tensor.T.__get__, Tensor.H.__get__, torch.movedim, Tensor.movedim}  # type: ignore[attr-defined]
+MOVEDIMS = {torch.movedim, Tensor.movedim, torch.moveaxis, Tensor.moveaxis}
+_LOSES = {Tensor.T.__get__, Tensor.H.__get__}  # type: ignore[attr-defined]
 
 
 def roles_after(
@@ -41,6 +42,9 @@ def roles_after(
     if func in PERMUTES:
         dims = args[1] if len(args) == 2 and not isinstance(args[1], int) else args[1:] or kwargs["dims"]
         return tuple(roles[dim] for dim in dims)
+    if func in MOVEDIMS:
+        named = dict(zip(("input", "source", "destination"), args, strict=False)) | kwargs
+        return _moved(roles, named["source"], named["destination"])
     if func in _LOSES:
         return None
     if before.shape == after.shape:
@@ -59,6 +63,20 @@ def _swapped(roles: Roles, first: int, second: int) -> Roles:
     swapped = list(roles)
     swapped[first], swapped[second] = roles[second], roles[first]
     return tuple(swapped)
+
+
+def _moved(roles: Roles, source: int | Sequence[int], destination: int | Sequence[int]) -> Roles:
+    """The roles after `torch.movedim`.
+
+    >>> _moved(("b", "h", "q", "k"), 3, 0)
+    ('k', 'b', 'h', 'q')
+    """
+    taken, placed = ([x] if isinstance(x, int) else list(x) for x in (source, destination))
+    taken = [axis % len(roles) for axis in taken]
+    rest = [role for axis, role in enumerate(roles) if axis not in taken]
+    for target, axis in sorted((target % len(roles), axis) for target, axis in zip(placed, taken, strict=True)):
+        rest.insert(target, roles[axis])
+    return tuple(rest)
 
 
 def regroup(roles: Roles, before: tuple[int, ...], after: tuple[int, ...]) -> Roles | None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.heads.axes import LAST_SWAPS, PERMUTES, SWAPS, Roles, roles_after
+from manyheads.heads.axes import LAST_SWAPS, MOVEDIMS, PERMUTES, SWAPS, Roles, roles_after
 
 Merged = tuple[int, int]  # the number of heads in an axis batch * heads, and the size of that axis
 NOT_MERGED: Merged = (0, 0)
@@ -252,7 +252,7 @@ def _drops_in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     return in_place and bool(named.get("training", True)) and named.get("p", 0.5) > 0
 
 
-_MOVES = SWAPS | PERMUTES | LAST_SWAPS | {
+_MOVES = SWAPS | PERMUTES | LAST_SWAPS | MOVEDIMS | {
     torch.reshape, Tensor.reshape, Tensor.view, Tensor.view_as, Tensor.reshape_as, torch.flatten,
     Tensor.flatten, torch.unflatten, Tensor.unflatten, torch.squeeze, Tensor.squeeze, torch.unsqueeze,
     Tensor.unsqueeze, Tensor.contiguous, torch.clone, Tensor.clone, torch.detach, Tensor.detach,

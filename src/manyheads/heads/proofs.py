@@ -27,7 +27,7 @@ class SiteProof:
     verified: heads, weights and values are what they were taken for; ``reason`` says why not.
     notes: what one should know to read its numbers.
     own: how many keys stand before and after those of the queries themselves; ``memory``: they are learned.
-    scattered: each call has some of the queries, standing somewhere among the keys.
+    scattered: each call has some of the queries, standing somewhere among the keys; ``causal``: none reads ahead.
     content_masks: which keys are hidden depends on the tokens.
     """
 
@@ -37,6 +37,7 @@ class SiteProof:
     own: tuple[int, int | None] | None = None
     memory: bool = False
     scattered: bool = False
+    causal: bool = False
     content_masks: bool = False
 
 
@@ -69,6 +70,7 @@ class Proof:
             site.reason = self.failed or "the probe did not reach it"
             return
         site.verified, site.reason, site.own = proved.verified, proved.reason, proved.own
+        site.causal |= proved.causal
         site.memory, site.scattered, site.content_masks = proved.memory, proved.scattered, proved.content_masks
         for note in proved.notes:
             site.note(note)

@@ -331,6 +331,21 @@ def _cycle(calls: list[Record]) -> int:
     return 0 if len(shapes) > 1 or not distinct or summed else cycle
 
 
+def _causal_pieces(proof: Proof, names: list[str], records: list[Record]) -> None:
+    """Whether pieces of a site's queries, one after the other, read nothing that comes after them."""
+    for name, site in proof.sites.items():
+        if site.scattered:
+            pieces = [record for record, other in zip(records, names, strict=True) if other == name]
+            reached, asked, causal = 0, 0, True
+            for piece in pieces:
+                asked += piece.call.queries
+                weights = weight_rows(piece.call, list(range(piece.call.output.shape[1])), list(range(piece.call.queries)))
+                last = (weights != 0).flatten(0, 2).any(0).nonzero()
+                reached = max(reached, int(last[-1]) + 1 if last.numel() else 0)
+                causal &= reached <= asked
+            site.causal = causal and asked > 1
+
+
 def _same_queries(first: Record, second: Record) -> bool:
     """Whether two calls have the same queries: for other masks, or other keys."""
     if first.query is None or second.query is None:
@@ -365,6 +380,7 @@ def _second_runs(
         path = record.origin.frame[0]
         site.scattered |= proof.cycles.get(path) == 1 and record.call.queries < record.call.keys and not site.memory
         site.content_masks |= sequence.hidden[number]
+    _causal_pieces(proof, names, records)
     proof.token_embeddings = token.embeddings
     leaks = {*sequence.leaks, *token.leaks}
     proof.missed = reasons(leaks, first, {record.origin.frame[0] for record in records})

@@ -92,8 +92,9 @@ def _look_at_call(call: Call) -> Visible:
     if call.scores is not None:
         left = call.sinks[0] + call.memory[0]
         allowed = shown(call.scores)
-        if call.logits is not None:
-            allowed = allowed & shown(call.logits)
+        masked = None if call.logits is None else shown(call.logits)
+        if masked is not None and not bool(masked.all()):
+            allowed = masked  # what got no weight later on, as by a choice of the largest, is no mask
         return _look(allowed[..., left : left + keys], queries, keys, Mask())
     if mask.tensors:
         return _look_at(mask, call.value.shape[0], queries, keys, call.value.device)
