@@ -30,10 +30,7 @@ def raised(error: BaseException) -> tuple[str, str]:
 
 def _note(site: Any, table: Any) -> str:
     """What the site says about its numbers."""
-    notes = getattr(site, "notes", None)
-    if notes is None and "note" in table.columns:
-        notes = next(row["note"] for row in table if row["site"] == site.name)
-    return " ".join(notes) if isinstance(notes, list | tuple) else str(notes or "")
+    return "; ".join(site.notes)
 
 
 def compare(case: Case, truth: Truth, group: list[Any], table: Any, maps: bool) -> dict[str, tuple[str, str]]:
@@ -96,7 +93,7 @@ def _readings(truth: Truth) -> Iterator[tuple[View, str, Tensor]]:
         options = [view.counted]
         if bool((empty & view.counted).any()):
             options.append(view.counted & ~empty)
-        rests = ("normalised",) if not uneven else RESTS[:2] if positive else ("raw",)
+        rests = ("normalised",) if not uneven else RESTS if positive else ("raw",)
         for rest, counted in itertools.product(rests, options):
             yield view, rest, counted
 

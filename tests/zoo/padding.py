@@ -94,6 +94,9 @@ class Padded(Attention):
         given = weights @ values
         own = torch.arange(x.shape[1])
         truth = Truth("attn", weights, self.kinds, own, real, given.clone(), hidden=self.true_hidden(x, real))
+        if self.rows and self.low in ("-1e4", "lowest"):  # padding looks somewhere, as a readout token would
+            truth.hidden = weights == 0
+            truth.views.append(View(weights, own, torch.ones_like(real)))
         for h in silent.get(0, ()):
             given[:, h] = 0.0
         return self.true_join(x, given), [truth]
