@@ -24,12 +24,15 @@ class View:
 
     own: (queries,) the key at which each query stands; None when it stands at none.
     first: whether the first key means something (it does not in a block of a sequence).
+    tokens: where the keys that are tokens begin and end, if learned keys beside them have no position;
+        ``own`` counts from there.
     """
 
     weights: Tensor
     own: Tensor | None
     counted: Tensor  # (batch, queries)
     first: bool = True
+    tokens: tuple[int, int] | None = None
 
 
 @dataclass(eq=False)

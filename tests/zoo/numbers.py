@@ -27,12 +27,18 @@ def means(truth: Truth, view: View, rest: str, counted: Tensor) -> dict[str, Ten
     elif rest == "sink":
         sink = torch.where((total > 0) & (total < 1 - 1e-6), 1 - total, 0.0)
     whole = torch.cat([p, sink], -1)
-    places = torch.arange(p.shape[-1], dtype=torch.float64)
-    centre = (shares * places).sum(-1, keepdim=True)
     values = {
         "entropy": -torch.special.xlogy(whole, whole).sum(-1),
         "effective_keys": torch.where((whole != 0).any(-1), 1 / (whole**2).sum(-1), 0.0),
         "confidence": whole.amax(-1),
+    }
+    if view.tokens is not None:
+        p, shares = p[..., slice(*view.tokens)], shares[..., slice(*view.tokens)]
+        total = shares.sum(-1, keepdim=True)
+        shares = shares / torch.where(total > 0, total, 1.0)
+    places = torch.arange(p.shape[-1], dtype=torch.float64)
+    centre = (shares * places).sum(-1, keepdim=True)
+    values |= {
         "first": p[..., 0],
         "distance_spread": (shares * (places - centre) ** 2).sum(-1).sqrt(),
     }

@@ -189,6 +189,13 @@ class Memories(Attention):
     def true_own(self, weights: Tensor) -> Tensor:
         return torch.arange(weights.shape[2]) + 2 * self.front
 
+    def finish(self, truth: Truth) -> Truth:
+        """Learned keys have no position among the tokens, or one that counts from the first of them."""
+        length, start = truth.weights.shape[2], 2 * self.front
+        counted = truth.all_views()[0].counted
+        truth.views.append(View(truth.weights, torch.arange(length), counted, tokens=(start, start + length)))
+        return truth
+
 
 add(THEME, "memory keys in front", lambda: Memories(True, False))
 add(THEME, "memory keys in front, causal", lambda: Memories(True, True))
