@@ -86,7 +86,7 @@ def design(seed: int) -> Design:
     if mask == "strict" or function == "sigmoid":
         low = "-inf"
     bias = maybe(BIASES, 0.3) if cross is None else ""
-    if change == "top-k" and bias == "moved":  # float32 leaves ties there
+    if bias == "moved" and (change == "top-k" or function == "sigmoid"):  # float32 leaves ties, or nothing
         bias = ""
     chunk = 0
     if not mask and not change and cross is None and r.random() < 0.25:
