@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from tests.zoo.base import Attention, add, zoo
-from tests.zoo.case import Truth
+from tests.zoo.case import Truth, View
 from tests.zoo.masks import ahead
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -123,6 +123,9 @@ class Torch(nn.Module):
         w, outputs = torch.stack(weights, 1), torch.stack(given, 1)
         extra = w.shape[-1] > length
         truth = Truth("attn.inside", w, self.kinds, torch.arange(length), None, outputs, vague=extra)
+        if extra:
+            counted = torch.ones(batch, length, dtype=torch.bool)
+            truth.views.append(View(w, torch.arange(length), counted, tokens=(0, length)))
         out = torch.cat([g * (h not in silent.get(0, ())) for h, g in enumerate(given)], -1)
         return m.out_proj(out), [truth]
 

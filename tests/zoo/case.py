@@ -24,14 +24,15 @@ class View:
 
     own: (queries,) the key at which each query stands; None when it stands at none.
     first: whether the first key means something (it does not in a block of a sequence).
-    placed: (keys,) False for keys that stand at no token's place, as learned ones; None when all do.
+    tokens: where the keys that are tokens begin and end, if learned keys beside them have no position;
+        ``own`` counts from there.
     """
 
     weights: Tensor
     own: Tensor | None
     counted: Tensor  # (batch, queries)
     first: bool = True
-    placed: Tensor | None = None
+    tokens: tuple[int, int] | None = None
 
 
 @dataclass(eq=False)
@@ -72,13 +73,7 @@ class Truth:
         counted = self.counted
         if counted is None:
             counted = torch.ones(batch, queries, dtype=torch.bool)
-        views = [View(self.weights, self.own, counted), *self.views]
-        if self.vague and self.own is not None:
-            keys = torch.arange(self.weights.shape[3])
-            placed = (keys >= self.own.min()) & (keys <= self.own.max())
-            if len(self.own) > 1 and not bool(placed.all()):
-                views.append(View(self.weights, self.own, counted, placed=placed))
-        return views
+        return [View(self.weights, self.own, counted), *self.views]
 
 
 Plain = Callable[[nn.Module, Any, Silent], tuple[Tensor, list[Truth]]]

@@ -160,6 +160,8 @@ def _maps_off(case: Case, truth: Truth, group: list[Any]) -> tuple[str, str] | N
     got = torch.cat(parts, 1)
     for view in truth.all_views():
         real = view.counted[:, None, :, None]
+        if view.tokens is not None and got.shape[-1] != view.weights.shape[-1]:
+            view = View(view.weights[..., slice(*view.tokens)], view.own, view.counted)
         if got.shape == view.weights.shape and bool(
             ((got - view.weights).abs() * real < 10 * case.tolerance).all()
         ):

@@ -78,7 +78,7 @@ def design(seed: int) -> Design:
         layout = "bh"
     plain = code != "fused" and function == "softmax"
     change = maybe(CHANGES, 0.25) if plain and code in ("matmul", "einsum") else ""
-    mask = maybe(MASKS, 0.5)
+    mask = maybe(MASKS, 0.5) if change != "prior" else ""  # a prior shows what a mask has hidden
     cross = r.choice([0, 0, 3, -2]) if not mask and not change and r.random() < 0.2 else None
     packed = r.choice(["three", "each"]) if kv_heads == heads and cross is None and r.random() < 0.3 else ""
     columns = "interleaved" if not packed and kv_heads == heads and r.random() < 0.25 else ""
@@ -86,7 +86,7 @@ def design(seed: int) -> Design:
     if mask == "strict" or function == "sigmoid":
         low = "-inf"
     bias = maybe(BIASES, 0.3) if cross is None else ""
-    if change == "top-k" and bias == "moved":  # float32 leaves ties there
+    if bias == "moved" and (change == "top-k" or function == "sigmoid"):  # float32 leaves ties, or nothing
         bias = ""
     chunk = 0
     if not mask and not change and cross is None and r.random() < 0.25:
@@ -225,11 +225,12 @@ class Drawn(nn.Module):
             values.append(v[:, :, g])
         p = self.true_weights(torch.stack(weights, 1), hidden)
         given = torch.stack([p[:, h] @ values[h] for h in range(d.heads)], 1)
-        kinds = {"causal": ("causal",), "strict": ("causal",)}.get(d.mask, ("self",))
+        kinds = ("self",) if bool(p.triu(1).any()) else ("causal",)
         own = torch.arange(x.shape[1])
         if d.cross is not None:
             kinds, own = ("cross",), None
-        truth = Truth("attn", p, kinds, own, real, given.clone(), hidden=hidden)
+        shown = None if d.change else hidden  # what is changed afterwards has the keys that keep a weight
+        truth = Truth("attn", p, kinds, own, real, given.clone(), hidden=shown)
         if d.chunk:
             truth.outputs, truth.vague = None, True
             truth.views = pieces_of(p, d.chunk)

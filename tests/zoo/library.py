@@ -49,6 +49,7 @@ class Spec:
     longer: bool = True
     missed: str = ""  # the path of what mixes tokens without attention; then there are no stacks
     sharp: float = 1.0
+    label: str = ""  # told beside the name
     single: bool = False  # the truth is computed in float32
     after: Callable[[nn.Module], None] = field(default=lambda model: None)
 
@@ -58,6 +59,15 @@ def text(batch: int, length: int, padded: bool = True) -> dict[str, Tensor]:
     mask = torch.ones_like(ids)
     if padded:
         mask[-1, length - 3 :] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def left(batch: int, length: int, padded: bool = True) -> dict[str, Tensor]:
+    """Padding in front, as generation has it."""
+    ids = torch.randint(5, 99, (batch, length))
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[-1, :3] = 0
     return {"input_ids": ids, "attention_mask": mask}
 
 
@@ -118,7 +128,7 @@ def shown(out: Any, inputs: Any) -> Tensor:
     states = first(out)
     mask = inputs.get("attention_mask")
     if mask is not None and "decoder_input_ids" not in inputs and states.shape[:2] == mask.shape:
-        states = states * mask[..., None]
+        states = states.masked_fill(mask[..., None] == 0, 0.0)
     return states
 
 
@@ -198,6 +208,10 @@ def _run(model: Any, inputs: Any) -> Any:
         return model.float()(**floats, output_attentions=True)
 
 
+def title(spec: Spec) -> str:
+    return f"transformers: {spec.model or spec.name + 'Model'}{spec.label and f', {spec.label}'}"
+
+
 def make(spec: Spec) -> Case:
     """The case of a spec."""
     import transformers
@@ -210,7 +224,7 @@ def make(spec: Spec) -> Case:
         spec.after(model)
         inputs = spec.inputs(3, 11)
         longer = spec.inputs(2, 61, False) if spec.longer else None
-    name = f"transformers: {spec.model or spec.name + 'Model'}"
+    name = title(spec)
     if spec.missed:
         return Case(
             name,

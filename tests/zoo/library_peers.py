@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from tests.zoo.case import Case, Silent, Truth
+from tests.zoo.case import Case, Silent, Truth, View
 from tests.zoo.library import first, sharpen, standing_in
 from torch import Tensor, nn
 
@@ -75,7 +75,12 @@ def _x_plain(
     for path, _ in places:
         queries, keys = seen[path].shape[2:]
         own = torch.arange(queries) + keys - queries
-        truths.append(Truth(path, seen[path], kinds, own, real, vague=vague))
+        truth = Truth(path, seen[path], kinds, own, real, vague=vague)
+        if keys > queries:  # learned keys in front have no position
+            counted = truth.all_views()[0].counted
+            tokens = keys - queries, keys
+            truth.views.append(View(seen[path], torch.arange(queries), counted, tokens=tokens))
+        truths.append(truth)
     return (out * real[..., None] if real is not None else out), truths
 
 

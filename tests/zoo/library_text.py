@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.zoo.library import Spec, Stack, pair, text, unmasked
+from tests.zoo.library import Spec, Stack, left, pair, text, unmasked
 
 BERT = {
     "vocab_size": 99, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -132,6 +132,13 @@ SPECS = (
     Spec("Starcoder2", LLAMA, causal(), text, cut=PAIR),
     Spec("StableLm", LLAMA, causal(), text, cut=PAIR),
     Spec("Olmo2", LLAMA, causal(), text, cut=PAIR),
+    Spec("GPTNeoX", BERT, causal("layers.{}.attention", "dense"), left, label="padding left", single=True),
+    Spec("Mistral", LLAMA | {"sliding_window": 4}, causal(), left, cut=PAIR, label="padding left",
+        single=True),
+    Spec("Qwen3", LLAMA | {"attn_implementation": "eager"}, causal(), left, cut=PAIR,
+        label="eager, padding left", single=True),
+    Spec("GPT2", GPT | {"attn_implementation": "eager"}, causal("h.{}.attn", "c_proj"), left,
+        label="eager, padding left", single=True),
     # encoders with decoders
     Spec("Bart", BART, two(), pair),
     Spec("MBart", BART, two(), pair),

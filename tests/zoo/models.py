@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from tests.zoo.base import CASES, Attention, add, zoo
-from tests.zoo.case import Case, Silent, Truth
+from tests.zoo.case import Case, Silent, Truth, View
 from tests.zoo.masks import ahead
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -277,5 +277,7 @@ class Memorizing(Attention):
         given = weights[..., 3:] @ v + (weights[..., :3].unsqueeze(-1) * mv).sum(3)
         for h in silent.get(0, ()):
             given[:, h] = 0.0
-        own = torch.arange(x.shape[1]) + 3
-        return self.true_join(x, given), [Truth("attn", weights, self.kinds, own, vague=True)]
+        own, counted = torch.arange(x.shape[1]), torch.ones(x.shape[:2], dtype=torch.bool)
+        truth = Truth("attn", weights, self.kinds, own + 3, vague=True)
+        truth.views.append(View(weights, own, counted, tokens=(3, 3 + x.shape[1])))
+        return self.true_join(x, given), [truth]

@@ -27,18 +27,19 @@ def means(truth: Truth, view: View, rest: str, counted: Tensor) -> dict[str, Ten
     elif rest == "sink":
         sink = torch.where((total > 0) & (total < 1 - 1e-6), 1 - total, 0.0)
     whole = torch.cat([p, sink], -1)
-    places = torch.arange(p.shape[-1], dtype=torch.float64)
-    if view.placed is not None:
-        p = p * view.placed
-        total = p.sum(-1, keepdim=True)
-        shares = p / torch.where(total > 0, total, 1.0)
-    start = 0 if view.placed is None else int(view.placed.long().argmax())
-    centre = (shares * places).sum(-1, keepdim=True)
     values = {
         "entropy": -torch.special.xlogy(whole, whole).sum(-1),
         "effective_keys": torch.where((whole != 0).any(-1), 1 / (whole**2).sum(-1), 0.0),
         "confidence": whole.amax(-1),
-        "first": p[..., start],
+    }
+    if view.tokens is not None:
+        p, shares = p[..., slice(*view.tokens)], shares[..., slice(*view.tokens)]
+        total = shares.sum(-1, keepdim=True)
+        shares = shares / torch.where(total > 0, total, 1.0)
+    places = torch.arange(p.shape[-1], dtype=torch.float64)
+    centre = (shares * places).sum(-1, keepdim=True)
+    values |= {
+        "first": p[..., 0],
         "distance_spread": (shares * (places - centre) ** 2).sum(-1).sqrt(),
     }
     if view.own is not None:
@@ -76,7 +77,7 @@ def normalised_entropies(truth: Truth, view: View, rest: str, counted: Tensor) -
     numbers = [weighted, (p > 0).sum(-1), torch.full_like(weighted, p.shape[-1])]
     if truth.hidden is not None and truth.hidden.shape[-1] == p.shape[-1]:
         shown = (~truth.hidden).expand(p.shape).sum(-1)
-        numbers += [shown, shown + (sink > 0).squeeze(-1)]
+        numbers = [shown, shown + (sink > 0).squeeze(-1)]
     out = []
     for keys in numbers:
         several = counted[:, None] & (keys > 1)

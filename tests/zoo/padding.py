@@ -94,6 +94,9 @@ class Padded(Attention):
         given = weights @ values
         own = torch.arange(x.shape[1])
         truth = Truth("attn", weights, self.kinds, own, real, given.clone(), hidden=self.true_hidden(x, real))
+        if self.rows and self.low in ("-1e4", "lowest"):  # padding looks somewhere, as a readout token would
+            truth.hidden = weights == 0
+            truth.views.append(View(weights, own, torch.ones_like(real)))
         for h in silent.get(0, ()):
             given[:, h] = 0.0
         return self.true_join(x, given), [truth]
@@ -185,6 +188,13 @@ class Memories(Attention):
 
     def true_own(self, weights: Tensor) -> Tensor:
         return torch.arange(weights.shape[2]) + 2 * self.front
+
+    def finish(self, truth: Truth) -> Truth:
+        """Learned keys have no position among the tokens, or one that counts from the first of them."""
+        length, start = truth.weights.shape[2], 2 * self.front
+        counted = truth.all_views()[0].counted
+        truth.views.append(View(truth.weights, torch.arange(length), counted, tokens=(start, start + length)))
+        return truth
 
 
 add(THEME, "memory keys in front", lambda: Memories(True, False))
