@@ -48,6 +48,11 @@ class Candidate:
         return self.module, self.path, self.config
 
     @property
+    def attribute(self) -> str:
+        """The name of the attribute that it is, or is in."""
+        return f"config.{self.path[0]}" if self.config else self.path[0]
+
+    @property
     def name(self) -> str:
         """How a person would find it."""
         return ".".join(part for part in (self.module, "config" * self.config, *self.path) if part)

@@ -25,6 +25,8 @@ from manyheads.surgery.shrink import Shrink, apply, check_groups, shrinks
 from manyheads.surgery.torch_attention import TorchAttention
 from manyheads.surgery.verify import capture, evaluating, verify, verify_output
 
+_SMALL = 1_000_000  # parameters: such models are held to longer sequences at no cost
+
 
 def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     """A smaller copy of a model, without these heads: rows and columns of its projections are gone.
@@ -85,10 +87,7 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     read_regions(copied, losing, captured)
     only, own = separate(copied, regions, found, removed, changes)
     shrunk = shrinks(found, removed, only) | own
-    uses, stake = {}, 0
-    for region in losing:
-        uses[region.path], number = numbers_at_stake(copied, region, found, removed, shrunk)
-        stake = max(stake, number)
+    stake = max(numbers_at_stake(copied, region, found, removed, shrunk) for region in losing)
     others = _other_batches(model, batch, seen, stake, removed, regions, changes)
     read_regions(copied, losing, {path: region.calls[len(captured[path]) :] for path, region in regions.items()})
     for path in dict.fromkeys(empty):
@@ -96,7 +95,7 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     apply(copied, shrunk, changes)
     narrowed = narrow(copied, regions, removed, changes)
     lost = [r for r in regions.values() if r in narrowed or r in losing]
-    fix_head_counts(model, copied, lost, found, removed, shrunk, uses, changes)
+    fix_head_counts(model, copied, lost, found, removed, shrunk, changes)
     settle(copied, changes)
     kept = _original(model, sites, removed)
     setattr(copied, "original_heads", kept)  # noqa: B010
@@ -124,7 +123,8 @@ def _other_batches(
     stake: the largest number whose meaning only a batch that is longer shows.
     """
     batches = list(variations(model, batch))
-    made = longer(model, batch, seen, max(LENGTH - 1, 4 * stake))
+    small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL
+    made = longer(model, batch, seen, max(LENGTH - 1, 4 * stake, 4 * LENGTH * small))
     if made is None:
         changes.notes.append(
             f"the batch, {seen.longest(seen.batch)} long, could not be made longer: longer ones were not tried"

@@ -18,21 +18,18 @@ from manyheads.surgery.outputs import Captured, difference
 from manyheads.surgery.per_head import largest, same, settings
 from manyheads.surgery.regions import Region, Removed
 from manyheads.surgery.torch_attention import TorchAttention
-from manyheads.surgery.uses import Traced, Uses, reading, tracing
+from manyheads.surgery.uses import Reading
 from manyheads.surgery.verify import evaluating, own_output, tolerance
 from manyheads.surgery.widths import Width, telling, width_of
 
+_FAR = 512
 _WIDELY = 4  # a batch shows what a number is for when it is so many times longer
 
 
 def read_regions(model: nn.Module, regions: list[Region], calls: Mapping[str, list[Captured]]) -> None:
     """Note which attributes the modules of each region read on these calls, besides those noted already."""
     for region in regions:
-        module = model.get_submodule(region.path)
-        with evaluating(module), reading(module) as names:
-            for call in calls[region.path]:
-                args, kwargs = call.given()
-                module(*args, **kwargs)
+        names = _read(model.get_submodule(region.path), calls[region.path], {}).names
         region.reads = {path: region.reads.get(path, frozenset()) | read for path, read in names.items()}
 
 
@@ -42,29 +39,41 @@ def numbers_at_stake(
     found: Mapping[str, Projections],
     removed: Removed,
     shrunk: Mapping[str, shrink.Shrink],
-) -> tuple[dict[tuple[Any, ...], Uses], int]:
-    """What becomes of each number in a region that may have to change, by its key, while the region runs; and
-    the largest number whose meaning only a longer batch shows.
+) -> int:
+    """The largest number in a region that may have to change, or that is a setting of one head, and whose
+    meaning only a longer batch shows. Notes which numbers only say how axes are split.
     """
     module = model.get_submodule(region.path)
     modules = dict(module.named_modules())
     numbers = candidates(modules, _sizes(region, found, removed, shrunk), True, region.reads)
-    uses = {candidate.key: Uses() for candidate in numbers}
-    values = Values(module, numbers)
-    values.put({c: Traced(c.old, (uses[c.key],)) for c in numbers})
+    wanted: dict[str, set[str]] = {}
+    for candidate in numbers:
+        wanted.setdefault(candidate.module, set()).add(candidate.attribute)
+    reading = _read(module, region.calls, wanted)
+    region.split = {c.key for c in numbers if reading.only_sizes(c.module, c.attribute)}
+    per_head = settings(modules, region.reads, _kept(region, found, removed), set())
+    doubtful = [c.old for c in numbers if c.key not in region.split]
+    counts = {many for name in region.sites for many in (found[name].site.heads, len(set(found[name].site.kv_heads)))}
+    if counts & set(doubtful):  # settings of heads may be computed from their number, with constants in the code
+        doubtful.append(_FAR)
+    return max([*doubtful, *(largest(candidate.old) for candidate in per_head)], default=0)
+
+
+def _read(module: nn.Module, calls: list[Captured], numbers: Mapping[str, set[str]]) -> Reading:
+    """Run a module on calls, and note what it reads."""
+    reading = Reading(module, numbers)
     try:
-        with evaluating(module), tracing():
-            for call in region.calls:
+        with evaluating(module), reading:
+            for call in calls:
                 args, kwargs = call.given()
                 module(*args, **kwargs)
-    except Exception:  # code that takes no number of ours: then nothing is known of its numbers
-        uses = {}
-    finally:
-        values.put({})
-    doubtful = [c.old for c in numbers if not _only_sizes(uses, c)]
-    per_head = settings(modules, region.reads, _kept(region, found, removed), set())
-    doubtful += [largest(candidate.old) for candidate in per_head]
-    return uses, max(doubtful, default=0)
+    except Exception:  # code that does not run when it is looked at: then it may have read everything
+        reading = Reading(module)
+        for path, part in module.named_modules():
+            config = vars(getattr(part, "config", None) or reading)
+            reading.names[path] = {*vars(part), *part._buffers, *part._parameters}
+            reading.names[path] |= {f"config.{name}" for name in config}
+    return reading
 
 
 def fix_head_counts(
@@ -74,13 +83,11 @@ def fix_head_counts(
     found: Mapping[str, Projections],
     removed: Removed,
     shrunk: Mapping[str, shrink.Shrink],
-    uses: Mapping[str, Mapping[tuple[Any, ...], Uses]],
     changes: Changes,
 ) -> None:
     """Find the numbers of heads that the modules of these regions have written down, and change them.
 
     model: the uncut model that was copied.
-    uses: what becomes of the numbers, by the path of the region.
     """
     known: dict[tuple[Any, ...], int] = {}
     allowed = 10 * tolerance(copied)
@@ -109,7 +116,7 @@ def fix_head_counts(
                 "the number of its heads written into it as a number: let it read an attribute; nothing was "
                 "changed"
             )
-        _check_lengths(region, chosen, uses.get(region.path, {}), changes)
+        _check_lengths(region, chosen, changes)
         for path, width in widths.items():
             width.attach(copied.get_submodule(path))
             changes.widths[path] = width.options()
@@ -203,12 +210,10 @@ def _check_settings(
     values.put(chosen)
 
 
-def _check_lengths(
-    region: Region, chosen: Mapping[Candidate, Any], uses: Mapping[tuple[Any, ...], Uses], changes: Changes
-) -> None:
+def _check_lengths(region: Region, chosen: Mapping[Candidate, Any], changes: Changes) -> None:
     """Refuse to change numbers that may be lengths, and are longer than any sequence that was seen."""
     for candidate in chosen:
-        if candidate.axes or _only_sizes(uses, candidate):
+        if candidate.axes or candidate.key in region.split:
             continue
         if candidate.old >= region.length:
             raise ValueError(
@@ -221,11 +226,6 @@ def _check_lengths(
                 f"{region.sites[0]}: {candidate.name} = {candidate.old} was changed, and held to sequences of "
                 f"at most {region.length}"
             )
-
-
-def _only_sizes(uses: Mapping[tuple[Any, ...], Uses], candidate: Candidate) -> bool:
-    use = uses.get(candidate.key)
-    return use is not None and use.only_sizes
 
 
 def _widths(

@@ -24,7 +24,7 @@ from manyheads.surgery.verify import evaluating
 
 LENGTH = 257  # that sequences should have at least
 _WORK = 1e11  # at most so many parameters times tokens
-_MUCH = 2e10  # from so many on, one sequence has to do
+_MUCH = 5e9  # from so many on, one sequence has to do
 _SCORES = 2**25  # at most so many scores of one attention call
 _TRIES = 8
 

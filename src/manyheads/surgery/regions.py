@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -29,6 +30,7 @@ class Region:
     calls: list[Captured] = field(default_factory=list)  # short ones first
     inputs: list[Input] = field(default_factory=list)
     reads: Reads = field(default_factory=dict)
+    split: set[tuple[Any, ...]] = field(default_factory=set)  # keys of numbers that only split axes
     length: int = 0  # the most queries or keys in any of the calls
 
     def holds(self, name: str) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,10 +21,14 @@ _SIZES = {
 }  # fmt: skip
 
 
-@contextmanager
-def reading(region: nn.Module) -> Iterator[dict[str, set[str]]]:
-    """A context that gives, for each module inside, the names of the attributes that are read meanwhile.
+class Reading:
+    """A context that notes, for each module inside a region, the names of the attributes that are read
+    meanwhile; those of configs begin with ``config.``.
 
+    numbers: names by path; of the whole numbers there, what is done with each read is noted in ``uses``.
+
+    Examples
+    --------
     >>> class Layer(nn.Module):
     ...     def __init__(self):
     ...         super().__init__()
@@ -33,63 +36,88 @@ def reading(region: nn.Module) -> Iterator[dict[str, set[str]]]:
     ...     def forward(self, x):
     ...         return x.unflatten(-1, (self.heads, -1))
     >>> layer = Layer()
-    >>> with reading(layer) as names:
+    >>> with Reading(layer, {"": {"heads"}}) as found:
     ...     _ = layer(torch.ones(2, 6))
-    >>> "heads" in names[""], "window" in names[""]
-    (True, False)
+    >>> "heads" in found.names[""], "window" in found.names[""], found.only_sizes("", "heads")
+    (True, False, True)
     """
-    names: dict[str, set[str]] = {}
-    back: list[Callable[[], None]] = []
-    classes: dict[type, type] = {}
-    seen: dict[int, set[str]] = {}
-    try:
-        for path, module in region.named_modules():
-            names[path] = seen[id(module)] = set()
+
+    def __init__(self, region: nn.Module, numbers: Mapping[str, Collection[str]] | None = None) -> None:
+        self.region, self.numbers = region, numbers or {}
+        self.names: dict[str, set[str]] = {}
+        self.uses: dict[tuple[str, str], list[Uses]] = {}
+        self._back: list[Callable[[], None]] = []
+        self._paths: dict[int, str] = {}
+        self._mode = _Sizes()
+
+    def read(self, path: str, name: str, value: Any) -> Any:
+        """Note a read; gives what is read."""
+        self.names[path].add(name)
+        if type(value) is not int or name not in self.numbers.get(path, ()):
+            return value
+        use = Uses()
+        self.uses.setdefault((path, name), []).append(use)
+        return Traced(value, (use,))
+
+    def only_sizes(self, path: str, name: str) -> bool:
+        """Whether a number only ever says how axes are split: then no longer input shows anything new."""
+        uses = self.uses.get((path, name), [])
+        return any(use.sizes for use in uses) and not any(use.other or not use.seen for use in uses)
+
+    def __enter__(self) -> Reading:
+        classes: dict[type, type] = {}
+        for path, module in self.region.named_modules():
+            self.names[path], self._paths[id(module)] = set(), path
             config = vars(module).get("config")
             if hasattr(config, "to_dict"):
-                vars(module)["config"] = _Config(config, names[path])
-                back.append(lambda module=module, config=config: vars(module).update(config=config))
+                vars(module)["config"] = _Config(config, path, self)
+                self._back.append(lambda module=module, config=config: vars(module).update(config=config))
             kind = type(module)
-            module.__class__ = classes.setdefault(kind, _spied(kind, seen))
-            back.append(lambda module=module, kind=kind: setattr(module, "__class__", kind))
-        yield names
-    finally:
-        for undo in reversed(back):
+            if kind not in classes:
+                classes[kind] = self._spied(kind)
+            module.__class__ = classes[kind]
+            self._back.append(lambda module=module, kind=kind: setattr(module, "__class__", kind))
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._mode.__exit__(*error)
+        for undo in reversed(self._back):
             undo()
 
+    def _spied(self, kind: type) -> type:
+        def get(module: Any, name: str) -> Any:
+            return self.read(self._paths[id(module)], name, kind.__getattribute__(module, name))
 
-def _spied(kind: type, seen: dict[int, set[str]]) -> type:
-    def get(self: Any, name: str) -> Any:
-        seen[id(self)].add(name)
-        return kind.__getattribute__(self, name)
-
-    return type(kind)(kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__})
+        return type(kind)(kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__})
 
 
 class _Config:
-    """A config that notes which of its values are read."""
+    """A config that tells which of its values are read."""
 
-    def __init__(self, config: Any, names: set[str]) -> None:
-        self.__dict__["_real"], self.__dict__["_names"] = config, names
+    def __init__(self, config: Any, path: str, reading: Reading) -> None:
+        vars(self).update(_real=config, _path=path, _reading=reading)
 
     def __getattr__(self, name: str) -> Any:
-        self.__dict__["_names"].add(f"config.{name}")
-        return getattr(self.__dict__["_real"], name)
+        own = vars(self)
+        return own["_reading"].read(own["_path"], f"config.{name}", getattr(own["_real"], name))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.__dict__["_real"], name, value)
+        setattr(vars(self)["_real"], name, value)
 
 
 class Uses:
-    """What was done with one number: ``sizes`` of axes, and anything ``else``."""
+    """What was done with a number that was read: it said ``sizes`` of axes, was compared for equality, or
+    something ``other``; loops over a range are not seen.
+    """
 
     def __init__(self) -> None:
-        self.sizes = self.other = False
+        self.sizes = self.compared = self.other = False
 
     @property
-    def only_sizes(self) -> bool:
-        """Whether it only ever said how an axis is split: then no longer input can show anything new."""
-        return self.sizes and not self.other
+    def seen(self) -> bool:
+        """Whether anything was."""
+        return self.sizes or self.compared or self.other
 
 
 class Traced(int):
@@ -97,14 +125,14 @@ class Traced(int):
 
     >>> uses = Uses()
     >>> heads = Traced(3, (uses,))
-    >>> with tracing():
+    >>> with _Sizes():
     ...     _ = torch.ones(2, 12).view(2, heads, 12 // heads)
-    >>> uses.only_sizes
-    True
-    >>> with tracing():
+    >>> uses.sizes, uses.other
+    (True, False)
+    >>> with _Sizes():
     ...     _ = torch.arange(5) < heads
-    >>> uses.only_sizes
-    False
+    >>> uses.other
+    True
     """
 
     uses: tuple[Uses, ...]
@@ -118,6 +146,17 @@ class Traced(int):
         """Note a use that may be one of a position."""
         for use in self.uses:
             use.other = True
+
+    def __eq__(self, value: object) -> bool:
+        for use in self.uses:
+            use.compared = True
+        return int(self.real) == value
+
+    def __ne__(self, value: object) -> bool:
+        return not self == value
+
+    def __hash__(self) -> int:
+        return hash(self.real)
 
 
 def _computed(name: str) -> Any:
@@ -148,7 +187,7 @@ for _name in ("lt", "le", "gt", "ge", "truediv", "rtruediv", "pow", "rpow", "flo
     setattr(Traced, f"__{_name}__", _noted(f"__{_name}__"))
 
 
-class tracing(TorchFunctionMode):
+class _Sizes(TorchFunctionMode):
     """A context in which torch's functions note the numbers that they are given."""
 
     def __torch_function__(
