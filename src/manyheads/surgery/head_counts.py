@@ -21,8 +21,9 @@ from manyheads.surgery.torch_attention import TorchAttention
 from manyheads.surgery.uses import Reading
 from manyheads.surgery.verify import evaluating, own_output, tolerance
 from manyheads.surgery.widths import Width, telling, width_of
+from manyheads.surgery.woken import woken
 
-_FAR = 512
+_FAR = 256  # 4 times as long shows settings that code computes from the numbers of heads
 _WIDELY = 4  # a batch shows what a number is for when it is so many times longer
 
 
@@ -103,10 +104,12 @@ def fix_head_counts(
         holds = _Runs(module, region.calls, allowed)
         for configs, widths in itertools.product((False, True), _widths(copied, region, found, removed)):
             numbers = [*candidates(modules, sizes, configs, region.reads), *per_head]
+            values = Values(module, numbers)
             with telling(copied, widths):
                 chosen = find(module, numbers, holds, known)
+                if chosen is not None and _ambiguous(region, module, numbers, chosen, holds):
+                    chosen = _from_noise(model, region, removed, shrunk, numbers, values, holds)
                 if chosen is not None:
-                    _check_settings(region, module, per_head, chosen, holds)
                     break
         else:
             _check_readers(model, region, found, removed)
@@ -189,25 +192,59 @@ def _weights(region: Region, found: Mapping[str, Projections]) -> set[str]:
     return {name[start:] for name in names if region.holds(name)}
 
 
-def _check_settings(
-    region: Region, module: nn.Module, per_head: list[Candidate], chosen: dict[Candidate, Any], holds: _Runs
-) -> None:
-    """Refuse settings of every head of which the batch cannot tell whether they follow their heads."""
-    values = Values(module, [*per_head, *(c for c in chosen if c not in per_head)])
-    for candidate in per_head:
-        if candidate in chosen:
-            continue
-        for option in candidate.options[1:]:
-            if same(candidate.old, option):
+def _ambiguous(
+    region: Region, module: nn.Module, numbers: list[Candidate], chosen: dict[Candidate, Any], holds: _Runs
+) -> bool:
+    """Whether numbers that split axes, or settings of every head, may be what they were or what they would
+    have become, all the same.
+    """
+    values = Values(module, numbers)
+    try:
+        for candidate in numbers:
+            if candidate in chosen or not (candidate.axes or candidate.key in region.split):
                 continue
-            values.put(chosen | {candidate: option})
+            for option in candidate.options:
+                if option is not candidate.old and not (candidate.axes and same(candidate.old, option)):
+                    values.put(chosen | {candidate: option})
+                    if holds():
+                        return True
+    finally:
+        values.put(chosen)
+    return False
+
+
+def _from_noise(
+    model: nn.Module,
+    region: Region,
+    removed: Removed,
+    shrunk: Mapping[str, shrink.Shrink],
+    numbers: list[Candidate],
+    values: Values,
+    holds: _Runs,
+) -> dict[Candidate, Any]:
+    """What has to change where weights or inputs do not show it: found with noise in both.
+
+    Raises
+    ------
+    ValueError when that does not show it either.
+    """
+    values.put({})
+    noisy = woken(model, values.region, region, removed, shrunk)
+    chosen = None if noisy is None else find(noisy[0], numbers, _Runs(*noisy, holds.allowed), {})
+    if noisy is not None and chosen is not None:
+        left = [c for c in numbers if c.axes and c not in chosen]
+        twin = _Runs(*noisy, holds.allowed)
+        if not _ambiguous(region, noisy[0], left, chosen, twin):
+            values.put(chosen)
             if holds():
-                raise ValueError(
-                    f"heads: cannot cut at {region.sites[0]!r}: {candidate.name} seems to hold something for "
-                    f"each head, and a batch of length {region.length} does not show whether it does; give a "
-                    "longer batch"
-                )
-    values.put(chosen)
+                return chosen
+    values.put({})
+    unclear = [c.name for c in numbers if c.axes or c.key in region.split]
+    raise ValueError(
+        f"heads: cannot cut at {region.sites[0]!r}: whether {' or '.join(unclear)} has to do with the heads does not "
+        f"show on a batch of length {region.length}, on which the module gives the same either way; give a "
+        "longer batch, or cut when the weights are trained"
+    )
 
 
 def _check_lengths(region: Region, chosen: Mapping[Candidate, Any], changes: Changes) -> None:

@@ -143,8 +143,7 @@ class _Trial:
         for number, leaf in enumerate(self.leaves):
             if isinstance(leaf, Tensor) and not leaf.is_nested:
                 for axis, size in enumerate(leaf.shape):
-                    if size > 1:
-                        by_size.setdefault(size, []).append((number, axis))
+                    by_size.setdefault(size, []).append((number, axis))
         grown: set[Side] = set()
         for size, axes in sorted(by_size.items(), reverse=True):
             for part in _parts(axes):
@@ -251,16 +250,16 @@ def _extended(tensor: Tensor, axis: int, size: int, generator: torch.Generator) 
     """
     before, device = tensor.shape[axis], tensor.device
     stretched = torch.arange(size, device=device) * before // size
-    if tensor.dtype == torch.bool or tensor.is_complex() or len(tensor.unique()) < 3:
-        return tensor.index_select(axis, stretched)
-    if not tensor.is_floating_point():
-        if before > 1 and bool((tensor.diff(dim=axis) == 1).all()):
-            steps = torch.arange(size, device=device, dtype=tensor.dtype)
-            steps = steps.view(-1, *[1] * (tensor.dim() - axis - 1))
-            return tensor.narrow(axis, 0, 1) + steps
-        return tensor.index_select(axis, torch.randint(before, (size,), generator=generator).to(device))
-    if bool(tensor.isinf().any()) or float(tensor.min()) < -1e4:  # what is added to scores
+    values = set(tensor.unique().tolist()) if not tensor.is_complex() else set()
+    if tensor.dtype == torch.bool or values <= {0, 1} or min(values) < -1e4:  # the last are added to scores
         return tensor.index_select(axis, stretched)
     drawn = tensor.index_select(axis, torch.randint(before, (size,), generator=generator).to(device))
-    noise = torch.randn(drawn.shape, generator=generator).to(device, tensor.dtype)
-    return drawn + noise * tensor.std() / 4
+    if tensor.is_floating_point():
+        noise = torch.randn(drawn.shape, generator=generator).to(device, tensor.dtype)
+        return drawn + noise * (tensor.std() / 4 if len(values) > 2 else 1.0)
+    if before > 1 and bool((tensor.diff(dim=axis) == 1).all()):
+        steps = torch.arange(size, device=device, dtype=tensor.dtype)
+        return tensor.narrow(axis, 0, 1) + steps.view(-1, *[1] * (tensor.dim() - axis - 1))
+    if len(values) < 3:
+        drawn = torch.randint(int(max(values)) + 1, drawn.shape, generator=generator).to(drawn)
+    return drawn
