@@ -136,9 +136,7 @@ def find(
     return None
 
 
-def _fewest(
-    chosen: dict[Candidate, Any], values: Values, holds: Callable[[], bool]
-) -> dict[Candidate, Any]:
+def _fewest(chosen: dict[Candidate, Any], values: Values, holds: Callable[[], bool]) -> dict[Candidate, Any]:
     """Put back what need not change: those first whose names do not speak of heads."""
     order = sorted(chosen, key=lambda c: not c.axes and _likely(c.path, c.old))
     again = True

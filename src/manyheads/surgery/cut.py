@@ -15,11 +15,11 @@ from manyheads.heads.projections import Projections, projections
 from manyheads.heads.sites import Heads, Selection, Site
 from manyheads.surgery.changes import Changes, changes_of, forget, replace_module, settle
 from manyheads.surgery.empty import emptied
+from manyheads.surgery.head_counts import fix_head_counts, numbers_at_stake, read_regions
+from manyheads.surgery.longer import LENGTH, Seen, longer
 from manyheads.surgery.outputs import Captured
 from manyheads.surgery.plan import Plan
 from manyheads.surgery.probe_batch import probe_batch, variations
-from manyheads.surgery.head_counts import fix_head_counts, numbers_at_stake, read_regions
-from manyheads.surgery.longer import LENGTH, Seen, longer
 from manyheads.surgery.regions import Region, find_inputs, narrow, regions_of, separate
 from manyheads.surgery.shrink import Shrink, apply, check_groups, shrinks
 from manyheads.surgery.torch_attention import TorchAttention
@@ -89,7 +89,8 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     shrunk = shrinks(found, removed, only) | own
     stake = max(numbers_at_stake(copied, region, found, removed, shrunk) for region in losing)
     others = _other_batches(model, batch, seen, stake, removed, regions, changes)
-    read_regions(copied, losing, {path: region.calls[len(captured[path]) :] for path, region in regions.items()})
+    later = {path: region.calls[len(captured[path]) :] for path, region in regions.items()}
+    read_regions(copied, losing, later)
     for path in dict.fromkeys(empty):
         copied = _emptied(copied, path, captured[path][0], found, shrunk, changes)
     apply(copied, shrunk, changes)
@@ -127,7 +128,8 @@ def _other_batches(
     made = longer(model, batch, seen, max(LENGTH - 1, 4 * stake, 4 * LENGTH * small))
     if made is None:
         changes.notes.append(
-            f"the batch, {seen.longest(seen.batch)} long, could not be made longer: longer ones were not tried"
+            f"the batch, of length {seen.longest(seen.batch)}, could not be made longer, so that nothing is "
+            "known of longer ones"
         )
     else:
         batches.append(made[0])

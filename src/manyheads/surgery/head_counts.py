@@ -1,4 +1,4 @@
-"""Modules that lost heads are told so: numbers, settings of every head, widths that they read off an input."""
+"""Modules that lost heads are told so: numbers, settings of every head, widths read off an input."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def numbers_at_stake(
     region.split = {c.key for c in numbers if reading.only_sizes(c.module, c.attribute)}
     per_head = settings(modules, region.reads, _kept(region, found, removed), set())
     doubtful = [c.old for c in numbers if c.key not in region.split]
-    counts = {many for name in region.sites for many in (found[name].site.heads, len(set(found[name].site.kv_heads)))}
-    if counts & set(doubtful):  # settings of heads may be computed from their number, with constants in the code
+    sites = [found[name].site for name in region.sites]
+    if any({site.heads, len(set(site.kv_heads))} & set(doubtful) for site in sites):
         doubtful.append(_FAR)
     return max([*doubtful, *(largest(candidate.old) for candidate in per_head)], default=0)
 
@@ -153,8 +153,8 @@ def _check_readers(
     holds = _Runs(module, region.calls, 10 * tolerance(model))
     if holds.fails():
         raise ValueError(
-            f"heads: cannot cut at {region.sites[0]!r}: the weights that read the head read more than what its "
-            "attention gives (such as a convolution of the values, or a norm over all heads), so that "
+            f"heads: cannot cut at {region.sites[0]!r}: the weights that read the head read more than what "
+            "its attention gives (such as a convolution of the values, or a norm over all heads), so that "
             "without them the module does not give what it gives with the head silent"
         )
 
@@ -241,9 +241,9 @@ def _from_noise(
     values.put({})
     unclear = [c.name for c in numbers if c.axes or c.key in region.split]
     raise ValueError(
-        f"heads: cannot cut at {region.sites[0]!r}: whether {' or '.join(unclear)} has to do with the heads does not "
-        f"show on a batch of length {region.length}, on which the module gives the same either way; give a "
-        "longer batch, or cut when the weights are trained"
+        f"heads: cannot cut at {region.sites[0]!r}: whether {' or '.join(unclear)} has to do with the heads "
+        f"does not show on a batch of length {region.length}, on which the module gives the same either way; "
+        "give a longer batch, or cut when the weights are trained"
     )
 
 
@@ -260,8 +260,8 @@ def _check_lengths(region: Region, chosen: Mapping[Candidate, Any], changes: Cha
             )
         if region.length <= _WIDELY * candidate.old:
             changes.notes.append(
-                f"{region.sites[0]}: {candidate.name} = {candidate.old} was changed, and held to sequences of "
-                f"at most {region.length}"
+                f"{region.sites[0]}: {candidate.name} = {candidate.old} was changed, and held to sequences "
+                f"of at most {region.length}"
             )
 
 

@@ -1,8 +1,9 @@
 """A batch made longer: what a cut is held to besides the batch that it was found with.
 
-A number that has nothing to do with heads (a window, a number of buckets, a limit) may equal one that has, and
-a short batch does not show which is which. Which axes of a batch are those of sequences is found by trying:
-an axis is one if the model still runs when it is longer, and attention then has more queries or keys.
+A number that has nothing to do with heads (a window, a number of buckets, a limit) may equal one that has,
+and a short batch does not show which is which. Which axes of a batch are those of sequences is found by
+trying: an axis is one if the model still runs when it is longer, and attention then has more queries or
+keys.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class _Trial:
             length = min(wanted, max(min(scores, int(_WORK // (batch * max(self.parameters, 1)))), LENGTH))
             growth = (length + 1) / self.seen.lengths[site, side]
             sizes.append(math.ceil(group.size * growth ** (1 / power)))
-        return max(sizes)
+        return int(max(sizes))
 
     def longest(self, group: Group, size: int) -> tuple[int, Seen | None]:
         """The largest size up to this one, or a little above, that the model runs on, and the lengths."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,12 +72,12 @@ class Reading:
             config = vars(module).get("config")
             if hasattr(config, "to_dict"):
                 vars(module)["config"] = _Config(config, path, self)
-                self._back.append(lambda module=module, config=config: vars(module).update(config=config))
+                self._back.append(partial(vars(module).__setitem__, "config", config))
             kind = type(module)
             if kind not in classes:
                 classes[kind] = self._spied(kind)
             module.__class__ = classes[kind]
-            self._back.append(lambda module=module, kind=kind: setattr(module, "__class__", kind))
+            self._back.append(partial(setattr, module, "__class__", kind))
         self._mode.__enter__()
         return self
 
@@ -85,11 +86,14 @@ class Reading:
         for undo in reversed(self._back):
             undo()
 
-    def _spied(self, kind: type) -> type:
+    def _spied(self, kind: Any) -> type:
         def get(module: Any, name: str) -> Any:
             return self.read(self._paths[id(module)], name, kind.__getattribute__(module, name))
 
-        return type(kind)(kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__})
+        spied: type = type(kind)(
+            kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__}
+        )
+        return spied
 
 
 class _Config:

@@ -32,12 +32,15 @@ def woken(
     prefix = f"{region.path}." if region.path else ""
     whole, twin = copy.deepcopy(model.get_submodule(region.path)), copy.deepcopy(small)
     generator = torch.Generator().manual_seed(13)
-    heads = {name.partition("#")[0].removeprefix(prefix): removed[name] for name in region.sites if name in removed}
-    if region.path in heads:
-        heads[""] = heads.pop(region.path)
+    heads: dict[str, list[int]] = {}
+    for name in region.sites:
+        path = name.partition("#")[0]
+        if name in removed:
+            heads["" if path == region.path else path.removeprefix(prefix)] = removed[name]
     try:
         for name, parameter in list(whole.named_parameters()):
-            noisy = _noisy(parameter.detach(), parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.3, generator)
+            least = parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.3
+            noisy = _noisy(parameter.detach(), least, generator)
             set_tensor(whole, name, noisy)
             shrink = shrunk.get(prefix + name)
             if shrink is not None:
