@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from manyheads.heads.projections import Projections
+from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.surgery import shrink
 from manyheads.surgery.changes import Changes, get_tensor
 from manyheads.surgery.counts import Candidate, Values, candidates, find
@@ -99,6 +100,7 @@ def fix_head_counts(
         for part in modules.values():
             if isinstance(part, TorchAttention):
                 part.kept = [old for new, old in enumerate(part.kept) if new not in gone]
+        _set_ours(copied, region, found, removed, changes)
         sizes = _sizes(region, found, removed, shrunk)
         per_head = settings(modules, region.reads, _kept(region, found, removed), _weights(region, found))
         holds = _Runs(module, region.calls, allowed)
@@ -128,6 +130,20 @@ def fix_head_counts(
             known[candidate.key] = next(i for i, option in enumerate(candidate.options) if option is value)
         losing = [found[name].site.path for name in region.sites if removed.get(name)]
         _note(changes, region.path, losing, modules, chosen, _kept(region, found, removed))
+
+
+def _set_ours(
+    copied: nn.Module, region: Region, found: Mapping[str, Projections], removed: Removed, changes: Changes
+) -> None:
+    """Set the numbers of our own attention, whose names we know."""
+    for name in region.sites:
+        site = found[name].site
+        module = copied.get_submodule(site.path)
+        if isinstance(module, MultiHeadAttention) and removed.get(name):
+            left = [head for head in range(site.heads) if head not in removed[name]]
+            module.heads, module.kv_heads = len(left), len({site.kv_heads[head] for head in left})
+            numbers = {"heads": module.heads, "kv_heads": module.kv_heads}
+            changes.attributes.setdefault(site.path, {}).update(numbers)
 
 
 def _check_readers(

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from manyheads.heads.silence import silence
-from manyheads.surgery.changes import get_tensor, set_tensor
+from manyheads.surgery.changes import get_tensor, replace_module, set_tensor
 from manyheads.surgery.outputs import Captured
 from manyheads.surgery.regions import Region, Removed
 from manyheads.surgery.shrink import Shrink
+from manyheads.surgery.torch_attention import TorchAttention
 from manyheads.surgery.verify import evaluating
 
 
@@ -31,6 +32,9 @@ def woken(
     """
     prefix = f"{region.path}." if region.path else ""
     whole, twin = copy.deepcopy(model.get_submodule(region.path)), copy.deepcopy(small)
+    for path, part in twin.named_modules():
+        if isinstance(part, TorchAttention) and isinstance(whole.get_submodule(path), nn.MultiheadAttention):
+            whole = replace_module(whole, path, TorchAttention.like(whole.get_submodule(path)))
     generator = torch.Generator().manual_seed(13)
     heads: dict[str, list[int]] = {}
     for name in region.sites:
