@@ -377,18 +377,9 @@ class Looks(Windows):
 
 
 FOLLOW = (
-    Windows,
-    InTuple,
-    InDict,
-    InBuffer,
-    InHiddenBuffer,
-    InTensor,
-    InParameter,
-    InMasks,
-    Broadcast,
-    Slopes,
-)
-FOLLOW = (*FOLLOW, Temperatures, Looks)
+    Windows, InTuple, InDict, InBuffer, InHiddenBuffer, InTensor, InParameter, InMasks, Broadcast, Slopes,
+    Temperatures, Looks,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", FOLLOW, ids=lambda kind: kind.__name__)

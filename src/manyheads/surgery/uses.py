@@ -88,7 +88,9 @@ class Reading:
 
     def _spied(self, kind: Any) -> type:
         def get(module: Any, name: str) -> Any:
-            return self.read(self._paths[id(module)], name, kind.__getattribute__(module, name))
+            path = self._paths[id(module)]
+            self.names[path].add(name)  # also where the next line raises, as for buffers, which come later
+            return self.read(path, name, kind.__getattribute__(module, name))
 
         spied: type = type(kind)(
             kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__}
