@@ -33,7 +33,8 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
 
     Which weights belong to a head is found by running the model, whatever its class. The copy is run, too:
     it gives what the model gives with those heads silenced (1e-5 in float32), also when it generates with a
-    cache.
+    cache, and on a batch that is much longer than this one. No number in the model changes that need not, and
+    settings of every head (windows, slopes) follow their heads.
 
     Parameters
     ----------
@@ -51,7 +52,8 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     Raises
     ------
     ValueError for heads that do not exist, for all heads of everything, for groups left unequal, for heads
-    that share weights with others that stay; RuntimeError when the copy does not give what the silenced model
+    that share weights with others that stay or leave something when they are silent, for numbers and settings
+    of which no batch shows what they are for; RuntimeError when the copy does not give what the silenced model
     gives, with the first module that differs.
 
     Examples
