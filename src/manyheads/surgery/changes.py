@@ -23,8 +23,8 @@ class Changes:
     """How a cut model differs from the one that its class and config make.
 
     shapes: of every parameter and buffer that was cut.
-    attributes: ``{module path: {attribute path: value}}``, such as its number of heads; none where nothing had
-        to change.
+    attributes: ``{module path: {attribute path: value}}``, such as its number of heads; none where nothing
+        had to change.
     configs: the same for modules that read a config, which then have a copy of their own.
     inputs: ``{module path: [options of Narrow]}`` for modules that are given something for every head.
     widths: ``{module path: options of Width}`` for modules that read the width of all heads off their input.

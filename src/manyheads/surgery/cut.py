@@ -53,8 +53,8 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     ------
     ValueError for heads that do not exist, for all heads of everything, for groups left unequal, for heads
     that share weights with others that stay or leave something when they are silent, for numbers and settings
-    of which no batch shows what they are for; RuntimeError when the copy does not give what the silenced model
-    gives, with the first module that differs.
+    of which no batch shows what they are for; RuntimeError when the copy does not give what the silenced
+    model gives, with the first module that differs.
 
     Examples
     --------
