@@ -66,6 +66,19 @@ class Reading:
         return any(use.sizes for use in uses) and not any(use.other or not use.seen for use in uses)
 
     def __enter__(self) -> Reading:
+        try:
+            self._look()
+        except BaseException:
+            self._undo()
+            raise
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._mode.__exit__(*error)
+        self._undo()
+
+    def _look(self) -> None:
         classes: dict[type, type] = {}
         for path, module in self.region.named_modules():
             self.names[path], self._paths[id(module)] = set(), path
@@ -78,11 +91,8 @@ class Reading:
                 classes[kind] = self._spied(kind)
             module.__class__ = classes[kind]
             self._back.append(partial(setattr, module, "__class__", kind))
-        self._mode.__enter__()
-        return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._mode.__exit__(*error)
+    def _undo(self) -> None:
         for undo in reversed(self._back):
             undo()
 
