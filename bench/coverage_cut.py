@@ -3,7 +3,8 @@
 `python -m bench.coverage_cut [NAME ...] [--out DIR] [--jobs N] [--again]`. Every site loses something: every
 second one its second key head's group, the others one head of every group (where each head has its own keys,
 that is one head). Calls of one module lose the same heads. Whether the outputs agree is for `cut` to find
-out; here its refusals and failures are collected, by name.
+out, which makes its batch longer than 256 tokens where the model allows it; here its refusals and failures
+are collected, by name, and how long the batch was that it was held to.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from torch import nn
 import manyheads as mh
 from bench import coverage, harness
 from manyheads.heads.sites import Site
+from manyheads.surgery.changes import changes_of
 
 CUT, REFUSED, FAILED, NONE = "cut", "refused", "failed", "no heads to spare"
 _GAINS = (0.4, 0.0)  # of the weights: larger ones make more noise than there is to see here
@@ -30,7 +32,7 @@ def measure(name: str) -> dict[str, Any]:
 
     if name in OTHERS:
         model, forward, _ = OTHERS[name]()
-        return check(model, forward)
+        return check(_Run(model, forward).eval(), ())
     stand_in("torchvision")
     failures: list[str] = []
     for how, divisor in make.SHRINKS:
@@ -44,7 +46,7 @@ def measure(name: str) -> dict[str, Any]:
             if given is None:
                 break
             if not gain or coverage._finite(model, given):
-                return check(model, lambda m, given=given: m(**given))
+                return check(model.eval(), given)
     return {"status": coverage.NOT_RUN, "reason": " ".join((failures or [""])[0].split())[:220]}
 
 
@@ -66,16 +68,17 @@ def choose(sites: list[Site]) -> dict[str, list[int]]:
     return chosen
 
 
-def check(model: nn.Module, forward: Callable[[nn.Module], Any]) -> dict[str, Any]:
-    """Cut a model that runs by ``forward``; a verdict and, unless it was cut, the reason."""
-    wrapped = _Run(model, forward).eval()
-    with torch.no_grad(), mh.watch(wrapped) as seen:
-        wrapped()
+def check(model: nn.Module, batch: Any) -> dict[str, Any]:
+    """Cut a model that runs on a batch; a verdict and, unless it was cut, the reason. ``note`` is what could
+    not be shown.
+    """
+    with torch.no_grad(), mh.watch(model) as seen:
+        model(*batch) if isinstance(batch, tuple) else model(**batch)
     heads = choose(seen.sites)
     if not heads:
         return {"status": NONE, "reason": ""}
     try:
-        mh.cut(wrapped, heads, batch=())
+        small = mh.cut(model, heads, batch=batch)
     except Exception as error:
         said = " ".join(str(error).split())[:300]
         if isinstance(error, ValueError) and said.startswith("heads: "):
@@ -84,7 +87,7 @@ def check(model: nn.Module, forward: Callable[[nn.Module], Any]) -> dict[str, An
             "status": FAILED,
             "reason": said if said.startswith("cut: ") else f"{type(error).__name__}: {said}",
         }
-    return {"status": CUT, "reason": ""}
+    return {"status": CUT, "reason": "", "note": "; ".join(changes_of(small).notes)[:300]}
 
 
 class _Run(nn.Module):
@@ -127,6 +130,7 @@ def report(results: dict[str, dict[str, Any]]) -> str:
         for status in (REFUSED, FAILED)
         for name in by.get(status, ())
     ]
+    short = [name for name in by.get(CUT, ()) if "could not be made longer" in results[name].get("note", "")]
     others = [
         f"{status}: {', '.join(names)}." for status, names in by.items() if status in (NONE, coverage.NOT_RUN)
     ]
@@ -134,6 +138,7 @@ def report(results: dict[str, dict[str, Any]]) -> str:
         [
             f"{right} of {tried} architectures with heads to spare are cut, and equal the silenced ones: "
             f"{', '.join(by.get(CUT, ()))}.",
+            f"Held to their own batch only, which cannot be made longer: {', '.join(short) or 'none'}.",
             "Not cut:",
             "\n".join(misses) or "none",
             *(other[0].upper() + other[1:] for other in others),

@@ -77,7 +77,7 @@ def normalised_entropies(truth: Truth, view: View, rest: str, counted: Tensor) -
     numbers = [weighted, (p > 0).sum(-1), torch.full_like(weighted, p.shape[-1])]
     if truth.hidden is not None and truth.hidden.shape[-1] == p.shape[-1]:
         shown = (~truth.hidden).expand(p.shape).sum(-1)
-        numbers = [shown, shown + (sink > 0).squeeze(-1)]
+        numbers += [shown, shown + (sink > 0).squeeze(-1)]
     out = []
     for keys in numbers:
         several = counted[:, None] & (keys > 1)

@@ -23,13 +23,17 @@ class Changes:
     """How a cut model differs from the one that its class and config make.
 
     shapes: of every parameter and buffer that was cut.
-    attributes: ``{module path: {attribute path: value}}``, such as its number of heads.
+    attributes: ``{module path: {attribute path: value}}``, such as its number of heads; none where nothing
+        had to change.
     configs: the same for modules that read a config, which then have a copy of their own.
     inputs: ``{module path: [options of Narrow]}`` for modules that are given something for every head.
     widths: ``{module path: options of Width}`` for modules that read the width of all heads off their input.
     copied: ``{module path: module path}``: the first makes a table for itself as the second does.
     replaced: paths of modules that were nn.MultiheadAttention and are `TorchAttention` now.
     emptied: ``{module path: options of NoHeads}`` for modules that lost all heads.
+    settings: ``{module path: {attribute: {axis, size, keep}}}`` for what holds something for every head and
+        is no weight: the entries ``keep`` of ``size`` along ``axis`` are those of the heads that stayed.
+    notes: what could not be shown of the cut, as sentences.
     counts: of every site, cut or not: heads and key heads ``before`` and ``after``, ``d_key``, and the
         original numbers of the heads that went, ``removed``.
     """
@@ -42,7 +46,16 @@ class Changes:
     copied: dict[str, str] = field(default_factory=dict)
     replaced: list[str] = field(default_factory=list)
     emptied: dict[str, dict[str, Any]] = field(default_factory=dict)
+    settings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     counts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def follow(self, path: str, name: str, axis: int, size: int, keep: list[int]) -> None:
+        """Note that a setting of every head lost entries, now or once more."""
+        noted = self.settings.setdefault(path, {})
+        if name in noted:
+            size, keep = noted[name]["size"], [noted[name]["keep"][entry] for entry in keep]
+        noted[name] = {"axis": axis, "size": size, "keep": keep}
 
     def removed(self) -> dict[str, list[int]]:
         """Which heads of the uncut model are gone, by site."""
@@ -162,14 +175,34 @@ def reshape(model: nn.Module, changes: Changes) -> nn.Module:
         model = replace_module(model, path, NoHeads(**options))
     for name, shape in changes.shapes.items():
         set_tensor(model, name, torch.empty(shape, dtype=get_tensor(model, name).dtype))
+    for path, settings in changes.settings.items():
+        module = model.get_submodule(path)
+        for name, options in settings.items():
+            setattr(module, name, followed(getattr(module, name), options["axis"], options["keep"]))
     settle(model, changes)
     return model
+
+
+def followed(value: Any, axis: int, keep: list[int]) -> Any:
+    """The entries of a setting, by head number, that stay.
+
+    >>> followed((5, 6, 7), 0, [0, 2]), followed({0: "a", 1: "b"}, 0, [1])
+    ((5, 7), {0: 'b'})
+    """
+    if isinstance(value, Tensor):
+        chosen = value.detach().index_select(axis, torch.tensor(keep, device=value.device))
+        return nn.Parameter(chosen, value.requires_grad) if isinstance(value, nn.Parameter) else chosen
+    if isinstance(value, dict):
+        return {number: value[head] for number, head in enumerate(keep)}
+    entries = [value[head] for head in keep]
+    return entries if isinstance(value, list) else tuple(entries)
 
 
 def forget(changes: Changes, path: str) -> None:
     """Drop what was noted of modules and tensors at and under a path that is replaced."""
     lists: tuple[dict[str, Any], ...] = (
         changes.shapes, changes.attributes, changes.configs, changes.inputs, changes.widths, changes.copied,
+        changes.settings,
     )  # fmt: skip
     for noted in lists:
         for name in list(noted):

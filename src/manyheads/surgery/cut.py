@@ -15,13 +15,17 @@ from manyheads.heads.projections import Projections, projections
 from manyheads.heads.sites import Heads, Selection, Site
 from manyheads.surgery.changes import Changes, changes_of, forget, replace_module, settle
 from manyheads.surgery.empty import emptied
+from manyheads.surgery.head_counts import fix_head_counts, numbers_at_stake, read_regions
+from manyheads.surgery.longer import LENGTH, Seen, longer
 from manyheads.surgery.outputs import Captured
 from manyheads.surgery.plan import Plan
-from manyheads.surgery.probe_batch import probe_batch
-from manyheads.surgery.regions import find_inputs, narrow, regions_of, separate, tell
+from manyheads.surgery.probe_batch import probe_batch, variations
+from manyheads.surgery.regions import Region, find_inputs, narrow, regions_of, separate
 from manyheads.surgery.shrink import Shrink, apply, check_groups, shrinks
 from manyheads.surgery.torch_attention import TorchAttention
-from manyheads.surgery.verify import capture, evaluating, verify
+from manyheads.surgery.verify import capture, evaluating, verify, verify_output
+
+_SMALL = 1_000_000  # parameters: such models are held to longer sequences at no cost
 
 
 def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
@@ -29,7 +33,8 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
 
     Which weights belong to a head is found by running the model, whatever its class. The copy is run, too:
     it gives what the model gives with those heads silenced (1e-5 in float32), also when it generates with a
-    cache.
+    cache, and on a batch that is much longer than this one. No number in the model changes that need not, and
+    settings of every head (windows, slopes) follow their heads.
 
     Parameters
     ----------
@@ -47,8 +52,9 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     Raises
     ------
     ValueError for heads that do not exist, for all heads of everything, for groups left unequal, for heads
-    that share weights with others that stay; RuntimeError when the copy does not give what the silenced model
-    gives, with the first module that differs.
+    that share weights with others that stay or leave something when they are silent, for numbers and settings
+    of which no batch shows what they are for; RuntimeError when the copy does not give what the silenced
+    model gives, with the first module that differs.
 
     Examples
     --------
@@ -62,7 +68,7 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     if isinstance(heads, Plan):
         heads.check(model)
     batch = probe_batch(model) if batch is None else batch
-    sites, removed = _resolved(model, heads, batch)
+    sites, removed, seen = _resolved(model, heads, batch)
     for name, numbers in removed.items():
         check_groups(sites[name], numbers)
     if all(len(removed.get(name, ())) == site.heads for name, site in sites.items()):
@@ -74,33 +80,82 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     found = projections(copied, batch)
     regions = regions_of(found)
     empty = [site.path for name, site in sites.items() if len(removed.get(name, ())) == site.heads]
-    captured = capture(model, batch, removed, {*regions, *empty})
+    captured, _ = capture(model, batch, removed, {*regions, *empty})
     for path, region in regions.items():
-        region.calls = captured[path]
+        region.calls = list(captured[path])
+        region.length = seen.longest(region.sites)
     find_inputs(model, regions, found)
+    losing = [region for region in regions.values() if any(name in removed for name in region.sites)]
+    read_regions(copied, losing, captured)
     only, own = separate(copied, regions, found, removed, changes)
     shrunk = shrinks(found, removed, only) | own
+    stake = max(numbers_at_stake(copied, region, found, removed, shrunk) for region in losing)
+    others = _other_batches(model, batch, seen, stake, removed, regions, changes)
+    later = {path: region.calls[len(captured[path]) :] for path, region in regions.items()}
+    read_regions(copied, losing, later)
     for path in dict.fromkeys(empty):
         copied = _emptied(copied, path, captured[path][0], found, shrunk, changes)
     apply(copied, shrunk, changes)
     narrowed = narrow(copied, regions, removed, changes)
-    lost = [r for r in regions.values() if r in narrowed or any(name in removed for name in r.sites)]
-    tell(copied, lost, found, removed, shrunk, changes)
+    lost = [r for r in regions.values() if r in narrowed or r in losing]
+    fix_head_counts(model, copied, lost, found, removed, shrunk, changes)
     settle(copied, changes)
     kept = _original(model, sites, removed)
     setattr(copied, "original_heads", kept)  # noqa: B010
     for name, site in sites.items():
         _count(changes, site, removed.get(name, []), kept, found[name].d_key)
-    verify(model, copied, batch, removed, [region.path for region in lost])
+    modules = [region.path for region in lost]
+    verify(model, copied, batch, removed, modules)
+    for other, silenced in others:
+        verify_output(model, copied, other, removed, modules, silenced)
     return copied
 
 
-def _resolved(model: nn.Module, heads: Heads, batch: Any) -> tuple[dict[str, Site], dict[str, list[int]]]:
-    """The sites of the model, and the heads to remove by site name."""
+def _other_batches(
+    model: nn.Module,
+    batch: Any,
+    seen: Seen,
+    stake: int,
+    removed: Mapping[str, list[int]],
+    regions: Mapping[str, Region],
+    changes: Changes,
+) -> list[tuple[Any, Any]]:
+    """Further batches to hold the copy to, and what the silenced model gives on them: with other inputs, and
+    much longer. The regions get to know how they were called.
+
+    stake: the largest number whose meaning only a batch that is longer shows.
+    """
+    batches = list(variations(model, batch))
+    small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL
+    made = longer(model, batch, seen, max(LENGTH - 1, 4 * stake, 4 * LENGTH * small))
+    if made is None:
+        changes.notes.append(
+            f"the batch, of length {seen.longest(seen.batch)}, could not be made longer, so that nothing is "
+            "known of longer ones"
+        )
+    else:
+        batches.append(made[0])
+        for region in regions.values():
+            region.length = max(region.length, made[1].longest(region.sites))
+    others = []
+    for other in batches:
+        captured, silenced = capture(model, other, removed, regions)
+        for path, region in regions.items():
+            region.calls += captured[path]
+        others.append((other, silenced))
+    return others
+
+
+def _resolved(
+    model: nn.Module, heads: Heads, batch: Any
+) -> tuple[dict[str, Site], dict[str, list[int]], Seen]:
+    """The sites of the model, the heads to remove by site name, and how long the batch is at each site."""
     chosen = Selection(heads, module_paths(model).values())
     removed: dict[str, list[int]] = {}
+    seen = Seen()
 
     def see(call: Call) -> None:
+        seen.note(call)
         numbers = chosen.at(call.site)
         if numbers:
             removed[call.site.name] = sorted(numbers)
@@ -111,7 +166,7 @@ def _resolved(model: nn.Module, heads: Heads, batch: Any) -> tuple[dict[str, Sit
     chosen.finish(sites.values())
     if not sites:
         raise ValueError("cut: no attention was seen in the model")
-    return dict(sites), removed
+    return dict(sites), removed, seen
 
 
 def _own_attention(model: nn.Module, removed: Mapping[str, list[int]], changes: Changes) -> nn.Module:

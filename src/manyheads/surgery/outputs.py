@@ -51,7 +51,10 @@ def difference(wanted: Any, got: Any) -> float:
             finite = a.isfinite()
             if not torch.equal(finite, b.isfinite()):
                 return float("inf")
-            a, b = (x.detach()[finite].double() for x in (a, b))
+            exact = torch.promote_types(a.dtype, torch.float32)
+            a, b = (x.detach().to(exact) for x in (a, b))
+            if not bool(finite.all()):
+                a, b = a[finite], b[finite]
             if a.numel():
                 worst = max(worst, float((a - b).abs().max()) / max(1.0, float(a.abs().max())))
         elif first:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -54,6 +54,47 @@ def probe_batch(model: nn.Module) -> dict[str, Any]:
         f"batch: could not guess what {type(model).__name__} takes ({said or 'no input is known to fit'}); "
         "give a small batch"
     )
+
+
+def variations(model: nn.Module, batch: Any) -> Iterator[dict[str, Any]]:
+    """Batches with the other inputs that a model takes: without its masks, and with masks, positions and
+    kinds of tokens that a batch leaves to the model. Only those that the model runs on.
+
+    Examples
+    --------
+    >>> from transformers import BertConfig, BertModel
+    >>> config = BertConfig(hidden_size=6, num_attention_heads=2, num_hidden_layers=1, intermediate_size=5)
+    >>> model = BertModel(config)
+    >>> [sorted(given) for given in variations(model, probe_batch(model))]
+    [['input_ids'], ['attention_mask', 'input_ids', 'position_ids', 'token_type_ids']]
+    """
+    if not isinstance(batch, Mapping):
+        return
+    accepted = inspect.signature(model.forward).parameters
+    masks = [name for name in batch if "mask" in name and accepted.get(name, _NEEDED).default is None]
+    if masks:
+        without = {name: value for name, value in batch.items() if name not in masks}
+        if _runs(model, without):
+            yield without
+    more = dict(batch)
+    for name, make in _OPTIONAL.items():
+        of = "decoder_input_ids" if name.startswith("decoder_") else "input_ids"
+        ids = batch.get(of)
+        if name in batch or name not in accepted or not isinstance(ids, Tensor) or ids.dim() != 2:
+            continue
+        if _runs(model, more | {name: make(ids)}):
+            more |= {name: make(ids)}
+    if len(more) > len(batch):
+        yield more
+
+
+def _runs(model: nn.Module, batch: Mapping[str, Any]) -> bool:
+    try:
+        with evaluating(model):
+            model(**batch)
+    except Exception:  # whatever it is, this is not what the model takes
+        return False
+    return True
 
 
 def _to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
@@ -112,8 +153,16 @@ def _specials(values: dict[str, Any]) -> Iterator[int]:
 
 def _padding(ids: Tensor) -> Tensor:
     mask = torch.ones_like(ids)
-    mask[1:, ids.shape[1] - _PADDED :] = 0
+    mask[1:, max(ids.shape[1] - _PADDED, 1) :] = 0
     return mask
+
+
+def _counted(ids: Tensor) -> Tensor:
+    return torch.arange(ids.shape[1], device=ids.device).expand_as(ids).contiguous()
+
+
+def _kinds(ids: Tensor) -> Tensor:
+    return (_counted(ids) > ids.shape[1] // 2).long()
 
 
 def _noise(*shape: int) -> Tensor:
@@ -143,6 +192,11 @@ def _sound(config: Any) -> Iterator[dict[str, Any]]:
             yield {"input_features": _noise(*shape), "input_values": _noise(*shape)}
 
 
+_NEEDED = inspect.Parameter("needed", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_OPTIONAL: dict[str, Callable[[Tensor], Tensor]] = {
+    "attention_mask": _padding, "decoder_attention_mask": _padding, "position_ids": _counted,
+    "token_type_ids": _kinds,
+}  # fmt: skip
 _COMPANIONS: dict[str, Callable[[Any], Tensor]] = {"decoder_input_ids": lambda config: _ids(config, 5)}
 _MAKERS: dict[str, Callable[[Any], Iterator[dict[str, Any]]]] = {
     "input_ids": _text,

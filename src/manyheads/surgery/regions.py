@@ -1,8 +1,7 @@
-"""Regions: the smallest modules that hold an attention call and its projections, told what they lost."""
+"""Regions: the smallest modules that hold an attention call and its projections."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +11,12 @@ from torch import nn
 from manyheads.heads.projections import ROLES, Projections
 from manyheads.surgery import shrink
 from manyheads.surgery.changes import Changes, copy_source
-from manyheads.surgery.counts import Candidate, candidates, find
 from manyheads.surgery.empty import NoHeads
 from manyheads.surgery.inputs import Input, Narrow, hooks, inputs_of_heads
-from manyheads.surgery.outputs import Captured, difference
+from manyheads.surgery.outputs import Captured
 from manyheads.surgery.torch_attention import TorchAttention
-from manyheads.surgery.verify import evaluating, own_output, tolerance
-from manyheads.surgery.widths import Width, telling, width_of
+from manyheads.surgery.uses import Reads
+from manyheads.surgery.verify import evaluating
 
 Removed = Mapping[str, list[int]]
 
@@ -29,8 +27,11 @@ class Region:
 
     path: str
     sites: list[str]
-    calls: list[Captured] = field(default_factory=list)
+    calls: list[Captured] = field(default_factory=list)  # short ones first
     inputs: list[Input] = field(default_factory=list)
+    reads: Reads = field(default_factory=dict)
+    split: set[tuple[Any, ...]] = field(default_factory=set)  # keys of numbers that only split axes
+    length: int = 0  # the most queries or keys in any of the calls
 
     def holds(self, name: str) -> bool:
         """Whether a parameter or module of this name is inside."""
@@ -150,113 +151,3 @@ def narrow(
 
 def _receivers(regions: Mapping[str, Region], source: str) -> list[Region]:
     return [region for region in regions.values() if source in region.calls[0].handed.values()]
-
-
-def tell(
-    copied: nn.Module,
-    regions: list[Region],
-    found: Mapping[str, Projections],
-    removed: Removed,
-    shrunk: Mapping[str, shrink.Shrink],
-    changes: Changes,
-) -> None:
-    """Find the numbers of heads that the modules have written down, and change them."""
-    known: dict[tuple[Any, ...], int] = {}
-    allowed = 10 * tolerance(copied)
-    for region in regions:
-        module = copied.get_submodule(region.path)
-        gone = removed.get(region.sites[0], [])
-        inside = {name: s for name, s in shrunk.items() if region.holds(name)}
-        sizes: dict[int, list[int]] = {}
-        for name in region.sites:
-            for before, after in shrink.sizes(found[name], removed.get(name, []), inside).items():
-                sizes[before] = list(dict.fromkeys([*sizes.get(before, []), *after]))
-        modules = dict(module.named_modules())
-        for part in modules.values():
-            if isinstance(part, TorchAttention):
-                part.kept = [old for new, old in enumerate(part.kept) if new not in gone]
-        holds = _Runs(module, region.calls, allowed)
-        for configs, widths in itertools.product((False, True), _widths(copied, region, found, removed)):
-            numbers = candidates(modules, sizes, configs)
-            with telling(copied, widths):
-                chosen = find(module, numbers, holds, known)
-            if chosen is not None:
-                break
-        else:
-            raise RuntimeError(
-                f"cut: {region.path or 'the model'} ({type(module).__name__}) does not give without heads "
-                f"{gone} what it gives with them silenced: {_why(module, region.calls)}. Its code may have "
-                "the number of its heads written into it as a number: let it read an attribute; nothing was "
-                "changed"
-            )
-        for path, width in widths.items():
-            width.attach(copied.get_submodule(path))
-            changes.widths[path] = width.options()
-        values = dict(chosen)
-        for candidate in numbers:
-            known[candidate.key] = candidate.options.index(values.get(candidate, candidate.old))
-        _note(changes, region.path, modules, values)
-
-
-def _widths(
-    copied: nn.Module, region: Region, found: Mapping[str, Projections], removed: Removed
-) -> list[dict[str, Width]]:
-    """What the inputs of modules that read the width of all heads off them may have to say: nothing, or the
-    width that is left, to the modules of the sites or to the whole region.
-    """
-    choices: list[dict[str, Width]] = [{}, {}, {}]
-    for name in region.sites:
-        mine = found[name]
-        left = mine.site.heads - len(removed.get(name, ()))
-        for path, many in ((mine.site.path, 1), (region.path, 2)):
-            known = width_of(copied.get_submodule(path))
-            before = known.before if known is not None else mine.site.heads * mine.d_value
-            for choice in choices[many:]:
-                choice[path] = Width(before, left * mine.d_value)
-    return choices if choices[1].keys() != choices[2].keys() else choices[:2]
-
-
-def _note(
-    changes: Changes, path: str, modules: Mapping[str, nn.Module], values: Mapping[Candidate, int]
-) -> None:
-    for candidate, value in values.items():
-        into = changes.configs if candidate.config else changes.attributes
-        into.setdefault(_joined(path, candidate.module), {})[".".join(candidate.path)] = value
-    for name, module in modules.items():
-        if isinstance(module, TorchAttention):
-            changes.attributes.setdefault(_joined(path, name), {})["kept"] = module.kept
-
-
-def _joined(*parts: str) -> str:
-    return ".".join(part for part in parts if part)
-
-
-class _Runs:
-    """Whether a module gives what it gave in the silenced model."""
-
-    def __init__(self, module: nn.Module, calls: list[Captured], allowed: float) -> None:
-        self.module, self.calls, self.allowed = module, calls, allowed
-
-    def __call__(self) -> bool:
-        try:
-            return all(off <= self.allowed for off in _differences(self.module, self.calls))
-        except Exception:  # these numbers do not fit
-            return False
-
-
-def _differences(module: nn.Module, calls: list[Captured]) -> list[float]:
-    found = []
-    with evaluating(module):
-        for call in calls:
-            args, kwargs = call.given()
-            got = module(*args, **kwargs)
-            found.append(difference(own_output(module, call.output), own_output(module, got)))
-    return found
-
-
-def _why(module: nn.Module, calls: list[Captured]) -> str:
-    try:
-        off = max(_differences(module, calls))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    return f"its output is off by {off:.2g}"

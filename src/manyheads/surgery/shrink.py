@@ -102,7 +102,8 @@ def _check_gone(
     parts: list[Part] = [*(own or query), *readers]
     if not parts or not readers:
         raise ValueError(
-            f"heads: cannot cut at {site.name!r}: its output is not read by weights, head by head"
+            f"heads: cannot cut at {site.name!r}: its output is not read by weights, head by head, as when "
+            "one norm goes over the outputs of all heads"
         )
     if mine.tied:
         raise ValueError(

@@ -42,8 +42,10 @@ def tolerance(model: nn.Module) -> float:
 
 def capture(
     model: nn.Module, batch: Any, removed: Mapping[str, list[int]], paths: Iterable[str]
-) -> dict[str, list[Captured]]:
-    """What the modules at these paths were given and gave, call by call, while the heads were silent."""
+) -> tuple[dict[str, list[Captured]], Any]:
+    """What the modules at these paths were given and gave, call by call, while the heads were silent, and
+    what the model gave.
+    """
     found: dict[str, list[Captured]] = {path: [] for path in paths}
     given_out: dict[int, tuple[str, Any]] = {}  # what modules gave, and which first
     with ExitStack() as stack:
@@ -69,8 +71,8 @@ def capture(
             stack.callback(hook.remove)
             stack.callback(module.register_forward_hook(after).remove)
         with evaluating(model), silence(model, removed):
-            run(model, batch)
-    return found
+            output = run(model, batch)
+    return found, output
 
 
 def verify(
@@ -80,19 +82,40 @@ def verify(
 
     modules: paths inside which the two may differ.
     """
+    verify_output(model, cut, batch, removed, modules)
     allowed = tolerance(model)
+    off = _agreed(_apart_writing, model, cut, batch, removed)
+    if off > allowed:
+        raise RuntimeError(
+            f"cut: writing with the cache, the cut model differs from the silenced one by {off:.2g} (allowed "
+            f"are {allowed:.0e}); nothing was changed"
+        )
+
+
+def verify_output(
+    model: nn.Module,
+    cut: nn.Module,
+    batch: Any,
+    removed: Mapping[str, list[int]],
+    modules: Iterable[str],
+    silenced: Any = None,
+) -> None:
+    """Raise unless the cut model gives on a batch what the silenced one does.
+
+    silenced: what that gives, where it is at hand.
+    """
+    allowed = tolerance(model)
+    if silenced is not None:
+        with evaluating(cut):
+            got = run(cut, batch)
+        if difference(own_output(cut, silenced), own_output(cut, got)) <= allowed:
+            return
     off = _agreed(_apart, model, cut, batch, removed)
     if off > allowed:
         where = first_difference(model, cut, batch, removed, tuple(modules), allowed)
         raise RuntimeError(
             f"cut: the cut model differs from the silenced one by {off:.2g} (allowed: {allowed:.0e}), first "
             f"at {where}; nothing was changed"
-        )
-    off = _agreed(_apart_writing, model, cut, batch, removed)
-    if off > allowed:
-        raise RuntimeError(
-            f"cut: writing with the cache, the cut model differs from the silenced one by {off:.2g} (allowed "
-            f"are {allowed:.0e}); nothing was changed"
         )
 
 

@@ -1,0 +1,364 @@
+"""Modules that lost heads are told so: numbers, settings of every head, widths read off an input."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from manyheads.heads.projections import Projections
+from manyheads.nn.multihead import MultiHeadAttention
+from manyheads.surgery import shrink
+from manyheads.surgery.changes import Changes, get_tensor
+from manyheads.surgery.counts import Candidate, Values, candidates, find
+from manyheads.surgery.outputs import Captured, difference
+from manyheads.surgery.per_head import largest, same, settings
+from manyheads.surgery.regions import Region, Removed
+from manyheads.surgery.torch_attention import TorchAttention
+from manyheads.surgery.uses import Reading
+from manyheads.surgery.verify import evaluating, own_output, tolerance
+from manyheads.surgery.widths import Width, telling, width_of
+from manyheads.surgery.woken import woken
+
+_FAR = 256  # 4 times as long shows settings that code computes from the numbers of heads
+_WIDELY = 4  # a batch shows what a number is for when it is so many times longer
+
+
+def read_regions(model: nn.Module, regions: list[Region], calls: Mapping[str, list[Captured]]) -> None:
+    """Note which attributes the modules of each region read on these calls, besides those noted already."""
+    for region in regions:
+        names = _read(model.get_submodule(region.path), calls[region.path], {}).names
+        region.reads = {path: region.reads.get(path, frozenset()) | read for path, read in names.items()}
+
+
+def numbers_at_stake(
+    model: nn.Module,
+    region: Region,
+    found: Mapping[str, Projections],
+    removed: Removed,
+    shrunk: Mapping[str, shrink.Shrink],
+) -> int:
+    """The largest number in a region that may have to change, or that is a setting of one head, and whose
+    meaning only a longer batch shows. Notes which numbers only say how axes are split.
+    """
+    module = model.get_submodule(region.path)
+    modules = dict(module.named_modules())
+    numbers = candidates(modules, _sizes(region, found, removed, shrunk), True, region.reads)
+    wanted: dict[str, set[str]] = {}
+    for candidate in numbers:
+        wanted.setdefault(candidate.module, set()).add(candidate.attribute)
+    reading = _read(module, region.calls, wanted)
+    region.split = {c.key for c in numbers if reading.only_sizes(c.module, c.attribute)}
+    per_head = settings(modules, region.reads, _kept(region, found, removed), set())
+    doubtful = [c.old for c in numbers if c.key not in region.split]
+    sites = [found[name].site for name in region.sites]
+    if any({site.heads, len(set(site.kv_heads))} & set(doubtful) for site in sites):
+        doubtful.append(_FAR)
+    return max([*doubtful, *(largest(candidate.old) for candidate in per_head)], default=0)
+
+
+def _read(module: nn.Module, calls: list[Captured], numbers: Mapping[str, set[str]]) -> Reading:
+    """Run a module on calls, and note what it reads."""
+    reading = Reading(module, numbers)
+    try:
+        with evaluating(module), reading:
+            for call in calls:
+                args, kwargs = call.given()
+                module(*args, **kwargs)
+    except Exception:  # code that does not run when it is looked at: then it may have read everything
+        reading = Reading(module)
+        for path, part in module.named_modules():
+            config = vars(getattr(part, "config", None) or reading)
+            reading.names[path] = {*vars(part), *part._buffers, *part._parameters}
+            reading.names[path] |= {f"config.{name}" for name in config}
+    return reading
+
+
+def fix_head_counts(
+    model: nn.Module,
+    copied: nn.Module,
+    regions: list[Region],
+    found: Mapping[str, Projections],
+    removed: Removed,
+    shrunk: Mapping[str, shrink.Shrink],
+    changes: Changes,
+) -> None:
+    """Find the numbers of heads that the modules of these regions have written down, and change them.
+
+    model: the uncut model that was copied.
+    """
+    known: dict[tuple[Any, ...], int] = {}
+    allowed = 10 * tolerance(copied)
+    for region in regions:
+        module = copied.get_submodule(region.path)
+        gone = removed.get(region.sites[0], [])
+        modules = dict(module.named_modules())
+        for part in modules.values():
+            if isinstance(part, TorchAttention):
+                part.kept = [old for new, old in enumerate(part.kept) if new not in gone]
+        _set_ours(copied, region, found, removed, changes)
+        sizes = _sizes(region, found, removed, shrunk)
+        per_head = settings(modules, region.reads, _kept(region, found, removed), _weights(region, found))
+        holds = _Runs(module, region.calls, allowed)
+        for configs, widths in itertools.product((False, True), _widths(copied, region, found, removed)):
+            numbers = [*candidates(modules, sizes, configs, region.reads), *per_head]
+            values = Values(module, numbers)
+            with telling(copied, widths):
+                chosen = find(module, numbers, holds, known)
+                if chosen is not None and _ambiguous(region, module, numbers, chosen, holds):
+                    chosen = _from_noise(model, region, removed, shrunk, numbers, values, holds)
+                if chosen is not None:
+                    break
+        else:
+            _check_readers(model, region, found, removed)
+            raise RuntimeError(
+                f"cut: {region.path or 'the model'} ({type(module).__name__}) does not give without heads "
+                f"{gone} what it gives with them silenced: {_why(module, region.calls)}. Its code may have "
+                "the number of its heads written into it as a number: let it read an attribute; nothing was "
+                "changed"
+            )
+        _check_lengths(region, chosen, changes)
+        for path, width in widths.items():
+            width.attach(copied.get_submodule(path))
+            changes.widths[path] = width.options()
+        for candidate in numbers:
+            value = chosen.get(candidate, candidate.old)
+            known[candidate.key] = next(i for i, option in enumerate(candidate.options) if option is value)
+        losing = [found[name].site.path for name in region.sites if removed.get(name)]
+        _note(changes, region.path, losing, modules, chosen, _kept(region, found, removed))
+
+
+def _set_ours(
+    copied: nn.Module, region: Region, found: Mapping[str, Projections], removed: Removed, changes: Changes
+) -> None:
+    """Set the numbers of our own attention, whose names we know."""
+    for name in region.sites:
+        site = found[name].site
+        module = copied.get_submodule(site.path)
+        if isinstance(module, MultiHeadAttention) and removed.get(name):
+            left = [head for head in range(site.heads) if head not in removed[name]]
+            module.heads, module.kv_heads = len(left), len({site.kv_heads[head] for head in left})
+            numbers = {"heads": module.heads, "kv_heads": module.kv_heads}
+            changes.attributes.setdefault(site.path, {}).update(numbers)
+
+
+def _check_readers(
+    model: nn.Module, region: Region, found: Mapping[str, Projections], removed: Removed
+) -> None:
+    """Refuse heads whose columns of the output projection read something besides their attention.
+
+    Silenced, a head's attention gives zero. Where more goes into the weights that read it (a convolution of
+    the values, a norm over all heads), zero attention is not zero input, and columns that are gone cannot
+    give what is left.
+    """
+    if not any(removed.get(name) for name in region.sites):
+        return
+    module = copy.deepcopy(model.get_submodule(region.path))
+    prefix = f"{region.path}." if region.path else ""
+    for name in region.sites:
+        for head in removed.get(name, ()):
+            for part in found[name].heads[head].output:
+                if part.parameter.startswith(prefix) and part not in found[name].heads[head].key:
+                    weight = get_tensor(module, part.parameter.removeprefix(prefix))
+                    with torch.no_grad():
+                        weight.index_fill_(part.axis, torch.tensor(part.indices, device=weight.device), 0.0)
+    holds = _Runs(module, region.calls, 10 * tolerance(model))
+    if holds.fails():
+        raise ValueError(
+            f"heads: cannot cut at {region.sites[0]!r}: the weights that read the head read more than what "
+            "its attention gives (such as a convolution of the values, or a norm over all heads), so that "
+            "without them the module does not give what it gives with the head silent"
+        )
+
+
+def _sizes(
+    region: Region, found: Mapping[str, Projections], removed: Removed, shrunk: Mapping[str, shrink.Shrink]
+) -> dict[int, list[int]]:
+    """The numbers that may stand for heads in a region, and what each may have become."""
+    inside = {name: s for name, s in shrunk.items() if region.holds(name)}
+    sizes: dict[int, list[int]] = {}
+    for name in region.sites:
+        for before, after in shrink.sizes(found[name], removed.get(name, []), inside).items():
+            sizes[before] = list(dict.fromkeys([*sizes.get(before, []), *after]))
+    return sizes
+
+
+def _kept(region: Region, found: Mapping[str, Projections], removed: Removed) -> dict[int, list[int]]:
+    """For the number of heads and that of key heads, which of them stay."""
+    kept: dict[int, list[int]] = {}
+    for name in region.sites:
+        site = found[name].site
+        left = [head for head in range(site.heads) if head not in removed.get(name, ())]
+        if len(left) < site.heads:
+            kept[site.heads] = left
+        key_heads = sorted({site.kv_heads[head] for head in left})
+        if len(key_heads) < len(set(site.kv_heads)):
+            kept.setdefault(len(set(site.kv_heads)), key_heads)
+    return {size: left for size, left in kept.items() if size > 1 and left}
+
+
+def _weights(region: Region, found: Mapping[str, Projections]) -> set[str]:
+    """The parameters and buffers of a region that gradients account for, by their names in it."""
+    names = {name for site in region.sites for name in found[site].users}
+    start = len(region.path) + 1 if region.path else 0
+    return {name[start:] for name in names if region.holds(name)}
+
+
+def _ambiguous(
+    region: Region, module: nn.Module, numbers: list[Candidate], chosen: dict[Candidate, Any], holds: _Runs
+) -> bool:
+    """Whether numbers that split axes, or settings of every head, may be what they were or what they would
+    have become, all the same.
+    """
+    values = Values(module, numbers)
+    try:
+        for candidate in numbers:
+            if candidate in chosen or not (candidate.axes or candidate.key in region.split):
+                continue
+            for option in candidate.options:
+                if option is not candidate.old and not (candidate.axes and same(candidate.old, option)):
+                    values.put(chosen | {candidate: option})
+                    if holds():
+                        return True
+    finally:
+        values.put(chosen)
+    return False
+
+
+def _from_noise(
+    model: nn.Module,
+    region: Region,
+    removed: Removed,
+    shrunk: Mapping[str, shrink.Shrink],
+    numbers: list[Candidate],
+    values: Values,
+    holds: _Runs,
+) -> dict[Candidate, Any]:
+    """What has to change where weights or inputs do not show it: found with noise in both.
+
+    Raises
+    ------
+    ValueError when that does not show it either.
+    """
+    values.put({})
+    noisy = woken(model, values.region, region, removed, shrunk)
+    chosen = None if noisy is None else find(noisy[0], numbers, _Runs(*noisy, holds.allowed), {})
+    if noisy is not None and chosen is not None:
+        left = [c for c in numbers if c.axes and c not in chosen]
+        twin = _Runs(*noisy, holds.allowed)
+        if not _ambiguous(region, noisy[0], left, chosen, twin):
+            values.put(chosen)
+            if holds():
+                return chosen
+    values.put({})
+    unclear = [c.name for c in numbers if c.axes or c.key in region.split]
+    raise ValueError(
+        f"heads: cannot cut at {region.sites[0]!r}: whether {' or '.join(unclear)} has to do with the heads "
+        f"does not show on a batch of length {region.length}, on which the module gives the same either way; "
+        "give a longer batch, or cut when the weights are trained"
+    )
+
+
+def _check_lengths(region: Region, chosen: Mapping[Candidate, Any], changes: Changes) -> None:
+    """Refuse to change numbers that may be lengths, and are longer than any sequence that was seen."""
+    for candidate in chosen:
+        if candidate.axes or candidate.key in region.split:
+            continue
+        if candidate.old >= region.length:
+            raise ValueError(
+                f"heads: cannot cut at {region.sites[0]!r}: {candidate.name} = {candidate.old} would have to "
+                f"change, and no batch longer than {region.length} could be made to show that it is no "
+                "length; give a longer batch"
+            )
+        if region.length <= _WIDELY * candidate.old:
+            changes.notes.append(
+                f"{region.sites[0]}: {candidate.name} = {candidate.old} was changed, and held to sequences "
+                f"of at most {region.length}"
+            )
+
+
+def _widths(
+    copied: nn.Module, region: Region, found: Mapping[str, Projections], removed: Removed
+) -> list[dict[str, Width]]:
+    """What the inputs of modules that read the width of all heads off them may have to say: nothing, or the
+    width that is left, to the modules of the sites or to the whole region.
+    """
+    choices: list[dict[str, Width]] = [{}, {}, {}]
+    for name in region.sites:
+        mine = found[name]
+        left = mine.site.heads - len(removed.get(name, ()))
+        for path, many in ((mine.site.path, 1), (region.path, 2)):
+            known = width_of(copied.get_submodule(path))
+            before = known.before if known is not None else mine.site.heads * mine.d_value
+            for choice in choices[many:]:
+                choice[path] = Width(before, left * mine.d_value)
+    return choices if choices[1].keys() != choices[2].keys() else choices[:2]
+
+
+def _note(
+    changes: Changes,
+    path: str,
+    sites: list[str],
+    modules: Mapping[str, nn.Module],
+    chosen: Mapping[Candidate, Any],
+    kept: Mapping[int, list[int]],
+) -> None:
+    """Note what was changed in a region; for the modules of its sites also that nothing was."""
+    for name in sites:
+        changes.attributes.setdefault(name, {})
+    for candidate, value in chosen.items():
+        where, name = _joined(path, candidate.module), ".".join(candidate.path)
+        if candidate.axes:
+            number = next(i for i, option in enumerate(candidate.options) if option is value)
+            axis, size = candidate.axes[number - 1]
+            changes.follow(where, name, axis, size, kept[size])
+        else:
+            into = changes.configs if candidate.config else changes.attributes
+            into.setdefault(where, {})[name] = value
+    for name, module in modules.items():
+        if isinstance(module, TorchAttention):
+            changes.attributes.setdefault(_joined(path, name), {})["kept"] = module.kept
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+class _Runs:
+    """Whether a module gives what it gave in the silenced model."""
+
+    def __init__(self, module: nn.Module, calls: list[Captured], allowed: float) -> None:
+        self.module, self.calls, self.allowed = module, calls, allowed
+
+    def __call__(self) -> bool:
+        try:
+            return all(off <= self.allowed for off in _differences(self.module, self.calls))
+        except Exception:  # these numbers do not fit
+            return False
+
+    def fails(self) -> bool:
+        """Whether it runs, and gives something else."""
+        try:
+            return any(off > self.allowed for off in _differences(self.module, self.calls))
+        except Exception:
+            return False
+
+
+def _differences(module: nn.Module, calls: list[Captured]) -> Iterator[float]:
+    for call in calls:
+        with evaluating(module):
+            args, kwargs = call.given()
+            got = module(*args, **kwargs)
+        yield difference(own_output(module, call.output), own_output(module, got))
+
+
+def _why(module: nn.Module, calls: list[Captured]) -> str:
+    try:
+        off = max(_differences(module, calls))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return f"its output is off by {off:.2g}"

@@ -1,0 +1,231 @@
+"""What a module reads while it runs, and what becomes of the whole numbers that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+Reads = Mapping[str, frozenset[str]]  # module path -> names of attributes; "config." before those of a config
+
+# Functions whose whole numbers say how an axis is split, joined, repeated or how large it is. All others may
+# take them for positions or distances.
+_SIZES = {
+    Tensor.view, Tensor.reshape, torch.reshape, Tensor.unflatten, torch.unflatten, Tensor.split, torch.split,
+    Tensor.chunk, torch.chunk, Tensor.tensor_split, torch.tensor_split, Tensor.expand, Tensor.repeat,
+    Tensor.repeat_interleave, torch.repeat_interleave, Tensor.new_zeros, Tensor.new_empty, torch.zeros,
+    torch.empty, torch.split_with_sizes, Tensor.split_with_sizes, nn.functional.group_norm,
+}  # fmt: skip
+
+
+class Reading:
+    """A context that notes, for each module inside a region, the names of the attributes that are read
+    meanwhile; those of configs begin with ``config.``.
+
+    numbers: names by path; of the whole numbers there, what is done with each read is noted in ``uses``.
+
+    Examples
+    --------
+    >>> class Layer(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.heads, self.window = 3, 3
+    ...     def forward(self, x):
+    ...         return x.unflatten(-1, (self.heads, -1))
+    >>> layer = Layer()
+    >>> with Reading(layer, {"": {"heads"}}) as found:
+    ...     _ = layer(torch.ones(2, 6))
+    >>> "heads" in found.names[""], "window" in found.names[""], found.only_sizes("", "heads")
+    (True, False, True)
+    """
+
+    def __init__(self, region: nn.Module, numbers: Mapping[str, Collection[str]] | None = None) -> None:
+        self.region, self.numbers = region, numbers or {}
+        self.names: dict[str, set[str]] = {}
+        self.uses: dict[tuple[str, str], list[Uses]] = {}
+        self._back: list[Callable[[], None]] = []
+        self._paths: dict[int, str] = {}
+        self._mode = _Sizes()
+
+    def read(self, path: str, name: str, value: Any) -> Any:
+        """Note a read; gives what is read."""
+        self.names[path].add(name)
+        if type(value) is not int or name not in self.numbers.get(path, ()):
+            return value
+        use = Uses()
+        self.uses.setdefault((path, name), []).append(use)
+        return Traced(value, (use,))
+
+    def only_sizes(self, path: str, name: str) -> bool:
+        """Whether a number only ever says how axes are split: then no longer input shows anything new."""
+        uses = self.uses.get((path, name), [])
+        return any(use.sizes for use in uses) and not any(use.other or not use.seen for use in uses)
+
+    def __enter__(self) -> Reading:
+        try:
+            self._look()
+        except BaseException:
+            self._undo()
+            raise
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._mode.__exit__(*error)
+        self._undo()
+
+    def _look(self) -> None:
+        classes: dict[type, type] = {}
+        for path, module in self.region.named_modules():
+            self.names[path], self._paths[id(module)] = set(), path
+            config = vars(module).get("config")
+            if hasattr(config, "to_dict"):
+                vars(module)["config"] = _Config(config, path, self)
+                self._back.append(partial(vars(module).__setitem__, "config", config))
+            kind = type(module)
+            if kind not in classes:
+                classes[kind] = self._spied(kind)
+            module.__class__ = classes[kind]
+            self._back.append(partial(setattr, module, "__class__", kind))
+
+    def _undo(self) -> None:
+        for undo in reversed(self._back):
+            undo()
+
+    def _spied(self, kind: Any) -> type:
+        def get(module: Any, name: str) -> Any:
+            path = self._paths[id(module)]
+            self.names[path].add(name)  # also where the next line raises, as for buffers, which come later
+            return self.read(path, name, kind.__getattribute__(module, name))
+
+        spied: type = type(kind)(
+            kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__}
+        )
+        return spied
+
+
+class _Config:
+    """A config that tells which of its values are read."""
+
+    def __init__(self, config: Any, path: str, reading: Reading) -> None:
+        vars(self).update(_real=config, _path=path, _reading=reading)
+
+    def __getattr__(self, name: str) -> Any:
+        own = vars(self)
+        return own["_reading"].read(own["_path"], f"config.{name}", getattr(own["_real"], name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(vars(self)["_real"], name, value)
+
+
+class Uses:
+    """What was done with a number that was read: it said ``sizes`` of axes, was compared for equality, or
+    something ``other``; loops over a range are not seen.
+    """
+
+    def __init__(self) -> None:
+        self.sizes = self.compared = self.other = False
+
+    @property
+    def seen(self) -> bool:
+        """Whether anything was."""
+        return self.sizes or self.compared or self.other
+
+
+class Traced(int):
+    """A whole number that notes what is done with it, and with what is computed from it.
+
+    >>> uses = Uses()
+    >>> heads = Traced(3, (uses,))
+    >>> with _Sizes():
+    ...     _ = torch.ones(2, 12).view(2, heads, 12 // heads)
+    >>> uses.sizes, uses.other
+    (True, False)
+    >>> with _Sizes():
+    ...     _ = torch.arange(5) < heads
+    >>> uses.other
+    True
+    """
+
+    uses: tuple[Uses, ...]
+
+    def __new__(cls, value: int, uses: Iterable[Uses]) -> Traced:
+        number = super().__new__(cls, value)
+        number.uses = tuple(dict.fromkeys(uses))
+        return number
+
+    def other(self) -> None:
+        """Note a use that may be one of a position."""
+        for use in self.uses:
+            use.other = True
+
+    def __eq__(self, value: object) -> bool:
+        for use in self.uses:
+            use.compared = True
+        return int(self.real) == value
+
+    def __ne__(self, value: object) -> bool:
+        return not self == value
+
+    def __hash__(self) -> int:
+        return hash(self.real)
+
+
+def _computed(name: str) -> Any:
+    plain = getattr(int, name)
+
+    def operator(self: Traced, *others: Any) -> Any:
+        result = plain(self, *others)
+        if type(result) is not int:
+            return result
+        return Traced(result, (*self.uses, *(use for x in others if isinstance(x, Traced) for use in x.uses)))
+
+    return operator
+
+
+def _noted(name: str) -> Any:
+    plain = getattr(int, name)
+
+    def operator(self: Traced, *others: Any) -> Any:
+        self.other()
+        return plain(self, *others)
+
+    return operator
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod", "neg"):
+    setattr(Traced, f"__{_name}__", _computed(f"__{_name}__"))
+for _name in ("lt", "le", "gt", "ge", "truediv", "rtruediv", "pow", "rpow", "float", "int", "divmod"):
+    setattr(Traced, f"__{_name}__", _noted(f"__{_name}__"))
+
+
+class _Sizes(TorchFunctionMode):
+    """A context in which torch's functions note the numbers that they are given."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for number in _numbers((args, kwargs)):
+            if func in _SIZES:
+                for use in number.uses:
+                    use.sizes = True
+            else:
+                number.other()
+        return func(*args, **(kwargs or {}))
+
+
+def _numbers(value: Any) -> Iterator[Traced]:
+    if isinstance(value, Traced):
+        yield value
+    elif isinstance(value, slice):
+        yield from _numbers((value.start, value.stop, value.step))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _numbers(item)
