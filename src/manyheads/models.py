@@ -255,14 +255,10 @@ def _pretrained(name: str, head: bool) -> Loaded:
         raise ValueError(f"MODEL: there is no folder {name}; expected {EXPECTED}")
     if local and not (folder / "config.json").is_file():
         raise ValueError(f"MODEL: the folder {name} has no config.json; expected {EXPECTED}")
-    try:
-        from huggingface_hub.utils import logging as hub_logging
-        from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer
-        from transformers.utils import logging
-    except ImportError:
-        raise ImportError(
-            "models of others need transformers: pip install 'manyheads[hub]'; or give package.module:factory"
-        ) from None
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer
+    from transformers.utils import logging
+
     source = str(folder) if local else name
     # A half-precision checkpoint is slower on a CPU, and its statistics are computed in float32 anyway.
     dtype: Any = torch.float32 if device().type == "cpu" else "auto"
