@@ -170,6 +170,7 @@ VERBS = ["inspect", "roles", "diversity", "importance", "prune", "serve", "evalu
 @pytest.mark.parametrize("device", ["gpu", "meta"])
 def test_a_device_that_is_not_there_is_told(verb, device, folders, tmp_path):
     out = {"serve": [], "evaluate": [], "predict": ["a few"]}.get(verb, ["--out", tmp_path / "out"])
+    out += ["--keep", 0.5] if verb == "prune" else []
     with pytest.raises(ValueError, match=rf"device: got '{device}'; expected cpu, or"):
         call(verb, folders / "language", *out, "--device", device)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 CPU = torch.device("cpu")
 WITHOUT_FLOAT64 = {"mps"}
@@ -27,6 +27,15 @@ def for_float64(device: torch.device) -> torch.device:
     device(type='cpu')
     """
     return CPU if device.type in WITHOUT_FLOAT64 else device
+
+
+def in_float64(x: Tensor) -> Tensor:
+    """A tensor in float64, on its device if that has it (`for_float64`).
+
+    >>> in_float64(torch.ones(1))
+    tensor([1.], dtype=torch.float64)
+    """
+    return x.to(for_float64(x.device)).to(torch.float64)
 
 
 def choose_device(name: str | None = None) -> torch.device:
