@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cache
 
 import torch
@@ -83,7 +83,7 @@ def machine(command: str) -> str:
     ]
     if os.environ.get("THP_MEM_ALLOC_ENABLE"):
         parts.append("huge pages on")
-    return f"`{command}`, {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC: {', '.join(parts)}."
+    return f"`{command}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {', '.join(parts)}."
 
 
 def _processor() -> str:

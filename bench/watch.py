@@ -8,7 +8,7 @@ What was measured is kept in results/watch.json, and not measured again: delete 
 import gc
 import tempfile
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -196,7 +196,7 @@ def raced(name: str, length: int, quick: bool) -> dict[str, Any]:
         pair = in_turns({"plain": contestants["plain"], how: call(name, length, how)}, 2.0)
         ratios[how] = pair[how] / pair["plain"]
         gc.collect()
-    return {"plain": times["plain"], "ratios": ratios, "taken": f"{datetime.now(timezone.utc):%m-%d %H:%M}"}
+    return {"plain": times["plain"], "ratios": ratios, "taken": f"{datetime.now(UTC):%m-%d %H:%M}"}
 
 
 def timed(record: Record, quick: bool) -> tuple[str, list[tuple[str, float, str, float]]]:

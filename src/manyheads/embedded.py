@@ -60,11 +60,9 @@ def load() -> tuple[Any, Any]:
     """
     where = folder()
     check(where)
-    try:
-        from transformers import AutoModel, AutoTokenizer
-        from transformers.utils import logging
-    except ImportError:
-        raise ImportError("the embedded model needs transformers: pip install 'manyheads[hub]'") from None
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging
+
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

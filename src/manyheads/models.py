@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads import embedded
+from manyheads.common.devices import choose_device
 
 EXPECTED = "a folder with config.json and weights, a hub name (owner/name), or package.module:factory"
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -95,8 +95,8 @@ class Loaded:
         return batch
 
 
-def load(name: str | None = None, *, head: bool = False) -> Loaded:
-    """The model of that name, on the fastest device there is; without a name the embedded MiniLM.
+def load(name: str | None = None, *, head: bool = False, device: str | None = None) -> Loaded:
+    """The model of that name; without a name the embedded MiniLM.
 
     Parameters
     ----------
@@ -104,6 +104,7 @@ def load(name: str | None = None, *, head: bool = False) -> Loaded:
         function that takes nothing and returns a model, or a model and its tokenizer or image processor.
     head: with what the model was trained to say on top (a language model's logits, a classifier's classes),
         where its config names such a class of transformers and its weights are there; else without.
+    device: where it runs, such as ``cpu`` or ``cuda:1``; without it, the accelerator if there is one.
 
     Code that comes with a model is never run; what has to be made at random is the same every time.
 
@@ -113,6 +114,7 @@ def load(name: str | None = None, *, head: bool = False) -> Loaded:
     >>> loaded.name, loaded.vocabulary, loaded.positions
     ('MiniLM', 30522, 512)
     """
+    where = choose_device(device)
     with _repeatable():
         if name is None:
             model, tokenizer = embedded.load()
@@ -122,17 +124,9 @@ def load(name: str | None = None, *, head: bool = False) -> Loaded:
         elif _is_own(Path(name).expanduser()):
             loaded = _own(name)
         else:
-            loaded = _pretrained(name, head)
-    loaded.model.to(device()).eval()
+            loaded = _pretrained(name, head, where)
+    loaded.model.to(where).eval()
     return loaded
-
-
-def device() -> torch.device:
-    """Where models run: this process's accelerator, or the CPU."""
-    if torch.accelerator.is_available():
-        kind = torch.accelerator.current_accelerator()
-        return torch.device(kind.type if kind else "cpu", int(os.environ.get("LOCAL_RANK", 0)))
-    return torch.device("cpu")
 
 
 @contextmanager
@@ -242,7 +236,7 @@ def if_any(make: Callable[[], Any]) -> Any:
         return None
 
 
-def _pretrained(name: str, head: bool) -> Loaded:
+def _pretrained(name: str, head: bool, device: torch.device) -> Loaded:
     """A model that transformers knows, from a folder or the hub."""
     folder = Path(name).expanduser()
     if folder.is_file():
@@ -255,17 +249,13 @@ def _pretrained(name: str, head: bool) -> Loaded:
         raise ValueError(f"MODEL: there is no folder {name}; expected {EXPECTED}")
     if local and not (folder / "config.json").is_file():
         raise ValueError(f"MODEL: the folder {name} has no config.json; expected {EXPECTED}")
-    try:
-        from huggingface_hub.utils import logging as hub_logging
-        from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer
-        from transformers.utils import logging
-    except ImportError:
-        raise ImportError(
-            "models of others need transformers: pip install 'manyheads[hub]'; or give package.module:factory"
-        ) from None
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer
+    from transformers.utils import logging
+
     source = str(folder) if local else name
     # A half-precision checkpoint is slower on a CPU, and its statistics are computed in float32 anyway.
-    dtype: Any = torch.float32 if device().type == "cpu" else "auto"
+    dtype: Any = torch.float32 if device.type == "cpu" else "auto"
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     hub_before = hub_logging.get_verbosity()
     logging.set_verbosity_error()

@@ -161,3 +161,22 @@ def test_importance_by_the_loss_of_training(folders, tmp_path, loss):
     name = {"causal": "language", "seq2seq": "translation"}.get(loss, loss)
     options = ["--text", lines, "--method", "gradient", "--loss", loss, "--out", tmp_path / "out"]
     assert call("importance", folders / name, *options).exit_code == 0
+
+
+VERBS = ["inspect", "roles", "diversity", "importance", "prune", "serve", "evaluate", "predict"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("device", ["gpu", "meta"])
+def test_a_device_that_is_not_there_is_told(verb, device, folders, tmp_path):
+    out = {"serve": [], "evaluate": [], "predict": ["a few"]}.get(verb, ["--out", tmp_path / "out"])
+    out += ["--keep", 0.5] if verb == "prune" else []
+    with pytest.raises(ValueError, match=rf"device: got '{device}'; expected cpu, or"):
+        call(verb, folders / "language", *out, "--device", device)
+
+
+def test_a_device_that_is_there_is_used(folders):
+    answers = [
+        call("predict", folders / "language", "a few", *how).stdout for how in ((), ("--device", "cpu"))
+    ]
+    assert answers[0] == answers[1]

@@ -28,6 +28,7 @@ def diversity(
     max_length: options.MaxLength = None,
     limit: options.Limit = None,
     batch_tokens: options.BatchTokens = 2048,
+    device: options.Device = None,
     rows: Annotated[int, typer.Option(help="How many queries of each batch to compare attention on.")] = 128,
     measures: Annotated[
         str | None,
@@ -51,7 +52,7 @@ def diversity(
         from manyheads.inspection import prepare
         from manyheads.models import load
 
-        loaded = load(model, head=True)
+        loaded = load(model, head=True, device=device)
         read = corpus.choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
     prepare(out)
     bar = TextColumn("Comparing heads"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from manyheads.cli import options
+
 
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="A folder that train wrote, or prune of such a one.")],
@@ -19,6 +21,7 @@ def evaluate(
         int | None, typer.Option(help="Hypotheses kept while translating: more is slower, and better.")
     ] = None,
     batch_tokens: Annotated[int, typer.Option(help="How many tokens run through the model at once.")] = 4096,
+    device: options.Device = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """How good a trained model is, by the metrics of its task, on all examples.
@@ -31,7 +34,7 @@ def evaluate(
         from manyheads.training.evaluation import evaluate as measure
 
         task: Any
-        task, model = tasks.load(folder)
+        task, model = tasks.load(folder, device)
         if beams is not None:
             if not hasattr(task, "beams"):
                 raise ValueError(f"beams: {task.name} has none; leave the option out")

@@ -56,6 +56,7 @@ def importance(
     max_length: options.MaxLength = None,
     limit: options.Limit = None,
     batch_tokens: options.BatchTokens = 1024,
+    device: options.Device = None,
     seed: Annotated[int, typer.Option(help="Of all that is drawn at random.")] = 0,
     out: options.Out = Path("out/importance"),
     json: options.Json = False,
@@ -81,7 +82,7 @@ def importance(
             wrong = ", ".join(unknown) or repr(method)
             raise ValueError(f"method: expected some of {', '.join(METHODS)}, got {wrong}")
         named(loss)
-        loaded = load(model, head=True)
+        loaded = load(model, head=True, device=device)
         labels = loss == "classification" and loaded.task is not None
         read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data, labels=labels)
     prepare(out)

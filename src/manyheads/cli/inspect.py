@@ -33,6 +33,7 @@ def inspect(
     max_length: options.MaxLength = None,
     limit: options.Limit = None,
     batch_tokens: options.BatchTokens = 4096,
+    device: options.Device = None,
     out: options.Out = Path("out/inspect"),
     json: options.Json = False,
 ) -> None:
@@ -55,6 +56,7 @@ def inspect(
         max_length=max_length,
         limit=limit,
         batch_tokens=batch_tokens,
+        device=device,
         machine=json,
     )
     raise typer.Exit(code)
@@ -71,6 +73,7 @@ def run(
     max_length: int | None,
     limit: int | None,
     batch_tokens: int,
+    device: str | None,
     machine: bool,
 ) -> int:
     """Count, tell, write; the exit code: 0, or 130 when Ctrl-C ended it early."""
@@ -84,7 +87,7 @@ def run(
             raise ValueError(
                 "text: several processes cannot share standard input; expected a file: save the text"
             )
-        loaded = load(model)
+        loaded = load(model, device=device)
         read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
     prepare(out)
     share = rank(), processes()

@@ -25,5 +25,8 @@ Data = Annotated[
 MaxLength = Annotated[int | None, typer.Option(help="Cut longer sequences into pieces of this many tokens.")]
 Limit = Annotated[int | None, typer.Option(help="Read only so many texts, pictures or sequences.")]
 BatchTokens = Annotated[int, typer.Option(help="How many tokens run through the model at once.")]
+Device = Annotated[
+    str | None, typer.Option(help="Where the model runs: cpu, cuda:1, mps ...; else the accelerator if any.")
+]
 Out = Annotated[Path, typer.Option(help="The folder for the results; made if it is not there.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from manyheads.cli import options
+
 
 def predict(
     folder: Annotated[Path, typer.Argument(help="A folder that train wrote, or prune of such a one.")],
@@ -32,6 +34,7 @@ def predict(
     draw: Annotated[
         Path | None, typer.Option(help="DNA: a picture (.png) of where every head looks along each sequence.")
     ] = None,
+    device: options.Device = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Translate, continue a text, name a picture, forecast a table, as the model was trained to.
@@ -49,9 +52,9 @@ def predict(
     with Console(stderr=True).status(f"Loading {folder}"):
         from manyheads import tasks
 
-        task, model = tasks.load(folder)
-    options = {"new_tokens": new_tokens, "temperature": temperature, "seed": seed, "beams": beams}
-    how: dict[str, Any] = {n: v for n, v in (options | {"language": language}).items() if v is not None}
+        task, model = tasks.load(folder, device)
+    chosen = {"new_tokens": new_tokens, "temperature": temperature, "seed": seed, "beams": beams}
+    how: dict[str, Any] = {n: v for n, v in (chosen | {"language": language}).items() if v is not None}
     if how.get("temperature") == 0:
         how["temperature"] = None
     given = inputs or [line.rstrip("\n") for line in sys.stdin]
@@ -66,11 +69,13 @@ def predict(
     for before, after in zip(given, found, strict=True):
         print(json_format.dumps({"input": before, "output": after}) if json else after)
     if draw is not None:
-        _draw(folder, task, given, found, draw)
+        _draw(folder, task, given, found, draw, device)
         Console(stderr=True).print(f"Where the heads look: {draw}", soft_wrap=True, highlight=False)
 
 
-def _draw(folder: Path, task: Any, given: list[str], found: list[str], path: Path) -> None:
+def _draw(
+    folder: Path, task: Any, given: list[str], found: list[str], path: Path, device: str | None
+) -> None:
     """Every head along every input, in one picture."""
     from manyheads.models import load
     from manyheads.tasks.dna import DNA
@@ -78,7 +83,7 @@ def _draw(folder: Path, task: Any, given: list[str], found: list[str], path: Pat
 
     if not isinstance(task, DNA):
         raise ValueError(f"draw: {task.name} reads no sequences of bases; leave the option out")
-    model = load(str(folder)).model
+    model = load(str(folder), device=device).model
     panels = []
     for sequence, answer in zip(given, found, strict=True):
         batch, letters = task.one(sequence)

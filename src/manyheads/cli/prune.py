@@ -76,6 +76,7 @@ def prune(
     max_length: options.MaxLength = None,
     limit: Annotated[int | None, typer.Option(help="Read only so many texts or sequences.")] = None,
     batch_tokens: options.BatchTokens = 2048,
+    device: options.Device = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The folder for the smaller model; it must not exist yet.")
     ] = Path("out/prune"),
@@ -101,7 +102,7 @@ def prune(
         from manyheads.corpus import choose
         from manyheads.models import if_any, load
 
-        loaded = load(model, head=True)
+        loaded = load(model, head=True, device=device)
         read = choose(loaded, text, None, tokens, max_length, limit, batch_tokens, data)
         judge = None if metric is None else _metric(metric)
         given = None if plan is None else _plan(plan, loaded.model)

@@ -38,6 +38,7 @@ def roles(
     max_length: options.MaxLength = None,
     limit: options.Limit = None,
     batch_tokens: options.BatchTokens = 4096,
+    device: options.Device = None,
     only: Annotated[str | None, typer.Option(help="Some roles only, as in: induction,retrieval")] = None,
     least: Annotated[int, typer.Option(help="With fewer cases than this nothing is claimed.")] = 100,
     out: options.Out = Path("out/roles"),
@@ -57,7 +58,7 @@ def roles(
         from manyheads.inspection import prepare
         from manyheads.models import load
 
-        loaded = load(model, head=True)
+        loaded = load(model, head=True, device=device)
         read = corpus.choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
         tokenizer = None
         if read.unit == "tokens" and (tokens is None or treebank is not None):

@@ -27,6 +27,7 @@ def serve(
         str, typer.Option(help="The address to listen on. Others than 127.0.0.1 let other machines in.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")] = PORT,
+    device: options.Device = None,
     open: Annotated[bool, typer.Option("--open", help="Open the page in your browser.")] = False,
     json: options.Json = False,
 ) -> None:
@@ -49,7 +50,7 @@ def serve(
         from manyheads.models import load
         from manyheads.view.live.model import begin
 
-        live = begin(load(model, head=True), text, images)
+        live = begin(load(model, head=True, device=device), text, images)
 
     def tell(address: str) -> None:
         if json:

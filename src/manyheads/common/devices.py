@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+CPU = torch.device("cpu")
+WITHOUT_FLOAT64 = {"mps"}
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -15,4 +20,40 @@ def device_of(model: nn.Module) -> torch.device:
     return next((tensor.device for held in (model.parameters(), model.buffers()) for tensor in held), CPU)
 
 
-CPU = torch.device("cpu")
+def for_float64(device: torch.device) -> torch.device:
+    """Where sums in float64 are kept of what is computed on a device: there, or on the CPU if it has none.
+
+    >>> for_float64(torch.device("mps"))
+    device(type='cpu')
+    """
+    return CPU if device.type in WITHOUT_FLOAT64 else device
+
+
+def in_float64(x: Tensor) -> Tensor:
+    """A tensor in float64, on its device if that has it (`for_float64`).
+
+    >>> in_float64(torch.ones(1))
+    tensor([1.], dtype=torch.float64)
+    """
+    return x.to(for_float64(x.device)).to(torch.float64)
+
+
+def choose_device(name: str | None = None) -> torch.device:
+    """The device of that name; without one, this process's accelerator, or the CPU.
+
+    >>> choose_device("gpu")
+    Traceback (most recent call last):
+    ValueError: device: got 'gpu'; expected cpu, or the name of an accelerator that torch has here (none)
+    """
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name is None:
+        return CPU if kind is None else torch.device(kind.type, int(os.environ.get("LOCAL_RANK", 0)))
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError):
+        there = "none" if kind is None else f"{kind.type}, {torch.accelerator.device_count()} of it"
+        raise ValueError(
+            f"device: got {name!r}; expected cpu, or the name of an accelerator that torch has here ({there})"
+        ) from None
+    return device

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from manyheads.common.devices import for_float64, in_float64
+
 
 class Tally:
     """Counts, sums and sums of squares of several metrics, in float64, for each head.
@@ -22,6 +24,7 @@ class Tally:
     ) -> None:
         self.names = list(names)
         self.heads = heads
+        device = for_float64(torch.device(device))
         self.tokens = torch.zeros(heads, dtype=torch.float64, device=device)
         self._sums = torch.zeros(3, len(self.names), heads, dtype=torch.float64, device=device)
         self.profiles: dict[str, Tensor] | None = {} if profiles else None
@@ -45,10 +48,11 @@ class Tally:
         """
         names = [name for name in self.names if name in values]
         # (metrics, batch, heads, queries)
-        x = torch.stack([values[name] for name in names]).to(torch.float64)
+        x = in_float64(torch.stack([values[name] for name in names]))
+        counted = counted.to(x.device)
         if not bool(counted.all()):
             x.masked_fill_(~counted, 0.0)
-        weights = {name: counted & narrower for name, narrower in (fewer or {}).items()}
+        weights = {name: counted & narrower.to(x.device) for name, narrower in (fewer or {}).items()}
         tokens = counted.expand(x.shape[1:]).sum((0, 2))
         self.tokens += tokens
         counts = tokens.to(torch.float64).repeat(len(names), 1)
@@ -67,9 +71,10 @@ class Tally:
     def received(self, weights: Tensor, real: Tensor) -> None:
         """Add the attention that keys got: (batch, heads, keys), where ``real`` (batch, keys)."""
         if self.profiles is not None:
-            there = real.unsqueeze(1).expand(weights.shape)
+            weights = in_float64(weights)
+            there = real.to(weights.device).unsqueeze(1).expand(weights.shape)
             self._lengthen("received", 0, there.sum(0), 0)
-            self._lengthen("received", 1, torch.where(there, weights, 0.0).to(torch.float64).sum(0), 0)
+            self._lengthen("received", 1, torch.where(there, weights, 0.0).sum(0), 0)
 
     def _lengthen(self, name: str, row: int, values: Tensor, start: int) -> None:
         """Add (heads, length) to a profile (2, heads, positions), making it longer when needed."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from manyheads.common.devices import for_float64
 from manyheads.common.untouched import evaluating
 from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor
@@ -236,8 +237,8 @@ def _is_channelwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _direction(tensor: Tensor) -> Tensor:
     """Numbers without pattern, in which nothing cancels, that leave the random numbers of others alone."""
-    steps = torch.arange(1, tensor.numel() + 1, device=tensor.device, dtype=torch.float64)
-    return torch.cos(steps * steps * 0.7).add(0.1).to(tensor.dtype).view(tensor.shape)
+    steps = torch.arange(1, tensor.numel() + 1, device=for_float64(tensor.device), dtype=torch.float64)
+    return torch.cos(steps * steps * 0.7).add(0.1).to(tensor.dtype).to(tensor.device).view(tensor.shape)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

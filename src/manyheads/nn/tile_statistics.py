@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from manyheads.common.devices import for_float64, in_float64
 from manyheads.nn.mask import Mask
 from manyheads.nn.tiles import Hidden, Tile, exp_of_difference, exp_of_weighty, hide, scratch, tiles
 
@@ -64,7 +65,8 @@ def collect(
     sums = _FULL_SUMS if full else SUMS
     raw = like.new_zeros(len(sums), *shape)
     received = like.new_zeros(*shape[:3], keys) if full else None
-    moments = like.new_zeros(*shape, 5, dtype=torch.float64) if full else None
+    exact = for_float64(like.device)
+    moments = torch.zeros(*shape, 5, dtype=torch.float64, device=exact) if full else None
     means = None if features is None else like.new_zeros(*shape, features.shape[2])
     take, grid, basis = scratch(like.dtype, like.device), None, _basis(like)
     for tile in tiles(mask, shape, keys, offset, ELEMENTS):
@@ -107,7 +109,7 @@ def collect(
             place = tile.batch, tile.kv_heads, slice(None), slice(tile.columns.start, tile.columns.stop)
             received[place] += (reciprocal(found["total"]).unsqueeze(-2) @ e).squeeze(-2)
             segments = (wide.view(-1, SEGMENT) @ basis).view(*wide.shape[:-1], -1)
-            tile.of_queries(moments).copy_(segments.to(torch.float64) @ grid.weights)
+            tile.of_queries(moments).copy_(in_float64(segments) @ grid.weights)
     summed = dict(zip(sums, raw.unbind(), strict=True))
     seen = of_core(summed)
     if means is not None:
@@ -188,7 +190,7 @@ def _grid(tile: Tile, offset: int, like: Tensor) -> _Grid:
     behind = min(max(before, -(-stop // SEGMENT)), segments)
     among = slice(min(before * SEGMENT, columns), min(behind * SEGMENT, columns))
     distance = (here - torch.arange(among.start, among.stop, device=like.device)).abs_().to(like.dtype)
-    number = torch.arange(segments, device=like.device)
+    number = torch.arange(segments, device=for_float64(like.device))
     c = (tile.columns.start + number * SEGMENT + SEGMENT // 2).to(torch.float64)
     sign = (number < before).to(torch.float64) - (number >= behind).to(torch.float64)
     none, one = torch.zeros_like(c), torch.ones_like(c)
@@ -231,18 +233,20 @@ def _of_full(raw: dict[str, Tensor], moments: Tensor, offset: int, causal: bool)
     """What the full set has besides. E[j^2] - E[j]^2 would cancel in float32; in float64 it does not matter,
     given that the mass is the sum of the very same numbers.
     """
-    nothing, inverse = raw["total"] == 0, reciprocal(raw["total"])
+    inverse = reciprocal(raw["total"])
+    nothing, among = (x.to(moments.device) for x in (raw["total"] == 0, raw["among"]))
     mass, first, second, signed_mass, signed_first = moments.unbind(-1)
     whole = reciprocal(mass).masked_fill_(nothing, 0.0)
     mean = first * whole
     i = torch.arange(offset, offset + mass.shape[-1], device=mass.device, dtype=mass.dtype)
     # |i - j| is i - j for segments before the queries, j - i for those behind; among them it was summed.
-    distance = i * mass - first if causal else i * signed_mass - signed_first + raw["among"]
+    distance = i * mass - first if causal else i * signed_mass - signed_first + among
+    spread = (second * whole - mean * mean).clamp_(min=0.0).sqrt_()
     return {
         "confidence": raw["largest"] * inverse,
         "collision": (raw["norm"] * inverse).square_(),
-        "distance": (distance * whole).clamp_(min=0.0).to(inverse.dtype),
-        "distance_spread": (second * whole - mean * mean).clamp_(min=0.0).sqrt_().to(inverse.dtype),
+        "distance": (distance * whole).clamp_(min=0.0).to(inverse.dtype).to(inverse.device),
+        "distance_spread": spread.to(inverse.dtype).to(inverse.device),
         "local": raw["local"] * inverse,
-        "largest_logit": (raw["largest"].log() + raw["shift"]).masked_fill_(nothing, -torch.inf),
+        "largest_logit": (raw["largest"].log() + raw["shift"]).masked_fill_(raw["total"] == 0, -torch.inf),
     }

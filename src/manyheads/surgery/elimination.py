@@ -84,7 +84,7 @@ class _Moments:
 
     def add(self, outputs: Tensor, slopes: Tensor, weights: Tensor) -> None:
         """Count tokens (rows, heads * d_value), each as much as its weight (rows,)."""
-        outputs, slopes, weights = (x.double().cpu() for x in (outputs, slopes, weights))
+        outputs, slopes, weights = (x.cpu().double() for x in (outputs, slopes, weights))
         weighted = outputs * weights.unsqueeze(1)
         self.tokens += len(outputs)
         self.count += weights.sum().item()

@@ -12,6 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import manyheads
@@ -64,11 +66,10 @@ def save(model: nn.Module, dir: str | PathLike[str], tokenizer: Any = None) -> N
 
 
 def _write(model: nn.Module, folder: Path, tokenizer: Any) -> None:
-    safetensors = _safetensors()
     persistent, others = _state(model)
-    safetensors.torch.save_file(persistent, folder / _WEIGHTS, metadata={"format": "pt"})
+    save_file(persistent, folder / _WEIGHTS, metadata={"format": "pt"})
     if others:
-        safetensors.torch.save_file(others, folder / _BUFFERS)
+        save_file(others, folder / _BUFFERS)
     if hasattr(tokenizer, "save_pretrained"):
         tokenizer.save_pretrained(str(folder))
     changes = changes_of(model)
@@ -202,11 +203,10 @@ def _made(folder: Path, description: Mapping[str, Any], factory: Callable[[], nn
 
 def _fill(model: nn.Module, folder: Path, description: Mapping[str, Any]) -> None:
     """Put the tensors of the files into the model; they must be exactly those that it needs."""
-    safetensors = _safetensors()
     try:
-        persistent = safetensors.torch.load_file(folder / _WEIGHTS)
-        others = safetensors.torch.load_file(folder / _BUFFERS) if _BUFFERS in description["files"] else {}
-    except safetensors.SafetensorError as error:
+        persistent = load_file(folder / _WEIGHTS)
+        others = load_file(folder / _BUFFERS) if _BUFFERS in description["files"] else {}
+    except SafetensorError as error:
         raise ValueError(f"{folder}: its weights cannot be read ({error})") from error
     held = {**dict(model.named_buffers()), **model.state_dict(keep_vars=True)}
     for name, tensor in (persistent | others).items():
@@ -225,15 +225,6 @@ def _fill(model: nn.Module, folder: Path, description: Mapping[str, Any]) -> Non
         raise ValueError(f"{folder}: its weights lack {len(lost)} tensors, {lost[0]} among them")
     for name, tensor in (persistent | others).items():
         set_tensor(model, name, tensor)
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors
-        import safetensors.torch
-    except ImportError:
-        raise ImportError("models are kept as safetensors: pip install 'manyheads[hub]'") from None
-    return safetensors
 
 
 def _hash(path: Path) -> str:

@@ -61,10 +61,10 @@ def held_out(folder: str | Path, task: Task) -> Examples:
     return task.open(training["data"], training["valid"]).valid
 
 
-def load(folder: str | Path) -> tuple[Task, nn.Module]:
-    """A trained model with its task, ready to measure and to predict."""
-    from manyheads.models import device
+def load(folder: str | Path, device: str | None = None) -> tuple[Task, nn.Module]:
+    """A trained model with its task, ready to measure and to predict, on that device (`choose_device`)."""
+    from manyheads.common.devices import choose_device
     from manyheads.surgery.files import load as load_model
 
     task = restore(folder)
-    return task, load_model(folder).to(device())
+    return task, load_model(folder).to(choose_device(device))

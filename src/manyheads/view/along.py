@@ -87,12 +87,10 @@ def draw(panels: Sequence[tuple[str, Along, Sequence[str]]], path: Path, title: 
 
     A row is a head, a column a place; the colour is the share of attention, by its square root.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.colors import LinearSegmentedColormap, PowerNorm
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("drawing needs matplotlib: pip install 'manyheads[plot]'") from None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib.figure import Figure
+
     longest = max(found.weights.shape[1] for _, found, _ in panels)
     heights = [0.16 * len(found.heads) + 0.6 for _, found, _ in panels]
     size = (min(max(0.13 * longest + 1.6, 6.0), 18.0), sum(heights) + 0.8)

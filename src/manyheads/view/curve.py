@@ -12,11 +12,9 @@ _OTHER = ("#2a7f4f", "#8a3f8f", "#a8323e")
 
 def draw(found: Curve, path: Path, title: str = "") -> None:
     """Draw a curve into a file; dashed without refit, solid with it; the control is grey."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("--curve draws with matplotlib: pip install matplotlib") from None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

@@ -130,11 +130,9 @@ def draw_matrices(table: HeadTable, path: Path, title: str) -> None:
 
 def _figure(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
     """A figure with so many panels, each of this size in inches, in up to three columns."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("drawing needs matplotlib: pip install 'manyheads[plot]'") from None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     columns = min(count, 3)
     rows = -(-count // columns)
     size = (width * columns, height * rows + 0.4)

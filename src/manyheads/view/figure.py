@@ -31,13 +31,11 @@ def draw(weights: Sequence[Tensor], tokens: Sequence[str], path: Path, title: st
     One row of maps for each layer, from the first at the top. In a map, rows are the tokens that look and
     columns those that are looked at.
     """
-    try:
-        from matplotlib import font_manager, rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.colors import LinearSegmentedColormap, PowerNorm
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("drawing needs matplotlib: pip install 'manyheads[plot]'") from None
+    from matplotlib import font_manager, rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib.figure import Figure
+
     installed = {font.name for font in font_manager.fontManager.ttflist}
     fonts = ["DejaVu Sans", *(name for name in EAST_ASIAN if name in installed)]
     heads = max(len(layer) for layer in weights)

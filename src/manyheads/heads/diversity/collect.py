@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import for_float64
 from manyheads.heads.calls import Call
 from manyheads.heads.diversity.rows import attention_rows
 from manyheads.heads.importance.observe import shapes
@@ -138,10 +139,11 @@ class Collector:
         tokens = None if call.tokens is None else call.tokens.cpu().numpy().tobytes()
         kind = turn, bool(call.site.cross), look.ahead, tuple(counted.shape), call.keys, call.sinks
         rows = outputs = None
+        sums = for_float64(call.output.device)  # where they are added up
         if self.rows and len(chosen):
-            rows = attention_rows(call, chosen // call.queries, chosen % call.queries)
+            rows = attention_rows(call, chosen // call.queries, chosen % call.queries).to(sums)
         if self.outputs and not call.partial:
-            outputs = call.output.transpose(1, 2).flatten(0, 1)[places]
+            outputs = call.output.transpose(1, 2).flatten(0, 1)[places].to(sums)
         meeting = *kind, tokens, places.cpu().numpy().tobytes()
         return Seen(call.site, meeting, len(places), places, rows, outputs)
 

@@ -81,12 +81,10 @@ def _clusters(near: Tensor) -> tuple[Tensor, Tensor]:
     one, none = torch.zeros(len(near), dtype=torch.long), torch.zeros(len(near), dtype=torch.float64)
     if len(near) < 3 or not near.any():
         return one, none
-    try:
-        from scipy.cluster.hierarchy import fcluster, linkage
-        from scipy.spatial.distance import squareform
-        from sklearn.metrics import silhouette_samples
-    except ImportError:
-        raise _needed() from None
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+    from sklearn.metrics import silhouette_samples
+
     values = near.numpy()
     # average linkage splits off one odd head after another; groups are to be of some size
     tree = linkage(squareform(values, checks=False), "ward")
@@ -109,10 +107,8 @@ def _map(near: Tensor) -> Tensor:
         place[1, 0] = near[0, 1]
     if len(near) < 3 or not near.any():
         return place
-    try:
-        from sklearn.manifold import MDS
-    except ImportError:
-        raise _needed() from None
+    from sklearn.manifold import MDS
+
     mds = MDS(2, metric="precomputed", init="classical_mds", n_init=1, random_state=0)
     return torch.from_numpy(mds.fit_transform(near.numpy())).double()
 
@@ -127,7 +123,3 @@ def stress(distance: Tensor, place: Tensor) -> float:
     known = distance.isfinite()
     off = (torch.cdist(place, place) - distance)[known].square().sum()
     return (off / distance[known].square().sum()).sqrt().item() if distance[known].any() else 0.0
-
-
-def _needed() -> ImportError:
-    return ImportError("diversity needs scipy and scikit-learn: pip install 'manyheads[judge]'")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.common.devices import device_of
+from manyheads.common.devices import device_of, in_float64
 from manyheads.common.untouched import evaluating
 from manyheads.heads.diversity.collect import Collector, Seen
 from manyheads.heads.diversity.result import table
@@ -165,5 +165,5 @@ def _gradients(
     found = torch.autograd.grad(value, list(gates.values()), weights, allow_unused=True)
     for one, gradient in zip(gates, found, strict=True):
         if gradient is not None:
-            one.gradient = gradient.transpose(1, 2).flatten(0, 1)[one.places].double()
+            one.gradient = in_float64(gradient.transpose(1, 2).flatten(0, 1)[one.places])
     return True

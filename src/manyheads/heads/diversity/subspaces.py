@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from manyheads.common.devices import in_float64
+
 
 def bases(weights: Sequence[Tensor]) -> list[Tensor]:
     """An orthonormal basis (d_model, rank) of the row space of each weight matrix (width, d_model), float64.
@@ -21,7 +23,7 @@ def bases(weights: Sequence[Tensor]) -> list[Tensor]:
         if weight.numel():
             alike.setdefault(tuple(weight.shape), []).append(number)
     for numbers in alike.values():
-        stack = torch.stack([weights[number].detach().double() for number in numbers])
+        stack = torch.stack([in_float64(weights[number].detach()) for number in numbers])
         precision = torch.finfo(torch.float32).eps * max(stack.shape[1:])
         # eigenvectors of (width, width) at once, not singular vectors of (width, d_model) one by one
         values, vectors = torch.linalg.eigh(stack @ stack.transpose(1, 2))

@@ -68,7 +68,7 @@ def _silenced(
             columns.append(difference(full.output, observer.output(result, full)))
         else:
             columns.append(units(loss, result, batch) - before)
-    return torch.stack(columns, 1).double().cpu()
+    return torch.stack(columns, 1).cpu().double()
 
 
 def _sound(observer: Observer, recording: Recording, batch: Any, full: Forward, site: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.common.devices import device_of
+from manyheads.common.devices import device_of, for_float64
 from manyheads.common.untouched import evaluating
 from manyheads.heads.calls import Call
 from manyheads.heads.importance.outputs import Output, read
@@ -200,7 +200,7 @@ def gate_gradients(
         for output in pieces:
             gradient = next(gradients)
             part = torch.zeros_like(output) if gradient is None else gradient * output.detach()
-            part = part.sum((2, 3), dtype=torch.float64)
+            part = part.to(for_float64(part.device)).sum((2, 3), dtype=torch.float64)
             total = total + (
                 part if len(pieces) == 1 and len(part) == len(value) else part.sum(0, keepdim=True)
             )
@@ -217,7 +217,7 @@ class Sums:
     def add(self, values: Mapping[str, Tensor], column: str = "importance") -> None:
         """Count values {site: (units, heads)}; a unit is a sequence, or a batch."""
         for site, value in values.items():
-            value = value.double().cpu()
+            value = value.cpu().double()
             parts = torch.stack([torch.ones_like(value).sum(0), value.sum(0), value.pow(2).sum(0)])
             mine = self.found.setdefault(column, {})
             mine[site] = mine[site] + parts if site in mine else parts

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import in_float64
+
 
 @dataclass(frozen=True, eq=False)
 class Output:
@@ -119,7 +121,7 @@ def difference(full: Output, other: Output) -> Tensor:
             "head was silenced; expected the same shape"
         )
     if full.real is None:
-        a, b = (nn.functional.normalize(output.value.double(), dim=-1) for output in (full, other))
+        a, b = (nn.functional.normalize(in_float64(output.value), dim=-1) for output in (full, other))
         return (a - b).pow(2).sum(-1) / 2
     rows = zip(full.value, other.value, full.real, strict=True)
     return torch.stack([_divergence(a[real], b[real]).mean() for a, b, real in rows])
@@ -135,7 +137,7 @@ def _divergence(full: Tensor, other: Tensor) -> Tensor:
     p = full.to(dtype).softmax(-1)
     change = torch.where(p > 0, other.to(dtype) - full.to(dtype), 0.0)
     change = change - (p * change).sum(-1, keepdim=True)
-    return (p * (torch.expm1(change) - change)).sum(-1).double().log1p()
+    return in_float64((p * (torch.expm1(change) - change)).sum(-1)).log1p()
 
 
 def directions(output: Output, generator: torch.Generator, number: int = 1) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.common.devices import device_of
+from manyheads.common.devices import device_of, in_float64
 from manyheads.common.untouched import evaluating
 from manyheads.heads.calls import Call
 from manyheads.heads.importance.observe import moved
@@ -244,8 +244,9 @@ class _Collected:
 
     def _add(self, rows: Rows, column: str, values: Tensor, counted: Tensor) -> None:
         shape = rows.weights.shape[:-1]
-        counted = counted.expand(shape)
-        x = values.to(torch.float64).expand(shape).masked_fill(~counted, 0.0)
+        x = in_float64(values).expand(shape)
+        counted = counted.expand(shape).to(x.device)
+        x = x.masked_fill(~counted, 0.0)
         sums = torch.stack((counted.sum((0, 2)), x.sum((0, 2)), x.square().sum((0, 2)))).cpu()
         columns = self._sums[rows.site.name]
         if column not in columns:

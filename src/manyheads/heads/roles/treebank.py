@@ -69,7 +69,7 @@ def _sentence(path: Any, block: list[tuple[int, str]]) -> Sentence:
         from conllu.exceptions import ParseException
         from conllu.parser import parse_line
     except ImportError:
-        raise ImportError("treebanks need conllu: pip install 'manyheads[judge]'") from None
+        raise ImportError("treebanks need conllu: pip install 'manyheads[treebank]'") from None
     text = None
     rows: list[tuple[int, dict[str, Any]]] = []
     for number, line in block:

@@ -1,0 +1,95 @@
+"""Devices that have no float64: the verbs that look at heads run there, and say what they say on the CPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.utils import backend_registration
+
+ROOT = Path(__file__).parent.parent.parent
+
+# A process of its own: a device that was pretended once is torch's accelerator from then on.
+SCRIPT = """
+import copy, sys
+import torch
+from torch import nn
+import manyheads as mh
+from manyheads.common import devices
+from tests.common.pretend import OnDevice, Pretended, moved
+
+devices.WITHOUT_FLOAT64.add("pretended")
+torch.manual_seed(0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(23, 12)
+        layer = nn.TransformerEncoderLayer(12, 3, 24, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = nn.Linear(12, 23)
+
+    def forward(self, ids):
+        return self.out(self.layers(self.embedding(ids)))
+
+def watched(model, ids, statistics):
+    with torch.no_grad(), mh.watch(model, statistics, profiles=True) as seen:
+        model(ids)
+    return seen.table
+
+def silenced(model, ids):
+    with torch.no_grad(), mh.silence(model, {0: [1]}):
+        return model(ids)
+
+def ranked(method):
+    loss = (lambda result, batch: result.square().mean()) if method == "gradient" else None
+    return lambda model, ids: mh.importance(model, [ids], method, loss=loss)
+
+VERBS = {
+    "core": lambda model, ids: watched(model, ids, "core"),
+    "full": lambda model, ids: watched(model, ids, "full"),
+    "silence": silenced,
+    "maps": lambda model, ids: mh.maps(model, ids, {0: [1]})["layers.layers.0.self_attn"].weights,
+    "roles": lambda model, ids: mh.roles(model, [ids]),
+    "diversity": lambda model, ids: mh.diversity(model, [ids]),
+    "elimination": lambda model, ids: mh.elimination(model, [ids]),
+} | {method: ranked(method) for method in
+     ("fisher", "gradient", "leave-one-out", "confidence", "output-norm", "relevance", "gates", "random")}
+
+def numbers(found):
+    if isinstance(found, torch.Tensor):
+        return {"": found}
+    return {name: found[name] for name in found.sums} | dict(getattr(found, "matrices", None) or {})
+
+plain, ids = Net().eval(), torch.randint(23, (3, 7))
+expected = {name: numbers(verb(plain, ids)) for name, verb in VERBS.items()}
+try:
+    with Pretended():
+        OnDevice(torch.ones(2)).double()
+except TypeError as error:
+    assert "float64" in str(error)
+else:
+    raise AssertionError("the pretended device has float64")
+with Pretended():
+    there, read = moved(copy.deepcopy(plain)), moved(ids)
+    for name, verb in VERBS.items():
+        found = {column: value.cpu() for column, value in numbers(verb(there, read)).items()}
+        assert found.keys() == expected[name].keys(), name
+        for column, value in expected[name].items():
+            assert torch.allclose(found[column], value, rtol=1e-3, atol=1e-3, equal_nan=True), (name, column)
+        print(name)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this torch has no backends written in Python",
+)
+def test_a_device_without_float64_says_what_the_cpu_says():
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 15
