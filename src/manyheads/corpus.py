@@ -157,9 +157,11 @@ def examples(
 ) -> Corpus:
     """What the task of a trained model reads: ``data`` of its own kind, or some of what training held out.
 
+    Data that only the folder names, and that do not lie in it, are not read: `manyheads.tasks.may_read`.
+
     With ``labels``, batches also have those of their examples, for a loss.
     """
-    from manyheads.tasks import held_out
+    from manyheads.tasks import held_out, read_data
     from manyheads.training.batches import spread
 
     task, folder = loaded.task, loaded.folder
@@ -168,9 +170,9 @@ def examples(
             f"data: {loaded.name} was not trained by manyheads; give --text, --images or --tokens"
         )
     try:
-        found = held_out(folder, task) if data is None else task.read(data)
+        found = held_out(folder, task) if data is None else read_data(folder, task, data)
     except (OSError, ValueError) as error:
-        if data is not None:
+        if data is not None or str(error).startswith("MODEL:"):
             raise
         raise ValueError(
             f"MODEL: what {folder} was trained on cannot be read any more ({error}); give --data"

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from manyheads.cells import to_cell
 from manyheads.nn.residual import Dropout
 from manyheads.nn.transformers import Encoder
 from manyheads.tasks.architecture import Architecture
@@ -172,6 +173,10 @@ class Series(Architecture):
         first, second, third = self._rows(len(table.values))
         return self._windows(self._scaled(table), first + second, first + second + third, "to test")
 
+    def has_test(self, data: str) -> bool:
+        """Always: the last rows, as ``split`` says."""
+        return True
+
     def describe(self) -> dict[str, Any]:
         """A `Forecaster`."""
         options = self.of_the_stack(max_length=self._tokens()) | {
@@ -221,7 +226,7 @@ class Series(Architecture):
             mean, spread = torch.tensor(list(self.scale.values()), dtype=torch.float64).T
             text = io.StringIO()
             writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(["step", *self.scale])
+            writer.writerow(["step", *map(to_cell, self.scale)])
             for step, row in enumerate((said * spread + mean).tolist(), 1):
                 writer.writerow([step, *(f"{value:.6g}" for value in row)])
             found.append(text.getvalue().rstrip("\n"))

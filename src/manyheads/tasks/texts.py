@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from manyheads.whole_files import write_whole
+
 SUFFIXES = frozenset({".txt", ".md", ".rst", ".text"})
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -159,8 +161,8 @@ def save_tokenizer(
         ids = [(token, tokenizer.token_to_id(token)) for token in around]
         written.post_processor = processors.TemplateProcessing(template, special_tokens=ids)
     kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, **names}
-    (folder / "tokenizer.json").write_text(written.to_str(), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(kind, indent=1), encoding="utf-8")
+    write_whole(folder / "tokenizer.json", written.to_str())
+    write_whole(folder / "tokenizer_config.json", json.dumps(kind, indent=1))
 
 
 def load_tokenizer(folder: Path) -> Any:
