@@ -213,10 +213,9 @@ def in_one_sentence(what: str) -> Iterator[None]:
     except (ImportError, OSError):
         raise
     except Exception as error:
-        if type(error) is ValueError:
-            raise
-        lines = str(error).strip().splitlines() or [""]
-        raise ValueError(f"{what} ({type(error).__name__}: {lines[0][:300]})") from error
+        said = (str(error).strip().splitlines() or [""])[0][:300]
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise ValueError(f"{what} ({kind}{said})") from error
 
 
 def _check_union(value: Any, kinds: Sequence[Any], where: str) -> None:

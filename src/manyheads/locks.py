@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOCK = ".lock"
@@ -34,6 +34,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
     Traceback (most recent call last):
     ValueError: out: here is in use by process ...; wait for it, or give another folder
     """
+    new = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -55,8 +56,11 @@ def locked(path: Path, what: str) -> Iterator[None]:
         os.write(handle, str(os.getpid()).encode())
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: who waits for this file sees that it is gone
+        path.unlink(missing_ok=True)  # while it is held: who opened this file sees that it is gone
         os.close(handle)
+        with suppress(OSError):  # folders that were made for the lock alone
+            for folder in new:
+                folder.rmdir()
 
 
 def _is_at(handle: int, path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 
 _number = count()  # two threads may write the same file
 _unfinished: set[Path] = set()
+_LEFT = re.compile(r"\..+\.\d+-\d+")  # as `_beside` names them
 
 
 def write_whole(path: str | PathLike[str], content: bytes | str) -> None:
@@ -56,6 +58,13 @@ def whole_folder(path: str | PathLike[str]) -> Iterator[Path]:
         _to_disk(unfinished)
         os.replace(unfinished, path)
     _to_disk(path.parent)
+
+
+def tidy(folder: Path) -> None:
+    """Remove what killed processes left unfinished in a folder; whoever calls this holds its lock."""
+    for left in folder.glob(".*"):
+        if _LEFT.fullmatch(left.name):
+            _remove(left)
 
 
 def remove_unfinished() -> None:

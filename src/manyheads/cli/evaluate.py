@@ -39,10 +39,7 @@ def evaluate(
             if not hasattr(task, "beams"):
                 raise ValueError(f"beams: {task.name} has none; leave the option out")
             task.beams = beams
-        if data is None:
-            examples = tasks.held_out(folder, task)
-        else:
-            examples = tasks.read_data(folder, task, data)
+        examples = tasks.held_out(folder, task) if data is None else tasks.read_data(folder, task, data)
     done = 0
     with interruptible(), errors.status("Measuring") as status:
 

@@ -189,6 +189,8 @@ def _flat(table: HeadTable) -> dict[str, list[Any]]:
 
 def _from_flat(columns: dict[str, list[Any]]) -> HeadTable:
     whole = {"layer", "head", "original_head", "kv_head"}
+    if missing := [name for name in (*Row._fields, "tokens", "model") if name not in columns]:
+        raise ValueError(f"it has no column {missing[0]!r}")
     keys = [[int(x) if c in whole else from_cell(str(x)) for x in columns[c]] for c in Row._fields]
     before = list(columns)[: list(columns).index("tokens")]
     labels = {c: [from_cell(str(x)) for x in columns[c]] for c in before if c not in Row._fields}

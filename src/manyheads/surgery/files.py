@@ -129,8 +129,7 @@ def load(dir: str | PathLike[str], factory: Callable[[], nn.Module] | None = Non
     if trained is not None and not (folder / _PLAN).is_file():
         return described.load(folder, trained)
     description = _read(folder)
-    with in_one_sentence(f"{folder}: no model can be made of it"), no_larger_than(folder / _WEIGHTS):
-        model = _made(folder, description, factory)
+    model = _made(folder, description, factory)
     with in_one_sentence(f"{folder}: heads.json does not fit {type(model).__name__}"):
         changes = Changes(**description["changes"])
         _check_shapes(folder, changes)
@@ -168,9 +167,7 @@ def _read(folder: Path) -> _Description:
     if description.pop("sha256", None) != _hash_of(description):
         raise ValueError(f"{path}: damaged, it does not say what it said when it was written")
     check_fields(description["changes"], get_type_hints(Changes), f"{path}: changes")
-    if _WEIGHTS not in description["files"]:
-        raise ValueError(f"{path}: damaged, it names no {_WEIGHTS}")
-    for name, digest in description["files"].items():
+    for name, digest in (description["files"] | {_WEIGHTS: description["files"].get(_WEIGHTS, "")}).items():
         file = folder / name
         if Path(name).name != name or not file.is_file():
             raise ValueError(f"{folder}: {name} is missing; the folder is incomplete, get the model again")
@@ -187,14 +184,15 @@ def _made(folder: Path, description: _Description, factory: Callable[[], nn.Modu
         if not isinstance(model, nn.Module):
             raise TypeError(f"factory: expected it to return a torch.nn.Module, got {type(model).__name__}")
         return model
-    trained = described.read(folder)
-    if trained is not None:
-        return described.build(trained)
     package, _, name = kind.rpartition(".")
-    if package.startswith("manyheads.") and description["options"] is not None:
-        return own.build(name, description["options"])
-    if package.startswith("transformers."):
-        return plain.build(folder, name, description["attention"])
+    with in_one_sentence(f"{folder}: no {name} can be made of it"), no_larger_than(folder / _WEIGHTS):
+        trained = described.read(folder)
+        if trained is not None:
+            return described.build(trained)
+        if package.startswith("manyheads.") and description["options"] is not None:
+            return own.build(name, description["options"])
+        if package.startswith("transformers."):
+            return plain.build(folder, name, description["attention"])
     raise ValueError(
         f"factory: {folder} holds a {kind}, which is no class of transformers or manyheads; give a function "
         "that makes the uncut model"

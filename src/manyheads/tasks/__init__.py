@@ -51,8 +51,8 @@ def restore(folder: str | Path) -> Task:
     known = {field.name for field in fields(kind)}
     if unknown := sorted(set(options) - known):
         raise ValueError(f"{folder}: {unknown[0]!r} is no option of this manyheads; update it")
-    with in_one_sentence(f"{folder}: its config.json fits no {kind.name}"):
-        check_fields(options, get_type_hints(kind), f"{folder}: task")
+    with in_one_sentence(f"{folder}: its config.json is damaged; get the folder again"):
+        check_fields(options, get_type_hints(kind), "task")
         task: Task = kind(**options)
         task.restore(folder)
         model = json.loads(json.dumps(task.describe()))
@@ -62,10 +62,7 @@ def restore(folder: str | Path) -> Task:
         ]
         for name, here, there in pairs:
             if here != there:
-                raise ValueError(
-                    f"{folder}: its task and its model do not belong together: {name} is {here!r:.60} and "
-                    f"{there!r:.60}; get the folder again"
-                )
+                raise ValueError(f"{name} is {here!r:.60} for the task and {there!r:.60} for the model")
     return task
 
 

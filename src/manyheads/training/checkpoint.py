@@ -65,12 +65,6 @@ def found(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
 
 
-def tidy(folder: Path) -> None:
-    """Remove what killed runs left unfinished."""
-    for left in folder.glob(".step-*"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
 class State(TypedDict):
     """What a checkpoint keeps besides tensors."""
 

@@ -10,10 +10,9 @@ from typing import Any, get_type_hints
 import manyheads
 from manyheads.documents import check, check_fields
 from manyheads.surgery import described
-from manyheads.training import checkpoint
 from manyheads.training.options import Options
 from manyheads.training.task import Task
-from manyheads.whole_files import write_whole
+from manyheads.whole_files import tidy, write_whole
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,8 @@ class Run:
 
     def tidy(self) -> None:
         """Remove what killed processes left unfinished."""
-        checkpoint.tidy(self.checkpoints)
-        for path in (self.config, self.weights, self.log, self.metrics):
-            for left in self.out.glob(f".{path.name}.*"):
-                left.unlink(missing_ok=True)
+        tidy(self.out)
+        tidy(self.checkpoints)
 
     def free(self) -> None:
         """Refuse a folder that holds a run."""
