@@ -210,9 +210,11 @@ def in_one_sentence(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ImportError, OSError):
+    except ImportError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the system; others say by it that a picture is cut off
         said = (str(error).strip().splitlines() or [""])[0][:300]
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         raise ValueError(f"{what} ({kind}{said})") from error

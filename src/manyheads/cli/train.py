@@ -76,6 +76,7 @@ def run(
     errors = Console(stderr=True)
     with errors.status("Loading torch"):
         from manyheads import tasks
+        from manyheads.documents import in_one_sentence
         from manyheads.training.loop import train
         from manyheads.training.options import Options, with_options
         from manyheads.training.progress import progress
@@ -90,8 +91,9 @@ def run(
         begun = read_config(folder)
         if begun["task"]["name"] != name:
             raise ValueError(f"out: {folder} holds a run of {begun['task']['name']}; expected one of {name}")
-        kept = {key: value for key, value in begun["task"].items() if key != "name"}
-        task = kind(**(kept | of_task))
+        with in_one_sentence(f"{folder}: its config.json is damaged; get the folder again"):
+            tasks.build(begun["task"])
+        task = tasks.build(begun["task"] | of_task)
         training = dict(begun["training"])
         for what, given_here in (("data", data), ("valid", valid)):
             path = training[what]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -39,21 +40,32 @@ def find(name: str) -> type[Task]:
     return found
 
 
+def build(description: Mapping[str, Any]) -> Task:
+    """The task that a config.json describes: its name and its options, whose types are checked.
+
+    >>> build({"name": "language", "heads": 2}).heads
+    2
+    """
+    from manyheads.documents import check_fields
+
+    options = dict(description)
+    kind: Any = find(options.pop("name"))
+    if unknown := sorted(set(options) - {field.name for field in fields(kind)}):
+        raise ValueError(f"{unknown[0]:.60} is no option of this manyheads; update it")
+    check_fields(options, get_type_hints(kind), "task")
+    task: Task = kind(**options)
+    return task
+
+
 def restore(folder: str | Path) -> Task:
     """The task of a trained model, from the folder that train or save wrote."""
-    from manyheads.documents import check_fields, in_one_sentence
+    from manyheads.documents import in_one_sentence
     from manyheads.training.run import read_config
 
     folder = Path(folder)
     config = read_config(folder)
-    options: dict[str, Any] = dict(config["task"])
-    kind: Any = find(options.pop("name"))
-    known = {field.name for field in fields(kind)}
-    if unknown := sorted(set(options) - known):
-        raise ValueError(f"{folder}: {unknown[0]!r} is no option of this manyheads; update it")
     with in_one_sentence(f"{folder}: its config.json is damaged; get the folder again"):
-        check_fields(options, get_type_hints(kind), "task")
-        task: Task = kind(**options)
+        task = build(config["task"])
         task.restore(folder)
         model = json.loads(json.dumps(task.describe()))
         pairs = [("class", model["class"], config["class"])]

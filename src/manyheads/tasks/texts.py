@@ -8,18 +8,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from manyheads.contents import content_of
 from manyheads.whole_files import write_whole
 
 SUFFIXES = frozenset({".txt", ".md", ".rst", ".text"})
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_WORD = re.compile(r"\S{1000}")
 
 
-def read_text(path: Path) -> str:
-    """A file as text; a ValueError names the file and the line that is not UTF-8."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"data: {path} cannot be read ({error.strerror}); expected a text file") from error
+def read_text(path: Any) -> str:
+    """A file, or one in an archive, as text; a ValueError names the file and the line that is not UTF-8."""
+    content = content_of(path, "data")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -121,8 +120,13 @@ def pieces(texts: Iterable[str], size: int, special: list[str], *, merge: bool =
         trainer = trainers.BpeTrainer(
             vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
         )
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator(map(_with_breaks, texts), trainer)
     return tokenizer
+
+
+def _with_breaks(text: str) -> str:
+    """A text whose longest words are broken: learning the pieces of one takes the square of its length."""
+    return _WORD.sub(r"\g<0> ", text)
 
 
 def lines_of(text: str) -> Iterator[str]:

@@ -341,7 +341,8 @@ class Loop:
 def _begin(task: Task, run: Run, options: Options, data: str | None, valid: str | None, resume: bool) -> Data:
     run.tidy()
     if resume and run.config.exists():
-        task.restore(run.out)
+        with in_one_sentence(f"{run.config}: damaged, or not what train wrote"):
+            task.restore(run.out)
         read = task.open(data, valid)
         run.check(task, options)
     else:
