@@ -1,7 +1,7 @@
 """Damaged files: every reader gets thousands, and must end in an answer or in one sentence.
 
-`python -m bench.mutated --count 10000 --seed 0` damages small good files of every kind that manyheads reads, one at
-a time, and reads them in a process of its own. No traceback, nothing longer than 10 seconds, no more than 1 GB.
+`python -m bench.mutated --count 10000 --seed 0` damages small good files of every kind that manyheads reads,
+one at a time, and reads them in another process: no traceback, at most 10 seconds, at most 1 GB.
 """
 
 from __future__ import annotations

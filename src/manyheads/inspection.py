@@ -23,7 +23,7 @@ from manyheads.view.document.make import About, document
 from manyheads.view.document.sample import TOKENS, Kept, Sample, of_batches
 from manyheads.view.report import write_report
 from manyheads.view.summary import summary_text
-from manyheads.whole_files import write_whole
+from manyheads.whole_files import tidy, write_whole
 
 
 @dataclass
@@ -247,7 +247,11 @@ def prepared(out: Path) -> Iterator[None]:
             probe.write(b"\0")
     except OSError as error:
         raise OSError(f"out: {out} cannot be written ({error.strerror}); give another folder") from error
-    with locked(out / LOCK, f"out: {out}") if rank() == 0 else nullcontext():
+    if rank() > 0:
+        yield
+        return
+    with locked(out / LOCK, f"out: {out}"):
+        tidy(out)
         yield
 
 

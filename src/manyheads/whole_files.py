@@ -60,10 +60,12 @@ def whole_folder(path: str | PathLike[str]) -> Iterator[Path]:
     _to_disk(path.parent)
 
 
-def tidy(folder: Path) -> None:
-    """Remove what killed processes left unfinished in a folder; whoever calls this holds its lock."""
+def tidy(folder: Path, name: str = "") -> None:
+    """Remove what killed processes left unfinished in a folder, all or that of one name; whoever calls this
+    holds the lock.
+    """
     for left in folder.glob(".*"):
-        if _LEFT.fullmatch(left.name):
+        if _LEFT.fullmatch(left.name) and left.name.lstrip(".").startswith(name and f"{name}."):
             _remove(left)
 
 

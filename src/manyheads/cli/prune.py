@@ -113,9 +113,10 @@ def prune(
     from manyheads.surgery import card, files
     from manyheads.surgery.plan import Plan
     from manyheads.surgery.prune import prune as pruned
-    from manyheads.whole_files import whole_folder, write_whole
+    from manyheads.whole_files import tidy, whole_folder, write_whole
 
     with locked(out.with_name(f".{out.name}.lock"), f"out: {out}"), interruptible():
+        tidy(out.parent, out.name)
         try:
             with _progress(errors) as step:
                 small = pruned(

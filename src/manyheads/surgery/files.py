@@ -13,7 +13,7 @@ from typing import Any, NotRequired, TypedDict, get_type_hints
 from torch import Tensor, nn
 
 import manyheads
-from manyheads.documents import check_fields, in_one_sentence, read_json
+from manyheads.documents import check, check_fields, in_one_sentence, read_json
 from manyheads.surgery import described, own, plain
 from manyheads.surgery.changes import ATTRIBUTE, Changes, changes_of, reshape, set_tensor
 from manyheads.surgery.sizes import no_larger_than, shapes
@@ -142,6 +142,12 @@ def load(dir: str | PathLike[str], factory: Callable[[], nn.Module] | None = Non
     return model.eval()
 
 
+class _Count(TypedDict):
+    before: list[int]
+    after: list[int]
+    removed: list[int]
+
+
 _Description = TypedDict(
     "_Description",
     {
@@ -167,6 +173,11 @@ def _read(folder: Path) -> _Description:
     if description.pop("sha256", None) != _hash_of(description):
         raise ValueError(f"{path}: damaged, it does not say what it said when it was written")
     check_fields(description["changes"], get_type_hints(Changes), f"{path}: changes")
+    counts = description["changes"].get("counts", {})
+    check(counts, dict[str, _Count], f"{path}: changes.counts")
+    for site, heads in description["original_heads"].items():
+        if len(set(heads)) < len(heads) or site not in counts or counts[site]["after"][:1] != [len(heads)]:
+            raise ValueError(f"{path}: damaged, it does not say which heads of {site[:60]!r} are left")
     for name, digest in (description["files"] | {_WEIGHTS: description["files"].get(_WEIGHTS, "")}).items():
         file = folder / name
         if Path(name).name != name or not file.is_file():

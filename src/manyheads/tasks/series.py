@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.cells import to_cell
+from manyheads.documents import check
 from manyheads.nn.residual import Dropout
 from manyheads.nn.transformers import Encoder
 from manyheads.tasks.architecture import Architecture
@@ -241,14 +242,19 @@ class Series(Architecture):
 
         config = read_config(folder)
         self.scale = config["options"]["columns"]
+        check(self.scale, dict[str, tuple[float, float]], "options.columns")
         self.learned_from = config["training"]["data"]
 
     def _table(self, data: str | None) -> Table:
         if data is None:
             with resources.as_file(resources.files("manyheads").joinpath("data", EMBEDDED)) as path:
                 return read_table(path)
-        chosen = ",".join(self.scale) if self.scale else self.columns
-        return read_table(Path(data).expanduser(), self.time, chosen)
+        table = read_table(Path(data).expanduser(), self.time, ",".join(self.scale) or self.columns)
+        if self.scale and (unknown := [name for name in table.columns if name not in self.scale]):
+            raise ValueError(
+                f"data: {data} has the column {unknown[0]!r}, and the model knows none of that name"
+            )
+        return table
 
     def _scaled(self, table: Table) -> Tensor:
         """(rows, columns) in float32."""

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.contents import content_of
+from manyheads.documents import read_bytes
 from manyheads.whole_files import write_whole
 
 SUFFIXES = frozenset({".txt", ".md", ".rst", ".text"})
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
-_WORD = re.compile(r"\S{1000}")
+_LONGEST = 1000  # characters of a word
+_ENDLESS = re.compile(rf"\S{{{_LONGEST}}}|\s{{{_LONGEST}}}")
 
 
 def read_text(path: Any) -> str:
@@ -120,13 +122,15 @@ def pieces(texts: Iterable[str], size: int, special: list[str], *, merge: bool =
         trainer = trainers.BpeTrainer(
             vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
         )
-        tokenizer.train_from_iterator(map(_with_breaks, texts), trainer)
+        tokenizer.train_from_iterator((part for text in texts for part in _in_parts(text)), trainer)
     return tokenizer
 
 
-def _with_breaks(text: str) -> str:
-    """A text whose longest words are broken: learning the pieces of one takes the square of its length."""
-    return _WORD.sub(r"\g<0> ", text)
+def _in_parts(text: str) -> list[str]:
+    """A text, in parts if it has endless words: learning the pieces of one takes the square of its length."""
+    if not _ENDLESS.search(text):
+        return [text]
+    return [text[start : start + _LONGEST] for start in range(0, len(text), _LONGEST)]
 
 
 def lines_of(text: str) -> Iterator[str]:
@@ -175,6 +179,6 @@ def load_tokenizer(folder: Path) -> Any:
 
     path = folder / "tokenizer.json"
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        return Tokenizer.from_str(read_bytes(path, "tokenizer").decode())
     except Exception as error:
         raise ValueError(f"{path}: missing or damaged ({error}); expected what train wrote") from error

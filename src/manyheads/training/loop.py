@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def train(
             told = [*callbacks]
             if accelerator.is_main_process:
                 log = stack.enter_context(Log(run.log, loop.step))
-                told.append(lambda report: log.add(line(report)))
+                told.append(partial(_add, log, run.out))
             if trackers:
                 accelerator.init_trackers(task.name)
                 stack.callback(accelerator.end_training)
@@ -350,6 +351,11 @@ def _begin(task: Task, run: Run, options: Options, data: str | None, valid: str 
         read = task.open(data, valid)
         run.begin(task, options, data, valid)
     return read
+
+
+def _add(log: Log, out: Path, report: Report) -> None:
+    with _writing(out):
+        log.add(line(report))
 
 
 @contextmanager
