@@ -31,15 +31,17 @@ from bench.mutated import _resident
 from manyheads import whole_files
 from manyheads.cli.inspect import run as run_inspect
 from manyheads.cli.prune import prune as run_prune
+from manyheads.surgery import recover
 from manyheads.tasks.language import Language
 from manyheads.training.log import Log
 from manyheads.training.loop import train
 
 OPTIONS: dict[str, Any] = {
-    "steps": 12, "batch_tokens": 64, "evaluate_every": 6, "evaluate_examples": 4, "save_every": 3,
+    "steps": 8, "batch_tokens": 64, "evaluate_every": 4, "evaluate_examples": 4, "save_every": 3,
     "watch_every": 5, "ema": 0.9,
 }  # fmt: skip
 PASSES, ERRORS = 500, 100
+recover._KEPT_EVERY = 4  # steps, so that few of them have something to go on from
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,10 @@ def verbs(home: Path) -> list[Verb]:
         if not out.exists():
             with GoodEnd():
                 run_prune(
-                    str(model), text=str(lines), keep=0.5, recover=60, batch_tokens=64, out=out, json=True
+                    str(model), text=str(lines), keep=0.5, recover=15, batch_tokens=64, out=out, json=True
                 )
 
-    trained = ("config.json", "model.safetensors", "metrics.json", "log.jsonl", "checkpoints/step-00000012/*")
+    trained = ("config.json", "model.safetensors", "metrics.json", "log.jsonl", "checkpoints/step-00000008/*")
     return [
         Verb("train", training, (*trained, "tokenizer.json")),
         Verb("inspect", inspecting, ("heads.json", "heads.csv", "report.html")),
@@ -180,6 +182,7 @@ def killed(verb: Verb, home: Path, kills: int, chance: random.Random) -> list[ob
 def full_disks(verb: Verb, home: Path) -> list[object]:
     """Let every write of a verb fail once, as on a full disk; make room, and go on."""
     writes = _writes(verb, home / f"{verb.name} counted")
+    harness.say(f"{verb.name}: {writes} writes")
     wanted = content(verb, home / f"{verb.name} whole")
     told = equal = 0
     for number in range(writes):
