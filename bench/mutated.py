@@ -58,7 +58,7 @@ def attack(readers: list[Reader], home: Path, case: int, seed: int) -> Outcome:
         reader.finish(folder)
         _forget_peak()
         before, started = _resident("VmRSS"), time.process_time()
-        kind, said = _read(reader, folder)
+        kind, said = read(reader, folder)
         seconds, memory = time.process_time() - started, _resident("VmHWM") - before
     if kind in ("read", "sentence") and seconds > SECONDS:
         kind = "hang"
@@ -67,7 +67,7 @@ def attack(readers: list[Reader], home: Path, case: int, seed: int) -> Outcome:
     return Outcome(case, reader.name, way, kind, said, seconds, memory)
 
 
-def _read(reader: Reader, folder: Path) -> tuple[str, str]:
+def read(reader: Reader, folder: Path) -> tuple[str, str]:
     """Whether a reader gave an answer, or a sentence, or something else; and what it said."""
     quiet = io.StringIO()
     try:
