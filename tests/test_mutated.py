@@ -65,10 +65,12 @@ def test_the_worst_kinds_of_damage(readers, home, tmp_path, name):
 
 PIPES = {
     "language: txt": "text.txt", "series: csv": "table.csv", "images: npz": "digits.npz",
-    "dna: tsv": "dna.tsv", "dna: FASTA": "a.fa", "speech: zip": "sounds.zip", "picturebook: zip": "book.zip",
-    "text": "text.txt", "token ids": "ids.npy", "treebank": "a.conllu", "plan": "plan.json", "table csv": "heads.csv",
-    "table parquet": "heads.parquet", "leave-one-out state": "state.json",
-    "recovery state": "state.safetensors", "trained language": "tokenizer.json", "resumed language": "log.jsonl", "cut model": "model.safetensors",
+    "dna: tsv": "dna.tsv", "dna: FASTA": "a.fa", "speech: zip": "sounds.zip",
+    "picturebook: zip": "book.zip", "text": "text.txt", "token ids": "ids.npy", "treebank": "a.conllu",
+    "plan": "plan.json", "table csv": "heads.csv", "table parquet": "heads.parquet",
+    "leave-one-out state": "state.json", "recovery state": "state.safetensors",
+    "trained language": "tokenizer.json", "resumed language": "log.jsonl",
+    "cut model": "model.safetensors",
 }  # fmt: skip
 
 
