@@ -49,7 +49,7 @@ from manyheads.tasks.language import Language
 from manyheads.tasks.parallel import read_pairs
 from manyheads.tasks.translation import Translation
 from manyheads.training.batches import spread
-from manyheads.training.checkpoint import write
+from manyheads.whole_files import write_whole
 
 SHAKESPEARE = 1.88
 BLEU, LONGEST = 36.0, 100.0  # at least, within so many minutes
@@ -208,14 +208,14 @@ def keep(part: str, report: str, machine: str, results: Path) -> str:
     known = json.loads(record.read_text()) if record.exists() else {}
     known[part] = {"report": report, "machine": machine}
     results.mkdir(parents=True, exist_ok=True)
-    write(record, (json.dumps(known, indent=1) + "\n").encode())
+    write_whole(record, json.dumps(known, indent=1) + "\n")
     page = [f"## learn: {(__doc__ or '').splitlines()[0]}"]
     for name, function in PARTS.items():
         if name in known:
             about = (function.__doc__ or "").splitlines()[0]
             page += [f"### {name}", about, known[name]["report"], known[name]["machine"]]
     text = "\n\n".join(page) + "\n"
-    write(results / "learn.md", text.encode())
+    write_whole(results / "learn.md", text)
     return text
 
 

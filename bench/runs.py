@@ -8,10 +8,10 @@ from pathlib import Path
 
 from bench import harness
 from bench.cost import Cost, since
-from manyheads.training.checkpoint import write
 from manyheads.training.loop import Result, train
 from manyheads.training.report import Report
 from manyheads.training.task import Task
+from manyheads.whole_files import write_whole
 
 KEPT_EVERY = 20  # steps
 
@@ -27,7 +27,7 @@ def run(
 
     def tell(report: Report) -> None:
         if report.step % KEPT_EVERY == 0 or report.metrics:
-            write(kept, json.dumps(asdict(cost())).encode())
+            write_whole(kept, json.dumps(asdict(cost())))
         if report.metrics:
             numbers = ", ".join(f"{name} {value:.3f}" for name, value in report.metrics.items())
             harness.say(f"step {report.step}: loss {report.loss:.3f}; {numbers}; {cost()}")
@@ -37,7 +37,7 @@ def run(
 
     source = None if data is None else str(data)
     result = train(task, source, out=out, resume=True, callbacks=[tell], **options)
-    write(kept, json.dumps(asdict(cost())).encode())
+    write_whole(kept, json.dumps(asdict(cost())))
     if result.ended == "interrupted" and cost().minutes < minutes:
         raise SystemExit(f"stopped at step {result.step}; the same command goes on")
     return result, cost()

@@ -2,14 +2,15 @@
 
 import os
 import random
-
-import pytest
+import signal
+from collections.abc import Iterator
 
 # Some sandboxes announce AMX and forbid it: a bfloat16 matrix product would then end the whole test run.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # No test may reach a model hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import pytest
 import torch
 
 if "OMP_NUM_THREADS" not in os.environ:
@@ -38,3 +39,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     shuffled = list(files.values())
     order.shuffle(shuffled)
     items[:] = [item for tests in shuffled for item in tests]
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """The command takes Ctrl-C for itself, for good; after a test it is pytest's again."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -15,7 +15,6 @@ from torch import distributed, nn
 
 import manyheads as mh
 from manyheads import cli, inspection, models
-from manyheads.heads.watch import Watch
 from manyheads.inspection import Counted, inspect, together
 
 FILES = ["heads.csv", "heads.json", "report.html", "summary.txt"]
@@ -84,57 +83,62 @@ def test_batches_as_tensors_tuples_and_dicts():
     same(inspect(model, [(x, torch.ones_like(x)) for x in ids]), inspect(model, batches()))
 
 
-def interrupt_at(model, call, what=KeyboardInterrupt):
-    """Let the model be interrupted in its middle layer, at the n-th batch."""
+def interrupt_at(model, call, times=1):
+    """Press Ctrl-C while the model is in its middle layer, at the n-th batch."""
     calls = []
 
     def hook(*_):
         calls.append(None)
         if len(calls) == call:
-            if what is signal.SIGINT:
-                os.kill(os.getpid(), signal.SIGINT)
-            else:
-                raise what
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
 
     model.layers[1].mlp.register_forward_hook(hook)
     return model
 
 
-@pytest.mark.parametrize("what", [KeyboardInterrupt, signal.SIGINT])
-def test_an_interruption_keeps_the_whole_batches(tmp_path, what):
+def test_an_interruption_finishes_the_batch_and_keeps_what_was_counted(tmp_path):
     before = signal.getsignal(signal.SIGINT)
-    table = inspect(interrupt_at(llama(), 3, what), batches(4), out=tmp_path)
+    table = inspect(interrupt_at(llama(), 2), batches(4), out=tmp_path)
     assert signal.getsignal(signal.SIGINT) is before
     same(table, inspect(llama(), batches(2)))
     same(mh.HeadTable.load(tmp_path / "heads.json"), table)
 
 
 def test_an_interruption_before_anything_was_counted(tmp_path):
+    def pressed():
+        signal.raise_signal(signal.SIGINT)
+        yield from batches()
+
     with pytest.raises(KeyboardInterrupt):
-        inspect(interrupt_at(llama(), 1), batches(), out=tmp_path)
+        inspect(llama(), pressed(), out=tmp_path)
     assert files(tmp_path) == []
 
 
-def impatient(function):
-    """The function, with a Ctrl-C just before it."""
-
-    def interrupted(*arguments):
-        os.kill(os.getpid(), signal.SIGINT)
-        return function(*arguments)
-
-    return interrupted
-
-
 def test_an_interruption_does_not_disturb_the_writing(tmp_path, monkeypatch):
-    monkeypatch.setattr(mh.HeadTable, "save", impatient(mh.HeadTable.save))
-    same(inspect(llama(), batches(), out=tmp_path), inspect(llama(), batches()))
-    assert files(tmp_path) == FILES
+    def impatient(*arguments, save=mh.HeadTable.save):
+        signal.raise_signal(signal.SIGINT)
+        return save(*arguments)
+
+    monkeypatch.setattr(mh.HeadTable, "save", impatient)
+    with pytest.raises(KeyboardInterrupt):  # the second of the two tables is the second Ctrl-C
+        inspect(llama(), batches(), out=tmp_path)
+    assert files(tmp_path) == ["heads.json"]
+    same(mh.HeadTable.load(tmp_path / "heads.json"), inspect(llama(), batches()))
 
 
-def test_a_second_interruption_changes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(Watch, "missed", property(impatient(Watch.missed.fget)))  # asked for at the end
-    table = inspect(interrupt_at(llama(), 3, signal.SIGINT), batches(), out=tmp_path)
-    assert table["tokens"][0] == 2 * 5 + 2 * 6
+def test_a_second_interruption_leaves_at_once_and_writes_nothing(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        inspect(interrupt_at(llama(), 3, times=2), batches(), out=tmp_path)
+    assert files(tmp_path) == []
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    with inspection.prepared(tmp_path), pytest.raises(ValueError, match=r"out: .* is in use by process \d+"):
+        inspect(llama(), batches(), out=tmp_path)
+    inspect(llama(), batches(), out=tmp_path)
     assert files(tmp_path) == FILES
 
 
@@ -301,7 +305,7 @@ def test_the_command_interrupted(here, monkeypatch, capsys):
     monkeypatch.setattr(models, "load", lambda name, load=models.load: interrupted(load(name)))
 
     def interrupted(loaded):
-        interrupt_at(loaded.model, 3, signal.SIGINT)
+        interrupt_at(loaded.model, 2)
         return loaded
 
     code, _, said = command(

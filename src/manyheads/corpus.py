@@ -6,12 +6,15 @@ import random
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from manyheads.batching import BATCH_TOKENS, Corpus, groups, padded
+from manyheads.contents import open_picture
+from manyheads.documents import in_one_sentence, read_bytes
 from manyheads.lines import pieces, read_lines
 from manyheads.models import Loaded, if_any
 
@@ -64,14 +67,9 @@ def tokens(
         import numpy
     except ImportError:
         raise ImportError("--tokens needs NumPy: pip install numpy") from None
-    try:
-        ids = numpy.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise ValueError(f"tokens: there is no file {path}; expected token ids saved by numpy.save") from None
-    except (ValueError, EOFError, OSError) as error:
-        raise ValueError(
-            f"tokens: {path} is no .npy file of numbers ({error}); write it by numpy.save"
-        ) from error
+    content = read_bytes(path, "tokens")
+    with in_one_sentence(f"tokens: {path} is no .npy file of numbers; write it by numpy.save"):
+        ids = numpy.load(BytesIO(content), allow_pickle=False)
     if not isinstance(ids, numpy.ndarray) or ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
         found = f"{ids.dtype} {ids.shape}" if isinstance(ids, numpy.ndarray) else "several arrays"
         raise ValueError(f"tokens: {path} holds {found}; expected integers (sequences, length) or (length,)")
@@ -108,10 +106,6 @@ def images(
     loaded: Loaded, path: str, *, limit: int | None = None, batch_tokens: int = BATCH_TOKENS
 ) -> Corpus:
     """The pictures of a folder and of the folders in it, in the order of their names."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise ImportError("--images needs Pillow: pip install pillow") from None
     folder = Path(path)
     if not folder.is_dir():
         raise ValueError(f"images: {path} is not a folder; expected one with pictures")
@@ -125,13 +119,8 @@ def images(
     def make(indices: Sequence[int]) -> Any:
         pictures = []
         for i in indices:
-            try:
-                with Image.open(files[i]) as picture:
-                    pictures.append(picture.convert("RGB"))
-            except (UnidentifiedImageError, OSError, SyntaxError) as error:
-                raise ValueError(
-                    f"images: {files[i]} cannot be read ({error}); repair it or take it away"
-                ) from error
+            with open_picture(files[i], "images") as picture:
+                pictures.append(picture.convert("RGB"))
         try:
             made = processor(pictures, return_tensors="pt")
         except TypeError:
@@ -157,9 +146,11 @@ def examples(
 ) -> Corpus:
     """What the task of a trained model reads: ``data`` of its own kind, or some of what training held out.
 
+    Data that only the folder names, and that do not lie in it, are not read: `manyheads.tasks.may_read`.
+
     With ``labels``, batches also have those of their examples, for a loss.
     """
-    from manyheads.tasks import held_out
+    from manyheads.tasks import held_out, read_data
     from manyheads.training.batches import spread
 
     task, folder = loaded.task, loaded.folder
@@ -168,9 +159,9 @@ def examples(
             f"data: {loaded.name} was not trained by manyheads; give --text, --images or --tokens"
         )
     try:
-        found = held_out(folder, task) if data is None else task.read(data)
+        found = held_out(folder, task) if data is None else read_data(folder, task, data)
     except (OSError, ValueError) as error:
-        if data is not None:
+        if data is not None or str(error).startswith("MODEL:"):
             raise
         raise ValueError(
             f"MODEL: what {folder} was trained on cannot be read any more ({error}); give --data"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -20,10 +19,13 @@ from manyheads.common.devices import device_of
 from manyheads.common.untouched import evaluating
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import Watch, watch
+from manyheads.interrupts import Interrupted, interrupted, interruptible
+from manyheads.locks import LOCK, locked
 from manyheads.view.document.make import About, document
 from manyheads.view.document.sample import TOKENS, Kept, Sample, of_batches
 from manyheads.view.report import write_report
 from manyheads.view.summary import summary_text
+from manyheads.whole_files import tidy, write_whole
 
 
 @dataclass
@@ -57,8 +59,9 @@ def inspect(
         a little more is measured; made if it is not there.
     tokenizer: the model's, so that the page shows words and not the numbers of tokens.
 
-    Ctrl-C ends the counting and keeps the whole batches that were counted so far. Under torchrun or
-    accelerate launch, give each process its own part of the batches: every process gets the table of all.
+    Ctrl-C ends the counting after the batch that runs, and keeps what was counted; a second one raises
+    KeyboardInterrupt at once. Under torchrun or accelerate launch, give each process its own part of the
+    batches: every process gets the table of all.
 
     Examples
     --------
@@ -68,19 +71,15 @@ def inspect(
     >>> len(table), table["tokens"][0].item(), "distance" in table.columns
     (6, 17.0, True)
     """
-    if out is not None:
-        prepare(Path(out))
     kept = Kept(batches, TOKENS)
-    with one_interruption() as hold:
+    with nullcontext() if out is None else prepared(Path(out)), interruptible():
         own = count(model, ((0, batch) for batch in kept), tokens)
-        hold()
         counted = together(own)
         if out is not None and counted.table is not None and rank() == 0:
             write(counted.table, Path(out), summary_text(counted.table))
-    if out is not None and counted.table is not None and rank() == 0:
-        about = About(type(model).__name__, notes=notes(counted))
-        sample = partial(of_batches, kept.batches, model)
-        tell(counted, Path(out), model, sample, about=about, tokenizer=tokenizer)
+            about = About(type(model).__name__, notes=notes(counted))
+            sample = partial(of_batches, kept.batches, model)
+            tell(counted, Path(out), model, sample, about=about, tokenizer=tokenizer)
     return finished(counted)
 
 
@@ -101,11 +100,12 @@ def count(
     try:
         with torch.no_grad(), evaluating(model), watch(model, "full", tokens=tokens) as seen:
             for units, batch in batches:
+                if interrupted():
+                    counted.stopped = True
+                    break
                 _run(model, _moved(batch, device))
                 counted.table, counted.units = _table(seen), counted.units + units
                 step(units)
-    except KeyboardInterrupt:
-        counted.stopped = True
     except (ValueError, TypeError, OSError) as error:
         counted.error = error
     counted.seconds = time.perf_counter() - started
@@ -165,33 +165,9 @@ def finished(counted: Counted) -> HeadTable:
         raise counted.error
     if counted.table is None:
         if counted.stopped:
-            raise KeyboardInterrupt
+            raise Interrupted
         raise ValueError("batches: expected at least one, got none")
     return counted.table
-
-
-@contextmanager
-def one_interruption() -> Iterator[Callable[[], None]]:
-    """Ctrl-C interrupts once; merging and writing, which follow, are not disturbed by a second one.
-
-    What it gives is called when there is nothing left to interrupt.
-    """
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
-        yield lambda: None
-        return
-
-    def hold() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def first(*_: object) -> None:
-        hold()
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, first)
-    try:
-        yield hold
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def rank() -> int:
@@ -252,53 +228,48 @@ def tell(counted: Counted, out: Path, model: nn.Module, sample: Callable[[], Sam
     """
     assert counted.table is not None
     whole = not counted.stopped and counted.error is None
-    with one_interruption() as hold:
-        try:
-            chosen = sample() if whole else None
-        except KeyboardInterrupt:
-            chosen = None
-        try:
-            made = document(counted.table, model if chosen is not None else None, chosen, **told)
-        except KeyboardInterrupt:  # between two parts
-            chosen, made = None, document(counted.table, **told)
-        hold()
-        try:
-            write_report(made, out / "report.html")
-        except OSError as error:
-            raise OSError(
-                f"out: writing under {out} failed ({error.strerror}); make room or give another folder"
-            ) from error
-    return chosen is not None and not made["made"]["stopped"]
+    chosen = sample() if whole and not interrupted() else None
+    page = document(counted.table, model if chosen is not None else None, chosen, **told)
+    with _writing(out):
+        write_report(page, out / "report.html")
+    return chosen is not None and not page["made"]["stopped"]
 
 
-def prepare(out: Path) -> None:
-    """Make the folder and see that it can be written, before the work and not after it."""
-    probe = out / f".probe.{os.getpid()}"
+@contextmanager
+def prepared(out: Path) -> Iterator[None]:
+    """Make the folder and see that it can be written, before the work and not after it; then hold it, so that
+    no other process mixes its files with ours.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"\0")
-        probe.unlink()
+        with TemporaryFile(dir=out) as probe:
+            probe.write(b"\0")
     except OSError as error:
-        with suppress(OSError):
-            probe.unlink()
         raise OSError(f"out: {out} cannot be written ({error.strerror}); give another folder") from error
+    if rank() > 0:
+        yield
+        return
+    with locked(out / LOCK, f"out: {out}"):
+        tidy(out)
+        yield
 
 
 def write(table: HeadTable, out: Path, text: str) -> list[Path]:
     """Write the table and its summary under a folder, each file whole or not at all; returns the files."""
     files = [out / name for name in ("heads.json", "heads.csv", "summary.txt")]
-    try:
+    with _writing(out):
         out.mkdir(parents=True, exist_ok=True)
         table.save(files[0])
         table.save(files[1])
-        unfinished = out / f".summary.txt.{os.getpid()}"
-        try:
-            unfinished.write_text(text, encoding="utf-8")
-            os.replace(unfinished, files[2])
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_whole(files[2], text)
+    return files
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise OSError(
             f"out: writing under {out} failed ({error.strerror}); make room or give another folder"
         ) from error
-    return files

@@ -211,7 +211,8 @@ def _own(name: str) -> Loaded:
             return _no_tokenizer(name, error)
 
     loaded = Loaded(name, model, tokenizer, lambda: _no_processor(name))
-    if (described.read(folder) or {}).get("task"):
+    description = described.read(folder)
+    if description is not None and "task" in description:
         from manyheads.tasks import restore
         from manyheads.training.task import ReadsPictures, ReadsText
 

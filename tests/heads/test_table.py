@@ -231,7 +231,9 @@ def test_a_disk_that_is_really_full(table: HeadTable, tmp_path: Path, ending: st
 def test_damaged_files(tmp_path: Path, content: str, ending: str) -> None:
     path = tmp_path / f"a.{ending}"
     path.write_text(content)
-    with pytest.raises(ValueError, match=f"a.{ending}: not a table that manyheads wrote, or a damaged one"):
+    with pytest.raises(
+        ValueError, match=f"table: .*a.{ending} is (damaged|not a table that manyheads wrote)"
+    ):
         HeadTable.load(path)
     with pytest.raises(ValueError, match=r"ends in \.json, \.csv, \.parquet"):
         HeadTable.load(tmp_path / "a.txt")

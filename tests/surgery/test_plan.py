@@ -135,7 +135,7 @@ def test_a_plan_of_another_model_is_refused():
     ("change", "said"),
     [
         (lambda d: d.pop("remove"), "damaged"),
-        (lambda d: d.update(format="head table"), "no plan"),
+        (lambda d: d.update(format="head table"), "its format is .head table.; expected .manyheads plan."),
         (lambda d: d.update(version=2), "newer manyheads"),
         (lambda d: d["remove"].update({"h.0.attn": [3]}), "no such heads"),
     ],

@@ -1,7 +1,6 @@
 """Prune: the whole way in one call and by the command; elimination against its definition; the card."""
 
 import json
-import os
 import signal
 import sys
 from dataclasses import replace
@@ -240,7 +239,7 @@ def test_ctrl_c_in_a_recovery_keeps_the_model_and_the_state(folder, monkeypatch)
     real = recover._distance
 
     def interrupted(*args):
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         return real(*args)
 
     monkeypatch.setattr(recover, "_distance", interrupted)

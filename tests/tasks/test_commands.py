@@ -1,6 +1,7 @@
 """The verbs on a trained model: train, resume, evaluate, predict, and the head tools on its folder."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import manyheads as mh
 from manyheads.cli import app
 from manyheads.corpus import text
 from manyheads.heads.importance import losses
+from manyheads.locks import LOCK, locked
 from manyheads.models import load
 from manyheads.tasks import restore
 
@@ -49,12 +51,77 @@ def folders(tmp_path_factory):
 def test_training_again_needs_resume(folders):
     with pytest.raises(ValueError, match="holds a run already"):
         call("train", "language", "--out", folders / "language")
-    done = call("train", "language", "--out", folders / "language", "--resume", "--tracker", "none", "--json")
+    again = ["train", "language", "--out", folders / "language", "--resume"]
+    with pytest.raises(ValueError, match=r"names .*text.txt, which is not in the folder; name it yourself"):
+        call(*again)
+    again += ["--data", data_of(folders, "language")]
+    done = call(*again, "--tracker", "none", "--json")
     assert json.loads(done.stdout)["step"] == 4
     with pytest.raises(ValueError, match=r"heads: .* began with 3, got 4"):
-        call("train", "language", "--out", folders / "language", "--resume", "--heads", 4)
+        call(*again, "--heads", 4)
     with pytest.raises(ValueError, match="holds a run of language; expected one of translation"):
         call("train", "translation", "--out", folders / "language", "--resume")
+
+
+def data_of(folders, name):
+    return folders / ("pairs" if name == "translation" else "text.txt")
+
+
+PRIVATE = "the private words of somebody who trusts a folder\n" * 50
+
+
+def downloaded(folders, where, data):
+    """A folder as somebody else may have made it, who names a file of ours as its data."""
+    shutil.copytree(folders / "language", where)
+    config = json.loads((where / "config.json").read_text())
+    config["training"]["data"] = str(data)
+    (where / "config.json").write_text(json.dumps(config))
+    return where
+
+
+@pytest.mark.parametrize("way", ["outside", "dots", "link", "link beside"])
+def test_a_folder_cannot_name_a_private_file(folders, tmp_path, way):
+    private, where = tmp_path / "private.txt", tmp_path / "model"
+    private.write_text(PRIVATE)
+    data = {"outside": private, "dots": where / ".." / "private.txt"}.get(way, where / "data" / "text.txt")
+    downloaded(folders, where, data)
+    (where / "data").mkdir()
+    if way == "link":
+        (where / "data" / "text.txt").symlink_to(private)
+    elif way == "link beside":  # of a folder of texts, the others are read as well
+        (where / "data" / "text.txt").write_text("a few words, " * 50)
+        (where / "data" / "b.txt").symlink_to(private)
+    out = tmp_path / "out"
+    for verb in (["inspect", where, "--out", out], ["evaluate", where]):
+        with pytest.raises(ValueError, match=r"MODEL: .* names .*, which is not in the folder.*--data"):
+            call(*verb)
+    assert not any("private words" in file.read_text(errors="replace") for file in out.rglob("*.*"))
+    with pytest.raises(ValueError, match=r"data: the run in .*; name it yourself"):
+        call("train", "language", "--resume", "--out", where)
+
+
+def test_a_folder_may_bring_its_data_along(folders, tmp_path):
+    where = downloaded(folders, tmp_path / "model", tmp_path / "model" / "data.txt")
+    (where / "data.txt").write_text("a few words, and a few more of them.\n" * 20)
+    assert json.loads(call("evaluate", where, "--json").stdout)["examples"] > 0
+
+
+def test_what_a_person_names_is_read(folders, tmp_path):
+    private = tmp_path / "private.txt"
+    private.write_text("a few words, and a few more of them.\n" * 20)
+    where = downloaded(folders, tmp_path / "model", private)
+    assert json.loads(call("evaluate", where, "--data", private, "--json").stdout)["examples"] > 0
+
+
+def test_a_second_run_into_the_folder_of_a_running_one_is_refused(folders, tmp_path):
+    out = tmp_path / "run"
+    unfinished = out / "checkpoints" / ".step-00000002.1-0"
+    with locked(out / LOCK, "out: there"):
+        unfinished.mkdir(parents=True)
+        for resume in ([], ["--resume"]):
+            with pytest.raises(ValueError, match=r"out: .*run is in use by process \d+; wait for it"):
+                call("train", "language", "--data", data_of(folders, "language"), "--out", out, *resume)
+        assert unfinished.exists()
 
 
 def test_a_task_that_is_none_is_told():
@@ -63,12 +130,19 @@ def test_a_task_that_is_none_is_told():
 
 @pytest.mark.parametrize(("name", "metric"), [("language", "bits_per_byte"), ("translation", "bleu")])
 def test_evaluate_says_what_training_said(folders, name, metric):
-    told = json.loads(call("evaluate", folders / name, "--json").stdout)
+    data = data_of(folders, name)
+    told = json.loads(call("evaluate", folders / name, "--data", data, "--json").stdout)
     kept = json.loads((folders / name / "metrics.json").read_text())
     assert told["metrics"][metric] == pytest.approx(kept[metric], rel=1e-5)
-    data = folders / ("text.txt" if name == "language" else "pairs")
-    other = json.loads(call("evaluate", folders / name, "--data", data, "--json").stdout)
-    assert other["examples"] > told["examples"]
+    others = [".txt"] if name == "language" else [".en", ".de"]
+    for ending in others:  # the same, and not the file that was learned from: all of it is read
+        source = data if name == "language" else data.with_name(f"{data.name}{ending}")
+        (folders / f"other{ending}").write_text(source.read_text())
+    other = folders / ("other.txt" if name == "language" else "other")
+    assert (
+        json.loads(call("evaluate", folders / name, "--data", other, "--json").stdout)["examples"]
+        > (told["examples"])
+    )
 
 
 def test_predict(folders):
@@ -111,7 +185,8 @@ def test_a_cut_model_keeps_its_task(folders, tmp_path):
     _, batch = next(corpus.batches())
     small = mh.cut(loaded.model, {"encoder.blocks.0.attention": [1]}, batch)
     mh.save(small, tmp_path / "small", loaded.tokenizer())
-    told = json.loads(call("evaluate", tmp_path / "small", "--json").stdout)
+    data = data_of(folders, "translation")
+    told = json.loads(call("evaluate", tmp_path / "small", "--data", data, "--json").stdout)
     assert told["metrics"]["loss"] > 0
     again = mh.load(tmp_path / "small")
     with torch.no_grad():
@@ -134,7 +209,9 @@ def test_the_verbs_on_heads_take_the_folder(folders, tmp_path, name):
     kept = sum(part.heads for part in small.modules() if isinstance(part, mh.MultiHeadAttention))
     assert heads * 0.6 <= kept < heads
     before, after = (
-        json.loads(call("evaluate", folder, "--json").stdout)["metrics"]["loss"]
+        json.loads(call("evaluate", folder, "--data", data_of(folders, name), "--json").stdout)["metrics"][
+            "loss"
+        ]
         for folder in (folders / name, tmp_path / "small")
     )
     assert after == pytest.approx(before, rel=0.2)

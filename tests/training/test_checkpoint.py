@@ -12,8 +12,12 @@ from manyheads.nn.transformers import Seq2Seq
 from manyheads.training import checkpoint
 from manyheads.training.averaging import Average
 from manyheads.training.log import Log, read
+from manyheads.whole_files import tidy, write_whole
 
 resource = pytest.importorskip("resource", reason="limits on the size of files are a matter of Unix")
+
+
+STATE = {"best": None, "best_step": 0, "worse": 0, "data": [], "scaler": None}
 
 
 def tensors(value):
@@ -32,7 +36,7 @@ def nearly_full():
 
 def test_the_last_two_are_kept(tmp_path):
     for step in (1, 5, 12):
-        checkpoint.save(tmp_path, step, tensors(step), {"best": step / 2})
+        checkpoint.save(tmp_path, step, tensors(step), STATE | {"best": step / 2})
     assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000012", "step-00000005"]
     state, kept = checkpoint.load(checkpoint.found(tmp_path)[0])
     assert (state["step"], state["best"]) == (12, 6.0)
@@ -40,37 +44,37 @@ def test_the_last_two_are_kept(tmp_path):
 
 
 def test_a_full_disk_leaves_the_last_good_one(tmp_path, nearly_full):
-    checkpoint.save(tmp_path, 1, tensors(1), {})
+    checkpoint.save(tmp_path, 1, tensors(1), STATE)
     nearly_full()
     with pytest.raises(OSError, match="File too large"):
-        checkpoint.save(tmp_path, 2, tensors(2), {})
+        checkpoint.save(tmp_path, 2, tensors(2), STATE)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     assert checkpoint.load(tmp_path / "step-00000001")[1]["model"]["weight"][0] == 1
 
 
 def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, nearly_full):
     path = tmp_path / "model.safetensors"
-    checkpoint.write(path, b"good")
+    write_whole(path, b"good")
     nearly_full()
     with pytest.raises(OSError, match="File too large"):
-        checkpoint.write(path, b"x" * 5000)
+        write_whole(path, b"x" * 5000)
     assert path.read_bytes() == b"good"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_what_killed_processes_left_is_tidied(tmp_path):
-    checkpoint.save(tmp_path, 1, tensors(1), {})
-    left = tmp_path / ".step-00000002.123"
+    checkpoint.save(tmp_path, 1, tensors(1), STATE)
+    left = tmp_path / ".step-00000002.123-0"
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
     assert checkpoint.found(tmp_path) == [tmp_path / "step-00000001"]
-    checkpoint.tidy(tmp_path)
+    tidy(tmp_path)
     assert not left.exists()
 
 
 @pytest.mark.parametrize("file", ["state.json", "model.safetensors"])
 def test_damage_is_named(tmp_path, file):
-    path = checkpoint.save(tmp_path, 3, tensors(1), {})
+    path = checkpoint.save(tmp_path, 3, tensors(1), STATE)
     (path / file).write_bytes((path / file).read_bytes()[:-7])
     with pytest.raises(ValueError, match=r"step-00000003: damaged.* remove it"):
         checkpoint.load(path)

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import signal
 
 import numpy
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 import manyheads as mh
 from manyheads.heads.importance.outputs import difference, read
 from manyheads.heads.table import Row
+from manyheads.interrupts import stop_if_interrupted
 from manyheads.nn.transformers import Encoder
 from manyheads.view.document import About, Sample, document, example, of_batches
 from manyheads.view.document import make as making
@@ -561,7 +563,8 @@ def test_what_fails_costs_only_itself(monkeypatch):
 
 
 def interrupted(*_, **__):
-    raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
+    stop_if_interrupted()
 
 
 def test_an_interruption_keeps_what_there_is(monkeypatch):

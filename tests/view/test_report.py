@@ -170,9 +170,10 @@ def test_inspect_writes_it(tmp_path):
 
 
 def test_an_interruption_while_measuring_leaves_a_page(tmp_path, monkeypatch):
-    def interrupted(*_, **__):
-        os.kill(os.getpid(), signal.SIGINT)
-        raise AssertionError("the signal came late")
+    def interrupted(*_, step, **__):
+        signal.raise_signal(signal.SIGINT)
+        step(1.0)
+        raise AssertionError("it did not stop between two units")
 
     monkeypatch.setattr("manyheads.view.document.make.diversity", interrupted)
     before = signal.getsignal(signal.SIGINT)

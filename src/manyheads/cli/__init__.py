@@ -6,6 +6,7 @@ What needs torch is imported inside functions, so that ``--help`` answers at onc
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from manyheads.cli.prune import prune
 from manyheads.cli.roles import roles
 from manyheads.cli.serve import serve
 from manyheads.cli.train import train
+from manyheads.interrupts import EXIT_CODE, leave_at_once
 
 app = typer.Typer(
     name="manyheads",
@@ -80,7 +82,8 @@ app.add_typer(train)
 
 
 def main() -> None:
-    """Run the command; a mistake of the user is one sentence on stderr and exit code 2."""
+    """Run the command; a mistake of the user is one sentence on stderr and exit code 2; Ctrl-C is 130."""
+    signal.signal(signal.SIGINT, leave_at_once)  # where there is something to keep, verbs say otherwise
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character still gets the rest
@@ -90,4 +93,4 @@ def main() -> None:
         typer.echo(f"manyheads: {error}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(EXIT_CODE)

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 
 from manyheads.cli import options
+from manyheads.interrupts import EXIT_CODE, interrupted, interruptible, until_interrupted
 
 if TYPE_CHECKING:
     from manyheads.heads.table import HeadTable
@@ -49,41 +50,60 @@ def diversity(
         from manyheads import corpus
         from manyheads.heads.diversity import MEASURES
         from manyheads.heads.diversity import diversity as compare
-        from manyheads.inspection import prepare
+        from manyheads.inspection import prepared
         from manyheads.models import load
 
         loaded = load(model, head=True, device=device)
         read = corpus.choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
-    prepare(out)
     bar = TextColumn("Comparing heads"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    with (
-        warnings.catch_warnings(record=True) as warned,
-        Progress(*bar, console=errors, transient=True, disable=not errors.is_terminal) as progress,
-    ):
-        warnings.simplefilter("always")
-        task = progress.add_task("", total=len(read.plan()))
-        table = compare(
-            loaded.model,
-            (batch for _, batch in read.batches()),
-            measures=MEASURES if measures is None else [name.strip() for name in measures.split(",")],
-            rows=rows,
-            step=lambda done: progress.advance(task, done),
-        )
-    said = (str(each.message) for each in warned)
-    notes = [note.removeprefix("diversity: ") for note in said if note.startswith("diversity: ")]
-    tokens_read = int(table["tokens"].max())
-    title = f"{loaded.name} on {read.what}: {len(table)} heads, {tokens_read:,} tokens"
-    if json:
-        print(as_json(table, loaded.name, read.what, notes, out), flush=True)
-    else:
-        from manyheads.view.diversity import tell
+    with prepared(out), interruptible():
+        with (
+            warnings.catch_warnings(record=True) as warned,
+            Progress(*bar, console=errors, transient=True, disable=not errors.is_terminal) as progress,
+        ):
+            warnings.simplefilter("always")
+            task = progress.add_task("", total=len(read.plan()))
+            total, done = len(read.plan()), 0
 
-        tell(table, console, title=title, notes=notes)
-    with errors.status("Drawing"):
-        files = write(table, out, title, loaded.name, notes)
+            def step(batches: float) -> None:
+                nonlocal done
+                done += 1
+                progress.advance(task, batches)
+
+            try:
+                table = compare(
+                    loaded.model,
+                    until_interrupted(batch for _, batch in read.batches()),
+                    measures=MEASURES if measures is None else [name.strip() for name in measures.split(",")],
+                    rows=rows,
+                    step=step,
+                )
+            except ValueError:
+                if done or not interrupted():
+                    raise
+                errors.print("Stopped before the first batch was compared; nothing was written.")
+                raise typer.Exit(EXIT_CODE) from None
+        said = (str(each.message) for each in warned)
+        notes = [note.removeprefix("diversity: ") for note in said if note.startswith("diversity: ")]
+        if done < total:
+            notes.append(f"Ctrl-C ended it: these are the numbers of {done} of {total} batches.")
+        tokens_read = int(table["tokens"].max())
+        title = f"{loaded.name} on {read.what}: {len(table)} heads, {tokens_read:,} tokens"
+        if json:
+            print(as_json(table, loaded.name, read.what, notes, out), flush=True)
+        else:
+            from manyheads.view.diversity import tell
+
+            tell(table, console, title=title, notes=notes)
+        with errors.status("Drawing"):
+            files = write(table, out, title, loaded.name, notes)
+        stopped = interrupted()
     if not json:
         for what, file in files.items():
             console.print(Text(f"{what}: {file}"), soft_wrap=True)
+    if stopped:
+        errors.print(f"Stopped after {done} of {total} batches; what they show is kept.")
+        raise typer.Exit(EXIT_CODE)
 
 
 def as_json(table: HeadTable, model: str, what: str, notes: list[str], out: Path) -> str:
@@ -117,13 +137,13 @@ def _plain(value: Any) -> Any:
 
 def write(table: HeadTable, out: Path, title: str, name: str, notes: list[str]) -> dict[str, Path]:
     """Write the table, its summary and the pictures under a folder; what each file is."""
-    from manyheads.heads.files import write_text
     from manyheads.view.diversity import as_text
     from manyheads.view.diversity_figure import draw_map, draw_matrices
+    from manyheads.whole_files import write_whole
 
     files = {"\nEvery pair, to load in Python": out / "diversity.json", "This summary": out / "diversity.txt"}
     table.save(out / "diversity.json")
-    write_text(out / "diversity.txt", as_text(table, title=title, notes=notes))
+    write_whole(out / "diversity.txt", as_text(table, title=title, notes=notes))
     if "js" in table.matrices:
         files["The map of all heads"] = out / "map.png"
         draw_map(table, out / "map.png", name)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from manyheads.cli import options
+from manyheads.interrupts import EXIT_CODE, Interrupted, interrupted, interruptible
 
 
 def evaluate(
@@ -26,7 +27,8 @@ def evaluate(
 ) -> None:
     """How good a trained model is, by the metrics of its task, on all examples.
 
-    Of a translation folder given as --data, the test files are read.
+    Of --data, the part for testing is read if it has one; of the data that the model learned from, what was
+    held out. Files that only the folder names are not read: name them by --data.
     """
     errors = Console(stderr=True)
     with errors.status(f"Loading {folder}"):
@@ -39,20 +41,28 @@ def evaluate(
             if not hasattr(task, "beams"):
                 raise ValueError(f"beams: {task.name} has none; leave the option out")
             task.beams = beams
-        examples = tasks.held_out(folder, task) if data is None else task.read(data)
+        examples = tasks.held_out(folder, task) if data is None else tasks.read_data(folder, task, data)
     done = 0
-    with errors.status("Measuring") as status:
+    with interruptible(), errors.status("Measuring") as status:
 
         def step(count: int) -> None:
             nonlocal done
             done += count
             status.update(f"Measuring: {done:,} of {len(examples):,} examples")
 
-        metrics = measure(task, model, examples, batch_tokens=batch_tokens, step=step)
+        try:
+            metrics = measure(task, model, examples, batch_tokens=batch_tokens, step=step, partly=True)
+        except Interrupted:
+            errors.print("Stopped before the first batch was measured.")
+            raise typer.Exit(EXIT_CODE) from None
+        stopped = interrupted()
     if json:
-        print(json_format.dumps({"model": str(folder), "examples": len(examples), "metrics": metrics}))
-        return
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{folder} ({task.name}), {len(examples):,} examples of {data or 'what was held out'}")
-    for name, value in metrics.items():
-        console.print(f"  {name:<14} {value:.4f}")
+        print(json_format.dumps({"model": str(folder), "examples": done, "metrics": metrics}), flush=True)
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        console.print(f"{folder} ({task.name}), {done:,} examples of {data or 'what was held out'}")
+        for name, value in metrics.items():
+            console.print(f"  {name:<14} {value:.4f}")
+    if stopped:
+        errors.print(f"Stopped after {done:,} of {len(examples):,} examples; the numbers are theirs.")
+        raise typer.Exit(EXIT_CODE)

@@ -19,6 +19,14 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.cli import options
+from manyheads.interrupts import (
+    EXIT_CODE,
+    Interrupted,
+    interrupted,
+    interruptible,
+    stop_if_interrupted,
+    until_interrupted,
+)
 
 if TYPE_CHECKING:
     from manyheads.batching import Corpus
@@ -29,6 +37,8 @@ if TYPE_CHECKING:
 # Heads shown from each end of the ranking.
 SHOWN = 8
 STATE = "leave-one-out.state.json"
+# Methods that run the model many times: half of that says nothing. The others read the batches once.
+MANY_PASSES = ("leave-one-out", "gates")
 
 
 def importance(
@@ -73,7 +83,7 @@ def importance(
         from manyheads.corpus import choose
         from manyheads.heads.importance import METHODS
         from manyheads.heads.importance.losses import named
-        from manyheads.inspection import one_interruption, prepare
+        from manyheads.inspection import prepared
         from manyheads.models import load
 
         methods = list(dict.fromkeys(name.strip() for name in method.split(",") if name.strip()))
@@ -85,21 +95,23 @@ def importance(
         loaded = load(model, head=True, device=device)
         labels = loss == "classification" and loaded.task is not None
         read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data, labels=labels)
-    prepare(out)
     found = Found(loaded.name, f"{read.what}: {read.total():,} {read.unit}", out)
-    with one_interruption() as hold, _progress(len(read.plan()), errors) as bar:
-        try:
+    with prepared(out), interruptible():
+        with _progress(len(read.plan()), errors) as bar:
             for name in methods:
                 started = perf_counter()
-                found.tables[name] = _judged(loaded, read, name, loss, keep, seed, out / STATE, bar(name))
-                found.seconds[name] = perf_counter() - started
-        except KeyboardInterrupt:
-            found.stopped = name
-        except ValueError as error:
-            found.error = error
-        hold()
-    finish(found, console, errors, json)
-    raise typer.Exit(130 if found.stopped else 0)
+                try:
+                    stop_if_interrupted()
+                    found.tables[name] = _judged(loaded, read, name, loss, keep, seed, out / STATE, bar(name))
+                    found.seconds[name] = perf_counter() - started
+                except Interrupted:
+                    break
+                except ValueError as error:
+                    found.error = None if interrupted() else error  # there was no batch to judge by yet
+                    break
+        found.stopped = name if interrupted() else ""
+        finish(found, console, errors, json)
+    raise typer.Exit(EXIT_CODE if found.stopped else 0)
 
 
 @dataclass
@@ -136,11 +148,19 @@ def _judged(
     from manyheads.heads.importance import importance as judge
 
     fed: Iterator[Any] = (batch for _, batch in read.batches())
+    if method not in MANY_PASSES:
+        fed = until_interrupted(fed)
     if loss == "masked":
         fed = _hidden(loaded, fed, seed)
     loss = loss if method in WITH_LOSS else None
     keep = keep if method == "gates" else None
-    table = judge(loaded.model, fed, method, loss, keep=keep, seed=seed, state=state, step=step)
+
+    def told(share: float) -> None:
+        step(share)
+        if method in MANY_PASSES:
+            stop_if_interrupted()
+
+    table = judge(loaded.model, fed, method, loss, keep=keep, seed=seed, state=state, step=told)
     if method == "leave-one-out":
         state.unlink(missing_ok=True)
     return table
@@ -176,6 +196,8 @@ def finish(found: Found, console: Console, errors: Console, machine: bool) -> No
             console.print(Text(f"\nWritten: {', '.join(map(str, files))}"), soft_wrap=True)
     if found.stopped:
         kept = "; the same command goes on where it was" if (found.out / STATE).exists() else ""
+        if found.stopped in found.tables and found.stopped not in MANY_PASSES:
+            kept = ": its numbers are of the batches that were read until then"
         errors.print(Text(f"Stopped during {found.stopped}{kept}."), soft_wrap=True)
     if found.error is not None:
         done = f"; what was found before is in {found.out}" if found.tables else ""
@@ -268,7 +290,7 @@ def _plain(value: Any) -> Any:
 
 def write(found: Found) -> list[Path]:
     """A table for each method, to load and to plan cuts by, and the summary; returns the files."""
-    from manyheads.heads.files import _write
+    from manyheads.whole_files import write_whole
 
     files = []
     for name, table in found.tables.items():
@@ -278,7 +300,7 @@ def write(found: Found) -> list[Path]:
     plain = StringIO()
     tell(found, Console(file=plain, width=110, color_system=None))
     files.append(found.out / "importance.txt")
-    _write(files[-1], plain.getvalue().encode())
+    write_whole(files[-1], plain.getvalue())
     return files
 
 

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 
 from manyheads.cli import options
+from manyheads.interrupts import EXIT_CODE, interrupted, interruptible
 
 if TYPE_CHECKING:
     from manyheads.batching import Corpus
@@ -40,8 +41,8 @@ def inspect(
     """What every head of a model does on a corpus: exact, at any length, under the model's fast kernels.
 
     Prints a map of layers and heads and the heads that stand out; writes heads.json, heads.csv, summary.txt
-    and report.html: one page, to look at every head. Ctrl-C keeps what was counted so far. To use several
-    processes, with or without GPUs, write
+    and report.html: one page, to look at every head. Ctrl-C keeps what was counted so far, a second one
+    leaves at once. To use several processes, with or without GPUs, write
     `torchrun --nproc-per-node 2 -m manyheads inspect ...` or
     `accelerate launch --multi_gpu --num_processes 2 -m manyheads inspect ...`
     (accelerate starts a single process when it is given `--cpu`).
@@ -80,7 +81,7 @@ def run(
     console, errors = Console(), Console(stderr=True)
     with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
         from manyheads.corpus import choose
-        from manyheads.inspection import count, finished, one_interruption, prepare, processes, rank, together
+        from manyheads.inspection import count, finished, prepared, processes, rank, together
         from manyheads.models import load
 
         if text == "-" and processes() > 1:
@@ -89,19 +90,21 @@ def run(
             )
         loaded = load(model, device=device)
         read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
-    prepare(out)
     share = rank(), processes()
-    with one_interruption() as hold:
+    with prepared(out), interruptible():
         with _progress(read, share, errors) as step:
             own = count(loaded.model, read.batches(*share), read.groups, step)
-        hold()
         counted = together(own)
         if rank() > 0:
-            return 130 if counted.stopped else 0
+            return EXIT_CODE if counted.stopped else 0
+        if counted.table is None and counted.stopped:
+            errors.print("Stopped before the first batch was counted; nothing was written.")
+            return EXIT_CODE
         if counted.table is None:
             finished(counted)
         _tell_and_write(counted, loaded.name, read, out, console, machine)
-    whole = _tell_on_a_page(counted, loaded, read, out, errors)
+        whole = _tell_on_a_page(counted, loaded, read, out, errors)
+        late = interrupted()
     if not machine:
         console.print(
             Text(f"To look at every head, open in a browser: {out / 'report.html'}"), soft_wrap=True
@@ -112,7 +115,9 @@ def run(
         errors.print(f"Stopped after {counted.units:,} of {read.total():,} {read.unit}; they are kept.")
     elif not whole:
         errors.print("Stopped: all was counted, and the page shows what was measured for it so far.")
-    return 0 if whole else 130
+    elif late:
+        errors.print("All was counted and written when Ctrl-C came.")
+    return EXIT_CODE if late or not whole else 0
 
 
 def _tell_and_write(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.cli import options
+from manyheads.interrupts import EXIT_CODE, Interrupted, interrupted, interruptible, stop_if_interrupted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -109,54 +110,67 @@ def prune(
         kept = _heads(protect, loaded.model)
     fitted, held_out = split(read)
     state = out.with_name(f"{out.name}.recovery.safetensors") if recover else None
-    if state is not None:
-        state.parent.mkdir(parents=True, exist_ok=True)
+    from manyheads.locks import locked
     from manyheads.surgery import card, files
     from manyheads.surgery.plan import Plan
     from manyheads.surgery.prune import prune as pruned
+    from manyheads.whole_files import tidy, whole_folder, write_whole
 
-    with _progress(errors) as step:
-        small = pruned(
-            loaded.model,
-            fitted,
-            keep if keep is not None else 0.5,
-            rounds=rounds,
-            refit=refit,
-            recover=recover,
-            method=method,
-            scope="layer" if uniform else "global",
-            floor=floor,
-            protect=kept,
-            using=given,
-            state=state,
-            step=step,
-        )
+    with locked(out.with_name(f".{out.name}.lock"), f"out: {out}"), interruptible():
+        tidy(out.parent, out.name)
+        try:
+            with _progress(errors) as step:
+                small = pruned(
+                    loaded.model,
+                    fitted,
+                    keep if keep is not None else 0.5,
+                    rounds=rounds,
+                    refit=refit,
+                    recover=recover,
+                    method=method,
+                    scope="layer" if uniform else "global",
+                    floor=floor,
+                    protect=kept,
+                    using=given,
+                    state=state,
+                    step=step,
+                )
+        except Interrupted:
+            errors.print("Stopped before the smaller model was ready; nothing was written.")
+            raise typer.Exit(EXIT_CODE) from None
         found = card.card(loaded.model, small, held_out, metric=judge)
-        drawn = _curve(loaded.model, fitted, held_out, method, refit, uniform, step) if curve else None
-    files.save(small, out, if_any(loaded.tokenizer))
-    removed = Plan.of(loaded.model, small, fitted[0])
-    removed.save(out / "plan.json")
-    document = {"model": loaded.name, "corpus": read.what, "out": str(out), **found.as_json()}
-    document["original_heads"] = getattr(small, "original_heads", {})
-    stopped = state is not None and _unfinished(state, recover)
-    if state is not None and not stopped:
-        state.unlink(missing_ok=True)
-    if drawn is not None:
-        from manyheads.view.curve import draw
+        drawn = None
+        if curve and not interrupted():
+            with suppress(Interrupted), _progress(errors) as step:
+                drawn = _curve(loaded.model, fitted, held_out, method, refit, uniform, step)
+        removed = Plan.of(loaded.model, small, fitted[0])
+        document = {"model": loaded.name, "corpus": read.what, "out": str(out), **found.as_json()}
+        document["original_heads"] = getattr(small, "original_heads", {})
+        if drawn is not None:
+            document["curve"] = asdict(drawn)
+        written = json_format.dumps(document, indent=1)
+        with whole_folder(out) as folder:
+            files.save(small, folder, if_any(loaded.tokenizer))
+            removed.save(folder / "plan.json")
+            write_whole(folder / "card.json", written)
+            if drawn is not None:
+                from manyheads.view.curve import draw
 
-        document["curve"] = asdict(drawn)
-        draw(drawn, out / "curve.png", f"{loaded.name}, {read.what}")
-    from manyheads.heads.files import write_text
-
-    written = json_format.dumps(document, indent=1)
-    write_text(out / "card.json", written)
+                draw(drawn, folder / "curve.png", f"{loaded.name}, {read.what}")
+        unfinished = state is not None and _unfinished(state, recover)
+        if state is not None and not unfinished:
+            state.unlink(missing_ok=True)
+        stopped = interrupted()
     if json:
         print(written, flush=True)
     else:
         tell(found, removed, loaded.name, out, console)
-    if stopped:
+    if unfinished:
         errors.print(f"Stopped before {recover} steps of recovery were done; {state} keeps where it was.")
-    raise typer.Exit(130 if stopped else 0)
+    elif stopped:
+        lacks = "; the curve is not drawn" if curve and drawn is None else ""
+        errors.print(f"Stopped when the smaller model was ready; it is kept{lacks}.")
+    raise typer.Exit(EXIT_CODE if stopped or unfinished else 0)
 
 
 def split(read: Corpus) -> tuple[list[Any], list[Any]]:
@@ -302,5 +316,7 @@ def _progress(console: Console) -> Iterator[Callable[[str, float], None]]:
             if what not in tasks:
                 tasks[what] = progress.add_task(DOING[what], total=1.0)
             progress.update(tasks[what], completed=share)
+            if what != "recover":  # which ends by itself, and keeps where it was
+                stop_if_interrupted()
 
         yield step

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.cli import options
+from manyheads.interrupts import EXIT_CODE, Interrupted, interrupted, interruptible
 
 if TYPE_CHECKING:
     from manyheads.heads.roles.entry import Step
@@ -55,7 +56,7 @@ def roles(
     with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
         from manyheads import corpus
         from manyheads.heads.roles import roles as find
-        from manyheads.inspection import prepare
+        from manyheads.inspection import prepared
         from manyheads.models import load
 
         loaded = load(model, head=True, device=device)
@@ -63,26 +64,34 @@ def roles(
         tokenizer = None
         if read.unit == "tokens" and (tokens is None or treebank is not None):
             tokenizer = loaded.tokenizer()
-    prepare(out)
-    with _progress(errors) as step:
-        table = find(
-            loaded.model,
-            (batch for _, batch in read.batches()),
-            treebank,
-            tokenizer=tokenizer,
-            only=None if only is None else [name.strip() for name in only.split(",")],
-            least=least,
-            step=step,
-        )
-    title = f"{loaded.name} on {read.what}: {len(table)} heads"
-    if json:
-        print(as_json(table, loaded.name, read.what, out), flush=True)
-    else:
-        tell(table, console, title)
-    files = write(table, out, title)
+    with prepared(out), interruptible():
+        try:
+            with _progress(errors) as step:
+                table = find(
+                    loaded.model,
+                    (batch for _, batch in read.batches()),
+                    treebank,
+                    tokenizer=tokenizer,
+                    only=None if only is None else [name.strip() for name in only.split(",")],
+                    least=least,
+                    step=step,
+                )
+        except Interrupted:
+            errors.print("Stopped before the first batch was read; nothing was written.")
+            raise typer.Exit(EXIT_CODE) from None
+        title = f"{loaded.name} on {read.what}: {len(table)} heads"
+        if json:
+            print(as_json(table, loaded.name, read.what, out), flush=True)
+        else:
+            tell(table, console, title)
+        files = write(table, out, title)
+        stopped = interrupted()
     if not json:
         console.print(Text(f"\nEvery score with its baseline and count: {files[1]}"), soft_wrap=True)
         console.print(Text(f"The same to load in Python: {files[0]}"), soft_wrap=True)
+    if stopped:
+        errors.print("Stopped: the roles are judged on what was read until then.")
+        raise typer.Exit(EXIT_CODE)
 
 
 @contextmanager
@@ -177,7 +186,7 @@ def as_json(table: HeadTable, model: str, what: str, out: Path) -> str:
 
 def write(table: HeadTable, out: Path, title: str) -> list[Path]:
     """Write the table and its summary under a folder; returns the files."""
-    from manyheads.heads.files import write_text
+    from manyheads.whole_files import write_whole
 
     files = [out / name for name in ("roles.json", "roles.csv", "roles.txt")]
     out.mkdir(parents=True, exist_ok=True)
@@ -185,5 +194,5 @@ def write(table: HeadTable, out: Path, title: str) -> list[Path]:
     table.save(files[1])
     plain = StringIO()
     tell(table, Console(file=plain, width=110, color_system=None), title)
-    write_text(files[2], plain.getvalue())
+    write_whole(files[2], plain.getvalue())
     return files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from dataclasses import fields
 from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from manyheads.interrupts import EXIT_CODE
 from manyheads.tasks import TASKS
 
 EPILOG = """Ctrl-C keeps a checkpoint and --resume goes on from it, to the bit, as it does after a crash.
@@ -74,6 +76,7 @@ def run(
     errors = Console(stderr=True)
     with errors.status("Loading torch"):
         from manyheads import tasks
+        from manyheads.documents import in_one_sentence
         from manyheads.training.loop import train
         from manyheads.training.options import Options, with_options
         from manyheads.training.progress import progress
@@ -88,9 +91,17 @@ def run(
         begun = read_config(folder)
         if begun["task"]["name"] != name:
             raise ValueError(f"out: {folder} holds a run of {begun['task']['name']}; expected one of {name}")
-        kept = {key: value for key, value in begun["task"].items() if key != "name"}
-        task = kind(**(kept | of_task))
+        with in_one_sentence(f"{folder}: its config.json is damaged; get the folder again"):
+            tasks.build(begun["task"])
+        task = tasks.build(begun["task"] | of_task)
         training = dict(begun["training"])
+        for what, given_here in (("data", data), ("valid", valid)):
+            path = training[what]
+            if given_here is None and path is not None and not tasks.may_read(path, folder):
+                raise ValueError(
+                    f"{what}: the run in {folder} names {path}, which is not in the folder; name it yourself "
+                    f"if it is to be read: --{what} {path}"
+                )
         data, valid = data or training.pop("data"), valid or training.pop("valid")
         options = {key: value for key, value in training.items() if key in of_training} | options
     else:
@@ -109,11 +120,12 @@ def run(
             **options,
         )
     if first:
-        _tell(result, machine)
-    return 130 if result.ended == "interrupted" else 0
+        _tell(result, machine, name, data, valid)
+    return EXIT_CODE if result.ended == "interrupted" else 0
 
 
-def _tell(result: Any, machine: bool) -> None:
+def _tell(result: Any, machine: bool, task: str, data: str | None, valid: str | None) -> None:
+    """What came of a run, with commands to go on: these name the data, which the folder may not."""
     if machine:
         numbers = {"step": result.step, "best_step": result.best_step, "ended": result.ended}
         told = {"out": str(result.out), **numbers, "metrics": result.metrics, "notes": result.notes}
@@ -123,15 +135,21 @@ def _tell(result: Any, machine: bool) -> None:
     for note in result.notes:
         console.print(f"Data: {note}.")
     if result.ended == "interrupted":
-        console.print(f"Stopped after step {result.step:,}; go on with --resume --out {result.out}")
+        named = [
+            part for name, path in (("--data", data), ("--valid", valid)) if path for part in (name, path)
+        ]
+        again = shlex.join(["manyheads", "train", task, "--resume", "--out", str(result.out), *named])
+        console.print(f"Stopped after step {result.step:,}; go on with: {again}")
         return
     why = {"finished": "", "early": ", nothing got better any more"}[result.ended]
     console.print(f"{result.step:,} steps{why}. The best weights, of step {result.best_step:,}, reach")
     for metric, value in result.metrics.items():
         console.print(f"  {metric:<14} {value:.4f}")
     console.print(f"They are in {result.out}: try")
+    measured = [] if data is None else ["--data", valid or data]
     for verb in ("predict", "evaluate", "inspect"):
-        console.print(f"  manyheads {verb} {result.out}")
+        command = ["manyheads", verb, str(result.out), *(measured if verb != "predict" else [])]
+        console.print(f"  {shlex.join(command)}")
 
 
 def _of_task(name: str) -> Any:

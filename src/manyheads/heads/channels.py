@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from manyheads.heads import written
 from manyheads.heads.axes import Roles, canonical, restore
-from manyheads.heads.calls import SDPA, Call, Fused, Origin, flex_scores, from_sdpa
 from manyheads.heads.call_rows import score_rows
+from manyheads.heads.calls import SDPA, Call, Fused, Origin, flex_scores, from_sdpa
 from manyheads.heads.flow import NOT_MERGED, Merged, Tag, Weights, version_of
 from manyheads.heads.sites import Site
 from manyheads.nn.attention import attention

@@ -6,20 +6,24 @@ import csv
 import io
 import json
 import math
-import os
-import tempfile
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, get_type_hints
 
 import torch
 
+from manyheads.cells import from_cell, to_cell
+from manyheads.documents import check_fields, in_one_sentence, read_bytes, read_json
 from manyheads.heads.table import HeadTable, Row
+from manyheads.whole_files import write_whole
 
 _FORMAT = "manyheads head table"
 _VERSION = 1
 _PARTS = ("count", "sum", "squares")
 _KINDS = (".json", ".csv", ".parquet")
+_LARGEST = 2_000_000_000  # bytes of a file
+_MOST_CELLS = 100_000_000
 
 
 def save(table: HeadTable, path: str | PathLike[str]) -> None:
@@ -37,43 +41,71 @@ def save(table: HeadTable, path: str | PathLike[str]) -> None:
     if kind != ".json" and (table.profiles or table.matrices):
         raise ValueError(f"{path.name}: profiles and matrices can only be kept in .json; save it as one")
     if kind == ".json":
-        _write(path, json.dumps(_as_json(table), indent=1).encode())
+        write_whole(path, json.dumps(_as_json(table), indent=1))
         return
     columns = _flat(table)
     if kind == ".csv":
         text = io.StringIO(newline="")
         writer = csv.writer(text)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-        _write(path, text.getvalue().encode())
+        writer.writerow(map(to_cell, columns))
+        writer.writerows(map(to_cell, row) for row in zip(*columns.values(), strict=True))
+        write_whole(path, text.getvalue())
     else:
         pyarrow, parquet = _pyarrow()
         buffer = io.BytesIO()
         data = pyarrow.table(columns).replace_schema_metadata({"format": _FORMAT, "model": table.model})
         parquet.write_table(data, buffer)
-        _write(path, buffer.getvalue())
+        write_whole(path, buffer.getvalue())
 
 
 def load(path: str | PathLike[str]) -> HeadTable:
     """Read a table that `save` wrote. Raises a ValueError that names the file when it is no such thing."""
     path = Path(path)
     kind = _kind(path)
-    try:
+    if kind == ".json":
+        document = read_json(path, _Document, "table", format=_FORMAT, version=_VERSION, largest=_LARGEST)
+    else:
+        content = read_bytes(path, "table", _LARGEST)
+    with in_one_sentence(f"table: {path} is not a table that manyheads wrote, or a damaged one"):
         if kind == ".json":
-            return _from_json(json.loads(path.read_bytes()))
-        if kind == ".csv":
-            with path.open(newline="", encoding="utf-8") as file:
-                rows = list(csv.reader(file))
-            return _from_flat({name: list(column) for name, *column in zip(*rows, strict=True)})
-        _, parquet = _pyarrow()
-        return _from_flat(parquet.read_table(path).to_pydict())
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(f"{path}: not a table that manyheads wrote, or a damaged one ({error})") from error
+            return _from_json(document)
+        return _from_flat(_csv_columns(content) if kind == ".csv" else _parquet_columns(content))
 
 
-def write_text(path: str | PathLike[str], text: str) -> None:
-    """Write a text file, whole or not at all."""
-    _write(Path(path), text.encode())
+class _Sums(TypedDict):
+    count: list[float | None]
+    sum: list[float | None]
+    squares: list[float | None]
+
+
+class _Document(TypedDict):
+    model: str
+    rows: list[list[str | int | bool | None]]
+    tokens: list[float | None]
+    sums: dict[str, _Sums]
+    profiles: dict[str, dict[str, list[list[list[float | None]]]]]
+    labels: NotRequired[dict[str, list[str]]]
+    matrices: NotRequired[dict[str, list[list[float | None]]]]
+
+
+def _csv_columns(content: bytes) -> dict[str, list[str]]:
+    try:
+        rows = list(csv.reader(io.StringIO(content.decode(), newline="")))
+    except (csv.Error, UnicodeError) as error:
+        raise ValueError(f"no CSV: {error}") from None
+    names = [from_cell(name) for name in rows[0]] if rows else []
+    if len(set(names)) < len(names):
+        raise ValueError("two of its columns have the same name")
+    return dict(zip(names, map(list, zip(*rows[1:], strict=True)), strict=True)) if rows[1:] else {}
+
+
+def _parquet_columns(content: bytes) -> dict[str, list[Any]]:
+    pyarrow, parquet = _pyarrow()
+    file = parquet.ParquetFile(pyarrow.BufferReader(content))
+    if file.metadata.num_rows * max(file.metadata.num_columns, 1) > _MOST_CELLS:
+        raise ValueError(f"it says that it has more than {_MOST_CELLS:,} cells")
+    columns: dict[str, list[Any]] = file.read(use_threads=False).to_pydict()
+    return columns
 
 
 def _kind(path: Path) -> str:
@@ -91,27 +123,6 @@ def _pyarrow() -> tuple[Any, Any]:
             "Parquet files need pyarrow: pip install pyarrow, or save to .json or .csv"
         ) from None
     return pyarrow, parquet
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write beside the file first, then move over it: a full disk or Ctrl-C leaves no half of it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            error.filename = str(path)  # not the file beside it
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _as_json(table: HeadTable) -> dict[str, Any]:
@@ -139,22 +150,24 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _from_json(document: Any) -> HeadTable:
-    if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        raise ValueError("it does not say so")
-    if document["version"] > _VERSION:
-        raise ValueError(
-            f"written by a newer manyheads: version {document['version']}, this one reads {_VERSION}"
-        )
-    sums = {name: _numbers([parts[part] for part in _PARTS]) for name, parts in document["sums"].items()}
+def _from_json(document: _Document) -> HeadTable:
+    sums = {
+        name: _numbers([parts["count"], parts["sum"], parts["squares"]])
+        for name, parts in document["sums"].items()
+    }
     profiles = {
         site: {name: _numbers(value) for name, value in found.items()}
         for site, found in document["profiles"].items()
     }
-    rows = [Row(*row) for row in document["rows"]]
+    rows = [_row(values) for values in document["rows"]]
     matrices = {name: _numbers(matrix) for name, matrix in document.get("matrices", {}).items()}
     labels = document.get("labels", {})
     return HeadTable(rows, _numbers(document["tokens"]), sums, document["model"], profiles, labels, matrices)
+
+
+def _row(values: Sequence[Any]) -> Row:
+    check_fields(dict(zip(Row._fields, values, strict=False)), get_type_hints(Row), "rows")
+    return Row(*values)
 
 
 def _numbers(value: Any) -> torch.Tensor:
@@ -176,16 +189,18 @@ def _flat(table: HeadTable) -> dict[str, list[Any]]:
 
 def _from_flat(columns: dict[str, list[Any]]) -> HeadTable:
     whole = {"layer", "head", "original_head", "kv_head"}
-    keys = [[int(x) if c in whole else str(x) for x in columns[c]] for c in Row._fields]
+    if missing := [name for name in (*Row._fields, "tokens", "model") if name not in columns]:
+        raise ValueError(f"it has no column {missing[0]!r}")
+    keys = [[int(x) if c in whole else from_cell(str(x)) for x in columns[c]] for c in Row._fields]
     before = list(columns)[: list(columns).index("tokens")]
-    labels = {c: [str(x) for x in columns[c]] for c in before if c not in Row._fields}
+    labels = {c: [from_cell(str(x)) for x in columns[c]] for c in before if c not in Row._fields}
     names = [c.removesuffix("_squares") for c in columns if c.endswith("_squares")]
     sums = {name: [[float(x) for x in columns[f"{name}_{part}"]] for part in _PARTS] for name in names}
     tokens = [float(x) for x in columns["tokens"]]
-    models = set(columns["model"]) or {""}
+    models = {from_cell(str(x)) for x in columns["model"]} or {""}
     if len(models) > 1:
         raise ValueError("its rows are of several models")
     tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}
-    rows = [Row(*key) for key in zip(*keys, strict=True)]
+    rows = [_row(key) for key in zip(*keys, strict=True)]
     counts = torch.tensor(tokens, dtype=torch.float64)
-    return HeadTable(rows, counts, tensors, str(models.pop()), labels=labels)
+    return HeadTable(rows, counts, tensors, models.pop(), labels=labels)

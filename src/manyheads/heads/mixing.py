@@ -182,7 +182,7 @@ def rebuilt(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same lists, tuples and mappings with each tensor changed."""
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, dict) and not type(value) is dict:
+    if isinstance(value, dict) and type(value) is not dict:
         for key in list(value):
             value[key] = rebuilt(value[key], change)
         return value

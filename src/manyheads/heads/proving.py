@@ -30,11 +30,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from manyheads.heads import proofs
 from manyheads.heads.axes import Roles
+from manyheads.heads.call_rows import weight_rows
 from manyheads.heads.calls import Call, Origin
 from manyheads.heads.dependence import Leaf, Marks, Reader, leaves_of
 from manyheads.heads.intercept import Interceptor
 from manyheads.heads.layout import Axis, agree, keys_are_tokens, origins, roles_from
-from manyheads.heads.call_rows import weight_rows
 from manyheads.heads.mixing import Baseline, Perturbed, reasons
 from manyheads.heads.probe_inputs import Inputs, candidates, replaced, structure_copy
 from manyheads.heads.proofs import Proof, SiteProof

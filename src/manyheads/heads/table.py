@@ -72,6 +72,8 @@ class HeadTable:
         self.rows = [Row(*row) for row in self.rows]
         self.tokens = torch.as_tensor(self.tokens, dtype=torch.float64)
         self.sums = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in self.sums.items()}
+        if self.tokens.shape != (len(self.rows),):
+            raise ValueError(f"tokens: expected shape ({len(self.rows)},), got {tuple(self.tokens.shape)}")
         for name, value in self.sums.items():
             if value.shape != (3, len(self.rows)):
                 raise ValueError(
@@ -84,6 +86,13 @@ class HeadTable:
         for name, matrix in self.matrices.items():
             if matrix.shape != square:
                 raise ValueError(f"matrices[{name!r}]: expected shape {square}, got {tuple(matrix.shape)}")
+        for site, by_metric in self.profiles.items():
+            for name, profile in by_metric.items():
+                if profile.dim() != 3 or len(profile) != 2:
+                    raise ValueError(
+                        f"profiles[{site!r}][{name!r}]: expected shape (2, heads, positions), got "
+                        f"{tuple(profile.shape)}"
+                    )
         heads = {(row.site, row.head) for row in self.rows}
         if len(heads) < len(self.rows):
             raise ValueError("rows: the same head of the same site appears twice")

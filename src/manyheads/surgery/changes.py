@@ -113,7 +113,7 @@ def set_value(owner: Any, path: Sequence[str], value: Any) -> None:
     """Set a number inside an attribute: ``("num_heads",)``, or ``("axes", "h")`` inside a dict or tuple."""
     first, *rest = path
     inside = owner[first] if isinstance(owner, dict) else getattr(owner, first)
-    new = _with(inside, rest, value) if rest else value
+    new = _with(inside, rest, value) if rest else _like(inside, value)
     if isinstance(owner, dict):
         owner[first] = new
     else:
@@ -125,19 +125,28 @@ def _with(container: Any, path: Sequence[str], value: Any) -> Any:
     first, *rest = path
     if isinstance(container, dict):
         changed = dict(container)
-        changed[first] = _with(container[first], rest, value) if rest else value
+        changed[first] = _with(container[first], rest, value) if rest else _like(container[first], value)
         return changed
     items = list(container)
     place = int(first)
-    items[place] = _with(items[place], rest, value) if rest else value
+    items[place] = _with(items[place], rest, value) if rest else _like(items[place], value)
     return tuple(items) if isinstance(container, tuple) else items
+
+
+def _like(old: Any, new: Any) -> Any:
+    """A new value for an old one of the same type: a file must not put something else there."""
+    if isinstance(old, tuple) and isinstance(new, list):
+        new = tuple(new)  # JSON has no tuples
+    if type(old) is not type(new):
+        raise TypeError(f"expected {type(old).__name__} for {type(old).__name__}, got {type(new).__name__}")
+    return new
 
 
 def own_config(module: nn.Module, values: dict[str, Any]) -> None:
     """Give a module a copy of its config, with other values."""
     config = copy.copy(module.config)
     for name, value in values.items():
-        setattr(config, name, value)
+        setattr(config, name, _like(getattr(config, name), value))
     module.config = config
 
 

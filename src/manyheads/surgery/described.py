@@ -11,9 +11,13 @@ import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, get_type_hints
 
 from torch import nn
+
+from manyheads.documents import check_fields, in_one_sentence, read_json
+from manyheads.surgery.sizes import no_larger_than
+from manyheads.whole_files import write_whole
 
 FORMAT = "manyheads"
 CONFIG = "config.json"
@@ -41,33 +45,52 @@ def build(description: Mapping[str, Any]) -> nn.Module:
     if where.split(".")[0] != "manyheads" or not what.isidentifier():
         raise ValueError(f"class: expected one of manyheads ('manyheads.module:Class'), got {name!r}")
     try:
-        made = getattr(importlib.import_module(where), what, None)
+        kind = getattr(importlib.import_module(where), what, None)
     except ImportError as error:
         raise ValueError(f"class: {name!r} is not in this manyheads ({error}); update it") from error
-    if not isinstance(made, type) or not issubclass(made, nn.Module):
+    if not isinstance(kind, type) or not issubclass(kind, nn.Module):
         raise ValueError(f"class: {name!r} is no model of this manyheads; update it")
-    try:
-        model: nn.Module = made(**options)
-    except TypeError as error:
-        raise ValueError(f"options: {name} cannot be made with them ({error})") from error
+    with in_one_sentence(f"options: {name} cannot be made with them"):
+        check_fields(options, get_type_hints(kind.__init__), "options")
+        model: nn.Module = kind(**options)
     model.description = dict(description)  # type: ignore[assignment]
     return model
 
 
-def read(folder: Path) -> dict[str, Any] | None:
+class Training(TypedDict):
+    """What a run was trained on and how: the options of `train`, and the data it was given."""
+
+    data: str | None
+    valid: str | None
+
+
+Description = TypedDict(
+    "Description",
+    {
+        "format": str,
+        "class": str,
+        "options": dict[str, Any],
+        "task": NotRequired[dict[str, Any]],
+        "training": NotRequired[Training],
+    },
+)
+
+
+def read(folder: Path) -> Description | None:
     """The description in a folder; None when there is none, or something else."""
+    path = folder / CONFIG
     try:
-        found = json.loads((folder / CONFIG).read_bytes())
-    except (OSError, ValueError):
+        other = read_json(path, dict[str, Any], "config").get("format") != FORMAT
+    except ValueError:
         return None
-    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+    return None if other else read_json(path, Description, "config")
 
 
 def write(model: nn.Module, folder: Path) -> None:
     """Write a model's description, if it has one."""
     description = getattr(model, "description", None)
     if description is not None:
-        (folder / CONFIG).write_text(json.dumps({"format": FORMAT} | description, indent=1), encoding="utf-8")
+        write_whole(folder / CONFIG, json.dumps({"format": FORMAT} | description, indent=1))
 
 
 def load(folder: Path, description: Mapping[str, Any]) -> nn.Module:
@@ -76,13 +99,15 @@ def load(folder: Path, description: Mapping[str, Any]) -> nn.Module:
     from safetensors.torch import load_model
 
     path = folder / "model.safetensors"
-    if not path.is_file():
+    if not path.exists():
         raise ValueError(
             f"{folder}: training was not evaluated yet, so there are no best weights; go on with --resume"
         )
-    model = build(description)
+    with no_larger_than(path):
+        model = build(description)
     try:
         load_model(model, path)
     except (RuntimeError, OSError, SafetensorError) as error:
-        raise ValueError(f"{path}: damaged, or not the weights of this model ({error})") from error
+        lines = str(error).splitlines() or [""]
+        raise ValueError(f"{path}: damaged, or not the weights of this model ({lines[0]})") from error
     return model.eval()

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
+import math
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, get_type_hints
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import manyheads
+from manyheads.documents import check, check_fields, in_one_sentence, read_json
 from manyheads.surgery import described, own, plain
 from manyheads.surgery.changes import ATTRIBUTE, Changes, changes_of, reshape, set_tensor
+from manyheads.surgery.sizes import no_larger_than, shapes
+from manyheads.whole_files import whole_folder, write_whole
 
 _FORMAT, _VERSION = "manyheads model", 1
 _PLAN, _WEIGHTS, _BUFFERS = "heads.json", "model.safetensors", "buffers.safetensors"
+_NAMELESS = 2**24  # numbers of a tensor that was cut and is in the file by another name, if at all
 
 
 def save(model: nn.Module, dir: str | PathLike[str], tokenizer: Any = None) -> None:
@@ -54,15 +56,8 @@ def save(model: nn.Module, dir: str | PathLike[str], tokenizer: Any = None) -> N
     folder = Path(dir)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"dir: {folder} exists already; choose another folder, or remove it first")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".partial"))
-    try:
-        os.chmod(temporary, 0o755)
-        _write(model, temporary, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None))
-        os.replace(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with whole_folder(folder) as unfinished:
+        _write(model, unfinished, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None))
 
 
 def _write(model: nn.Module, folder: Path, tokenizer: Any) -> None:
@@ -91,7 +86,7 @@ def _write(model: nn.Module, folder: Path, tokenizer: Any) -> None:
         described.write(model, folder)
     description["files"] = {path.name: _hash(path) for path in sorted(folder.iterdir()) if path.is_file()}
     description["sha256"] = _hash_of(description)
-    (folder / _PLAN).write_text(json.dumps(description, indent=1), encoding="utf-8")
+    write_whole(folder / _PLAN, json.dumps(description, indent=1))
 
 
 def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -136,11 +131,10 @@ def load(dir: str | PathLike[str], factory: Callable[[], nn.Module] | None = Non
         return described.load(folder, trained)
     description = _read(folder)
     model = _made(folder, description, factory)
-    changes = Changes(**description["changes"])
-    try:
+    with in_one_sentence(f"{folder}: heads.json does not fit {type(model).__name__}"):
+        changes = Changes(**description["changes"])
+        _check_shapes(folder, changes)
         model = reshape(model, changes)
-    except (AttributeError, TypeError, KeyError) as error:
-        raise ValueError(f"{folder}: heads.json does not fit {type(model).__name__} ({error})") from error
     _fill(model, folder, description)
     if changes.counts:
         setattr(model, ATTRIBUTE, changes)
@@ -149,28 +143,43 @@ def load(dir: str | PathLike[str], factory: Callable[[], nn.Module] | None = Non
     return model.eval()
 
 
-def _read(folder: Path) -> dict[str, Any]:
+class _Count(TypedDict):
+    before: list[int]
+    after: list[int]
+    removed: list[int]
+
+
+_Description = TypedDict(
+    "_Description",
+    {
+        "class": str,
+        "options": dict[str, Any] | None,
+        "attention": str | None,
+        "original_heads": dict[str, list[int]],
+        "changes": dict[str, Any],
+        "files": dict[str, str],
+        "sha256": NotRequired[str],
+    },
+)
+
+
+def _read(folder: Path) -> _Description:
     """heads.json, checked against itself and against the files it names."""
     path = folder / _PLAN
     if not path.is_file():
         raise ValueError(
             f"dir: {folder} has no {_PLAN}: it is no folder that manyheads.save wrote, or an incomplete one"
         )
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: damaged ({error}); get the model again") from error
-    if not isinstance(description, dict) or description.get("format") != _FORMAT:
-        raise ValueError(f"{path}: not written by manyheads.save")
-    version = description.get("version")
-    if not isinstance(version, int) or version > _VERSION:
-        raise ValueError(
-            f"{path}: written by a newer manyheads ({description.get('manyheads')}, format {version}; this "
-            f"one reads {_VERSION}); update manyheads"
-        )
+    description = read_json(path, _Description, "heads.json", format=_FORMAT, version=_VERSION)
     if description.pop("sha256", None) != _hash_of(description):
         raise ValueError(f"{path}: damaged, it does not say what it said when it was written")
-    for name, digest in description["files"].items():
+    check_fields(description["changes"], get_type_hints(Changes), f"{path}: changes")
+    counts = description["changes"].get("counts", {})
+    check(counts, dict[str, _Count], f"{path}: changes.counts")
+    for site, heads in description["original_heads"].items():
+        if len(set(heads)) < len(heads) or site not in counts or counts[site]["after"][:1] != [len(heads)]:
+            raise ValueError(f"{path}: damaged, it does not say which heads of {site[:60]!r} are left")
+    for name, digest in (description["files"] | {_WEIGHTS: description["files"].get(_WEIGHTS, "")}).items():
         file = folder / name
         if Path(name).name != name or not file.is_file():
             raise ValueError(f"{folder}: {name} is missing; the folder is incomplete, get the model again")
@@ -179,29 +188,45 @@ def _read(folder: Path) -> dict[str, Any]:
     return description
 
 
-def _made(folder: Path, description: Mapping[str, Any], factory: Callable[[], nn.Module] | None) -> nn.Module:
+def _made(folder: Path, description: _Description, factory: Callable[[], nn.Module] | None) -> nn.Module:
     """The uncut model, with any weights."""
-    kind = str(description["class"])
+    kind = description["class"]
     if factory is not None:
         model = factory()
         if not isinstance(model, nn.Module):
             raise TypeError(f"factory: expected it to return a torch.nn.Module, got {type(model).__name__}")
         return model
-    trained = described.read(folder)
-    if trained is not None:
-        return described.build(trained)
     package, _, name = kind.rpartition(".")
-    if package.startswith("manyheads.") and description["options"] is not None:
-        return own.build(name, description["options"])
-    if package.startswith("transformers."):
-        return plain.build(folder, name, description["attention"])
+    with in_one_sentence(f"{folder}: no {name} can be made of it"), no_larger_than(folder / _WEIGHTS):
+        trained = described.read(folder)
+        if trained is not None:
+            return described.build(trained)
+        if package.startswith("manyheads.") and description["options"] is not None:
+            return own.build(name, description["options"])
+        if package.startswith("transformers."):
+            return plain.build(folder, name, description["attention"])
     raise ValueError(
         f"factory: {folder} holds a {kind}, which is no class of transformers or manyheads; give a function "
         "that makes the uncut model"
     )
 
 
-def _fill(model: nn.Module, folder: Path, description: Mapping[str, Any]) -> None:
+def _check_shapes(folder: Path, changes: Changes) -> None:
+    """See that the sizes a cut is to bring tensors to are those of the tensors in the file."""
+    held = shapes(folder / _WEIGHTS)
+    if (folder / _BUFFERS).is_file():
+        held |= shapes(folder / _BUFFERS)
+    for name, shape in changes.shapes.items():
+        if name in held and held[name] != tuple(shape):
+            raise ValueError(
+                f"{folder}: heads.json says that {name} is {tuple(shape)}, and it is {held[name]}; get the "
+                "model again"
+            )
+        if name not in held and math.prod(shape) > _NAMELESS:
+            raise ValueError(f"{folder}: heads.json says that {name} is {tuple(shape)}, and it is not there")
+
+
+def _fill(model: nn.Module, folder: Path, description: _Description) -> None:
     """Put the tensors of the files into the model; they must be exactly those that it needs."""
     try:
         persistent = load_file(folder / _WEIGHTS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from manyheads.documents import read_json
 from manyheads.surgery.changes import Changes
+from manyheads.whole_files import write_whole
 
 _CONFIG = "config.json"
 _HEADS = re.compile(r"head|kv")
@@ -35,7 +36,7 @@ def build(folder: Path, name: str, attention: str | None) -> nn.Module:
             f"factory: transformers {transformers.__version__} has no model {name}; give a function that "
             "makes the uncut model, or install the version that the model was saved with"
         )
-    values = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    values = read_json(folder / _CONFIG, dict[str, Any], "config")
     config = cls.config_class.from_dict(values)
     options = {} if attention is None else {"attn_implementation": attention}
     with torch.random.fork_rng():
@@ -64,7 +65,7 @@ def _own(model: Any, config: Any) -> Any:
 
 
 def _dump(config: Any, folder: Path) -> None:
-    (folder / _CONFIG).write_text(config.to_json_string(use_diff=True), encoding="utf-8")
+    write_whole(folder / _CONFIG, config.to_json_string(use_diff=True))
 
 
 def _uniform(config: Any, changes: Changes) -> Any:

@@ -7,13 +7,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import nn
 
-from manyheads.heads.files import _write
+from manyheads.documents import read_json
 from manyheads.heads.intercept import Interceptor
 from manyheads.heads.maps import run
 from manyheads.heads.sites import Heads, Selection, Site
@@ -21,9 +20,11 @@ from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
 from manyheads.surgery.probe_batch import probe_batch
 from manyheads.surgery.verify import evaluating
+from manyheads.whole_files import write_whole
 
 _FORMAT = "manyheads plan"
 _VERSION = 1
+_MOST = 1_000_000  # heads of a model
 
 Scope = Literal["global", "layer"]
 
@@ -99,29 +100,25 @@ class Plan(Mapping[str, list[int]]):
             "sizes": self.sizes,
             "remove": self.heads,
         }
-        _write(Path(path), json.dumps(document, indent=1).encode())
+        write_whole(path, json.dumps(document, indent=1))
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Plan:
         """Read what `save` wrote. Raises a ValueError that names the file when it is no such thing."""
-        try:
-            document = json.loads(Path(path).read_bytes())
-            if document["format"] != _FORMAT:
-                raise ValueError(f"its format is {document['format']!r}")
-            version = document["version"]
-            heads = {str(site): [int(n) for n in numbers] for site, numbers in document["remove"].items()}
-            sizes = {str(site): int(size) for site, size in document["sizes"].items()}
-            wrong = [site for site in heads if not set(heads[site]) <= set(range(sizes.get(site, 0)))]
-            if wrong:
-                raise ValueError(f"{wrong[0]!r} has no such heads: {heads[wrong[0]]}")
-            made = Plan(heads, sizes, str(document["model"]))
-        except FileNotFoundError:
-            raise ValueError(f"plan: there is no file {path}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"plan: {path} is no plan, or a damaged one ({error})") from error
-        if version > _VERSION:
-            raise ValueError(f"plan: {path} is from a newer manyheads (format {version}); update manyheads")
-        return made
+        document = read_json(path, _Document, "plan", format=_FORMAT, version=_VERSION)
+        heads, sizes = document["remove"], document["sizes"]
+        for site, numbers in heads.items():
+            if not set(numbers) <= set(range(min(sizes.get(site, 0), _MOST))):
+                raise ValueError(f"plan: {path} is damaged: {site[:60]!r} has no such heads")
+        if not sizes or not 1 <= sum(sizes.values()) <= _MOST or min(sizes.values()) < 0:
+            raise ValueError(f"plan: {path} is damaged: it says of no site how many heads it has")
+        return Plan(heads, sizes, document["model"])
+
+
+class _Document(TypedDict):
+    model: str
+    sizes: dict[str, int]
+    remove: dict[str, list[int]]
 
 
 def plan(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,13 +18,15 @@ from torch.nn import functional as F
 
 from manyheads.common.devices import device_of
 from manyheads.common.untouched import evaluating
-from manyheads.heads.files import _write
+from manyheads.documents import parse_json, regular_file
 from manyheads.heads.importance.observe import Forward, Observer, moved, observed
 from manyheads.heads.importance.outputs import main_tensor, read
 from manyheads.heads.maps import run
 from manyheads.heads.watch import fingerprint
+from manyheads.interrupts import interruptible
 from manyheads.surgery.refit import writers
 from manyheads.surgery.streams import Streams
+from manyheads.whole_files import write_whole
 
 _FORMAT = "manyheads recovery"
 _WARM_UP = 0.1  # of all steps
@@ -82,7 +82,8 @@ def recover(
     seed: of the order of the batches.
     step: told the share that is done.
 
-    Ctrl-C ends it after the step that runs; the model then is as far as it got.
+    Ctrl-C ends it after the step that runs; the model then is as far as it got. A second one raises
+    KeyboardInterrupt at once.
 
     Examples
     --------
@@ -109,7 +110,7 @@ def recover(
     losses = kept.load(learned, optimizer)
     shared = _shared_writers(small, teacher, own[0]) if own else []
     ways = Streams(teacher, shared), Streams(small, shared)
-    with _prepared(small, learned), observed(teacher) as observer, _interruption() as interrupted:
+    with _prepared(small, learned), observed(teacher) as observer, interruptible() as interrupted:
         for number in range(len(losses), steps):
             if interrupted():
                 break
@@ -182,10 +183,21 @@ def _outputs_apart(small: nn.Module, forward: Forward, result: Any) -> Tensor:
 
 def steps_done(state: str | PathLike[str]) -> int:
     """How many steps the recovery had done that wrote this file."""
-    from safetensors import safe_open
+    return len(_read_state(Path(state))[1])
 
-    with safe_open(state, "pt") as file:
-        return len(json.loads(file.metadata()["losses"]))
+
+def _read_state(path: Path) -> tuple[dict[str, str], list[float], dict[str, Tensor]]:
+    """What a recovery wrote down: what it is about, the losses so far, and tensors."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(regular_file(path, "state"), "pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        losses = parse_json(about.get("losses", ""), list[float])
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"state: {path} is damaged ({error}); take it away to start anew") from None
+    return about, losses, tensors
 
 
 def _schedule(number: int, steps: int) -> float:
@@ -217,25 +229,6 @@ def _prepared(small: nn.Module, learned: dict[str, nn.Parameter]) -> Iterator[No
                 parameter.grad = None
 
 
-@contextmanager
-def _interruption() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is noted rather than raised, so that no step is left half done; a second one is raised."""
-    seen: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-
-    def note(*_: Any) -> None:
-        seen.append(1)
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(seen)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 class _Kept:
     """What a recovery can be gone on from, in one file, or nothing."""
 
@@ -256,25 +249,22 @@ class _Kept:
         """Put weights and optimizer where they were; the losses so far."""
         if self.path is None or not self.path.exists():
             return []
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(self.path, "pt") as file:
-                about = file.metadata() or {}
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"state: {self.path} is damaged ({error}); take it away to start anew") from None
+        about, losses, found = _read_state(self.path)
         for name, value in self.about.items():
             if about.get(name) != value:
                 raise ValueError(
                     f"state: {self.path} is of another recovery: its {name} is {about.get(name)}, here it is "
                     f"{value}; take it away to start anew"
                 )
-        losses: list[float] = json.loads(about["losses"])
         with torch.no_grad():
             for name, parameter in learned.items():
                 if f"weight.{name}" not in found:  # it never had a gradient
                     continue
+                for part in (f"weight.{name}", f"mean.{name}", f"square.{name}"):
+                    if part not in found or found[part].shape != parameter.shape:
+                        raise ValueError(
+                            f"state: {self.path} is damaged at {part}; take it away to start anew"
+                        )
                 parameter.copy_(found[f"weight.{name}"])
                 optimizer.state[parameter] = {
                     "step": torch.tensor(float(len(losses))),
@@ -299,4 +289,4 @@ class _Kept:
             tensors[f"weight.{name}"] = parameter.detach().contiguous()
             tensors[f"mean.{name}"] = moments["exp_avg"].contiguous()
             tensors[f"square.{name}"] = moments["exp_avg_sq"].contiguous()
-        _write(self.path, save(tensors, self.about | {"losses": json.dumps(losses)}))
+        write_whole(self.path, save(tensors, self.about | {"losses": json.dumps(losses)}))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,27 +40,94 @@ def find(name: str) -> type[Task]:
     return found
 
 
-def restore(folder: str | Path) -> Task:
-    """The task of a trained model, from the folder that train or save wrote."""
-    from manyheads.training.run import read_config
+def build(description: Mapping[str, Any]) -> Task:
+    """The task that a config.json describes: its name and its options, whose types are checked.
 
-    folder = Path(folder)
-    described: dict[str, Any] = dict(read_config(folder)["task"])
-    kind: Any = find(described.pop("name"))
-    known = {field.name for field in fields(kind)}
-    if unknown := sorted(set(described) - known):
-        raise ValueError(f"{folder}: {unknown[0]!r} is no option of this manyheads; update it")
-    task: Task = kind(**described)
-    task.restore(folder)
+    >>> build({"name": "language", "heads": 2}).heads
+    2
+    """
+    from manyheads.documents import check_fields
+
+    options = dict(description)
+    kind: Any = find(options.pop("name"))
+    if unknown := sorted(set(options) - {field.name for field in fields(kind)}):
+        raise ValueError(f"{unknown[0]:.60} is no option of this manyheads; update it")
+    check_fields(options, get_type_hints(kind), "task")
+    task: Task = kind(**options)
     return task
 
 
-def held_out(folder: str | Path, task: Task) -> Examples:
-    """What training did not learn from: the validation examples of the run in this folder."""
+def restore(folder: str | Path) -> Task:
+    """The task of a trained model, from the folder that train or save wrote."""
+    from manyheads.documents import in_one_sentence
+    from manyheads.training.run import read_config
+
+    folder = Path(folder)
+    config = read_config(folder)
+    with in_one_sentence(f"{folder}: its config.json is damaged; get the folder again"):
+        task = build(config["task"])
+        task.restore(folder)
+        model = json.loads(json.dumps(task.describe()))
+        pairs = [("class", model["class"], config["class"])]
+        pairs += [
+            (name, value, config["options"].get(name, value)) for name, value in model["options"].items()
+        ]
+        for name, here, there in pairs:
+            if here != there:
+                raise ValueError(f"{name} is {here!r:.60} for the task and {there!r:.60} for the model")
+    return task
+
+
+def held_out(folder: str | Path, task: Task, data: str | None = None) -> Examples:
+    """What training did not learn from: the validation examples of the run in this folder.
+
+    Parameters
+    ----------
+    folder, task: the run.
+    data: what it was trained on, unless that is embedded or inside the folder; see `may_read`.
+    """
     from manyheads.training.run import read_config
 
     training = read_config(Path(folder))["training"]
+    for path in (training["valid"], training["data"]):
+        if path is not None and not _same(path, data) and not may_read(path, folder):
+            raise ValueError(
+                f"MODEL: {folder} names {path} as its data, which is not in the folder; it may be a file of "
+                f"yours that is none of its business, so name it yourself if it is to be read: --data {path}"
+            )
     return task.open(training["data"], training["valid"]).valid
+
+
+def read_data(folder: str | Path, task: Task, data: str) -> Examples:
+    """Examples to measure on, in data that a person names.
+
+    The part for testing if there is one; else, of the data that the model learned from, what was held out;
+    else all.
+    """
+    from manyheads.training.run import read_config
+
+    training = read_config(Path(folder))["training"]
+    learned = training["data"] is not None and training["valid"] is None and _same(training["data"], data)
+    return held_out(folder, task, data) if learned and not task.has_test(data) else task.read(data)
+
+
+def may_read(path: str, folder: str | Path) -> bool:
+    """Whether a trained folder may name this path itself: if it lies inside, and no link there leads out.
+
+    A folder may come from somebody else, and what it names may be private: what is read elsewhere is what the
+    person who runs the command names.
+
+    >>> may_read("/etc/passwd", "out/language"), may_read("out/language/../../private.txt", "out/language")
+    (False, False)
+    """
+    home = Path(folder).expanduser().resolve()
+    if not Path(path).expanduser().resolve().is_relative_to(home):
+        return False
+    return all(inside.resolve().is_relative_to(home) for inside in home.rglob("*"))
+
+
+def _same(path: str, other: str | None) -> bool:
+    return other is not None and Path(path).expanduser().resolve() == Path(other).expanduser().resolve()
 
 
 def load(folder: str | Path, device: str | None = None) -> tuple[Task, nn.Module]:

@@ -34,6 +34,10 @@ class Architecture:
     dropout: float = option(0.0, "Share dropped of what every part adds.")
     checkpointing: bool = option(False, "Compute activations again instead of keeping them: less memory.")
 
+    def has_test(self, data: str) -> bool:
+        """Whether data of the task has a part for testing, which `read` reads."""
+        return False
+
     def of_the_stack(self, max_length: int | None) -> dict[str, Any]:
         """The options of an `Encoder`, `Decoder` or `Seq2Seq`; ``max_length`` is for learned positions."""
         options = {

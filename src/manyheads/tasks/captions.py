@@ -72,13 +72,7 @@ def read_pages(data: str, size: int, languages: Sequence[str]) -> tuple[list[Pag
 
 def picture(file: Any, size: int) -> Tensor:
     """A picture from a file, or from one in an archive, in colours: ``(3, size, size)`` bytes."""
-    if isinstance(file, Path):
-        return read_picture(file, size).expand(3, -1, -1)
-    try:
-        with file.open("rb") as content:
-            return read_picture(content, size).expand(3, -1, -1)
-    except ValueError as error:
-        raise ValueError(f"{file}: {str(error).split(': ', 1)[-1]}") from error
+    return read_picture(file, size).expand(3, -1, -1)
 
 
 def pairs(pages: Iterable[Page]) -> list[tuple[Page, str]]:

@@ -122,6 +122,10 @@ class DNA(Classification):
         found: Labelled = first_of(read_sequences, data, TESTING)
         return self._examples(found[0])
 
+    def has_test(self, data: str) -> bool:
+        """Whether the data has a folder or a table for testing."""
+        return read_sequences(data, "test") is not None
+
     def describe(self) -> dict[str, Any]:
         """A `SequenceClassifier`."""
         options = self.of_the_stack(max_length=self.max_tokens + 1) | {

@@ -145,6 +145,10 @@ class Images(Classification):
         """The part for testing; all of data that has no parts."""
         return self._held_out(*first_of(self._part, data, TESTING))
 
+    def has_test(self, data: str) -> bool:
+        """Whether the data has a folder, a file or arrays for testing."""
+        return self._part(data, "test") is not None
+
     def describe(self) -> dict[str, Any]:
         """A `PictureClassifier`."""
         channels, height, width = self.shape

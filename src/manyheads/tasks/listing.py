@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from manyheads.contents import open_archive
 from manyheads.tasks import texts
 
 
@@ -25,8 +26,8 @@ def listing(data: str, suffixes: Collection[str]) -> dict[str, Any]:
         found: dict[str, Any] = {
             file.relative_to(root).as_posix(): file for file in root.rglob("*") if file.is_file()
         }
-    elif zipfile.is_zipfile(root):
-        archive = zipfile.ZipFile(root)
+    elif root.is_file() and zipfile.is_zipfile(root):
+        archive = open_archive(root, "data")
         found = {name: zipfile.Path(archive, name) for name in archive.namelist() if not name.endswith("/")}
     else:
         what = "neither a folder nor a zip archive" if root.exists() else "not there"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
+import io
 import math
 import re
 import struct
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from manyheads.contents import check_archive, content_of, open_picture, unpacked
 from manyheads.corpus import PICTURES
+from manyheads.documents import in_one_sentence
 
 # What the parts of a data set are called, in names of folders, files and arrays.
 PARTS = {
@@ -30,7 +30,7 @@ _BYTES = 0x08  # an IDX file's word for them
 Labelled = tuple[Tensor, list[str]]
 
 
-def read_picture(path: str | Path, size: int | tuple[int, int] | None = None) -> Tensor:
+def read_picture(path: Any, size: int | tuple[int, int] | None = None) -> Tensor:
     """A picture file as bytes, ``(channels, height, width)``: one channel for shades of grey, else three.
 
     Parameters
@@ -51,15 +51,8 @@ def read_picture(path: str | Path, size: int | tuple[int, int] | None = None) ->
     >>> pixels.shape, pixels[:, 0, 0].tolist()
     (torch.Size([3, 3, 3]), [255, 0, 0])
     """
-    image = _pillow()
-    try:
-        with image.open(path) as picture:
-            return to_pixels(picture, size)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file; expected a picture") from None
-    except (OSError, SyntaxError, ValueError, image.DecompressionBombError, struct.error) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{path}: no picture that can be read ({said}); repair it or take it away") from None
+    with open_picture(path, "data") as picture:
+        return to_pixels(picture, size)
 
 
 def to_pixels(picture: Any, size: int | tuple[int, int] | None = None) -> Tensor:
@@ -71,7 +64,7 @@ def to_pixels(picture: Any, size: int | tuple[int, int] | None = None) -> Tensor
     """
     from PIL import ImageOps
 
-    picture = ImageOps.exif_transpose(picture)
+    ImageOps.exif_transpose(picture, in_place=True)
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
         clear = picture.convert("RGBA")
         white = _pillow().new("RGBA", clear.size, "white")
@@ -79,7 +72,8 @@ def to_pixels(picture: Any, size: int | tuple[int, int] | None = None) -> Tensor
     elif picture.mode.startswith("I") or picture.mode == "F":  # more than 8 bits a pixel
         picture = picture.convert("F").point(lambda value: value / 257).convert("L")
     else:
-        picture = picture.convert("L" if picture.mode in ("1", "L") else "RGB")
+        wanted = "L" if picture.mode in ("1", "L") else "RGB"
+        picture = picture if picture.mode == wanted else picture.convert(wanted)
     if size is not None:
         height, width = (size, size) if isinstance(size, int) else size
         if picture.size != (width, height):
@@ -199,12 +193,7 @@ def _idx(path: Path) -> Labelled:
 
 
 def _read_idx(path: Path, axes: int) -> Tensor:
-    raw = path.read_bytes()
-    if raw[:2] == b"\x1f\x8b":
-        try:
-            raw = gzip.decompress(raw)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"data: {path} is damaged ({error}); get it again") from None
+    raw = unpacked(content_of(path, "data"), f"data: {path}")
     header = 4 + 4 * axes
     if len(raw) < header or raw[:4] != bytes([0, 0, _BYTES, axes]):
         raise ValueError(f"data: {path} is no IDX file of bytes with {axes} axes; expected one")
@@ -222,12 +211,14 @@ def _read_idx(path: Path, axes: int) -> Tensor:
 def _npz(path: Path, part: str) -> Labelled | None:
     import numpy
 
-    try:
-        with path.open("rb") as opened, numpy.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"data: {path} is no .npz file that can be read ({said})") from None
+    content = content_of(path, "data")
+    check_archive(content, f"data: {path}")
+    with (
+        in_one_sentence(f"data: {path} is no .npz file that can be read"),
+        numpy.load(io.BytesIO(content), allow_pickle=False) as file,
+    ):
+        read = {name: file[name] for name in file.files}
+    arrays = {name: array for name, array in read.items() if isinstance(array, numpy.ndarray)}
     wanted: list[tuple[str, str]] = list(_ARRAYS) if part == "all" else []
     for name in () if part == "all" else PARTS[part]:
         wanted += [(f"x_{name}", f"y_{name}"), (f"{name}_images", f"{name}_labels")]
@@ -240,7 +231,8 @@ def _npz(path: Path, part: str) -> Labelled | None:
                 "and y_test, or images and labels"
             )
         return None
-    pixels, labels = _levels(arrays[pair[0]], f"{pair[0]} in {path}"), arrays[pair[1]].reshape(-1)
+    with in_one_sentence(f"data: {pair[0]} in {path} is no array of pictures"):
+        pixels, labels = _levels(arrays[pair[0]], f"{pair[0]} in {path}"), arrays[pair[1]].reshape(-1)
     if len(pixels) != len(labels):
         raise ValueError(
             f"data: {path} has {len(pixels):,} pictures in {pair[0]} and {len(labels):,} labels in {pair[1]}"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from pathlib import Path
 
+from manyheads.contents import content_of, unpacked
 from manyheads.tasks import texts
 from manyheads.tasks.pictures import PARTS
 
@@ -64,12 +63,7 @@ def check(sequence: str, where: str) -> str:
 
 def read_fasta(path: Path) -> list[str]:
     """The sequences of a FASTA file; "" for a header without one."""
-    content = path.read_bytes()
-    if content[:2] == b"\x1f\x8b":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"data: {path} is damaged ({error}); get it again") from None
+    content = unpacked(content_of(path, "data"), f"data: {path}")
     found: list[list[str]] = []
     for number, raw in enumerate(content.splitlines(), 1):
         line = raw.decode("ascii", "replace").strip()

@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from manyheads.cells import to_cell
 from manyheads.common.devices import device_of
 from manyheads.common.untouched import evaluating
+from manyheads.documents import check
 from manyheads.nn.residual import Dropout
 from manyheads.nn.transformers import Encoder
 from manyheads.tasks.architecture import Architecture
@@ -174,6 +176,10 @@ class Series(Architecture):
         first, second, third = self._rows(len(table.values))
         return self._windows(self._scaled(table), first + second, first + second + third, "to test")
 
+    def has_test(self, data: str) -> bool:
+        """Always: the last rows, as ``split`` says."""
+        return True
+
     def describe(self) -> dict[str, Any]:
         """A `Forecaster`."""
         options = self.of_the_stack(max_length=self._tokens()) | {
@@ -223,7 +229,7 @@ class Series(Architecture):
             mean, spread = torch.tensor(list(self.scale.values()), dtype=torch.float64).T
             text = io.StringIO()
             writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(["step", *self.scale])
+            writer.writerow(["step", *map(to_cell, self.scale)])
             for step, row in enumerate((said * spread + mean).tolist(), 1):
                 writer.writerow([step, *(f"{value:.6g}" for value in row)])
             found.append(text.getvalue().rstrip("\n"))
@@ -238,14 +244,19 @@ class Series(Architecture):
 
         config = read_config(folder)
         self.scale = config["options"]["columns"]
+        check(self.scale, dict[str, tuple[float, float]], "options.columns")
         self.learned_from = config["training"]["data"]
 
     def _table(self, data: str | None) -> Table:
         if data is None:
             with resources.as_file(resources.files("manyheads").joinpath("data", EMBEDDED)) as path:
                 return read_table(path)
-        chosen = ",".join(self.scale) if self.scale else self.columns
-        return read_table(Path(data).expanduser(), self.time, chosen)
+        table = read_table(Path(data).expanduser(), self.time, ",".join(self.scale) or self.columns)
+        if self.scale and (unknown := [name for name in table.columns if name not in self.scale]):
+            raise ValueError(
+                f"data: {data} has the column {unknown[0]!r}, and the model knows none of that name"
+            )
+        return table
 
     def _scaled(self, table: Table) -> Tensor:
         """(rows, columns) in float32."""

@@ -7,15 +7,17 @@ import struct
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
-from zipfile import BadZipFile
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from manyheads.contents import content_of
+
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 # Programs that write to a pipe do not know how much will come, and say so by such a size.
 UNKNOWN_SIZE = 0x7FFFF000
+LOWEST, HIGHEST = 1_000, 1_000_000  # samples a second: beyond, a file is damaged, and resampling endless
 WINDOW, HOP = 0.025, 0.01  # seconds
 TABLE = 4_000_000  # numbers that the interpolation between two rates may take
 # Powers of ten below the loudest place at which a spectrum ends: silences of nothing at all, which joined
@@ -25,11 +27,7 @@ QUIETEST = 5.0
 
 def read_sound(path: Any, rate: int) -> Tensor:
     """A WAV file, or one in an archive, at another sample rate, all channels mixed: ``(samples,)``."""
-    try:
-        content = path.read_bytes()
-    except (OSError, KeyError, BadZipFile) as error:
-        raise ValueError(f"data: {path} cannot be read ({error}); expected a WAV file") from error
-    sound, own = decode_wav(content, str(path))
+    sound, own = decode_wav(content_of(path, "data"), str(path))
     return resample(sound, own, rate)
 
 
@@ -74,8 +72,11 @@ def decode_wav(content: bytes, name: str = "the sound") -> tuple[Tensor, int]:
             f"data: {name} has the format {code} with {bits} bits; expected PCM of 8, 16, 24 or 32 bits, or "
             "floats of 32 or 64: convert it, for instance with `ffmpeg -i IN -c:a pcm_s16le OUT.wav`"
         )
-    if not channels or not rate:
-        raise ValueError(f"data: {name} has {channels} channels at {rate} Hz; expected at least one of each")
+    if not channels or not LOWEST <= rate <= HIGHEST:
+        raise ValueError(
+            f"data: {name} has {channels} channels at {rate:,} Hz; expected one or more at {LOWEST:,} to "
+            f"{HIGHEST:,} Hz"
+        )
     frame = channels * bits // 8
     raw = bytearray(data[: len(data) - len(data) % frame])
     if not raw:

@@ -6,13 +6,15 @@ import csv
 import math
 from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from manyheads.cells import from_cell
+from manyheads.documents import in_one_sentence
 from manyheads.tasks import texts
 
 _TIMES = frozenset({"date", "time", "datetime", "timestamp", "year", "month", "week", "day", "hour"})
@@ -59,12 +61,12 @@ def read_table(path: Path, time: str | None = None, columns: str | None = None) 
     text = texts.read_text(path)
     head = text.partition("\n")[0]
     mark = max(_MARKS, key=head.count)
-    rows = [
-        (number, row) for number, row in enumerate(csv.reader(text.splitlines(), delimiter=mark), 1) if row
-    ]
+    with in_one_sentence(f"data: {path} is no CSV that can be read"):
+        lines = csv.reader(text.splitlines(), delimiter=mark)
+        rows = [(number, row) for number, row in enumerate(lines, 1) if row]
     if len(rows) < 2:
         raise ValueError(f"data: {path} has no row of numbers; expected a line of names and rows under it")
-    names = [name.strip() for name in rows[0][1]]
+    names = [from_cell(name.strip()) for name in rows[0][1]]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ValueError(f"data: {path} has two columns called {twice[0]!r}; expected a name for each")
     for number, row in rows:
@@ -133,9 +135,10 @@ def _steps(times: list[tuple[int, str]], path: Path) -> int:
         if value is None:
             try:
                 moment = datetime.fromisoformat(cell)
-            except ValueError:
+                epoch = datetime(1970, 1, 1, tzinfo=UTC if moment.tzinfo else None)
+                value = (moment - epoch).total_seconds()
+            except (ValueError, OverflowError):
                 return 0  # some other way to write it: the order of rows has to do
-            value = moment.timestamp() if moment.tzinfo else (moment - datetime(1970, 1, 1)).total_seconds()
         moments.append(value)
     steps = [after - before for before, after in pairwise(moments)]
     for (line, cell), step in zip(times[1:], steps, strict=True):

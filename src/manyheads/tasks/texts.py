@@ -8,16 +8,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from manyheads.contents import content_of
+from manyheads.documents import read_bytes
+from manyheads.whole_files import write_whole
+
 SUFFIXES = frozenset({".txt", ".md", ".rst", ".text"})
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_LONGEST = 1000  # characters of a word
+_ENDLESS = re.compile(rf"\S{{{_LONGEST}}}|\s{{{_LONGEST}}}")
 
 
-def read_text(path: Path) -> str:
-    """A file as text; a ValueError names the file and the line that is not UTF-8."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"data: {path} cannot be read ({error.strerror}); expected a text file") from error
+def read_text(path: Any) -> str:
+    """A file, or one in an archive, as text; a ValueError names the file and the line that is not UTF-8."""
+    content = content_of(path, "data")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -119,8 +122,15 @@ def pieces(texts: Iterable[str], size: int, special: list[str], *, merge: bool =
         trainer = trainers.BpeTrainer(
             vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
         )
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator((part for text in texts for part in _in_parts(text)), trainer)
     return tokenizer
+
+
+def _in_parts(text: str) -> list[str]:
+    """A text, in parts if it has endless words: learning the pieces of one takes the square of its length."""
+    if not _ENDLESS.search(text):
+        return [text]
+    return [text[start : start + _LONGEST] for start in range(0, len(text), _LONGEST)]
 
 
 def lines_of(text: str) -> Iterator[str]:
@@ -159,8 +169,8 @@ def save_tokenizer(
         ids = [(token, tokenizer.token_to_id(token)) for token in around]
         written.post_processor = processors.TemplateProcessing(template, special_tokens=ids)
     kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, **names}
-    (folder / "tokenizer.json").write_text(written.to_str(), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(kind, indent=1), encoding="utf-8")
+    write_whole(folder / "tokenizer.json", written.to_str())
+    write_whole(folder / "tokenizer_config.json", json.dumps(kind, indent=1))
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -169,6 +179,6 @@ def load_tokenizer(folder: Path) -> Any:
 
     path = folder / "tokenizer.json"
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        return Tokenizer.from_str(read_bytes(path, "tokenizer").decode())
     except Exception as error:
         raise ValueError(f"{path}: missing or damaged ({error}); expected what train wrote") from error

@@ -100,6 +100,10 @@ class Translation(Architecture):
         pairs, _ = read_pairs(data, self.source, self.target, "test")
         return self._examples(pairs, None)[0]
 
+    def has_test(self, data: str) -> bool:
+        """Whether a folder has test files."""
+        return has_part(data, self.source, "test")
+
     def describe(self) -> dict[str, Any]:
         """A `Seq2Seq` whose source, target and output share one embedding."""
         options = self.of_the_stack(max_length=self.max_tokens + 1)

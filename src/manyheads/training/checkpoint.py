@@ -7,11 +7,11 @@ then is an older one removed. Whatever happens in between, the last good one sta
 from __future__ import annotations
 
 import json
-import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -19,8 +19,12 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from manyheads.documents import read_json, regular_file
+from manyheads.whole_files import whole_folder, write_whole
+
 KEEP = 2
-_VERSION = 1
+_FORMAT, _VERSION = "manyheads checkpoint", 1
+_NAME = re.compile(r"step-\d{8,}")
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any]) -> Path:
@@ -37,7 +41,8 @@ def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], s
     --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = save(Path(folder), 3, {"model": {"weight": torch.ones(2)}}, {"best": 0.5})
+    ...     state = {"best": 0.5, "best_step": 2, "worse": 1, "data": [], "scaler": None}
+    ...     path = save(Path(folder), 3, {"model": {"weight": torch.ones(2)}}, state)
     ...     state, tensors = load(path)
     >>> path.name, state["step"], tensors["model"]["weight"]
     ('step-00000003', 3, tensor([1., 1.]))
@@ -45,18 +50,11 @@ def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], s
     path = folder / f"step-{step:08}"
     if path.exists():
         return path
-    unfinished = folder / f".{path.name}.{os.getpid()}"
-    try:
-        unfinished.mkdir(parents=True)
+    with whole_folder(path) as unfinished:
         for name, values in tensors.items():
-            write(unfinished / f"{name}.safetensors", to_bytes(_savable(values)))
-        document = {"format": "manyheads checkpoint", "version": _VERSION, "step": step} | state
-        write(unfinished / "state.json", json.dumps(document, indent=1).encode())
-        os.rename(unfinished, path)
-        _to_disk(folder)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+            write_whole(unfinished / f"{name}.safetensors", to_bytes(_savable(values)))
+        document = {"format": _FORMAT, "version": _VERSION, "step": step} | state
+        write_whole(unfinished / "state.json", json.dumps(document, indent=1))
     for old in found(folder)[KEEP:]:
         shutil.rmtree(old, ignore_errors=True)
     return path
@@ -64,42 +62,35 @@ def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], s
 
 def found(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the newest first."""
-    return sorted(folder.glob("step-*"), reverse=True)
+    return sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
 
 
-def tidy(folder: Path) -> None:
-    """Remove what killed runs left unfinished."""
-    for left in folder.glob(".step-*"):
-        shutil.rmtree(left, ignore_errors=True)
+class State(TypedDict):
+    """What a checkpoint keeps besides tensors."""
+
+    step: int
+    best: float | None
+    best_step: int
+    worse: int
+    data: list[str]
+    scaler: dict[str, Any] | None
 
 
 def load(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """The state and the tensors of a checkpoint; a ValueError names the one that is damaged."""
     try:
-        state = json.loads((path / "state.json").read_bytes())
-        if state["format"] != "manyheads checkpoint" or state["version"] > _VERSION:
-            raise ValueError(f"format {state['format']}, version {state['version']}")
-        tensors = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        state = read_json(
+            path / "state.json", State, "state", format=_FORMAT, version=_VERSION, infinite=True
+        )
+        if path.name != f"step-{state['step']:08}" or min(state["best_step"], state["worse"]) < 0:
+            raise ValueError(f"it says that it is of step {state['step']}")
+        tensors = {file.stem: read_weights(file) for file in sorted(path.glob("*.safetensors"))}
+    except ValueError as error:
         raise ValueError(
-            f"{path}: damaged, or no checkpoint of this manyheads ({type(error).__name__}: {error}); "
-            "remove it to go on from the one before"
+            f"{path}: damaged, or no checkpoint of this manyheads ({error}); remove it to go on from the one "
+            "before"
         ) from error
-    return state, tensors
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file beside, see it on the disk, and move it to its place."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    return dict(state), tensors
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -130,6 +121,9 @@ def put(values: Mapping[str, Tensor], model: nn.Module) -> None:
         if value.shape != values[name].shape:
             shapes = f"{tuple(values[name].shape)} in the file, {tuple(value.shape)} in the model"
             raise ValueError(f"weights: {name!r} has the shape {shapes}, expected the same")
+        if value.dtype != values[name].dtype:
+            kinds = f"{values[name].dtype} in the file, {value.dtype} in the model"
+            raise ValueError(f"weights: {name!r} is {kinds}, expected the same")
         value.copy_(values[name])
 
 
@@ -146,17 +140,7 @@ def model_bytes(values: Mapping[str, Tensor]) -> bytes:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The weights in a model.safetensors."""
     try:
-        values: dict[str, Tensor] = load_file(path)
-    except (OSError, SafetensorError) as error:
+        values: dict[str, Tensor] = load_file(regular_file(path, "weights"))
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{path}: missing or damaged ({error}); expected weights") from error
     return values
-
-
-def _to_disk(folder: Path) -> None:
-    """A renaming is on the disk when its folder is."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -11,6 +11,7 @@ from torch import Tensor, distributed, nn
 from manyheads.batching import bucketed
 from manyheads.common.devices import device_of
 from manyheads.common.untouched import evaluating
+from manyheads.interrupts import Interrupted, until_interrupted
 from manyheads.training.batches import Examples
 from manyheads.training.task import Task
 
@@ -24,6 +25,7 @@ def evaluate(
     *,
     batch_tokens: int = 4096,
     step: Callable[[int], None] = lambda examples: None,
+    partly: bool = False,
 ) -> dict[str, float]:
     """The metrics of a model on these examples, or on some of them; the same in every process.
 
@@ -34,6 +36,7 @@ def evaluate(
     indices: which of them; all unless given.
     batch_tokens: how many tokens run at once.
     step: told how many examples are done.
+    partly: whether Ctrl-C ends it after the batch that runs, with the metrics of what was measured by then.
     """
     chosen = range(len(examples)) if indices is None else indices
     if not len(chosen):
@@ -41,10 +44,11 @@ def evaluate(
     plan = bucketed([examples.sizes[i] for i in chosen], batch_tokens)
     shared = distributed.is_available() and distributed.is_initialized()
     rank, processes = (distributed.get_rank(), distributed.get_world_size()) if shared else (0, 1)
+    mine = plan[rank::processes]
     device = device_of(model)
     with evaluating(model):
         parts = []
-        for batch in plan[rank::processes]:
+        for batch in until_interrupted(mine) if partly else mine:
             taken = examples.take([chosen[i] for i in batch], 0)
             parts.append(task.measure(model, moved(task.collate(taken), device)))
             step(len(batch))
@@ -52,6 +56,8 @@ def evaluate(
         gathered: list[Any] = [None] * processes
         distributed.all_gather_object(gathered, parts)
         parts = [part for process in gathered for part in process]
+    if not parts:
+        raise Interrupted
     return task.metrics(parts)
 
 

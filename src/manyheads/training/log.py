@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypedDict
 
-from manyheads.training.checkpoint import write
+from manyheads.documents import parse_json, read_bytes
+from manyheads.whole_files import write_whole
 
 
 class Log:
@@ -28,7 +29,7 @@ class Log:
 
     def __init__(self, path: Path, step: int) -> None:
         kept = [line for line in read(path) if line["step"] <= step] if path.exists() else []
-        write(path, "".join(f"{json.dumps(line)}\n" for line in kept).encode())
+        write_whole(path, "".join(f"{json.dumps(line)}\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
 
     def add(self, line: dict[str, Any]) -> None:
@@ -45,12 +46,22 @@ class Log:
         self._file.close()
 
 
+class _Line(TypedDict):
+    step: int
+    loss: float
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """The lines of a log, without the half of one that a killed run may leave at its end."""
     lines: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    texts = read_bytes(path, "log").removesuffix(b"\n").split(b"\n")
+    for number, text in enumerate(texts, 1):
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
+            lines.append(dict(parse_json(text, _Line, infinite=True)))
+        except ValueError as error:
+            if number == len(texts):
+                break
+            raise ValueError(
+                f"{path}: line {number} is damaged ({error}); take the file away to go on with a new one"
+            ) from None
     return lines

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,14 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
+from manyheads.documents import in_one_sentence
+from manyheads.interrupts import Interrupted, interrupted, interruptible
+from manyheads.locks import LOCK, locked
 from manyheads.surgery.described import build
 from manyheads.training import checkpoint
 from manyheads.training.averaging import Average
 from manyheads.training.batches import Order, seed_of, spread
-from manyheads.training.conditions import interruption, undisturbed
+from manyheads.training.conditions import undisturbed
 from manyheads.training.evaluation import evaluate, moved
 from manyheads.training.live import looking
 from manyheads.training.log import Log
@@ -34,6 +38,7 @@ from manyheads.training.options import Options, rate, with_options
 from manyheads.training.report import Report, line, track
 from manyheads.training.run import Run
 from manyheads.training.task import Data, Task
+from manyheads.whole_files import write_whole
 
 
 @dataclass
@@ -77,7 +82,8 @@ def train(
     trackers: names of Accelerate's trackers, such as "tensorboard", which writes under ``out``.
     options: those of `manyheads.training.options.Options`; the task prefers some.
 
-    Ctrl-C ends the run after a checkpoint; a second one ends it at once.
+    Ctrl-C ends the run after a checkpoint; a second one raises KeyboardInterrupt at once. While it runs, no
+    other process can train in the same folder.
 
     Examples
     --------
@@ -99,24 +105,27 @@ def train(
         log_with=list(trackers) or None,
         project_dir=str(run.out),
     )
-    if accelerator.is_main_process:
-        read = _begin(task, run, chosen, data, valid, resume)
-    accelerator.wait_for_everyone()
-    if not accelerator.is_main_process:  # a vocabulary is learned once, and the others read it
-        task.restore(run.out)
-        read = task.open(data, valid)
-    with undisturbed(accelerator.device), interruption() as interrupted:
+    with ExitStack() as held:
+        if accelerator.is_main_process:
+            held.enter_context(locked(run.out / LOCK, f"out: {run.out}"))
+            read = _begin(task, run, chosen, data, valid, resume)
+        accelerator.wait_for_everyone()
+        if not accelerator.is_main_process:  # a vocabulary is learned once, and the others read it
+            task.restore(run.out)
+            read = task.open(data, valid)
+        held.enter_context(undisturbed(accelerator.device))
+        held.enter_context(interruptible())
         loop = Loop(task, read, run, chosen, accelerator)
         with ExitStack() as stack:
             told = [*callbacks]
             if accelerator.is_main_process:
                 log = stack.enter_context(Log(run.log, loop.step))
-                told.append(lambda report: log.add(line(report)))
+                told.append(partial(_add, log, run.out))
             if trackers:
                 accelerator.init_trackers(task.name)
                 stack.callback(accelerator.end_training)
                 told.append(lambda report: track(report, accelerator))
-            ended = loop.run_to_the_end(told, interrupted)
+            ended = loop.run_to_the_end(told)
         return loop.result(ended)
 
 
@@ -148,7 +157,7 @@ class Loop:
         self.worse = 0  # evaluations since the best
         self._resume()
 
-    def run_to_the_end(self, callbacks: Sequence[Callback], interrupted: Callable[[], bool]) -> str:
+    def run_to_the_end(self, callbacks: Sequence[Callback]) -> str:
         """Make updates until they are all made, nothing gets better any more, or somebody interrupts."""
         options = self.options
         while self.step < options.steps and not self._given_up():
@@ -175,10 +184,10 @@ class Loop:
         if self.run.weights.exists():
             checkpoint.put(checkpoint.read_weights(self.run.weights), self.model)
         if ended != "interrupted":
-            metrics = evaluate(self.task, self.model, self.data.valid, batch_tokens=self.options.batch_tokens)
-            if self.accelerator.is_main_process:
+            metrics, ended = self._evaluate_at_the_end(ended)
+            if metrics and self.accelerator.is_main_process:
                 document = {"step": self.step, "best_step": self.best_step, "ended": ended, **metrics}
-                checkpoint.write(self.run.metrics, json.dumps(document, indent=1).encode())
+                write_whole(self.run.metrics, json.dumps(document, indent=1))
         self.accelerator.wait_for_everyone()
         model, notes = self.model.eval(), self.data.notes
         return Result(self.run.out, model, self.step, self.best_step, metrics, ended, notes)
@@ -237,6 +246,16 @@ class Loop:
                 self.task, self.model, self.data.valid, indices, batch_tokens=self.options.batch_tokens
             )
 
+    def _evaluate_at_the_end(self, ended: str) -> tuple[dict[str, float], str]:
+        """The metrics of all validation examples; none when Ctrl-C came before they were measured."""
+        valid, size = self.data.valid, self.options.batch_tokens
+        alone = self.accelerator.num_processes == 1  # or they would have to agree where to end
+        try:
+            metrics = evaluate(self.task, self.model, valid, batch_tokens=size, partly=alone)
+        except Interrupted:
+            metrics = {}
+        return ({}, "interrupted") if alone and interrupted() else (metrics, ended)
+
     def _judge(self, metrics: dict[str, float]) -> bool:
         """Whether these are the best so far; then the weights are written down."""
         value = metrics[self.task.metric]
@@ -248,7 +267,7 @@ class Loop:
         if self.accelerator.is_main_process:
             values = self.average.values if self.average is not None else checkpoint.weights(self.model)
             with _writing(self.run.out):
-                checkpoint.write(self.run.weights, checkpoint.model_bytes(values))
+                write_whole(self.run.weights, checkpoint.model_bytes(values))
         return True
 
     def _given_up(self) -> bool:
@@ -276,10 +295,19 @@ class Loop:
         if not known:
             return
         state, tensors = checkpoint.load(known[0])
+        if missing := {"model", "optimizer", *(["average"] if self.average else [])} - set(tensors):
+            raise ValueError(
+                f"{known[0]}: damaged, it has no {min(missing)}.safetensors; remove it to go on from the one "
+                "before"
+            )
         if state["data"] != self._digest():
             raise ValueError(
                 f"data: not what the run in {self.run.out} began with; --resume needs the same files"
             )
+        with in_one_sentence(f"{known[0]}: damaged; remove it to go on from the one before"):
+            self._put(state, tensors)
+
+    def _put(self, state: dict[str, Any], tensors: dict[str, dict[str, Tensor]]) -> None:
         checkpoint.put(tensors["model"], self.model)
         if self.average is not None:
             for name, value in self.average.values.items():
@@ -290,6 +318,9 @@ class Loop:
                 for key in ("step", "exp_avg", "exp_avg_sq")
                 if f"{key}/{name}" in tensors["optimizer"]
             }
+            for key, value in kept.items():
+                if value.shape != (() if key == "step" else parameter.shape) or not value.is_floating_point():
+                    raise ValueError(f"{key} of {name} is {value.dtype} {tuple(value.shape)}")
             if kept:
                 self.optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in kept.items()}
         if state["scaler"] is not None and self.accelerator.scaler is not None:
@@ -311,7 +342,8 @@ class Loop:
 def _begin(task: Task, run: Run, options: Options, data: str | None, valid: str | None, resume: bool) -> Data:
     run.tidy()
     if resume and run.config.exists():
-        task.restore(run.out)
+        with in_one_sentence(f"{run.config}: damaged, or not what train wrote"):
+            task.restore(run.out)
         read = task.open(data, valid)
         run.check(task, options)
     else:
@@ -319,6 +351,11 @@ def _begin(task: Task, run: Run, options: Options, data: str | None, valid: str 
         read = task.open(data, valid)
         run.begin(task, options, data, valid)
     return read
+
+
+def _add(log: Log, out: Path, report: Report) -> None:
+    with _writing(out):
+        log.add(line(report))
 
 
 @contextmanager

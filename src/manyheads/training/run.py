@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import manyheads
+from manyheads.documents import check, check_fields
 from manyheads.surgery import described
-from manyheads.training import checkpoint
 from manyheads.training.options import Options
 from manyheads.training.task import Task
+from manyheads.whole_files import tidy, write_whole
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,8 @@ class Run:
 
     def tidy(self) -> None:
         """Remove what killed processes left unfinished."""
-        checkpoint.tidy(self.checkpoints)
-        for path in (self.config, self.weights, self.log, self.metrics):
-            for left in self.out.glob(f".{path.name}.*"):
-                left.unlink(missing_ok=True)
+        tidy(self.out)
+        tidy(self.checkpoints)
 
     def free(self) -> None:
         """Refuse a folder that holds a run."""
@@ -60,7 +59,7 @@ class Run:
         task.save(self.out)
         document = {"format": described.FORMAT, "version": manyheads.__version__, **self._what(task, options)}
         document["training"] |= {"data": data, "valid": valid}
-        checkpoint.write(self.config, json.dumps(document, indent=1).encode())
+        write_whole(self.config, json.dumps(document, indent=1))
 
     def check(self, task: Task, options: Options) -> None:
         """Refuse to go on with something else than what was begun."""
@@ -83,6 +82,9 @@ class Run:
 def read_config(folder: Path) -> dict[str, Any]:
     """The config.json of a run; a ValueError says what is wrong with it."""
     config = described.read(folder)
-    if config is None or "task" not in config:
+    if config is None or "task" not in config or "training" not in config:
         raise ValueError(f"{folder}: no model that manyheads trained; expected a folder that train wrote")
-    return config
+    where = f"{folder / described.CONFIG}: "
+    check(config["task"].get("name"), str, f"{where}task.name")
+    check_fields(config["training"], get_type_hints(Options), f"{where}training")
+    return dict(config)

@@ -37,7 +37,10 @@ class Task(Protocol):
         """Read the data, or the embedded default; learns the vocabulary unless `restore` brought one."""
 
     def read(self, data: str) -> Examples:
-        """All of some data, to measure on."""
+        """The part of some data for testing, or all of it, to measure on."""
+
+    def has_test(self, data: str) -> bool:
+        """Whether data has a part for testing, which `read` reads."""
 
     def describe(self) -> dict[str, Any]:
         """The model: ``{"class": "package.module:Class", "options": {...}}``."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.untouched import untouched
+from manyheads.heads.call_rows import weight_rows
 from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor
-from manyheads.heads.call_rows import weight_rows
 from manyheads.heads.maps import run
 from manyheads.view.colour import RAMP
+from manyheads.whole_files import write_whole
 
 # More letters than this along one line are smaller than an eye can read: then every few are written.
 MOST_LETTERS = 130
@@ -119,9 +120,6 @@ def draw(panels: Sequence[tuple[str, Along, Sequence[str]]], path: Path, title: 
     bar.outline.set_visible(False)
     figure.suptitle(title, fontsize=12, color=DARK, parse_math=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
-        figure.savefig(unfinished, format="png", dpi=120)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    png = BytesIO()
+    figure.savefig(png, format="png", dpi=120)
+    write_whole(path, png.getvalue())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 from manyheads.surgery.curve import Curve
+from manyheads.whole_files import write_whole
 
 _COLOURS = {"elimination": "#1f5fa8", "fisher": "#b8560f", "random": "#808080"}
 _OTHER = ("#2a7f4f", "#8a3f8f", "#a8323e")
@@ -47,4 +49,6 @@ def draw(found: Curve, path: Path, title: str = "") -> None:
     axes.legend(frameon=False)
     if title:
         axes.set_title(title, loc="left", fontsize=11)
-    figure.savefig(path, dpi=150)
+    png = BytesIO()
+    figure.savefig(png, format="png", dpi=150)
+    write_whole(path, png.getvalue())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from manyheads.heads.diversity.layout import islands, stress
 from manyheads.heads.diversity.result import head_names
 from manyheads.heads.table import HeadTable
 from manyheads.view.colour import RAMP
+from manyheads.whole_files import write_whole
 
 # More names than this cover each other: then only heads with a near twin are named.
 MOST_NAMES = 100
@@ -162,9 +163,6 @@ def _signed() -> Any:
 def _save(figure: Any, path: Path) -> None:
     """Write the picture whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
-        figure.savefig(unfinished, format="png", dpi=130)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    png = BytesIO()
+    figure.savefig(png, format="png", dpi=130)
+    write_whole(path, png.getvalue())

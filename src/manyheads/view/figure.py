@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from manyheads.view.colour import RAMP
+from manyheads.whole_files import write_whole
 
 # Fonts with Chinese, Japanese and Korean, where the machine has one; otherwise such tokens show as boxes.
 EAST_ASIAN = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "PingFang SC", "Microsoft YaHei")
@@ -72,12 +73,9 @@ def draw(weights: Sequence[Tensor], tokens: Sequence[str], path: Path, title: st
         figure.text(LEFT, 0.935, READING, fontsize=10, color="#555555")
         _scale(figure, image)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.part")
-        try:
-            figure.savefig(unfinished, format="png", dpi=110)
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        png = BytesIO()
+        figure.savefig(png, format="png", dpi=110)
+        write_whole(path, png.getvalue())
 
 
 def _label(axis: Any, tokens: Sequence[str], side: float, left: bool, below: bool) -> None:

@@ -13,7 +13,7 @@ from importlib import resources
 from os import PathLike
 from typing import Any
 
-from manyheads.heads.files import write_text
+from manyheads.whole_files import write_whole
 
 # A report is smaller than this, whatever the model and the corpus.
 LIMIT = 5_000_000
@@ -21,7 +21,7 @@ LIMIT = 5_000_000
 
 def write_report(document: dict[str, Any], path: str | PathLike[str]) -> None:
     """Write a document as a page that opens in any browser; the file is there whole or not at all."""
-    write_text(path, report(document))
+    write_whole(path, report(document))
 
 
 def report(document: dict[str, Any]) -> str:

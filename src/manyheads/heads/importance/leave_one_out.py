@@ -6,12 +6,12 @@ import hashlib
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
-from manyheads.heads.files import _write
+from manyheads.documents import in_one_sentence, read_json
 from manyheads.heads.importance.losses import called, units
 from manyheads.heads.importance.observe import Forward, Observer, Sums, moved, observed, tensors
 from manyheads.heads.importance.outputs import difference
@@ -19,8 +19,10 @@ from manyheads.heads.importance.reuse import Recording
 from manyheads.heads.importance.task import Loss, Task
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
+from manyheads.whole_files import write_whole
 
 _FORMAT = "manyheads leave-one-out state"
+_VERSION = 1
 
 
 def leave_one_out(task: Task) -> HeadTable:
@@ -40,6 +42,8 @@ def leave_one_out(task: Task) -> HeadTable:
             with recording.recorded():
                 full = observer.forward(batch, mark=recording.mark)
             for site in full.heads:
+                if site in known and not state.fits(known[site], full.heads[site][0]):
+                    del known[site]
                 if site not in known:
                     if site not in sound:
                         sound[site] = _sound(observer, recording, batch, full, site)
@@ -91,7 +95,7 @@ class State:
     def __init__(self, path: Path | None, model: str, loss: Loss | None) -> None:
         self._path = path
         measured = "difference" if loss is None else called(loss)
-        self._about = {"format": _FORMAT, "version": 1, "model": model, "measured": measured}
+        self._about = {"format": _FORMAT, "version": _VERSION, "model": model, "measured": measured}
         self._batches: dict[str, dict[str, Tensor]] = {}
         if path is not None and path.exists():
             self._batches = self._read(path)
@@ -105,6 +109,11 @@ class State:
             digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
         return self._batches.setdefault(digest.hexdigest(), {})
 
+    @staticmethod
+    def fits(values: Tensor, outputs: Tensor) -> bool:
+        """Whether what was kept, (units, heads), can be of a site with these outputs (batch, heads, ...)."""
+        return values.dim() == 2 and values.shape[1] == outputs.shape[1]
+
     def save(self) -> None:
         """Write what is known, if there is a file for it."""
         if self._path is None:
@@ -113,25 +122,27 @@ class State:
             digest: {site: value.tolist() for site, value in found.items()}
             for digest, found in self._batches.items()
         }
-        _write(self._path, json.dumps(self._about | {"batches": batches}).encode())
+        write_whole(self._path, json.dumps(self._about | {"batches": batches}))
 
     def _read(self, path: Path) -> dict[str, dict[str, Tensor]]:
-        try:
-            document = json.loads(path.read_bytes())
-            about = {name: document[name] for name in self._about}
-            batches = {
-                digest: {site: torch.tensor(value, dtype=torch.float64) for site, value in found.items()}
-                for digest, found in document["batches"].items()
-            }
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"state: {path} is damaged, or not what leave-one-out wrote ({error}); take it away to begin "
-                "anew"
-            ) from error
+        document = read_json(path, _Document, "state", format=_FORMAT, version=_VERSION, infinite=True)
+        about: dict[str, Any] = {name: document[name] for name in self._about}  # type: ignore[literal-required]
         if about != self._about:
             odd = next(name for name in about if about[name] != self._about[name])
             raise ValueError(
                 f"state: {path} is of another {odd} ({about[odd]}, here {self._about[odd]}); take it away to "
                 "begin anew, or give another file"
             )
-        return batches
+        with in_one_sentence(f"state: {path} is damaged; take it away to begin anew"):
+            return {
+                digest: {site: torch.tensor(value, dtype=torch.float64) for site, value in kept.items()}
+                for digest, kept in document["batches"].items()
+            }
+
+
+class _Document(TypedDict):
+    format: str
+    version: int
+    model: str
+    measured: str
+    batches: dict[str, dict[str, list[list[float]]]]

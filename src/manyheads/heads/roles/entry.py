@@ -29,6 +29,7 @@ from manyheads.heads.table import HeadTable
 from manyheads.heads.visible import told, visible, without_dead_rows
 from manyheads.heads.watch import fingerprint
 from manyheads.heads.watch import rows_of as table_rows
+from manyheads.interrupts import interrupted, interruptible, stop_if_interrupted
 
 # Told what is being read, how much of it is done, and how much there is.
 Step = Callable[[str, int, int], None]
@@ -57,6 +58,8 @@ def roles(
     least: with fewer cases than this, nothing is claimed.
     step: called while it runs, with what is read, how much of it is done and how much there is.
 
+    Ctrl-C ends the reading after the batch that runs; roles are then judged on what was read.
+
     Returns
     -------
     A HeadTable. Text columns: ``roles``, ``evidence``, and ``not_judged``, what could not be said and why.
@@ -80,9 +83,9 @@ def roles(
         raise ValueError(f"least: expected a whole number, 2 or more, got {least!r}")
     given = probes.given(model, given_batches, tokenizer)
     collected = _Collected(model, step)
-    with evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad(), interruptible():
         _look(model, given, given_batches, treebank, tokenizer, wanted, collected)
-    table = collected.table()
+        table = collected.table()
     unseen = {role.name: "" for role in wanted if not any(c.startswith(role.name) for c in table.sums)}
     return judge(table, least, unseen | collected.left_out)
 
@@ -199,6 +202,10 @@ class _Collected:
         what = _READING[source]
         with self._interceptor:
             for number, (batch, self._facts) in enumerate(made):
+                if interrupted():
+                    if number == 0:
+                        self.leave_out(roles, f"Ctrl-C came before {what} was read")
+                    return
                 self.step(what, number, len(made))
                 try:
                     run(self.model, batch)
@@ -257,6 +264,7 @@ class _Collected:
         """What was counted."""
         sites = list(self._interceptor.sites.by_name.values())
         if not sites:
+            stop_if_interrupted()
             raise ValueError("model: no attention was seen in it")
         names = list(dict.fromkeys(name for columns in self._sums.values() for name in columns))
         nothing = {site.name: torch.zeros(3, site.heads, dtype=torch.float64) for site in sites}

@@ -22,6 +22,7 @@ from manyheads.heads.importance import importance
 from manyheads.heads.importance.observe import moved
 from manyheads.heads.roles import roles
 from manyheads.heads.table import HeadTable
+from manyheads.interrupts import Interrupted, interruptible, stop_if_interrupted
 from manyheads.view.document import numbers
 from manyheads.view.document.curve import curve
 from manyheads.view.document.examples import Examples, profiles
@@ -88,7 +89,7 @@ def document(
     making = _Making(table, about, step)
     parts = _of_table(table)
     if model is not None and sample is not None and sample.batches:
-        with evaluating(model):
+        with evaluating(model), interruptible():
             _measured(making, parts, model, sample, tokenizer, processor)
     judged, shown = parts.pop("judged", None), parts.pop("shown", None)
     units = about.units or int(table.tokens.max().item() if len(table) else 0)
@@ -145,13 +146,13 @@ class _Making:
         """What a function makes, or None."""
         if self.stopped:
             return None
-        self._step(name, 0.0)
         try:
+            self._told(name, 0.0)
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
-                found = make(partial(self._step, name))
+                found = make(partial(self._told, name))
             self.notes += [f"{name}: {warning.message}" for warning in said if _ours(str(warning.message))]
-        except KeyboardInterrupt:
+        except Interrupted:
             self.stopped = True
             self.notes.append(f"{name}: interrupted; it and what would have followed are left out")
             return None
@@ -161,6 +162,10 @@ class _Making:
             return None
         self._step(name, 1.0)
         return found
+
+    def _told(self, name: str, share: float) -> None:
+        stop_if_interrupted()
+        self._step(name, share)
 
 
 def _ours(said: str) -> bool:

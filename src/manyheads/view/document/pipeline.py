@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.heads.calls import Call
 from manyheads.heads.call_rows import weight_rows
+from manyheads.heads.calls import Call
 from manyheads.view.document.packed import short
 
 # So many tokens, columns of a matrix and heads are drawn.

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.heads.call_rows import weight_rows
 from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor
-from manyheads.heads.call_rows import weight_rows
 from manyheads.heads.maps import run
 from manyheads.heads.sites import Site
 from manyheads.heads.visible import told, visible

@@ -1,0 +1,337 @@
+"""Files that come from elsewhere, checked once at the door: what is read is what the code behind expects.
+
+A document is described by types, most often a TypedDict, and `read_json` gives a value of that type or says
+in one sentence what is wrong with the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar, Union
+
+LARGEST = 64_000_000  # bytes of a document
+DEEPEST = 32  # lists and objects inside of each other
+_WHOLE = 2**63  # numbers beyond do not fit the integers of tensors
+
+Kind = TypeVar("Kind")
+
+
+def regular_file(path: str | os.PathLike[str], name: str) -> Path:
+    """A path that is a file with content of its own. A pipe or a device may never end: they are refused.
+
+    Parameters
+    ----------
+    path: the file.
+    name: what the sentence of a ValueError begins with: an option, as ``data``.
+
+    >>> regular_file("/dev/null", "plan")
+    Traceback (most recent call last):
+    ValueError: plan: /dev/null is a device; expected a file: save it as one first
+    """
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"{name}: there is no file {path}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{name}: {path} cannot be read ({_why(error)})") from None
+    if stat.S_ISREG(mode):
+        return path
+    kinds = {"a folder": stat.S_ISDIR, "a pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK}
+    what = next((kind for kind, test in kinds.items() if test(mode)), "a device")
+    raise ValueError(f"{name}: {path} is {what}; expected a file: save it as one first")
+
+
+def read_bytes(path: str | os.PathLike[str], name: str, largest: int | None = None) -> bytes:
+    """The content of a regular file of at most so many bytes."""
+    file = regular_file(path, name)
+    try:
+        size = file.stat().st_size
+        if largest is not None and size > largest:
+            raise ValueError(f"{name}: {path} has {size:,} bytes; expected at most {largest:,}")
+        return file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{name}: {path} cannot be read ({_why(error)})") from error
+
+
+def read_json(
+    path: str | os.PathLike[str],
+    kind: type[Kind],
+    name: str,
+    *,
+    format: str | None = None,
+    version: int = 0,
+    largest: int = LARGEST,
+    infinite: bool = False,
+) -> Kind:
+    """The document in a JSON file, if it is of this type.
+
+    Parameters
+    ----------
+    path: the file.
+    kind: a TypedDict, or any type that `check` knows.
+    name: what the sentence of a ValueError begins with.
+    format, version: what the document must say that it is, and the newest version of that which we know.
+    largest: bytes that it may have.
+    infinite: whether NaN and Infinity, which are no JSON, may stand for numbers, as Python writes them.
+    """
+    content = read_bytes(path, name, largest)
+    try:
+        value = _parsed(content, infinite)
+        if format is not None:
+            _check_format(value, format, version)
+        check(value, kind)
+    except ValueError as error:
+        raise ValueError(f"{name}: {path} is damaged, or something else ({error})") from None
+    return typing.cast(Kind, value)
+
+
+def parse_json(content: bytes | str, kind: type[Kind], *, infinite: bool = False) -> Kind:
+    """A JSON text as a value of this type; see `read_json`.
+
+    >>> parse_json('{"a": [1, 2.5]}', dict[str, list[float]])
+    {'a': [1, 2.5]}
+    >>> parse_json('{"a": [1, "2"]}', dict[str, list[float]])
+    Traceback (most recent call last):
+    ValueError: a[1] is the text '2'; expected a number
+    """
+    value = _parsed(content, infinite)
+    check(value, kind)
+    return typing.cast(Kind, value)
+
+
+def _parsed(content: bytes | str, infinite: bool) -> Any:
+    numbers: Any = float if infinite else _finite
+    try:
+        value = json.loads(content, object_pairs_hook=_once, parse_constant=numbers, parse_float=numbers)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {DEEPEST}") from None
+    except (UnicodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"no JSON: {error}") from None
+    _check_depth(value)
+    return value
+
+
+def _check_format(value: Any, format: str, version: int) -> None:
+    check(value, _Header)
+    if value["format"] != format:
+        raise ValueError(f"its format is {value['format'][:60]!r}; expected {format!r}")
+    if value["version"] > version:
+        raise ValueError(
+            f"it was written by a newer manyheads: version {value['version']}, this one reads {version}; "
+            "update manyheads"
+        )
+
+
+class _Header(TypedDict):
+    format: str
+    version: int
+
+
+def check(value: Any, kind: Any, where: str = "") -> None:
+    """Raise a ValueError that says where a value is not of a type.
+
+    Parameters
+    ----------
+    value: what JSON gives: None, truth, numbers, texts, lists and objects.
+    kind: None, bool, int, float, str, Literal, unions, list, dict, tuple, a TypedDict or a dataclass; of any
+        other type, such as Any, everything is. Whole numbers fit 64 bits.
+    where: the way to it from the top.
+
+    >>> check({"steps": 3}, dict[str, int])
+    >>> check([1, True], list[int], "shape")
+    Traceback (most recent call last):
+    ValueError: shape[1] is true or false; expected a whole number
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        _check_union(value, arguments, where)
+    elif origin is Literal:
+        if not any(type(value) is type(one) and value == one for one in arguments):
+            raise _wrong(value, " or ".join(map(repr, arguments)), where)
+    elif typing.is_typeddict(kind):
+        _check_object(value, kind, where)
+    elif is_dataclass(kind):
+        check_fields(value, typing.get_type_hints(kind), where)
+    elif origin in (list, Sequence):
+        _demand(isinstance(value, list), value, "a list", where)
+        if set(map(type, value)) <= _QUICK.get(arguments[0], set()):  # long lists of numbers
+            return
+        for number, item in enumerate(value):
+            check(item, arguments[0], f"{where}[{number}]")
+    elif origin is tuple:
+        several = len(arguments) == 2 and arguments[1] is Ellipsis
+        fits = isinstance(value, list) and (several or len(value) == len(arguments))
+        _demand(fits, value, "a list" if several else f"a list of {len(arguments)}", where)
+        for number, item in enumerate(value):
+            check(item, arguments[0 if several else number], f"{where}[{number}]")
+    elif origin in (dict, Mapping):
+        _demand(isinstance(value, dict), value, "an object", where)
+        for key, item in value.items():
+            check(item, arguments[1], _inside(where, key))
+    else:
+        _check_plain(value, kind, where)
+
+
+_QUICK: dict[Any, set[type]] = {float: {float}, float | None: {float, type(None)}, str: {str}}
+
+
+def check_fields(values: Any, kinds: Mapping[str, Any], where: str = "") -> None:
+    """Raise a ValueError for the first value that is not of the type of its name; others may be there, too.
+
+    >>> check_fields({"heads": "4", "other": None}, {"heads": int}, "task")
+    Traceback (most recent call last):
+    ValueError: task.heads is the text '4'; expected a whole number
+    """
+    _demand(isinstance(values, dict), values, "an object", where)
+    for name, value in values.items():
+        if name in kinds:
+            check(value, kinds[name], _inside(where, name))
+
+
+@contextmanager
+def in_one_sentence(what: str) -> Iterator[None]:
+    """Whatever goes wrong inside is a ValueError: for code that makes something of a document whose types are
+    right, and whose numbers may still fit nothing.
+
+    >>> with in_one_sentence("config.json: no model fits it"):
+    ...     [][3]
+    Traceback (most recent call last):
+    ValueError: config.json: no model fits it (IndexError: list index out of range)
+    """
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the system; others say by it that a picture is cut off
+        said = (str(error).strip().splitlines() or [""])[0][:300]
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise ValueError(f"{what} ({kind}{said})") from error
+
+
+def _check_union(value: Any, kinds: Sequence[Any], where: str) -> None:
+    problems = []
+    for kind in kinds:
+        try:
+            check(value, kind, where)
+            return
+        except ValueError as error:
+            problems.append(error)
+    if len(kinds) == 2 and type(None) in kinds:  # X or None: say what is wrong with it as an X
+        raise problems[kinds[0] is type(None)]
+    raise _wrong(value, " or ".join(map(_called, kinds)), where)
+
+
+def _check_object(value: Any, kind: Any, where: str) -> None:
+    _demand(isinstance(value, dict), value, "an object", where)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for key, hint in hints.items():
+        optional = typing.get_origin(hint) is NotRequired
+        if key in value:
+            check(value[key], typing.get_args(hint)[0] if optional else hint, _inside(where, key))
+        elif not optional and key in kind.__required_keys__:
+            raise ValueError(f"{_inside(where, key)} is missing; expected {_called(hint)}")
+
+
+def _check_plain(value: Any, kind: Any, where: str) -> None:
+    if kind is None or kind is type(None):
+        _demand(value is None, value, "null", where)
+    elif kind is bool:
+        _demand(isinstance(value, bool), value, "true or false", where)
+    elif kind is int:
+        _demand(isinstance(value, int) and not isinstance(value, bool), value, "a whole number", where)
+        _demand(-_WHOLE <= value < _WHOLE, value, "one that fits 64 bits", where)
+    elif kind is float:
+        _demand(isinstance(value, int | float) and not isinstance(value, bool), value, "a number", where)
+        _demand(isinstance(value, float) or -_WHOLE <= value < _WHOLE, value, "a smaller number", where)
+    elif kind is str:
+        _demand(isinstance(value, str), value, "a text", where)
+    elif kind in (dict, list):
+        _demand(isinstance(value, kind), value, "an object" if kind is dict else "a list", where)
+
+
+def _demand(fits: bool, value: Any, expected: str, where: str) -> None:
+    if not fits:
+        raise _wrong(value, expected, where)
+
+
+def _wrong(value: Any, expected: str, where: str) -> ValueError:
+    got = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}.get(type(value))
+    if isinstance(value, str) and len(value) <= 40:
+        got = f"the text {value!r}"
+    elif got is None:
+        got = "null" if value is None else _number(value)
+    return ValueError(f"{where or 'it'} is {got}; expected {expected}")
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int) and value.bit_length() > 80:
+        return "a number of many digits"
+    return str(value)
+
+
+_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+
+
+def _called(kind: Any) -> str:
+    if typing.is_typeddict(kind) or (typing.get_origin(kind) or kind) in (dict, Mapping):
+        return "an object"
+    if typing.get_origin(kind) in (list, tuple, Sequence):
+        return "a list"
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
+    return _NAMES.get(kind, "something else")
+
+
+def _inside(where: str, key: str) -> str:
+    short = key if len(key) <= 60 else f"{key[:57]}..."
+    return f"{where}.{short}" if where else short
+
+
+def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys are all different: of two values for one name, nobody knows which is meant."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{_inside('', key)} is there twice; expected it once")
+        found[key] = value
+    return found
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number[:40]} is no number that can be kept")
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    """See that a value is not nested deeply, and that its texts can be written down again."""
+    layer: list[Any] = [[value]]
+    for _ in range(DEEPEST):
+        inside = [item for one in layer for item in (one.values() if isinstance(one, dict) else one)]
+        names = [name for one in layer if isinstance(one, dict) for name in one]
+        for text in (item for item in [*names, *inside] if isinstance(item, str)):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise ValueError(f"the text {text[:40]!a} has half of a character") from None
+        layer = [item for item in inside if isinstance(item, dict | list)]
+        if not layer:
+            return
+    raise ValueError(f"it is nested deeper than {DEEPEST}")
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,0 +1,90 @@
+"""One process at a time in a folder: a second one is told so, and a killed one leaves nothing locked."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """Hold the lock that this file is; the operating system lets go of it when the process ends.
+
+    Parameters
+    ----------
+    path: the file, made if it is not there and removed at the end.
+    what: what is locked, for the sentence that another process gets.
+
+    Raises
+    ------
+    ValueError when another process, or another part of this one, holds it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder) / LOCK, "out: here"):
+    ...     with locked(Path(folder) / LOCK, "out: here"):
+    ...         pass
+    Traceback (most recent call last):
+    ValueError: out: here is in use by process ...; wait for it, or give another folder
+    """
+    new = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            free = _take(handle)
+            owner = "" if free else os.read(handle, 32).decode("ascii", "replace").strip()
+            current = free and _is_at(handle, path)
+        except BaseException:
+            os.close(handle)
+            raise
+        if current:
+            break
+        os.close(handle)
+        if not free:
+            who = f"process {owner}" if owner else "another process"
+            raise ValueError(f"{what} is in use by {who}; wait for it, or give another folder")
+    try:
+        os.ftruncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is held: who opened this file sees that it is gone
+        os.close(handle)
+        with suppress(OSError):  # folders that were made for the lock alone
+            for folder in new:
+                folder.rmdir()
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether the file that was locked is still the one of that name: its last owner may have removed it."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _take(handle: int) -> bool:
+    """Lock an open file, unless somebody else has; file systems that cannot lock let everybody in."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):
+            return False
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    return True

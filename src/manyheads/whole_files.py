@@ -1,0 +1,108 @@
+"""Files and folders that are there whole or not at all, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from os import PathLike
+from pathlib import Path
+
+_number = count()  # two threads may write the same file
+_unfinished: set[Path] = set()
+_LEFT = re.compile(r"\..+\.\d+-\d+")  # as `_beside` names them
+
+
+def write_whole(path: str | PathLike[str], content: bytes | str) -> None:
+    """Write a file beside its place, see it on the disk, then move it there. Text is written as UTF-8.
+
+    A full disk, Ctrl-C or a crash leaves the file as it was before, or the new one.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_whole(f"{folder}/note.txt", "all of it")
+    ...     Path(f"{folder}/note.txt").read_text(), len(list(Path(folder).iterdir()))
+    ('all of it', 1)
+    """
+    path = Path(path)
+    with _beside(path) as unfinished:
+        with unfinished.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    _to_disk(path.parent)
+
+
+@contextmanager
+def whole_folder(path: str | PathLike[str]) -> Iterator[Path]:
+    """A new folder to write into; at the end it takes its place, which must be free or an empty folder.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as parent:
+    ...     with whole_folder(f"{parent}/model") as folder:
+    ...         _ = (folder / "config.json").write_text("{}")
+    ...     [file.name for file in Path(parent, "model").iterdir()]
+    ['config.json']
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _beside(path) as unfinished:
+        unfinished.mkdir()
+        yield unfinished
+        for inside in sorted(unfinished.rglob("*"), reverse=True):
+            _to_disk(inside)
+        _to_disk(unfinished)
+        os.replace(unfinished, path)
+    _to_disk(path.parent)
+
+
+def tidy(folder: Path, name: str = "") -> None:
+    """Remove what killed processes left unfinished in a folder, all or that of one name; whoever calls this
+    holds the lock.
+    """
+    for left in folder.glob(".*"):
+        if _LEFT.fullmatch(left.name) and left.name.lstrip(".").startswith(name and f"{name}."):
+            _remove(left)
+
+
+def remove_unfinished() -> None:
+    """Remove what this process has not finished writing: for those who leave at once."""
+    for path in list(_unfinished):
+        _remove(path)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A name beside a path for what is not finished; an error is about the path, and leaves nothing there."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}-{next(_number)}")
+    _unfinished.add(unfinished)
+    try:
+        yield unfinished
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+    finally:
+        _remove(unfinished)
+        _unfinished.discard(unfinished)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _to_disk(path: Path) -> None:
+    """What was written, or renamed inside a folder, is on the disk when this returns."""
+    if os.name != "posix" and path.is_dir():
+        return  # only there can folders be opened
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
