@@ -184,7 +184,7 @@ def examples(
 
     def make(indices: Sequence[int]) -> Any:
         batch = task.collate(found.take([chosen[i] for i in indices], 0))
-        return task.inputs(batch) | ({"labels": batch["labels"]} if labels else {})
+        return task.inputs(batch) | ({"labels": batch["labels"]} if labels and "labels" in batch else {})
 
     corpus = Corpus(what, task.unit, [found.sizes[i] for i in chosen], make, batch_tokens)
     if task.unit == "tokens":

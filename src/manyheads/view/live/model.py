@@ -12,7 +12,7 @@ import torch
 
 from manyheads import corpus
 from manyheads.batching import Corpus, padded
-from manyheads.heads.importance.observe import moved, observed
+from manyheads.heads.importance.observe import Forward, moved, observed
 from manyheads.heads.importance.outputs import Output
 from manyheads.heads.sites import Site
 from manyheads.heads.table import HeadTable
@@ -20,6 +20,7 @@ from manyheads.heads.watch import fingerprint
 from manyheads.lines import pieces, read_lines
 from manyheads.models import Loaded
 from manyheads.surgery.probe_batch import probe_batch
+from manyheads.surgery.quality import measure_of
 from manyheads.view.answers import Known, ids_of, kind_of
 from manyheads.view.document.seen import Seen
 
@@ -57,6 +58,14 @@ class Asked:
     seen: Seen
 
 
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What the whole model gives for the text that quality is measured on, and what quality is there."""
+
+    measure: str
+    outputs: list[Output]
+
+
 @dataclass(eq=False)
 class Live:
     """A model that people ask.
@@ -74,7 +83,7 @@ class Live:
     samples: texts to begin with.
     tables: what was measured: ``watch``, ``diversity``, ``roles``, and rankings by their method.
     asked: the inputs asked about last, and what the whole model made of them.
-    references: what the whole model gives for the text that quality is measured on.
+    reference: what the whole model gives for the text that quality is measured on.
     """
 
     loaded: Loaded
@@ -89,7 +98,7 @@ class Live:
     samples: list[str]
     tables: dict[str, HeadTable] = field(default_factory=dict)
     asked: OrderedDict[Input, Asked] = field(default_factory=OrderedDict)
-    references: list[Output] = field(default_factory=list)
+    reference: Reference | None = None
 
     @property
     def model(self) -> torch.nn.Module:
@@ -200,10 +209,17 @@ def batch_of_sample(live: Live, number: int) -> Any:
     return _on(live, live.read.make([number]))
 
 
-def output_of(live: Live, batch: Any) -> Output:
+def output_of(live: Live, batch: Any) -> Forward:
     """What the model gives for a batch."""
     with observed(live.model) as observer:
-        return observer.forward(batch).output
+        return observer.forward(batch)
+
+
+def reference_of(live: Live, batches: Sequence[Any]) -> Reference:
+    """What the whole model gives for some batches."""
+    found = [output_of(live, batch) for batch in batches]
+    measure = measure_of(found[0].result, live.model, live.sites.values(), batches[0])
+    return Reference(measure, [one.output for one in found])
 
 
 def _on(live: Live, batch: Any) -> Any:
