@@ -65,7 +65,8 @@ def importance(
     fisher predicts what silencing each head would change, for all heads from one backward pass and without
     labels. leave-one-out silences one head after the other: exact, slow, and resumable: after Ctrl-C the same
     command goes on where it stopped. Language models are judged by KL(full || silenced) in nats a token,
-    models without a head of their own by 1 - cosine of the mean hidden state.
+    classifiers by the same in nats a sequence, models without a head of their own by 1 - cosine of the mean
+    hidden state.
     """
     console, errors = Console(), Console(stderr=True)
     with errors.status(f"Loading {model or 'the embedded MiniLM'}"):

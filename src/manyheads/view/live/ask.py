@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from manyheads.heads.importance.outputs import difference, read
+from manyheads.heads.importance.outputs import Output, difference, read
 from manyheads.heads.maps import maps
 from manyheads.heads.silence import silence
 from manyheads.surgery.plan import Plan
@@ -71,7 +71,7 @@ def without(live: Live, given: Input, heads: Heads) -> dict[str, Any]:
         "before": asked.answer,
         "after": after,
         "change": change if math.isfinite(change) else None,
-        "measure": "kl" if asked.output.real is not None else "cosine",
+        "measure": _measure(asked.output),
         "cut": asked.cut,
         "example": found,
     }
@@ -252,6 +252,11 @@ def _without(live: Live, heads: Heads) -> AbstractContextManager[None]:
 
 def _looked(live: Live, batch: Any, pipeline: bool = False) -> tuple[dict[str, Any], Seen]:
     return example(live.model, batch, tokenizer=live.tokenizer, processor=live.processor, pipeline=pipeline)
+
+
+def _measure(output: Output) -> str:
+    """What `difference` is, as the page names it."""
+    return "cosine" if output.real is None else "kl_sequence" if output.whole else "kl"
 
 
 def _finite(value: float) -> float | None:

@@ -6,6 +6,7 @@ import shlex
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +82,8 @@ class Live:
     kind: what it says, as `kind_of` finds it.
     known: sentences for neighbours.
     samples: texts to begin with.
+    source: the option and the path of what it is measured on, as a command takes them; empty where it is
+        ours, or what training held out.
     tables: what was measured: ``watch``, ``diversity``, ``roles``, and rankings by their method.
     asked: the inputs asked about last, and what the whole model made of them.
     reference: what the whole model gives for the text that quality is measured on.
@@ -96,6 +99,7 @@ class Live:
     kind: str | None
     known: Known | None
     samples: list[str]
+    source: tuple[str, ...] = ()
     tables: dict[str, HeadTable] = field(default_factory=dict)
     asked: OrderedDict[Input, Asked] = field(default_factory=OrderedDict)
     reference: Reference | None = None
@@ -107,9 +111,11 @@ class Live:
 
     @property
     def command(self) -> str:
-        """What to type to cut what a plan says."""
-        named = () if self.loaded.name == EMBEDDED else (self.loaded.name,)
-        return shlex.join(["manyheads", "prune", *named, "--plan", "plan.json", "--out", "small"])
+        """What to type to cut what a plan says, in any folder, with the text that the page is about."""
+        named = () if self.loaded.name == EMBEDDED else (_absolute(self.loaded.name),)
+        return shlex.join(
+            ["manyheads", "prune", *named, *self.source, "--plan", "plan.json", "--out", "small"]
+        )
 
     @property
     def device(self) -> torch.device:
@@ -143,6 +149,8 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
     >>> live.kind, live.heads, live.tokenizer is not None
     ('neighbours', 72, True)
     """
+    if text == "-":
+        raise ValueError("text: the page reads it several times; expected a file: save the text")
     tokenizer, processor = _reader(loaded, images)
     if processor is not None and text is not None:
         raise ValueError(f"text: {loaded.name} reads pictures; give --images FOLDER instead")
@@ -175,6 +183,7 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
         kind,
         known,
         samples,
+        _source(text, images),
     )
 
 
@@ -220,6 +229,18 @@ def reference_of(live: Live, batches: Sequence[Any]) -> Reference:
     found = [output_of(live, batch) for batch in batches]
     measure = measure_of(found[0].result, live.model, live.sites.values(), batches[0])
     return Reference(measure, [one.output for one in found])
+
+
+def _source(text: str | None, images: str | None) -> tuple[str, ...]:
+    for option, path in (("--text", text), ("--images", images)):
+        if path is not None:
+            return option, _absolute(path)
+    return ()
+
+
+def _absolute(name: str) -> str:
+    """A path from the root; what is no path, such as the name of a model, as it is."""
+    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def _on(live: Live, batch: Any) -> Any:
