@@ -125,7 +125,7 @@ def unknown_id(tokenizer: Any) -> int | None:
     Tokenizers of bytes name their end of text here, since nothing is unknown to them.
     """
     found = getattr(tokenizer, "unk_token_id", None)
-    others = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
+    others = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos")]
     return found if isinstance(found, int) and found not in others else None
 
 

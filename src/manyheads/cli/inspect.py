@@ -123,7 +123,8 @@ def _tell_and_write(
     rate = counted.units / max(counted.seconds, 1e-9)
     title = (
         f"{name} on {read.what}: {counted.units:,} {read.unit} in {counted.seconds:.1f} s "
-        f"({rate:,.0f} {read.unit}/s, up to {read.batch_tokens:,} tokens at once), {len(counted.table)} heads"
+        f"({rate:,.0f} {read.unit}/s), {len(counted.table)} heads\n"
+        f"up to {read.batch_tokens:,} tokens at once, {max(read.sizes):,} in the longest sequence"
     )
     said = [*notes(counted), *read.notes]
     document = as_json(counted, name, read, out)

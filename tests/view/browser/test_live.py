@@ -249,3 +249,18 @@ def test_accessibility(page):
     found = axe.Axe().run(page).response["violations"]
     page.wrong.clear()
     assert [(one["id"], node["html"], node["failureSummary"]) for one in found for node in one["nodes"]] == []
+
+
+def test_quality_says_what_it_was_measured_on_and_what_is_noise(page, served):
+    typed(page, "heads attend")
+    with page.expect_response("**/api/quality") as answer:
+        page.locator('.heads-live [data-head="0.1"]').click()
+    page.wait_for_selector('[data-part="quality"]:not([data-kept="1"], [data-kept=""])')
+    found = answer.value.json()
+    told = page.locator(".quality").inner_text()
+    assert f"{found['sequences']} sequences of a text of our own" in told
+    assert "±" in page.locator('[data-part="quality"]').inner_text()
+    assert page.locator('[data-part="noise"]').is_visible() == found["within_noise"]
+    code = page.locator(".command code").inner_text()
+    assert code == served.live.command
+    page.locator('[data-do="clear"]').click()

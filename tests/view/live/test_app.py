@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import re
+import shlex
 import threading
 
 import numpy
@@ -483,7 +484,7 @@ def test_pictures():
             assert (found["example"]["picture"]["rows"], found["example"]["picture"]["first"]) == (4, 1)
         where = found["example"]["maps"][1]["site"]
         body = {"image": picture(), "heads": {where: [0, 1, 2]}}
-        assert answered(site, "/api/silence", body)["measure"] == "kl"
+        assert answered(site, "/api/silence", body)["measure"] == "kl_sequence"
         assert "reads pictures" in refused(site, "/api/attend", {"text": "a"})
         assert "base64" in refused(site, "/api/attend", {"image": "%"})
         assert "cannot be read" in refused(
@@ -626,3 +627,25 @@ def test_models_of_our_own_are_read_as_their_task_says():
         )
     finally:
         site.queue.close()
+
+
+def test_the_command_takes_the_text_along(tmp_path, monkeypatch):
+    """Typed in any folder, it fits to what the page was shown with."""
+    (tmp_path / "my text's.txt").write_text("\n".join(f"heads attend to {i}" for i in range(30)))
+    monkeypatch.chdir(tmp_path)
+    live = begin(loaded(bert(), Characters()), text="my text's.txt")
+    words = shlex.split(live.command)
+    assert words[words.index("--text") + 1] == str(tmp_path / "my text's.txt")
+    assert words[words.index("--plan") + 1] == "plan.json"
+    assert "--text" not in begin(loaded(bert(), Characters())).command
+    with pytest.raises(ValueError, match="text: the page reads it several times"):
+        begin(loaded(bert(), Characters()), text="-")
+
+
+def test_a_classifier_is_judged_by_its_choices():
+    live = begin(loaded(bert(hf.BertForSequenceClassification, num_labels=3), Characters()))
+    found = ask.quality(live, {f"bert.{FIRST}": [0, 1, 2], f"bert.{SECOND}": [0, 1]})
+    assert (found["metric"], found["before"]) == ("agreement", 1.0)
+    assert 0 <= found["value"] <= 1
+    nothing = ask.quality(live, {})
+    assert (nothing["value"], nothing["within_noise"]) == (1.0, False)
