@@ -125,3 +125,14 @@ def test_the_card_says_what_it_was_measured_on_and_how_long_what_it_timed_was():
     one = card(model, model, [{"input_ids": ids(1, 11)}], sizes=(1,), repeats=1)
     assert "no interval" in {what: after for what, _, after in one.rows()}["change"]
     assert one.as_json()["after"]["quality_se"] is None
+
+
+def test_a_few_choices_that_all_stay_are_no_proof():
+    model = classifier()
+    found = compare(model, model, [{"input_ids": ids(6)}])
+    assert (found.before.value, found.before.se, found.after.value) == (1.0, 0.0, 1.0)
+    assert 0.05 < found.after.se < 0.2
+    assert found.change.low < -0.2
+    assert found.change.within_noise
+    many = compare(model, model, [{"input_ids": ids(600)}])
+    assert many.after.se < 0.01

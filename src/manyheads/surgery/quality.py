@@ -105,6 +105,8 @@ def compare(model: nn.Module, small: nn.Module, batches: Iterable[Any]) -> Compa
 def compared(measure: str, before: Tensor, after: Tensor) -> Compared:
     """Two models by their `scores` on the same sequences, (sequences, 2) each."""
     first, second = (estimate(measure, one) for one in (before, after))
+    if measure in ("agreement", "cosine"):  # with itself: one by definition
+        first = Estimate(first.value, 0.0)
     return Compared(measure, first, second, change(measure, before, after), len(before))
 
 
@@ -158,6 +160,7 @@ def estimate(measure: str, found: Tensor) -> Estimate:
     Estimate(value=0.75, se=0.25)
     """
     mean, error = _weighted(found[:, 0], found[:, 1])
+    error = _at_least(measure, error, len(found))
     if measure == "perplexity":
         mean = math.exp(min(mean, 700.0))
         error *= mean
@@ -167,6 +170,7 @@ def estimate(measure: str, found: Tensor) -> Estimate:
 def change(measure: str, before: Tensor, after: Tensor) -> Change:
     """From one model's scores (sequences, 2) to another's, on the same sequences."""
     mean, error = _weighted(after[:, 0] - before[:, 0], before[:, 1])
+    error = _at_least(measure, error, len(before))
     half = student(len(before) - 1) * error
     if measure != "perplexity":
         return Change(mean, error, mean - half, mean + half, factor=False)
@@ -204,6 +208,17 @@ def _weighted(values: Tensor, counts: Tensor) -> tuple[float, float]:
         return mean.item(), math.nan
     spread = (counts * (values - mean)).pow(2).sum() * n / (n - 1)
     return mean.item(), (spread.sqrt() / total).item()
+
+
+def _at_least(measure: str, error: float, sequences: int) -> float:
+    """A standard error; where all choices are alike, that of Agresti and Coull (1998), two more of each.
+
+    Six right answers of six do not prove that the seventh is right.
+    """
+    if measure not in ("accuracy", "agreement") or error != 0.0:
+        return error
+    share = 2 / (sequences + 4)
+    return math.sqrt(share * (1 - share) / (sequences + 4))
 
 
 def _classes(batch: Any, size: int) -> Tensor | None:

@@ -108,4 +108,4 @@ class _Judge:
             other = self._observer.output(self._observer.gated(batch, gates), full)
             found.append(scores(self.measure, full.output, other, batch))
         judged = compared(self.measure, self._scores, torch.cat(found))
-        return judged.after.value, judged.change_se
+        return judged.after.value, judged.change_se if heads else 0.0
