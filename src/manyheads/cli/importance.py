@@ -86,7 +86,9 @@ def importance(
         labels = loss == "classification" and loaded.task is not None
         read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data, labels=labels)
     prepare(out)
-    found = Found(loaded.name, f"{read.what}: {read.total():,} {read.unit}", out)
+    found = Found(
+        loaded.name, f"{read.what}: {read.total():,} {read.unit}, up to {batch_tokens:,} tokens at once", out
+    )
     with one_interruption() as hold, _progress(len(read.plan()), errors) as bar:
         try:
             for name in methods:
