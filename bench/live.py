@@ -35,7 +35,7 @@ def painted(when: str) -> str:
 def run(quick: bool) -> str:
     """Serve MiniLM, ask it, and open it."""
     repeats = 3 if quick else 15
-    with served() as (address, token):
+    with served() as (address, token, _):
         say("waiting until everything is measured that is measured in spare time")
         http = at_the_server(address, token, repeats)
         say("in the browser")
@@ -62,8 +62,8 @@ def run(quick: bool) -> str:
 
 
 @contextmanager
-def served() -> Iterator[tuple[str, str]]:
-    """A server of MiniLM in a process of its own; its address and its token."""
+def served() -> Iterator[tuple[str, str, int]]:
+    """A server of MiniLM in a process of its own; its address, its token and the process's number."""
     import httpx
 
     command = [sys.executable, "-m", "manyheads", "serve", "--port", "0", "--json"]
@@ -74,7 +74,7 @@ def served() -> Iterator[tuple[str, str]]:
         page = httpx.get(address).text
         found = re.search(r'name="manyheads-live" content="([\w-]+)"', page)
         assert found is not None
-        yield address, found[1]
+        yield address, found[1], process.pid
     finally:
         process.terminate()
         process.wait()

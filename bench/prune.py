@@ -32,7 +32,8 @@ from bench.harness import machine, milliseconds, say, table, targets
 from bench.models import minilm, smollm2
 from bench.record import Record
 from manyheads.batching import bucketed
-from manyheads.surgery.card import card, quality
+from manyheads.surgery.card import card
+from manyheads.surgery.quality import compare
 
 RECORD = Path(__file__).parent / "results" / "prune.json"
 OUT = Path("out/prune")
@@ -164,7 +165,7 @@ def sentences(record: Pruned) -> None:
     held_out = batches(tokenizer, texts[:held])
 
     def measure(small: Any) -> float:
-        return quality(model, small, held_out)[2]
+        return compare(model, small, held_out).after.value
 
     tables = {
         "random": record.ranking("minilm-random", lambda: mh.importance(model, ranked, "random")),
@@ -322,9 +323,9 @@ def language(record: Pruned) -> None:
     held_out, own = fed[:held], fed[held:]
 
     def measure(small: Any) -> float:
-        return quality(model, small, held_out)[2]
+        return compare(model, small, held_out).after.value
 
-    record.once("smollm2, uncut", lambda: quality(model, model, held_out)[1])
+    record.once("smollm2, uncut", lambda: compare(model, model, held_out).before.value)
     ranking = record.ranking("smollm2-elimination", lambda: mh.elimination(model, own[:ranked]))
     for share in LANGUAGE_SHARES[: 1 if record.quick else None]:
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
 from manyheads import corpus, lines
-from manyheads.batching import bucketed, groups
+from manyheads.batching import bucketed, groups, unknown_id
 from manyheads.lines import read_lines
 from manyheads.models import Loaded
 
@@ -287,3 +287,18 @@ def test_bad_pictures(tmp_path):
     read = corpus.images(loaded(Plain(), reader), str(tmp_path))
     with pytest.raises(ValueError, match=r"a\.png cannot be read .*; repair it or take it away"):
         list(read.batches())
+
+
+def test_unknown_words_are_counted_and_told(tmp_path):
+    read = corpus.text(bert(), write(tmp_path, "a b zebra\nc d\n"))
+    assert read.unknown == pytest.approx(1 / 9)
+    assert read.notes[0].startswith("11.1% of the tokens are unknown to the tokenizer")
+    known = corpus.text(bert(), write(tmp_path, "a b\n"))
+    assert (known.unknown, known.notes) == (0.0, [])
+
+
+def test_tokenizers_of_bytes_know_everything():
+    end = SimpleNamespace(unk_token_id=3, bos_token_id=3, eos_token_id=3)
+    assert unknown_id(end) is None
+    assert unknown_id(SimpleNamespace(unk_token_id=0, pad_token_id=0, eos_token_id=2)) == 0
+    assert unknown_id(None) is None

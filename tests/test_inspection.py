@@ -400,3 +400,16 @@ def test_two_processes_count_what_one_does(here):
     one, two = (mh.HeadTable.load(f"{name}/heads.json") for name in ("one", "two"))
     assert one["tokens"].tolist() == [143.0] * 18
     same(one, two, within=1e-6)
+
+
+def test_unknown_words_are_told_everywhere(tmp_path, monkeypatch, capsys):
+    """On the terminal, in the summary and for machines."""
+    (tmp_path / "strange.txt").write_text("The cat saw ꙮ.\nIt ran to ꙮ and ꙮ.\n")
+    monkeypatch.chdir(tmp_path)
+    code, told, _ = command(monkeypatch, capsys, "--text", "strange.txt", "--out", "found")
+    assert code == 0
+    assert "Note: 18.8% of the tokens are unknown to the tokenizer" in " ".join(told.split())
+    assert "up to 4,096 tokens at once, 9 in the longest sequence" in told
+    assert "are unknown to the tokenizer" in " ".join((tmp_path / "found/summary.txt").read_text().split())
+    _, told, _ = command(monkeypatch, capsys, "--text", "strange.txt", "--out", "found", "--json")
+    assert json.loads(told)["unknown"] == pytest.approx(3 / 16)

@@ -19,7 +19,8 @@ QUARTER = 0.25
 class Corpus:
     """What a model is to read: sequences of token ids, or pictures.
 
-    `groups` are token ids by name, for `watch`; `shares` how much of the corpus each group is.
+    `groups` are token ids by name, for `watch`; `shares` how much of the corpus each group is; `unknown` the
+    share of tokens that stand for whatever the tokenizer does not know, None where it has no such token.
     """
 
     what: str
@@ -30,6 +31,17 @@ class Corpus:
     padding: bool = True
     groups: dict[str, list[int]] = field(default_factory=dict, repr=False)
     shares: dict[str, float] = field(default_factory=dict)
+    unknown: float | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader has to know about it."""
+        if not self.unknown:
+            return []
+        return [
+            f"{self.unknown:.1%} of the tokens are unknown to the tokenizer: one token stands for all these "
+            "words, and what heads do with it says nothing about them"
+        ]
 
     def batches(self, rank: int = 0, processes: int = 1) -> Iterator[tuple[int, Any]]:
         """How many tokens (or pictures) a batch holds, and the batch, of the part of one process.
@@ -105,6 +117,22 @@ def groups(
         chosen[name] = sorted(ids)
     chosen = {name: ids for name, ids in chosen.items() if ids}
     return chosen, {name: sum(counts[token] for token in ids) / total for name, ids in chosen.items()}
+
+
+def unknown_id(tokenizer: Any) -> int | None:
+    """The id that a tokenizer gives to whatever it does not know; None where it knows everything.
+
+    Tokenizers of bytes name their end of text here, since nothing is unknown to them.
+    """
+    found = getattr(tokenizer, "unk_token_id", None)
+    others = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos")]
+    return found if isinstance(found, int) and found not in others else None
+
+
+def unknown_share(counts: Mapping[int, int], tokenizer: Any) -> float | None:
+    """The share of tokens, counted by id, that are unknown to a tokenizer."""
+    unknown = unknown_id(tokenizer)
+    return None if unknown is None else counts.get(unknown, 0) / max(1, sum(counts.values()))
 
 
 def padded(rows: Sequence[Sequence[int]], fill: int = 0) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from manyheads.batching import BATCH_TOKENS, Corpus, groups, padded
+from manyheads.batching import BATCH_TOKENS, Corpus, groups, padded, unknown_share
 from manyheads.contents import open_picture
 from manyheads.documents import in_one_sentence, read_bytes
 from manyheads.lines import pieces, read_lines
@@ -51,7 +51,9 @@ def text(
     what = "a text of our own" if path is None else "standard input" if path == "-" else path
     special = list(getattr(tokenizer, "all_special_ids", None) or [])
     padding = getattr(tokenizer, "pad_token_id", None)
-    return _of_ids(loaded, sequences, what, batch_tokens, special, padding)
+    corpus = _of_ids(loaded, sequences, what, batch_tokens, special, padding)
+    corpus.unknown = unknown_share(_counts(sequences), tokenizer)
+    return corpus
 
 
 def tokens(
@@ -175,12 +177,13 @@ def examples(
 
     def make(indices: Sequence[int]) -> Any:
         batch = task.collate(found.take([chosen[i] for i in indices], 0))
-        return task.inputs(batch) | ({"labels": batch["labels"]} if labels else {})
+        return task.inputs(batch) | ({"labels": batch["labels"]} if labels and "labels" in batch else {})
 
     corpus = Corpus(what, task.unit, [found.sizes[i] for i in chosen], make, batch_tokens)
     if task.unit == "tokens":
         counts = Counter(token for i in range(len(chosen)) for token in _first_ids(make([i])))
         corpus.groups, corpus.shares = groups(counts, _special(loaded))
+        corpus.unknown = unknown_share(counts, if_any(loaded.tokenizer))
     return corpus
 
 
@@ -243,9 +246,7 @@ def _of_ids(
     special: Sequence[int],
     padding: int | None,
 ) -> Corpus:
-    counts: Counter[int] = Counter()
-    for ids in sequences:
-        counts.update(ids)
+    counts = _counts(sequences)
     known = loaded.vocabulary
     if known is not None and max(counts) >= known:
         raise ValueError(
@@ -262,6 +263,13 @@ def _of_ids(
     # A padded query of a decoder still looks at the encoder, and would count there.
     padding_works = loaded.arrange is not None or (loaded.takes_mask and loaded.start is None)
     return Corpus(what, "tokens", sizes, make, batch_tokens, padding_works, chosen, shares)
+
+
+def _counts(sequences: Sequence[array[int]]) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    for ids in sequences:
+        counts.update(ids)
+    return counts
 
 
 def _length(loaded: Loaded, max_length: int | None, tokenizer: int | None = None) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from tests.heads import models
 from tests.heads.models import Nano, tokens
 from torch import Tensor, nn
@@ -433,3 +434,12 @@ def test_kinds_are_known() -> None:
     table = importance(models.t5().eval(), list(t5_batches()), "fisher")
     assert set(table["kind"]) == {"self", "causal", "cross"}
     assert set(table["measure"]) == {"KL(full || silenced), nats a token"}
+
+
+def test_a_classifiers_unit_is_a_sequence() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 5}
+    model = hf.BertForSequenceClassification(hf.BertConfig(vocab_size=17, **sizes)).eval()
+    for method in ("fisher", "leave-one-out"):
+        table = importance(model, [{"input_ids": torch.randint(17, (3, 5))}], method)
+        assert set(table["measure"]) == {"KL(full || silenced), nats a sequence"}

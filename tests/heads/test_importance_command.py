@@ -48,7 +48,7 @@ def test_several_methods_side_by_side(
     given = (folder / "llama", "--tokens", folder / "ids.npy", "--batch-tokens", 14, "--out", tmp_path)
     assert command(monkeypatch, *given, "--method", methods) == 0
     told = capsys.readouterr().out
-    assert "35 tokens, 12 heads" in told
+    assert "35 tokens, up to 14 tokens at once, 12 heads" in told
     assert told.count("Spearman") == 3
     assert "95% interval" in told
     assert " ± " in told

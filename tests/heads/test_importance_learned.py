@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -197,3 +198,22 @@ def test_agreement_leaves_out_what_was_not_counted() -> None:
     assert math.isnan(nothing.spearman)
     with pytest.raises(ValueError, match="tables: expected at least two"):
         agreement({"a": a})
+
+
+def named(table: HeadTable, prefix: str) -> HeadTable:
+    return replace(table, rows=[row._replace(site=f"{prefix}{row.site}") for row in table.rows])
+
+
+def test_agreement_of_a_model_inside_another_one() -> None:
+    base, tuned = table_of([1.0, 2.0, 3.0, 4.0, 5.0]), table_of([2.0, 1.0, 3.0, 4.0, 5.0])
+    for tables in ({"a": base, "b": named(tuned, "bert.")}, {"b": named(tuned, "bert."), "a": base}):
+        (found,) = agreement(tables)
+        assert found.spearman == pytest.approx(0.9)
+        assert found.heads == 5
+
+
+def test_agreement_of_strangers_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"tables: 'a' and 'b' have no head in common: one has 'attn'.*'hattn'"
+    ):
+        agreement({"a": table_of([1.0, 2.0]), "b": named(table_of([1.0, 2.0]), "h")})

@@ -178,11 +178,12 @@ def test_the_card_counts_what_is_there():
 def test_a_curve_has_a_point_for_every_share(model):
     found = curve(model, [texts()], [texts(2)], methods=["elimination", "random"], shares=[0.5, 0.8])
     assert list(found.lines) == ["elimination", "elimination, refitted", "random", "random, refitted"]
-    assert all([share for share, _ in line] == [0.8, 0.5] for line in found.lines.values())
-    kept = [dict(line)[0.5] for line in found.lines.values()]
+    assert all([share for share, _, _ in line] == [0.8, 0.5] for line in found.lines.values())
+    kept = [next(value for share, value, _ in line if share == 0.5) for line in found.lines.values()]
     assert kept[0] < kept[1]
     assert kept[2] < kept[3]
-    assert found.uncut == 1.0
+    assert found.uncut == (1.0, 0.0)
+    assert found.sequences == len(texts(2))
 
 
 FACTORY = """
@@ -224,7 +225,15 @@ def test_the_command_writes_a_model_a_plan_and_a_card(folder):
     document = json.loads(Path("small/card.json").read_text())
     assert document["measure"] == "size"
     assert document["after"]["quality"] < document["before"]["quality"]
-    assert document["curve"]["measure"] == "cosine"
+    assert document["before"]["quality_se"] is None
+    assert document["curve"]["measure"] == "size"  # also there, by the person's own measure
+    assert document["curve"]["uncut"][0] == document["before"]["quality"]
+    half = {share: value for share, value, _ in document["curve"]["lines"]["elimination"]}
+    assert half[0.5] == document["after"]["quality"]
+    assert document["corpus"] == "text.txt"
+    assert document["fitted"]["sequences"] == 54
+    assert document["held_out"]["sequences"] == document["sequences"] == 6
+    assert "Fitted to text.txt (54 sequences" in found.output
     assert Path("small/curve.png").read_bytes().startswith(b"\x89PNG")
     small = mh.load("small")
     assert small.original_heads == document["original_heads"]

@@ -167,7 +167,17 @@ def test_marks_of_sub_words():
         "##",
         "你",
     ]
-    assert [token["mark"] for token in found] == ["special"] * 3 + [None, "joined", "joined"] + [None] * 3
+    assert [token["mark"] for token in found] == [
+        "unknown",
+        "special",
+        "special",
+        None,
+        "joined",
+        "joined",
+        None,
+        None,
+        None,
+    ]
     assert found[4]["text"] == "##believ"
 
 
@@ -213,7 +223,7 @@ def test_marks_of_sentence_pieces():
     inner.decoder = tokenizers.decoders.Metaspace()
     tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
     found = [(token["shown"], token["mark"]) for token in token_texts(tokenizer, range(7))]
-    assert found[:4] == [("<unk>", "special"), ("the", "space"), ("␣", "space"), ("cat", None)]
+    assert found[:4] == [("<unk>", "unknown"), ("the", "space"), ("␣", "space"), ("cat", None)]
     assert found[5:] == [("E4", "byte"), ("↵", "newline")]
 
 

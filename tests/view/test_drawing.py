@@ -34,6 +34,16 @@ def test_two_rows_to_a_coloured_line():
     assert lines[1].spans[0].style.bgcolor is None  # there is no fourth row
 
 
+def test_no_color_is_obeyed_by_shades(monkeypatch):
+    """A terminal with colours, and a person who wants none: different weights still look different."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    weights = torch.tensor([[1.0, 0.5, 0.2, 0.1, 0.0]])
+    plain = console(True)
+    assert blocks.small(weights, plain)[0].plain == "█▓▒░ "
+    assert len(set(blocks.large(weights.expand(5, 5), list("abcde"), plain, 60)[1].plain.split()[-1])) > 2
+    assert "█" in blocks.scale(plain).plain
+
+
 def test_shades_where_there_are_no_colours():
     weights = torch.tensor([[1.0, 0.5, 0.2, 0.1, 0.0]])
     assert blocks.small(weights, console(False))[0].plain == "█▓▒░ "

@@ -1,11 +1,15 @@
 """The way of a sentence: each step follows from the one before and ends where the model itself ends."""
 
+import io
+
 import pytest
 import torch
+from rich.console import Console
 from torch.nn import functional as F
 
 from manyheads.embedded import load
 from manyheads.view.pipeline import carry, pipeline, read, strongest_link
+from manyheads.view.terminal import tell
 
 SENTENCE = "The animal did not cross the street because it was too tired."
 
@@ -78,3 +82,15 @@ def test_no_link_between_so_few_words(loaded):
 def test_nothing_to_read(loaded, text):
     with pytest.raises(ValueError, match="sentence: expected some text, got none"):
         read(loaded[1], text, 512)
+
+
+def test_unknown_words_are_told_and_not_followed(loaded):
+    way = pipeline(*loaded, "The cat saw ꙮ ꙮ ꙮ.")
+    assert way.tokens.count("[UNK]") == 3
+    assert way.tokens[len(way.tokens) // 2] == "[UNK]"
+    told = io.StringIO()
+    tell(way, Console(file=told, width=100, color_system=None))
+    assert "3 of 7 tokens are [UNK]" in told.getvalue()
+    assert "one token is followed: saw" in told.getvalue()
+    link = strongest_link(way)
+    assert "[UNK]" not in (way.tokens[link.query], way.tokens[link.key])

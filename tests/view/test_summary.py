@@ -124,3 +124,14 @@ def test_a_terminal_without_unicode():
 
 def test_the_text_has_no_colours():
     assert "\x1b" not in summary_text(table({(0, 0): even()}), title="Tiny")
+
+
+def test_no_color_is_obeyed_by_shades(monkeypatch):
+    """A terminal with colours, and a person who wants none: heads still look different."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    spread = (0.1, 0.35, 0.6, 0.9)
+    told = drawn(
+        table({(0, head): even(entropy_normalised=x) for head, x in enumerate(spread)}), colour="truecolor"
+    )
+    line = next(line for line in told if "█" in line)
+    assert {"█", "▓", "▒", "░"} <= set(line)

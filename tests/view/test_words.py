@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from manyheads.batching import Corpus
 from manyheads.heads.roles.role import ROLES
 
 WORDS = Path(__file__).parents[2] / "web" / "src" / "words"
@@ -25,3 +26,9 @@ def test_one_word_for_silencing():
     """A reader meets one term, not three."""
     for path in WORDS.glob("zh*.ts"):
         assert not re.search("静音|静默", path.read_text(encoding="utf-8")), path.name
+
+
+def test_unknown_tokens_are_told_in_chinese(chinese):
+    note = Corpus("a text", "tokens", [3], None, unknown=0.125).notes[0]
+    assert re.fullmatch(r"([\d.]+%) of the tokens are unknown to the tokenizer: .*", note)
+    assert r"([\d.]+%) of the tokens are unknown to the tokenizer: .*" in chinese

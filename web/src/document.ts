@@ -75,11 +75,13 @@ export interface Redundancy {
 
 export interface Curve {
   quality: string;
+  /** how many sequences it was measured on */
+  sequences?: number;
   /** for each ranking the shares of heads that are kept, and the quality then */
   lines: { name: string; kept: number[]; mean: Numbers; se?: Numbers }[];
 }
 
-export type Mark = "joined" | "space" | "special" | "newline" | "byte" | null;
+export type Mark = "joined" | "space" | "special" | "unknown" | "newline" | "byte" | null;
 
 export interface Token {
   text: string;

@@ -45,7 +45,13 @@ export interface Silenced {
 export interface Quality {
   metric: string;
   before: number;
+  before_se: number | null;
   value: number | null;
+  /** standard error of the change from before */
+  se: number | null;
+  /** whether these sequences cannot tell the change from none */
+  within_noise: boolean;
+  sequences: number;
   kept: number;
 }
 
@@ -61,7 +67,7 @@ export interface Live {
   /** the heads that were silenced when quality was measured, as JSON */
   measured: string;
   /** sets of heads that were tried: share kept and quality */
-  tried: { kept: number; value: number }[];
+  tried: { kept: number; value: number; se: number | null }[];
   /** the ranking that was chosen last, and the share that it silenced, in percent */
   choice: { ranking: string; percent: number };
   /** Asks the server; an error is a sentence for people. */
@@ -87,14 +93,13 @@ export async function startLive(root: HTMLElement, carried: string, show: ShowLi
   const words = languages[navigator.language.startsWith("zh") ? "zh" : "en"]!.live;
   root.replaceChildren(html("p", { class: "opening", role: "status" }, words.opening));
   const token = carried || secret();
-  const tab = crypto.getRandomValues(new Uint32Array(4)).join("-");
   const listeners = new Set<() => void>();
   let looking: { what: string; example: Example; stop: AbortController } | null = null;
 
   async function request(path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
     const answer = await fetch(path, {
       method: body === undefined ? "GET" : "POST",
-      headers: { "x-manyheads-token": token, "x-manyheads-tab": tab, ...(body === undefined ? {} : { "content-type": "application/json" }) },
+      headers: { "x-manyheads-token": token, ...(body === undefined ? {} : { "content-type": "application/json" }) },
       ...(body === undefined ? {} : { body: JSON.stringify(body) }),
       ...(signal ? { signal } : {}),
       cache: "no-store",

@@ -19,6 +19,9 @@ export interface Measure {
   share(value: number): number;
 }
 
+// methods that ask the head alone: they say nothing about what the model would lose without it
+const OF_THE_HEAD_ALONE = new Set(["output-norm", "confidence", "random"]);
+
 const SHARES = new Set(["entropy_normalised", "confidence", "self", "previous", "next", "first", "special", "rare", "frequent", "local"]);
 
 /** Whether a metric is a share of attention, to be written in percent. */
@@ -42,7 +45,8 @@ export function measure(document: HeadDocument, key: string, words: Words): Meas
     const top = Math.max(0, ...known(mean));
     const share = (value: number) => (top > 0 ? Math.sqrt(Math.max(0, value) / top) : 0);
     const name = words.importanceBy(words.methods[method] ?? method);
-    return { key, group: "importance", name, tells: words.importanceTells, mean, se, domain: [0, top], share };
+    const tells = OF_THE_HEAD_ALONE.has(method) ? words.importanceAlone : words.importanceTells;
+    return { key, group: "importance", name, tells, mean, se, domain: [0, top], share };
   }
   if (key === "redundancy" && document.redundancy) {
     const mean = document.redundancy.twin_distance;
@@ -115,14 +119,14 @@ export interface Filter {
   heads: ReadonlySet<number>;
 }
 
-/** The filters that find something: claimed roles, cuttable heads, redundant heads. */
+/** The filters that find something: claimed roles, cuttable heads (where it was measured what the model needs), redundant heads. */
 export function filters(document: HeadDocument, words: Words): Filter[] {
   const found: Filter[] = [];
   const add = (key: string, name: string, heads: number[]) => {
     if (heads.length) found.push({ key, name, heads: new Set(heads) });
   };
   const all = document.heads.name.map((_, head) => head);
-  const method = Object.keys(document.importance)[0];
+  const method = Object.keys(document.importance).find((name) => !OF_THE_HEAD_ALONE.has(name));
   if (method !== undefined) add("cuttable", words.cuttable, cuttable(document.importance[method]!.mean));
   if (document.redundancy) {
     const { twin_distance } = document.redundancy;

@@ -76,7 +76,8 @@ def importance(
     fisher predicts what silencing each head would change, for all heads from one backward pass and without
     labels. leave-one-out silences one head after the other: exact, slow, and resumable: after Ctrl-C the same
     command goes on where it stopped. Language models are judged by KL(full || silenced) in nats a token,
-    models without a head of their own by 1 - cosine of the mean hidden state.
+    classifiers by the same in nats a sequence, models without a head of their own by 1 - cosine of the mean
+    hidden state.
     """
     console, errors = Console(), Console(stderr=True)
     with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
@@ -95,7 +96,9 @@ def importance(
         loaded = load(model, head=True, device=device)
         labels = loss == "classification" and loaded.task is not None
         read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data, labels=labels)
-    found = Found(loaded.name, f"{read.what}: {read.total():,} {read.unit}", out)
+    found = Found(
+        loaded.name, f"{read.what}: {read.total():,} {read.unit}, up to {batch_tokens:,} tokens at once", out
+    )
     with prepared(out), interruptible():
         with _progress(len(read.plan()), errors) as bar:
             for name in methods:

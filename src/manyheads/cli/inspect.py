@@ -131,9 +131,10 @@ def _tell_and_write(
     rate = counted.units / max(counted.seconds, 1e-9)
     title = (
         f"{name} on {read.what}: {counted.units:,} {read.unit} in {counted.seconds:.1f} s "
-        f"({rate:,.0f} {read.unit}/s), {len(counted.table)} heads"
+        f"({rate:,.0f} {read.unit}/s), {len(counted.table)} heads\n"
+        f"up to {read.batch_tokens:,} tokens at once, {max(read.sizes):,} in the longest sequence"
     )
-    said = notes(counted)
+    said = [*notes(counted), *read.notes]
     document = as_json(counted, name, read, out)
     if machine:
         print(document, flush=True)
@@ -159,7 +160,7 @@ def _tell_on_a_page(counted: Counted, loaded: Loaded, read: Corpus, out: Path, e
     from manyheads.view.document import About, of_corpus
 
     shares = {name: f"{share:.1%}" for name, share in read.shares.items()}
-    about = About(loaded.name, read.what, counted.units, read.unit, shares, notes(counted))
+    about = About(loaded.name, read.what, counted.units, read.unit, shares, [*notes(counted), *read.notes])
     names = ["processor" if read.unit == "images" else "tokenizer"]
     if loaded.task is not None:
         names = ["processor", "tokenizer"]
@@ -187,6 +188,7 @@ def as_json(counted: Counted, name: str, read: Corpus, out: Path) -> str:
             "seconds": round(counted.seconds, 3),
             "stopped": counted.stopped,
             "shares": read.shares,
+            "unknown": read.unknown,
             "missed": counted.missed,
             "out": str(out),
             "heads": [{column: _plain(value) for column, value in row.items()} for row in counted.table],

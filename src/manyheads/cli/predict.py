@@ -24,7 +24,11 @@ def predict(
     ] = None,
     new_tokens: Annotated[int | None, typer.Option(help="Language: how many tokens to write.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Language: below 1 bolder, above 1 more varied; 0 for greedy.")
+        float | None,
+        typer.Option(
+            help="Language: below 1 sharpens the distribution (more conservative), above 1 flattens it (more "
+            "varied); 0 for greedy."
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Language: another number, another text.")] = None,
     beams: Annotated[int | None, typer.Option(help="Translation, speech: hypotheses kept.")] = None,

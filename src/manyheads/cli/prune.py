@@ -38,6 +38,7 @@ def prune(
             help="A text file, one text a line, to rank, refit and recover on; - reads standard input."
         ),
     ] = None,
+    images: options.Images = None,
     tokens: options.Tokens = None,
     data: options.Data = None,
     keep: Annotated[
@@ -69,7 +70,7 @@ def prune(
     ] = "",
     metric: Annotated[
         str | None,
-        typer.Option(help="Quality by your own function of the model, package.module:function, in the card."),
+        typer.Option(help="Quality by your own function of the model, package.module:function."),
     ] = None,
     curve: Annotated[
         bool, typer.Option("--curve", help="Also draw quality against heads kept, with the random control.")
@@ -85,10 +86,12 @@ def prune(
 ) -> None:
     """Cut a model to a share of its heads, refit what is left, and save it.
 
-    Every tenth text is held out: the card compares the two models there, by perplexity or by the cosine with
-    the uncut model's embedding, and tells sizes and measured times. The folder holds the model for mh.load,
-    plan.json, card.json and, with --curve, curve.png. After Ctrl-C during --recover the model is saved as far
-    as it got, and the state stays beside the folder: remove the folder and repeat the command to go on.
+    Every tenth text is held out: the card compares the two models there, with standard errors, by perplexity,
+    by accuracy where the classes are known, by the share of choices that stay where they are not, or by the
+    cosine with the uncut model's embedding; it tells sizes and measured times. The folder holds the model for
+    mh.load, plan.json, card.json and, with --curve, curve.png. After Ctrl-C during --recover the model is
+    saved as far as it got, and the state stays beside the folder: remove the folder and repeat the command to
+    go on.
     """
     if (keep is None) == (plan is None):
         raise ValueError("keep: expected one of --keep and --plan")
@@ -104,7 +107,7 @@ def prune(
         from manyheads.models import if_any, load
 
         loaded = load(model, head=True, device=device)
-        read = choose(loaded, text, None, tokens, max_length, limit, batch_tokens, data)
+        read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data, labels=True)
         judge = None if metric is None else _metric(metric)
         given = None if plan is None else _plan(plan, loaded.model)
         kept = _heads(protect, loaded.model)
@@ -142,12 +145,18 @@ def prune(
         drawn = None
         if curve and not interrupted():
             with suppress(Interrupted), _progress(errors) as step:
-                drawn = _curve(loaded.model, fitted, held_out, method, refit, uniform, step)
+                drawn = _curve(loaded.model, fitted, held_out, method, refit, uniform, judge, step)
         removed = Plan.of(loaded.model, small, fitted[0])
-        document = {"model": loaded.name, "corpus": read.what, "out": str(out), **found.as_json()}
+        document = {
+            "model": loaded.name,
+            "corpus": read.what,
+            "out": str(out),
+            **sizes(read),
+            **found.as_json(),
+        }
         document["original_heads"] = getattr(small, "original_heads", {})
         if drawn is not None:
-            document["curve"] = asdict(drawn)
+            document["curve"] = card.finite(asdict(drawn))
         written = json_format.dumps(document, indent=1)
         with whole_folder(out) as folder:
             files.save(small, folder, if_any(loaded.tokenizer))
@@ -164,7 +173,7 @@ def prune(
     if json:
         print(written, flush=True)
     else:
-        tell(found, removed, loaded.name, out, console)
+        tell(found, removed, loaded.name, read, out, console)
     if unfinished:
         errors.print(f"Stopped before {recover} steps of recovery were done; {state} keeps where it was.")
     elif stopped:
@@ -174,8 +183,9 @@ def prune(
 
 
 def split(read: Corpus) -> tuple[list[Any], list[Any]]:
-    """Batches to fit on, and batches held out: every tenth sequence."""
+    """Batches to fit on, and batches held out, with their labels: every tenth sequence."""
     from manyheads.batching import bucketed
+    from manyheads.surgery.quality import without_labels
 
     if len(read.sizes) < FEWEST:
         raise ValueError(
@@ -183,16 +193,36 @@ def split(read: Corpus) -> tuple[list[Any], list[Any]]:
             "to fit on some and measure on others"
         )
     parts = []
-    for held in (False, True):
-        indices = [i for i in range(len(read.sizes)) if (i % HELD_OUT == HELD_OUT - 1) == held]
+    for indices in _halves(read):
         places = bucketed([read.sizes[i] for i in indices], read.batch_tokens, read.padding)
         parts.append([read.make([indices[place] for place in batch]) for batch in places])
-    return parts[0], parts[1]
+    return [without_labels(batch) for batch in parts[0]], parts[1]
 
 
-def tell(found: Card, removed: Plan, name: str, out: Path, console: Console) -> None:
+def sizes(read: Corpus) -> dict[str, dict[str, int]]:
+    """How many sequences, and how many tokens in them, a model was fitted to and compared on."""
+    return {
+        name: {"sequences": len(indices), "tokens": sum(read.sizes[i] for i in indices)}
+        for name, indices in zip(("fitted", "held_out"), _halves(read), strict=True)
+    }
+
+
+def _halves(read: Corpus) -> tuple[list[int], list[int]]:
+    every = range(len(read.sizes))
+    return [i for i in every if i % HELD_OUT < HELD_OUT - 1], [
+        i for i in every if i % HELD_OUT == HELD_OUT - 1
+    ]
+
+
+def tell(found: Card, removed: Plan, name: str, read: Corpus, out: Path, console: Console) -> None:
     """Print the card."""
     before, after = found.before.heads, found.after.heads
+    fitted, held = (
+        f"{one['sequences']:,} sequences, {one['tokens']:,} tokens" for one in sizes(read).values()
+    )
+    console.print(
+        Text(f"Fitted to {read.what} ({fitted}), compared on every tenth ({held})."), soft_wrap=True
+    )
     table = Table(title=f"{name}: {before} heads, {after} kept ({after / before:.0%})", title_justify="left")
     table.add_column("")
     table.add_column("before", justify="right")
@@ -212,6 +242,7 @@ def _curve(
     method: str,
     refit: bool,
     uniform: bool,
+    judge: Callable[[nn.Module], float] | None,
     step: Any,
 ) -> Any:
     from manyheads.surgery.curve import METHODS
@@ -225,6 +256,7 @@ def _curve(
         methods=methods,
         refit=refit,
         scope="layer" if uniform else "global",
+        metric=judge,
         step=lambda share: step("curve", share),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
@@ -20,6 +20,7 @@ from manyheads.cli import options
 from manyheads.interrupts import EXIT_CODE, Interrupted, interrupted, interruptible
 
 if TYPE_CHECKING:
+    from manyheads.batching import Corpus
     from manyheads.heads.roles.entry import Step
     from manyheads.heads.table import HeadTable
 
@@ -81,10 +82,10 @@ def roles(
             raise typer.Exit(EXIT_CODE) from None
         title = f"{loaded.name} on {read.what}: {len(table)} heads"
         if json:
-            print(as_json(table, loaded.name, read.what, out), flush=True)
+            print(as_json(table, loaded.name, read, out), flush=True)
         else:
-            tell(table, console, title)
-        files = write(table, out, title)
+            tell(table, console, title, read.notes)
+        files = write(table, out, title, read.notes)
         stopped = interrupted()
     if not json:
         console.print(Text(f"\nEvery score with its baseline and count: {files[1]}"), soft_wrap=True)
@@ -114,7 +115,7 @@ def _progress(console: Console) -> Iterator[Step]:
         yield step
 
 
-def tell(table: HeadTable, console: Console, title: str) -> None:
+def tell(table: HeadTable, console: Console, title: str, about: Sequence[str] = ()) -> None:
     """Print which heads have which role, the strongest first; then what could not be said."""
     from manyheads.heads.roles.role import ROLES
 
@@ -141,6 +142,8 @@ def tell(table: HeadTable, console: Console, title: str) -> None:
     names = dict.fromkeys(column.partition(":")[0] for column, _ in found.values())
     for name in names:
         console.print(Text(f"  {name}: {ROLES[name].says} Baseline: {ROLES[name].against}."), soft_wrap=True)
+    for note in about:
+        console.print(Text(f"\nNote: {note}"), soft_wrap=True)
     notes = dict.fromkeys(note for words in table["not_judged"] for note in words.split("; ") if note)
     if notes:
         console.print(Text("\nNot judged:"))
@@ -172,7 +175,7 @@ def _name(table: HeadTable, row: int) -> str:
     return f"{one.layer}.{one.head}" if len(stacks) == 1 else f"{one.site}.{one.head}"
 
 
-def as_json(table: HeadTable, model: str, what: str, out: Path) -> str:
+def as_json(table: HeadTable, model: str, read: Corpus, out: Path) -> str:
     """The table for machines: one JSON object, with a row for each head; null where nothing was counted."""
     counts = {name: total[0].tolist() for name, total in table.sums.items() if name.endswith("_score")}
     heads = []
@@ -180,11 +183,11 @@ def as_json(table: HeadTable, model: str, what: str, out: Path) -> str:
         plain = {c: None if isinstance(x, float) and not math.isfinite(x) else x for c, x in row.items()}
         cases = {f"{name.removesuffix('_score')}_count": int(each[number]) for name, each in counts.items()}
         heads.append(plain | cases)
-    found = {"model": model, "fingerprint": table.model, "corpus": what, "out": str(out), "heads": heads}
-    return json_format.dumps(found)
+    found: dict[str, Any] = {"model": model, "fingerprint": table.model, "corpus": read.what}
+    return json_format.dumps(found | {"unknown": read.unknown, "out": str(out), "heads": heads})
 
 
-def write(table: HeadTable, out: Path, title: str) -> list[Path]:
+def write(table: HeadTable, out: Path, title: str, about: Sequence[str] = ()) -> list[Path]:
     """Write the table and its summary under a folder; returns the files."""
     from manyheads.whole_files import write_whole
 
@@ -193,6 +196,6 @@ def write(table: HeadTable, out: Path, title: str) -> list[Path]:
     table.save(files[0])
     table.save(files[1])
     plain = StringIO()
-    tell(table, Console(file=plain, width=110, color_system=None), title)
+    tell(table, Console(file=plain, width=110, color_system=None), title, about)
     write_whole(files[2], plain.getvalue())
     return files

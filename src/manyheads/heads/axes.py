@@ -74,7 +74,9 @@ def _moved(roles: Roles, source: int | Sequence[int], destination: int | Sequenc
     taken, placed = ([x] if isinstance(x, int) else list(x) for x in (source, destination))
     taken = [axis % len(roles) for axis in taken]
     rest = [role for axis, role in enumerate(roles) if axis not in taken]
-    for target, axis in sorted((target % len(roles), axis) for target, axis in zip(placed, taken, strict=True)):
+    for target, axis in sorted(
+        (target % len(roles), axis) for target, axis in zip(placed, taken, strict=True)
+    ):
         rest.insert(target, roles[axis])
     return tuple(rest)
 
@@ -130,7 +132,16 @@ def _group(roles: Roles, olds: tuple[int, ...], news: tuple[int, ...]) -> list[s
     kept = tuple(role for role, size in zip(roles, olds, strict=True) if size != 1) or roles[-1:]
     real = [place for place, size in enumerate(news) if size != 1] or [len(news) - 1]
     if len(kept) > 1 and len(real) == 1:
-        joined = {"bh": "n", "hb": "m", "bb": "b", "hg": "h", "bhg": "n", "ng": "n", "bbh": "n", "hbb": "m"}.get("".join(kept))
+        joined = {
+            "bh": "n",
+            "hb": "m",
+            "bb": "b",
+            "hg": "h",
+            "bhg": "n",
+            "ng": "n",
+            "bbh": "n",
+            "hbb": "m",
+        }.get("".join(kept))
         into = [joined] if joined else None
     elif len(kept) == 1 and len(real) == 2 and kept[0] in "nmhb":
         into = {"n": ["b", "h"], "m": ["h", "b"], "h": ["h", "g"], "b": ["b", "b"]}[kept[0]]

@@ -196,6 +196,8 @@ def _differs(first: Mask, second: Mask) -> bool:
 def _bias(call: Call) -> Tensor:
     """The mask of a call as something to add, (batch, heads, queries, keys)."""
     device, shape = call.output.device, (*call.output.shape[:3], call.keys)
-    allowed, bias = call.mask.rectangle(range(call.queries), range(call.keys), call.keys - call.queries, device)
+    allowed, bias = call.mask.rectangle(
+        range(call.queries), range(call.keys), call.keys - call.queries, device
+    )
     added = torch.zeros(shape, device=device) if bias is None else bias.float().expand(shape)
     return added if allowed is None else added.masked_fill(~allowed, -torch.inf)

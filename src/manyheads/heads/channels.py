@@ -160,7 +160,8 @@ def _fused(mode: Mode, out: Tensor, given: Fused, scores: Tensor | None = None) 
             heads = _heads(mode, name, frame, query.shape[0], tag.merged if tag else NOT_MERGED)
         axes = (*lead, "q", "d")
         query, key, value, output = (
-            canonical(_broadcast(x, out.shape[:-2]) if proved else x, axes, heads) for x in (query, key, value, out)
+            canonical(_broadcast(x, out.shape[:-2]) if proved else x, axes, heads)
+            for x in (query, key, value, out)
         )
         mask = Mask(
             causal=mask.causal, window=mask.window, chunk=mask.chunk,
@@ -315,7 +316,13 @@ def _origin(weights: Weights, frame: Frame, heads: int) -> Origin:
     product, run = weights.product, (frame.path, frame.number)
     if product is not None:
         return Origin(
-            product.origin, product.query, product.query_roles, product.axes, product.result, heads, run,
+            product.origin,
+            product.query,
+            product.query_roles,
+            product.axes,
+            product.result,
+            heads,
+            run,
             frame.contractions - 1,
         )
     axes = tuple(range(weights.scores.dim()))
@@ -326,13 +333,17 @@ def _origin(weights: Weights, frame: Frame, heads: int) -> Origin:
 def _note(call: Call, found: written.Contraction) -> None:
     """Say at the site what the model did to its weights after the softmax."""
     if call.modified and not (call.site.notes and call.again):
-        call.site.note("the model changes its weights after the softmax: the numbers are of the weights it uses")
+        call.site.note(
+            "the model changes its weights after the softmax: the numbers are of the weights it uses"
+        )
         if call.signed:
             call.site.note("some weights are negative: they have no entropy, confidence or distance")
         elif call.scores is not None and call.scores.device.type != "meta":
             mass = call.scores.exp().sum(-1)
             if bool(((mass - 1).abs() > 1e-3).any()):
-                call.site.note("rows of weights do not sum to one: entropy and distance are of the normalised ones")
+                call.site.note(
+                    "rows of weights do not sum to one: entropy and distance are of the normalised ones"
+                )
 
 
 def _used(found: written.Contraction, heads: int, partial: bool) -> tuple[Tensor, bool, bool]:

@@ -24,7 +24,15 @@ _MATMULS = {
 }  # fmt: skip
 _ADDED_MATMULS = {torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm}
 _PRODUCTS = {F.linear, torch.einsum, F.bilinear, *_CONVOLUTIONS, *_MATMULS, *_ADDED_MATMULS}
-_NORMS = {F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm, F.group_norm, torch.group_norm, F.normalize}
+_NORMS = {
+    F.layer_norm,
+    torch.layer_norm,
+    F.rms_norm,
+    torch.rms_norm,
+    F.group_norm,
+    torch.group_norm,
+    F.normalize,
+}
 _NORMALISERS = {
     torch.mean, Tensor.mean, torch.sum, Tensor.sum, torch.norm, Tensor.norm, torch.linalg.vector_norm,
     torch.linalg.norm, torch.var, Tensor.var, torch.std, Tensor.std, torch.amax, Tensor.amax,
@@ -136,7 +144,12 @@ class Marks(TorchFunctionMode):
         return bool(self.outputs) and any(id(leaf) in self.outputs for leaf in leaves_of(tensor))
 
     def _product(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], fixed: list[bool]
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        fixed: list[bool],
     ) -> Any:
         for x, constant in zip(tensors, fixed, strict=True):
             if not constant and self.outputs:
@@ -157,8 +170,15 @@ class Marks(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             weights = cotangent(data)
             gradients = torch.autograd.grad(data, heads, weights, retain_graph=True, allow_unused=True)
-            parts = [(x.detach() * g).double().sum() for x, g in zip(heads, gradients, strict=True) if g is not None]
-            whole, size = (data.detach() * weights).double().sum(), (data.detach() * weights).double().abs().sum()
+            parts = [
+                (x.detach() * g).double().sum()
+                for x, g in zip(heads, gradients, strict=True)
+                if g is not None
+            ]
+            whole, size = (
+                (data.detach() * weights).double().sum(),
+                (data.detach() * weights).double().abs().sum(),
+            )
             linear = bool((whole - sum(parts)).abs() <= 1e-3 * size + 1e-12)
         reader = Reader(int(data.shape[-1]), len(heads), linear)
         for leaf in heads:
@@ -204,7 +224,9 @@ def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) ->
                 index = torch.where((ratio - index).abs() < slack, index, -1).long()
                 index = torch.where((index >= 0) & (index < base), index, MIXED).cpu()
                 before, alive = result[place][number], alive.cpu()
-                sums = torch.where((before == MIXED) | (index == MIXED), MIXED, before.clamp(min=0) + index * unit)
+                sums = torch.where(
+                    (before == MIXED) | (index == MIXED), MIXED, before.clamp(min=0) + index * unit
+                )
                 result[place][number] = torch.where(alive, sums, UNUSED)
             unit *= base
         for found in result:

@@ -80,7 +80,10 @@ class Piece:
         return (
             self._beside(last)
             and len(self.mask) == len(last.mask)
-            and all(a is b or (not isinstance(a, Tensor) and a == b) for a, b in zip(self.mask, last.mask, strict=True))
+            and all(
+                a is b or (not isinstance(a, Tensor) and a == b)
+                for a, b in zip(self.mask, last.mask, strict=True)
+            )
             and (self.start, self.query) == (last.start, last.query)
             and self.key is not None
             and last.key is not None
@@ -347,6 +350,8 @@ def module_paths(model: nn.Module, prefix: str = "") -> dict[int, str]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     return {
-        id(module): ".".join(part for part in (*prefix.split("."), *path.split(".")) if part not in ("", "_orig_mod"))
+        id(module): ".".join(
+            part for part in (*prefix.split("."), *path.split(".")) if part not in ("", "_orig_mod")
+        )
         for path, module in model.named_modules()
     }

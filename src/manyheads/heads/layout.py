@@ -110,8 +110,10 @@ def agree(role: str, heads: int, axis: Axis, size: int) -> bool:
     if role in ("h", "g"):
         return axis.role == "h"
     if role in ("n", "m"):
-        return (axis.role, axis.heads) == (role, heads) or (axis.role == "b" and heads == 1) or (
-            axis.role == "h" and heads == size
+        return (
+            (axis.role, axis.heads) == (role, heads)
+            or (axis.role == "b" and heads == 1)
+            or (axis.role == "h" and heads == size)
         )
     return axis.role == "b"
 
@@ -136,6 +138,8 @@ def keys_are_tokens(value: Tensor, leaves: Sequence[Leaf]) -> bool:
     for leaf, places in zip(leaves, destinations(value, [2], leaves), strict=True):
         by_row = leaf.by_row(places)[0]  # (rows, data)
         if bool((by_row != UNUSED).any()):
-            reach = [_indices(x[(x != UNUSED).any(1)], value.shape[2]).float().mean() for x in (by_row, by_row.T)]
+            reach = [
+                _indices(x[(x != UNUSED).any(1)], value.shape[2]).float().mean() for x in (by_row, by_row.T)
+            ]
             rows, tokens, count = rows + float(reach[0]), tokens + float(reach[1]), count + 1
     return not count or tokens < rows

@@ -47,7 +47,9 @@ def measure(
             _scale_shares(found, scores)
         if left or right:
             end = call.scores.shape[-1] - right
-            found = _with_sinks(found, scores, torch.cat([call.scores[..., :left], call.scores[..., end:]], -1))
+            found = _with_sinks(
+                found, scores, torch.cat([call.scores[..., :left], call.scores[..., end:]], -1)
+            )
     elif call.query is not None and call.key is not None:
         key, mask = call.key[:, :, :keys], look.mask
         group = call.site.heads // (max(call.site.kv_heads) + 1)

@@ -15,7 +15,9 @@ from manyheads.heads.sites import Site
 _HIDDEN_CALL = re.compile(r"scaled_dot_product|softmax")
 
 
-def missed(model: nn.Module, ran: Iterable[str], sites: Iterable[Site], proof: Proof | None) -> dict[str, str]:
+def missed(
+    model: nn.Module, ran: Iterable[str], sites: Iterable[Site], proof: Proof | None
+) -> dict[str, str]:
     """The paths of such modules, and the names of such sites, with the reason.
 
     >>> missed(nn.Identity(), [""], [Site("attn", 0, 2, (0, 1), reason="nothing was proved")], None)

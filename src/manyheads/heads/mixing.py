@@ -116,12 +116,16 @@ class Perturbed(Baseline):
             now = self.leave_run()
             return self._contained(output, self.first.outputs.get(now), now[0], now)
 
-    def _contained(self, value: Any, before: list[Tensor] | None, path: str | None, run: tuple[str, int]) -> Any:
+    def _contained(
+        self, value: Any, before: list[Tensor] | None, path: str | None, run: tuple[str, int]
+    ) -> Any:
         """The value with what got too far put back; None when nothing did. ``path`` is to blame, ``run`` runs."""
         now = list(tensors_in(value))
         if before is None or path is None or [x.shape for x in now] != [x.shape for x in before]:
             return None
-        leaked = {i: old for i, (new, old) in enumerate(zip(now, before, strict=True)) if self._leaks(new, old)}
+        leaked = {
+            i: old for i, (new, old) in enumerate(zip(now, before, strict=True)) if self._leaks(new, old)
+        }
         if not leaked or self._is_one_of_many(run):
             return None
         self.leaks.add(path)
@@ -140,7 +144,9 @@ class Perturbed(Baseline):
     def _leaks(self, new: Tensor, old: Tensor) -> bool:
         if not new.is_floating_point() or new.dim() < 2 or new.is_nested or new.numel() == 0:
             return False
-        changed = ~torch.isclose(new, old, rtol=_TINY, atol=_TINY * float(old.abs().max().nan_to_num(1.0)), equal_nan=True)
+        changed = ~torch.isclose(
+            new, old, rtol=_TINY, atol=_TINY * float(old.abs().max().nan_to_num(1.0)), equal_nan=True
+        )
         if not bool(changed.any()):
             return False
         tokens = round(1 / self.share)
@@ -203,7 +209,9 @@ def reasons(leaks: Collection[str], first: Baseline, seen: set[str]) -> dict[str
         if path in leaks:
             kind = _kind(path, first)
             half = "one part of it was seen, another was not: " if path in seen else ""
-            texts[path] = f"{half}{type(modules[path]).__name__} mixes tokens without attention that was seen ({kind})"
+            texts[path] = (
+                f"{half}{type(modules[path]).__name__} mixes tokens without attention that was seen ({kind})"
+            )
     return texts
 
 

@@ -55,7 +55,12 @@ def replaced(inputs: Inputs, axis: int, at: Callable[[int], int] | None = None) 
 
     def change(x: Tensor) -> Tensor:
         nonlocal shown
-        if x.dim() < 2 or _is_mask(x) or x.dtype == torch.bool or (x.is_floating_point() and x.dim() == 2 and axis):
+        if (
+            x.dim() < 2
+            or _is_mask(x)
+            or x.dtype == torch.bool
+            or (x.is_floating_point() and x.dim() == 2 and axis)
+        ):
             return x.detach().clone()
         index: list[Any] = [slice(None)] * x.dim()
         if axis == 0 or x.dim() < 4:
@@ -68,7 +73,9 @@ def replaced(inputs: Inputs, axis: int, at: Callable[[int], int] | None = None) 
         part = other[tuple(index)]
         if x.is_floating_point():
             noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(7)).to(part)
-            other[tuple(index)] = part + (x.detach().float().std(correction=0).to(x) + 0.5) * (1 + noise.abs())
+            other[tuple(index)] = part + (x.detach().float().std(correction=0).to(x) + 0.5) * (
+                1 + noise.abs()
+            )
         else:
             other[tuple(index)] = _other_ids(part, x)
         shown = shown or not torch.equal(other, x)

@@ -71,7 +71,11 @@ class Proof:
             return
         site.verified, site.reason, site.own = proved.verified, proved.reason, proved.own
         site.causal |= proved.causal
-        site.memory, site.scattered, site.content_masks = proved.memory, proved.scattered, proved.content_masks
+        site.memory, site.scattered, site.content_masks = (
+            proved.memory,
+            proved.scattered,
+            proved.content_masks,
+        )
         for note in proved.notes:
             site.note(note)
 

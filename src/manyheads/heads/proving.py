@@ -185,7 +185,11 @@ def _first_run(copied: nn.Module, path: str, inputs: Inputs, proof: Proof) -> tu
                 return record.output.clone()  # which may be written to
 
         probe = inputs.changed(lambda x: _leaf(x, marks))
-        with Interceptor(copied, see, parts=True, tokens=True, proof=proof, prefix=path), first, torch.enable_grad():
+        with (
+            Interceptor(copied, see, parts=True, tokens=True, proof=proof, prefix=path),
+            first,
+            torch.enable_grad(),
+        ):
             copied(*probe.args, **probe.kwargs)
     first.ids = ids.seen
     for record in records:
@@ -229,7 +233,9 @@ def _leaves(tensor: Tensor, marks: Marks) -> list[Leaf]:
 def _heads_of_values(call: Call, leaves: list[Leaf]) -> str:
     """Why the heads of queries that no weights made cannot be told, unless their values tell."""
     found = origins(call.value, [0, 1], leaves) if call.value.shape[1] == call.output.shape[1] else None
-    if call.output.shape[1] == 1 or (found is not None and found.axes[1].role == "h" and found.axes[0].role == "b"):
+    if call.output.shape[1] == 1 or (
+        found is not None and found.axes[1].role == "h" and found.axes[0].role == "b"
+    ):
         return ""
     return "no weights are behind its queries, so that nothing tells its heads"
 
@@ -245,7 +251,10 @@ def _judge(record: Record, axes: list[int], found: list[Axis], value_leaves: lis
     ]
     if all(fits):
         return
-    shared = all(fit or (role in ("h", "g") and axis.role == "b") for fit, role, axis in zip(fits, roles, found, strict=True))
+    shared = all(
+        fit or (role in ("h", "g") and axis.role == "b")
+        for fit, role, axis in zip(fits, roles, found, strict=True)
+    )
     if shared and not _heads_of_values(call, value_leaves):
         return  # heads that share their queries and differ in what they read
     query = roles.index("q")
@@ -308,7 +317,9 @@ def _loops(proof: Proof, records: list[Record]) -> None:
         for record in calls:
             again = [other for other in calls if other is not record and record.rows & other.rows]
             if any(record.rows != other.rows or not _same_queries(record, other) for other in again):
-                record.problem = record.problem or "it is called several times for the same heads, in no plain order"
+                record.problem = (
+                    record.problem or "it is called several times for the same heads, in no plain order"
+                )
 
 
 def _cycle(calls: list[Record]) -> int:
@@ -339,7 +350,9 @@ def _causal_pieces(proof: Proof, names: list[str], records: list[Record]) -> Non
             reached, asked, causal = 0, 0, True
             for piece in pieces:
                 asked += piece.call.queries
-                weights = weight_rows(piece.call, list(range(piece.call.output.shape[1])), list(range(piece.call.queries)))
+                weights = weight_rows(
+                    piece.call, list(range(piece.call.output.shape[1])), list(range(piece.call.queries))
+                )
                 last = (weights != 0).flatten(0, 2).any(0).nonzero()
                 reached = max(reached, int(last[-1]) + 1 if last.numel() else 0)
                 causal &= reached <= asked
@@ -372,13 +385,17 @@ def _second_runs(
             continue
         if record.problem or record.wanted:
             site.verified = False
-            site.reason = record.problem or "its heads are not where custom has them, and other calls disagree"
+            site.reason = (
+                record.problem or "its heads are not where custom has them, and other calls disagree"
+            )
         if any(not reader.linear for reader in record.readers) and _ALSO_READ not in site.notes:
             site.notes.append(_ALSO_READ)
         site.own = _own_keys(record, sequence.rows[number], token.rows[number], start[number])
         site.memory = _are_learned(record, site.own)
         path = record.origin.frame[0]
-        site.scattered |= proof.cycles.get(path) == 1 and record.call.queries < record.call.keys and not site.memory
+        site.scattered |= (
+            proof.cycles.get(path) == 1 and record.call.queries < record.call.keys and not site.memory
+        )
         site.content_masks |= sequence.hidden[number]
     _causal_pieces(proof, names, records)
     proof.token_embeddings = token.embeddings
@@ -445,21 +462,37 @@ def _second_run(
             if number >= len(records) or records[number].output.shape != call.output.shape:
                 return None
             record, changed = records[number], None
-            if record.query is not None and call.query is not None and call.key is not None and record.key is not None:
+            if (
+                record.query is not None
+                and call.query is not None
+                and call.key is not None
+                and record.key is not None
+            ):
                 changed = run.rows[number] = (
                     _changed_rows(call.query, record.query),
                     _changed_rows(call.key, record.key),
                 )
-            if call.scores is not None and record.hidden is not None and record.hidden.shape == call.scores.shape:
+            if (
+                call.scores is not None
+                and record.hidden is not None
+                and record.hidden.shape == call.scores.shape
+            ):
                 run.hidden[number] = not torch.equal(shown(call.scores), record.hidden)
             kept = record.output.detach()
             if changed is None or changed[0].shape != (kept.shape[0], kept.shape[2]):
                 return kept
-            return torch.where(changed[0][:, None, :, None], call.output, kept)  # the replaced token's own row
+            return torch.where(
+                changed[0][:, None, :, None], call.output, kept
+            )  # the replaced token's own row
 
     ids = Ids()
     probe = other if other is not None else inputs.changed(lambda x: x.detach().clone())
-    with Interceptor(copied, see, parts=True, tokens=True, proof=proof, prefix=path), perturbed, torch.no_grad(), ids:
+    with (
+        Interceptor(copied, see, parts=True, tokens=True, proof=proof, prefix=path),
+        perturbed,
+        torch.no_grad(),
+        ids,
+    ):
         copied(*probe.args, **probe.kwargs)
     run.leaks = perturbed.leaks if other is not None else set()
     if axis and other is not None and len(ids.seen) == len(first.ids):

@@ -38,7 +38,9 @@ class Site:
     verified: bool = False  # what it is was proved on a probe
     reason: str = ""  # why not
     notes: list[str] = field(default_factory=list)  # what one should know to read its numbers
-    own: tuple[int, int | None] | None = None  # keys before and after those of the queries themselves, as proved
+    own: tuple[int, int | None] | None = (
+        None  # keys before and after those of the queries themselves, as proved
+    )
     memory: bool = False  # those keys are learned, and stand for no token
     scattered: bool = False  # each call has some of its queries, standing somewhere among the keys
     content_masks: bool = False  # which keys are hidden depends on what the tokens are, not on a mask

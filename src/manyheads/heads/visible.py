@@ -153,7 +153,9 @@ def _allowed(mask: Mask, queries: int, keys: int, device: torch.device) -> tuple
         allowed = shown(whole)
         largest = whole.amax(-1, keepdim=True) if keys else whole
         # a query that is hidden from all keys by a number gets its weights all the same: no words say that
-        adds = bool((allowed & (whole != largest)).any() | (largest.isfinite() & ~allowed.any(-1, keepdim=True)).any())
+        adds = bool(
+            (allowed & (whole != largest)).any() | (largest.isfinite() & ~allowed.any(-1, keepdim=True)).any()
+        )
     assert allowed is not None  # a mask with tensors says something
     allowed = allowed[(None,) * (4 - allowed.dim())]
     return allowed.expand(-1, -1, -1, keys), adds

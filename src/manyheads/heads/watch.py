@@ -138,9 +138,7 @@ class Watch:
     def table(self) -> HeadTable:
         """What was collected so far."""
         if not self._tallies:
-            unseen = (
-                f"; tokens are mixed unseen in {', '.join(self.missed)}" if self.missed else ""
-            )
+            unseen = f"; tokens are mixed unseen in {', '.join(self.missed)}" if self.missed else ""
             ran = (
                 "no attention was seen in the model"
                 if self._interceptor.ran

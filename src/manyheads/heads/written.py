@@ -82,9 +82,7 @@ def product(
         if tag is None or tag.weights is None or tag.roles is None or tag.roles[-2:] != tuple(ends[:2]):
             continue
         lead = (("b",) * value.dim() + tag.roles[:-2])[2 - value.dim() :]
-        return Contraction(
-            tag.weights, factor, tag, value, (*lead, *ends[2:4]), (*tag.roles[:-2], *ends[4:])
-        )
+        return Contraction(tag.weights, factor, tag, value, (*lead, *ends[2:4]), (*tag.roles[:-2], *ends[4:]))
     if id(left) in flow.constants or id(right) in flow.constants:
         return None
     axes = proved.roles[:-2] if proved is not None else _lead(left, right, out, heads)
@@ -130,7 +128,9 @@ def _next_to_width(x: Tensor, axis: int) -> bool:
 
 def _begin(flow: Flow, begun: Product, out: Tensor) -> None:
     left, right = flow.get(begun.query), flow.get(begun.key)
-    begun.merged = next((tag.merged for tag in (left, right) if tag is not None and tag.merged[0]), NOT_MERGED)
+    begun.merged = next(
+        (tag.merged for tag in (left, right) if tag is not None and tag.merged[0]), NOT_MERGED
+    )
     begun.streams, begun.key_streams = flow.streams(begun.query), flow.streams(begun.key)
     flow.put(out, Tag(begun.streams | begun.key_streams, begun.merged, begun.result, begun))
 

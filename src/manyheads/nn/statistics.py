@@ -21,6 +21,7 @@ from manyheads.nn.tiles import Hidden, Tile, hidden, mean_key, products, scratch
 
 Which = Literal["core", "full"]
 
+
 # It looks at its sums to decide how to go on, which no graph can hold.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from manyheads.common.devices import device_of
 from manyheads.common.untouched import evaluating
 from manyheads.heads.calls import Call
-from manyheads.heads.importance.losses import causal, fitting, units
-from manyheads.heads.importance.observe import moved, observed
-from manyheads.heads.importance.outputs import difference, main_tensor, read
+from manyheads.heads.importance.observe import moved, tensors
 from manyheads.heads.intercept import Interceptor
 from manyheads.heads.maps import run
 from manyheads.heads.visible import told, visible
 from manyheads.surgery.prune import few
+from manyheads.surgery.quality import Compared, compare, without_labels
 
 Metric = Callable[[nn.Module], float]
 _LONGEST = 128  # tokens of the sequences that are timed
@@ -33,6 +32,7 @@ class Side:
 
     heads: int
     quality: float
+    quality_se: float | None  # its standard error over sequences; None where it is unknown
     parameters: int
     bytes: int  # of its weights on disk
     cache: int  # bytes of keys and values for each token that a causal model remembers
@@ -43,23 +43,33 @@ class Side:
 class Card:
     """A model before and after.
 
-    measure: what ``quality`` is: "cosine" with the uncut model's output, "perplexity", or the user's own.
+    measure: what ``quality`` is: "perplexity", "accuracy", "agreement" or "cosine", as `Compared` has it, or
+        the name of the user's own.
+    sequences: how many it was measured on.
+    change: from before to after, with its 95% interval: a factor for perplexity and else a difference; None
+        for the user's own measure.
+    timed: how long the sequences were whose passes were timed.
     """
 
     measure: str
     before: Side
     after: Side
+    sequences: int
+    change: dict[str, float] | None
+    within_noise: bool | None
+    timed: str
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+        """Plain data; None for what is no number."""
+        return finite(asdict(self))  # type: ignore[no-any-return]
 
     def rows(self) -> list[tuple[str, str, str]]:
         """What a person reads: (what, before, after)."""
         a, b = self.before, self.after
         found = [
             ("heads", f"{a.heads:,}", f"{b.heads:,}"),
-            (f"{self.measure} on held-out text", f"{a.quality:.4f}", f"{b.quality:.4f}"),
+            (f"{self.measure}, {self.sequences:,} held-out sequences", _with_error(a), _with_error(b)),
+            *self._change(),
             ("parameters", f"{a.parameters:,}", f"{b.parameters:,} ({b.parameters / a.parameters - 1:+.1%})"),
             ("on disk, MB", f"{a.bytes / 1e6:.1f}", f"{b.bytes / 1e6:.1f}"),
         ]
@@ -71,12 +81,27 @@ class Card:
             after = b.seconds[batch]
             found.append(
                 (
-                    f"batch {batch}, ms",
+                    f"batch {batch} x {self.timed}, ms",
                     f"{seconds * 1e3:.1f}",
                     f"{after * 1e3:.1f} ({seconds / after:.2f}x as fast)",
                 )
             )
         return found
+
+    def _change(self) -> list[tuple[str, str, str]]:
+        if self.change is None:
+            return []
+        value, low, high = (self.change[name] for name in ("value", "low", "high"))
+        form = "x {:.3f}" if self.measure == "perplexity" else "{:+.4f}"
+        if math.isnan(low):
+            return [("change", "", f"{form.format(value)}, one sequence: no interval")]
+        verdict = ": within noise" if self.within_noise else ""
+        said = f"{form.format(value)} ({form.format(low)} to {form.format(high)}){verdict}"
+        return [("change, 95% interval", "", said)]
+
+
+def _with_error(side: Side) -> str:
+    return f"{side.quality:.4f}" + ("" if side.quality_se is None else f" ± {side.quality_se:.4f}")
 
 
 def card(
@@ -93,9 +118,8 @@ def card(
     Parameters
     ----------
     model, small: the uncut and the cut model.
-    batches: dicts, tuples or tensors.
-    metric: quality by a function of the model; without it, perplexity for language models, and for all others
-        the mean cosine of the output with the uncut model's.
+    batches: dicts, tuples or tensors; ``labels`` in a dict are the right classes, for accuracy.
+    metric: quality by a function of the model; without it, as `compare` finds it.
     sizes: how many sequences are timed at once.
     repeats: how often; the two models take turns, and the median counts.
 
@@ -110,48 +134,49 @@ def card(
     place = device_of(model)
     own = list(moved(batches, place))
     with evaluating(model, small):
+        judged: Compared | None = None
+        qualities: list[tuple[float, float | None]]
         if metric is not None:
             measure = getattr(metric, "__name__", "quality")
-            qualities = [metric(each) for each in (model, small)]
+            qualities = [(metric(each), None) for each in (model, small)]
         else:
-            measure, *qualities = quality(model, small, own)
-        times = latency(model, small, own[0], sizes, repeats)
+            judged = compare(model, small, own)
+            measure = judged.measure
+            qualities = [(one.value, finite(one.se)) for one in (judged.before, judged.after)]
+        first = without_labels(own[0])
+        times = latency(model, small, first, sizes, repeats)
         sides = []
-        for each, value, seconds in zip((model, small), qualities, times, strict=True):
-            heads, cache = _attention(each, few(own[0]))
+        for each, (value, error), seconds in zip((model, small), qualities, times, strict=True):
+            heads, cache = _attention(each, few(first))
             held = {id(x): x for x in (*each.parameters(), *each.buffers())}
             parameters = sum(p.numel() for p in each.parameters())
             size = sum(x.numel() * x.element_size() for x in held.values())
-            sides.append(Side(heads, value, parameters, size, cache, seconds))
-    return Card(measure, *sides)
+            sides.append(Side(heads, value, error, parameters, size, cache, seconds))
+    change = None
+    if judged is not None:
+        change = {name: getattr(judged.change, name) for name in ("value", "low", "high")}
+    return Card(
+        measure,
+        sides[0],
+        sides[1],
+        sum(_sequences(batch) for batch in own),
+        change,
+        None if judged is None else judged.change.within_noise,
+        _length(_repeated(first, 1)),
+    )
 
 
-def quality(model: nn.Module, small: nn.Module, batches: list[Any]) -> tuple[str, float, float]:
-    """What is measured, and its value for the uncut and the cut model: perplexity or the mean cosine."""
-    total, weight, language = torch.zeros(2, dtype=torch.float64), 0.0, None
-    with torch.no_grad(), observed(model) as observer:
-        for batch in batches:
-            forward = observer.forward(batch)
-            other = run(small, batch)
-            if language is None:
-                language = fitting(forward.result, model, observer.sites) is causal
-            if language:
-                pair = [units(causal, result, batch).double() for result in (forward.result, other)]
-                count = _next_tokens(main_tensor(forward.result)[1], forward.real).to(pair[0])
-            else:
-                apart = difference(forward.output, read(other, small, forward.real))
-                pair = [torch.ones_like(apart), 1 - apart]
-                count = torch.ones_like(apart)
-            total += torch.stack([(x * count).sum() for x in pair]).cpu()
-            weight += count.sum().item()
-    before, after = (total / weight).tolist()
-    return ("perplexity", math.exp(before), math.exp(after)) if language else ("cosine", before, after)
+def finite(value: Any) -> Any:
+    """Plain data with None instead of what JSON does not know: nan and infinities.
 
-
-def _next_tokens(logits: Tensor, real: Tensor | None) -> Tensor:
-    """How many tokens of each sequence are predicted, by logits (batch, length, vocabulary)."""
-    lengths = torch.full((logits.shape[0],), logits.shape[1]) if real is None else real.sum(1)
-    return (lengths - 1).clamp(min=0)
+    >>> finite({"a": [1.0, math.nan]})
+    {'a': [1.0, None]}
+    """
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def latency(
@@ -182,6 +207,21 @@ def _repeated(value: Any, size: int) -> Any:
     if isinstance(value, dict):
         return {name: _repeated(item, size) for name, item in value.items()}
     return tuple(_repeated(item, size) for item in value) if isinstance(value, tuple | list) else value
+
+
+def _sequences(batch: Any) -> int:
+    """How many sequences a batch has."""
+    return len(next(iter(tensors(batch).values()), ()))
+
+
+def _length(batch: Any) -> str:
+    """How long its sequences are, in words: tokens, or the shape of anything else.
+
+    >>> _length({"input_ids": torch.ones(1, 7)}), _length(torch.ones(1, 3, 8, 8))
+    ('7 tokens', '(3, 8, 8)')
+    """
+    first = next(iter(tensors(batch).values()), torch.ones(1, 0))
+    return f"{first.shape[1]:,} tokens" if first.dim() == 2 else f"{tuple(first.shape[1:])}"
 
 
 def _attention(model: nn.Module, batch: Any) -> tuple[int, int]:

@@ -63,7 +63,9 @@ def along(model: nn.Module, batches: Iterable[Any], query: int | None = None) ->
             return
         with torch._C.DisableTorchFunction():
             wanted = list(range(call.queries)) if query is None else [query % call.queries]
-            rows = weight_rows(call, list(range(call.site.heads)), wanted).double().mean(2)  # (batch, heads, keys)
+            rows = (
+                weight_rows(call, list(range(call.site.heads)), wanted).double().mean(2)
+            )  # (batch, heads, keys)
             name, before = call.site.name, sums.get(call.site.name)
             if before is not None and before.shape[1] != rows.shape[2]:
                 raise ValueError(

@@ -10,7 +10,7 @@ from rich.style import Style
 from rich.text import Text
 from torch import Tensor
 
-from manyheads.view.colour import colour
+from manyheads.view.colour import colour, has_colours
 
 SHADES = " ░▒▓█"
 ASCII_SHADES = " .:*#"
@@ -26,7 +26,7 @@ def small(weights: Tensor, console: Console) -> list[Text]:
     ['█ ', '▓▓']
     """
     rows = weights.tolist()
-    if console.color_system is None:
+    if not has_colours(console):
         return [Text("".join(_shade(weight, console) for weight in row)) for row in rows]
     lines = []
     for upper, lower in zip(rows[::2], [*rows[1::2], None], strict=False):
@@ -65,7 +65,7 @@ def large(weights: Tensor, tokens: Sequence[str], console: Console, width: int) 
     for n, (token, row) in enumerate(zip(tokens, weights.tolist(), strict=True)):
         line = Text(set_cell_size(token, label)).append(f" {n:>2} ", "dim")
         for weight in row:
-            if console.color_system is None:
+            if not has_colours(console):
                 line.append(_shade(weight, console) * 2)
             else:
                 line.append("  ", Style(bgcolor=_rgb(weight)))
@@ -76,8 +76,8 @@ def large(weights: Tensor, tokens: Sequence[str], console: Console, width: int) 
 def scale(console: Console) -> Text:
     """What the colours, or the shades, mean."""
     line = Text("0 ", "dim")
-    for step in range(20 if console.color_system else len(SHADES)):
-        if console.color_system:
+    for step in range(20 if has_colours(console) else len(SHADES)):
+        if has_colours(console):
             line.append(" ", Style(bgcolor=_rgb((step / 19) ** 2)))
         else:
             line.append(_shade(((step + 0.5) / len(SHADES)) ** 2, console) * 3)

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from rich.console import Console
+
 # From no attention to all of it; each step is lighter than the one before, for every kind of colour sight.
 RAMP = ((22, 20, 48), (74, 40, 120), (160, 56, 122), (230, 100, 82), (250, 176, 92), (252, 246, 190))
+
+
+def has_colours(console: Console) -> bool:
+    """Whether colours reach the reader: not on plain terminals, in files, and where NO_COLOR is set.
+
+    >>> has_colours(Console(color_system="truecolor", no_color=True))
+    False
+    """
+    return console.color_system is not None and not console.no_color
 
 
 def colour(weight: float) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from io import BytesIO
 from pathlib import Path
 
@@ -13,7 +14,7 @@ _OTHER = ("#2a7f4f", "#8a3f8f", "#a8323e")
 
 
 def draw(found: Curve, path: Path, title: str = "") -> None:
-    """Draw a curve into a file; dashed without refit, solid with it; the control is grey."""
+    """Draw a curve with standard errors; dashed without refit, solid with it; the control is grey."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -26,29 +27,32 @@ def draw(found: Curve, path: Path, title: str = "") -> None:
         method = name.partition(",")[0]
         if method not in colours:
             colours[method] = _COLOURS.get(method) or next(others)
-        line = [(1.0, found.uncut), *points]
-        axes.plot(
-            [100 * share for share, _ in line],
-            [value for _, value in line],
-            "-" if "," in name else "--",
-            marker="o",
+        line = [(1.0, found.uncut[0], 0.0), *points]
+        axes.errorbar(
+            [100 * share for share, _, _ in line],
+            [value for _, value, _ in line],
+            yerr=[0.0 if math.isnan(error) else error for _, _, error in line],
+            fmt="o-" if "," in name else "o--",
             markersize=3.5,
             linewidth=1.6,
+            elinewidth=0.8,
             color=colours[method],
             label=name,
         )
+    where = (
+        f"{found.sequences:,} held-out sequences; bars: standard error of the change"
+        if found.sequences
+        else ""
+    )
+    axes.set_ylabel(f"{found.measure}{' (log scale)' if found.measure == 'perplexity' else ''}")
     if found.measure == "perplexity":
         axes.set_yscale("log")
-        axes.set_ylabel("perplexity on held-out text (log scale)")
-    else:
-        axes.set_ylabel(f"{found.measure} on held-out text")
     axes.set_xlabel("heads kept, %")
     axes.invert_xaxis()
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    if title:
-        axes.set_title(title, loc="left", fontsize=11)
+    axes.set_title("\n".join(filter(None, [title, where])), loc="left", fontsize=11)
     png = BytesIO()
     figure.savefig(png, format="png", dpi=150)
     write_whole(path, png.getvalue())

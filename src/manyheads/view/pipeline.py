@@ -43,6 +43,7 @@ class Pipeline:
 
     text: str
     tokens: list[str]
+    known: Tensor  # (length,): neither [CLS] and [SEP] nor unknown to the tokenizer
     ids: Tensor  # (length,)
     words: Tensor  # (length, d_model), as are positions and normed
     positions: Tensor
@@ -86,7 +87,9 @@ def pipeline(model: Any, tokenizer: Any, text: str) -> Pipeline:
     sentence = F.normalize(x.mean(0), dim=0)
     difference = (sentence - F.normalize(own.last_hidden_state[0].mean(0), dim=0)).abs().max().item()
     tokens = tokenizer.convert_ids_to_tokens(ids.tolist())
-    return Pipeline(text, tokens, ids, words, positions, normed, layers, sentence, difference)
+    place = torch.arange(len(ids))
+    known = (place > 0) & (place < len(ids) - 1) & (ids != tokenizer.unk_token_id)
+    return Pipeline(text, tokens, known, ids, words, positions, normed, layers, sentence, difference)
 
 
 class Link(NamedTuple):
@@ -101,8 +104,7 @@ class Link(NamedTuple):
 
 def strongest_link(way: Pipeline) -> Link | None:
     """The largest weight between two different words that are not neighbours; None if there are none."""
-    place = torch.arange(len(way.tokens))
-    inside = (place > 0) & (place < len(way.tokens) - 1)  # [CLS] and [SEP] are no words
+    place, inside = torch.arange(len(way.tokens)), way.known
     far = (place[:, None] - place).abs() > 1
     different = way.ids[:, None] != way.ids
     wanted = far & different & inside & inside[:, None]

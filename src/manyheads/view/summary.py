@@ -16,7 +16,7 @@ from rich.text import Text
 from manyheads.heads.sites import blanked
 from manyheads.heads.table import HeadTable
 from manyheads.view.blocks import ASCII_SHADES, SHADES
-from manyheads.view.colour import colour
+from manyheads.view.colour import colour, has_colours
 
 WIDEST = 110
 # From this share of its attention on one kind of place, a head is said to look there.
@@ -151,7 +151,7 @@ def heat_map(
         for head in range(shown):
             row = cells.get((layer, head))
             line.append_text(Text(" " * cell) if row is None else _cell(row, console, cell, shares))
-        if console.color_system is None:
+        if not has_colours(console):
             line.rstrip()
         lines.append(line)
     if shown < heads:
@@ -163,7 +163,7 @@ def _cell(row: Row, console: Console, cell: int, shares: Mapping[str, float] | N
     found = place(row, shares)
     letter = found.letter if found else " "
     focus = _focus(row)
-    if console.color_system is None:
+    if not has_colours(console):
         return Text(
             f"{_shade(focus, console)}{letter} "[:cell]
             if cell > 1
@@ -192,7 +192,7 @@ def _shades(console: Console) -> str:
 
 
 def _legend(console: Console) -> Text:
-    if console.color_system is None:
+    if not has_colours(console):
         line = Text(f"wide {' '.join(_shades(console))} narrow")
     else:
         line = Text("wide ")

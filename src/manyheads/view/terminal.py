@@ -21,7 +21,7 @@ def tell(way: Pipeline, console: Console) -> None:
     """Print every step of a sentence's way through the model."""
     width = min(console.width, 110)
     say = _Teller(console, width)
-    followed = len(way.tokens) // 2
+    followed = _followed(way)
     length, d_model = way.words.shape
     first = way.layers[0]
     heads, _, d_key = first.query.shape
@@ -36,6 +36,12 @@ def tell(way: Pipeline, console: Console) -> None:
         "Each piece has a number.",
     )
     say.pieces(way.tokens, way.ids.tolist(), followed)
+    unknown = len(way.tokens) - 2 - int(way.known.sum())
+    if unknown:
+        say.note(
+            f"{unknown} of {len(way.tokens) - 2} tokens are [UNK], unknown to the tokenizer: one token for "
+            "all these words, so what heads do with it says nothing about them."
+        )
     say.note(f"Below, one token is followed: {way.tokens[followed]} (number {followed}).")
 
     say.step(
@@ -128,6 +134,13 @@ def tell(way: Pipeline, console: Console) -> None:
     )
     say.values("sentence", way.sentence)
     say.note(f"Largest difference from MiniLM's own: {way.difference:.1e}")
+
+
+def _followed(way: Pipeline) -> int:
+    """The token in the middle, or the nearest to it that the tokenizer knows."""
+    middle = len(way.tokens) // 2
+    places: list[int] = way.known.nonzero().flatten().tolist()
+    return min(places, key=lambda place: (abs(place - middle), place), default=middle)
 
 
 def _looks(way: Pipeline, layer: Layer, followed: int, say: _Teller) -> None:

@@ -15,7 +15,7 @@ from manyheads.view.live.app import app
 from manyheads.view.live.model import Input, begin
 from manyheads.view.live.progress import Progress
 from manyheads.view.live.queue import Queue
-from manyheads.view.live.server import listen
+from manyheads.view.live.server import configured, listen
 
 TOKEN = "a-secret"
 HOSTILE = "<script>window.hacked = 1</script> \u0000 👩‍👩‍👧 \u202e"
@@ -30,9 +30,13 @@ class Served:
         self.socket = listen("127.0.0.1", 0)
         self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}/"
         made = app(self.live, self.queue, self.progress, host="127.0.0.1", token=TOKEN)
-        self.server = uvicorn.Server(uvicorn.Config(made, log_level="error", lifespan="off"))
+        self.server = uvicorn.Server(configured(made))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})
         self.thread.start()
+
+    def ask(self, question, *asked):
+        """What a function of the live model gives: in its turn, since one thread runs the model."""
+        return self.queue.submit(("test", 0), lambda: question(self.live, *asked)).result(60)
 
     def close(self):
         self.server.should_exit = self.server.force_exit = True
@@ -87,7 +91,7 @@ def items(page, which):
 def test_type_and_see(page, served):
     assert page.locator(".heads-live [data-index]").count() == 6
     typed(page, "heads attend")
-    wanted = ask.attend(served.live, Input("heads attend"))
+    wanted = served.ask(ask.attend, Input("heads attend"))
     assert items(page, "before") == wanted["answer"]["items"]
     shown = page.locator(".looks .token").all_inner_texts()
     assert len(shown) == len("heads attend") + 2
@@ -99,14 +103,13 @@ def test_silence_by_click_and_by_key(page, served):
     with page.expect_response("**/api/silence"):
         page.locator('.heads-live [data-head="0.1"]').click()
     page.wait_for_selector('[data-which="after"]')
-    # The model is asked from here only when the server is done with it: two threads would disturb each other.
     page.wait_for_selector('[data-part="quality"]:not([data-kept="1"], [data-kept=""])')
     heads = {"encoder.layer.0.attention.self": [1]}
-    wanted = ask.without(served.live, Input("heads attend"), heads)
+    wanted = served.ask(ask.without, Input("heads attend"), heads)
     assert items(page, "before") == wanted["before"]["items"]
     assert items(page, "after") == wanted["after"]["items"]
     assert "silenced" in page.locator('.heads-live [data-head="0.1"]').get_attribute("class")
-    quality = ask.quality(served.live, heads)
+    quality = served.ask(ask.quality, heads)
     assert float(page.locator('[data-part="quality"]').get_attribute("data-value")) == pytest.approx(
         quality["value"]
     )
@@ -130,10 +133,11 @@ def test_choose_by_ranking_and_download_a_plan_that_cuts(page, served, tmp_path)
     saved.value.save_as(tmp_path / "plan.json")
     plan = mh.Plan.load(tmp_path / "plan.json")
     assert plan.removed == 4
-    small = mh.prune(served.live.model, served.live.batches, using=plan, refit=False)
+    model = bert()  # another one with the same weights: the server may be measuring its own
+    small = mh.prune(model, served.live.batches, using=plan, refit=False)
     batch = served.live.batches[0]
-    with torch.no_grad(), mh.silence(served.live.model, plan):
-        wanted = served.live.model(**batch).last_hidden_state
+    with torch.no_grad(), mh.silence(model, plan):
+        wanted = model(**batch).last_hidden_state
     with torch.no_grad():
         found = small(**batch).last_hidden_state
     real = batch["attention_mask"].bool()
@@ -149,7 +153,7 @@ def test_choose_by_rule(page, served):
     for rule in ("sinks", "twins"):
         with page.expect_response("**/api/choose") as answer:
             page.locator(f'[data-rule="{rule}"]').click()
-        assert answer.value.json() == {"heads": choose.by_rule(served.live, rule)}
+        assert answer.value.json() == {"heads": served.ask(choose.by_rule, rule)}
 
 
 def test_hostile_text_is_text(page):
@@ -245,3 +249,18 @@ def test_accessibility(page):
     found = axe.Axe().run(page).response["violations"]
     page.wrong.clear()
     assert [(one["id"], node["html"], node["failureSummary"]) for one in found for node in one["nodes"]] == []
+
+
+def test_quality_says_what_it_was_measured_on_and_what_is_noise(page, served):
+    typed(page, "heads attend")
+    with page.expect_response("**/api/quality") as answer:
+        page.locator('.heads-live [data-head="0.1"]').click()
+    page.wait_for_selector('[data-part="quality"]:not([data-kept="1"], [data-kept=""])')
+    found = answer.value.json()
+    told = page.locator(".quality").inner_text()
+    assert f"{found['sequences']} sequences of a text of our own" in told
+    assert "±" in page.locator('[data-part="quality"]').inner_text()
+    assert page.locator('[data-part="noise"]').is_visible() == found["within_noise"]
+    code = page.locator(".command code").inner_text()
+    assert code == served.live.command
+    page.locator('[data-do="clear"]').click()

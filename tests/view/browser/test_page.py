@@ -382,3 +382,13 @@ def test_accessibility(show: Show) -> None:
             assert [
                 (one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found["violations"]
             ] == []
+
+
+def test_nothing_is_called_cuttable_where_nobody_measured_what_the_model_needs(show: Show) -> None:
+    made = document()
+    norm = made["importance"][next(iter(made["importance"]))]
+    made["importance"] = {"output-norm": norm, "confidence": norm}
+    page = show(made)
+    assert page.locator("[data-filter=cuttable]").count() == 0
+    page.locator("[data-control=metric]").select_option("importance:output-norm")
+    assert "does not say what the model would lose" in page.inner_text(".manyheads")

@@ -3,7 +3,7 @@
 import pytest
 from tests.view.live.tiny import TOKEN, Site, apart
 
-from manyheads.view.live.app import LARGEST
+from manyheads.view.live.bodies import LARGEST
 from manyheads.view.live.guard import HEADERS, Guard
 
 ASKED = {"text": "heads"}
@@ -104,7 +104,7 @@ def test_large_bodies_without_a_length_are_refused_while_they_are_read(site):
 
 def test_websockets_get_no_answer():
     sent = []
-    guard = Guard(None, host="127.0.0.1", token=TOKEN, largest=1)
+    guard = Guard(None, host="127.0.0.1", token=TOKEN)
 
     async def keep(message):
         sent.append(message)

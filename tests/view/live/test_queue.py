@@ -6,12 +6,14 @@ from concurrent.futures import CancelledError
 import pytest
 
 from manyheads.view.live import queue as queues
-from manyheads.view.live.queue import FullError, OthersWaitError, Queue
+from manyheads.view.live.queue import OthersWaitError, Queue
+
+A, B, C = ("127.0.0.1", 1), ("127.0.0.1", 2), ("127.0.0.1", 3)
 
 
 @pytest.fixture
 def queue():
-    made = Queue(each=3, all=5)
+    made = Queue()
     yield made
     made.close()
     assert not made._thread.is_alive()
@@ -22,7 +24,7 @@ class Hold:
 
     def __init__(self, queue):
         self.started, self.free = threading.Event(), threading.Event()
-        self.future = queue.submit("holder", self)
+        self.future = queue.submit(("127.0.0.9", 9), self)
         assert self.started.wait(10)
 
     def __call__(self):
@@ -34,29 +36,60 @@ class Hold:
         self.future.result(10)
 
 
-def test_clients_take_turns(queue):
-    order = []
+def order(queue, *clients):
+    """The order in which jobs run that these clients, (address, port), submit while the queue is held."""
+    ran = []
     held = Hold(queue)
-    asked = ["a1", "a2", "a3", "b1", "c1"]
-    futures = [queue.submit(name[0], lambda name=name: order.append(name)) for name in asked]
+    futures = [queue.submit(client, lambda client=client: ran.append(client)) for client in clients]
     held.go()
     for future in futures:
         future.result(10)
-    assert order == ["a1", "b1", "c1", "a2", "a3"]
+    return ran
+
+
+def test_connections_take_turns(queue):
+    assert order(queue, A, A, A, B, C) == [A, B, C, A, A]
+
+
+def test_who_had_a_turn_longest_ago_comes_first(queue):
+    order(queue, A, B, C)
+    assert order(queue, C, B, A) == [A, B, C]
+
+
+def test_new_connections_do_not_pass_one_that_waits(queue):
+    """Who comes with a new connection each time gains nothing by it."""
+    order(queue, A)
+    order(queue, B)
+    new = [("127.0.0.1", 100 + i) for i in range(48)]
+    assert order(queue, *new, A)[0] == A
+    newer = [("127.0.0.1", 200 + i) for i in range(48)]
+    assert order(queue, *newer[:24], C, *newer[24:]).index(C) == 24
+
+
+def test_an_address_with_many_connections_has_the_turns_of_one(queue):
+    crowd = [("10.0.0.1", i) for i in range(48)]
+    other = ("10.0.0.2", 1)
+    assert order(queue, *crowd, other, other).index(other) == 1
+    assert order(queue, *crowd, other, other)[:4].count(other) == 2
+
+
+def test_what_is_remembered_of_clients_is_bounded(queue, monkeypatch):
+    monkeypatch.setattr(queues, "REMEMBERED", 10)
+    order(queue, *[("127.0.0.1", i) for i in range(50)])
+    assert len(queue._last) == 10
+    assert order(queue, A, B)
 
 
 def test_what_nobody_waits_for_never_starts_and_makes_room(queue):
     ran = []
     held = Hold(queue)
-    first = queue.submit("a", lambda: ran.append("first"))
-    dropped = [queue.submit("a", lambda: ran.append("dropped")) for _ in range(2)]
-    with pytest.raises(FullError):
-        queue.submit("a", lambda: None)
+    first = queue.submit(A, lambda: ran.append("first"))
+    dropped = [queue.submit(A, lambda: ran.append("dropped")) for _ in range(2)]
     for future in dropped:
         queue.drop(future)
         assert future.cancelled()
     assert len(queue) == 1
-    last = queue.submit("a", lambda: ran.append("last"))
+    last = queue.submit(A, lambda: ran.append("last"))
     held.go()
     first.result(10)
     last.result(10)
@@ -64,27 +97,12 @@ def test_what_nobody_waits_for_never_starts_and_makes_room(queue):
     assert len(queue) == 0
 
 
-def test_a_full_queue_says_whose_fault_it_is(queue):
-    held = Hold(queue)
-    for _ in range(3):
-        queue.submit("a", lambda: None)
-    with pytest.raises(FullError) as own:
-        queue.submit("a", lambda: None)
-    assert own.value.own
-    for client in "bc":
-        queue.submit(client, lambda: None)
-    with pytest.raises(FullError) as others:
-        queue.submit("d", lambda: None)
-    assert not others.value.own
-    held.go()
-
-
 def test_an_error_goes_to_who_asked_and_the_thread_lives_on(queue):
     with pytest.raises(ZeroDivisionError):
-        queue.submit("a", lambda: 1 // 0).result(10)
+        queue.submit(A, lambda: 1 // 0).result(10)
     with pytest.raises(KeyboardInterrupt):
-        queue.submit("a", _interrupt).result(10)
-    assert queue.submit("a", lambda: 7).result(10) == 7
+        queue.submit(A, _interrupt).result(10)
+    assert queue.submit(A, lambda: 7).result(10) == 7
 
 
 def _interrupt():
@@ -108,7 +126,7 @@ def test_spare_time_ends_when_somebody_asks(queue, monkeypatch):
 
     queue.in_spare_time(steps())
     assert begun.wait(10)
-    assert queue.submit("a", lambda: len(interrupted)).result(10) == 1
+    assert queue.submit(A, lambda: len(interrupted)).result(10) == 1
     assert done.wait(10)
 
 
@@ -120,8 +138,8 @@ def endless(queue, begun):
 
 def test_what_nobody_waits_for_ends_while_it_runs(queue):
     begun = threading.Event()
-    running = queue.submit("a", lambda: endless(queue, begun))
-    other = queue.submit("b", lambda: 6 * 7)
+    running = queue.submit(A, lambda: endless(queue, begun))
+    other = queue.submit(B, lambda: 6 * 7)
     assert begun.wait(10)
     queue.check()  # of another thread: nothing to end here
     queue.drop(running)
@@ -132,7 +150,7 @@ def test_what_nobody_waits_for_ends_while_it_runs(queue):
 
 def test_closing_ends_what_runs():
     queue, begun = Queue(), threading.Event()
-    running = queue.submit("a", lambda: endless(queue, begun))
+    running = queue.submit(A, lambda: endless(queue, begun))
     assert begun.wait(10)
     queue.close()
     with pytest.raises(CancelledError):
@@ -142,7 +160,7 @@ def test_closing_ends_what_runs():
 def test_closing_drops_what_waits_and_refuses_what_comes():
     queue = Queue()
     held = Hold(queue)
-    waiting = queue.submit("a", lambda: None)
+    waiting = queue.submit(A, lambda: None)
     closing = threading.Thread(target=queue.close)
     closing.start()
     while not waiting.cancelled():
@@ -150,4 +168,4 @@ def test_closing_drops_what_waits_and_refuses_what_comes():
     held.go()
     closing.join(10)
     assert not queue._thread.is_alive()
-    assert queue.submit("a", lambda: None).cancelled()
+    assert queue.submit(A, lambda: None).cancelled()

@@ -29,7 +29,8 @@ def folder(tmp_path):
 
 
 def start(folder, *options):
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "manyheads", "serve", "tiny_factory:made", "--port", "0", *options],
         cwd=folder,

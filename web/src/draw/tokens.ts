@@ -49,7 +49,7 @@ export function shown(token: Token, longest = LONGEST): Shown {
   text = shorten(visible(text), longest);
   if (text === "") text = mark === "newline" ? "⏎" : mark === "space" ? "␣" : "∅";
   const prefix = mark === "joined" ? "-" : mark === "space" && !/^[␣⇥□]+$/.test(text) ? "·" : "";
-  return { prefix, text, special: mark === "special" || mark === "newline" || mark === "byte" };
+  return { prefix, text, special: mark === "special" || mark === "unknown" || mark === "newline" || mark === "byte" };
 }
 
 let pen: CanvasRenderingContext2D | null = null;

@@ -137,6 +137,6 @@ export function indexes(page: Page, heads: Heads): number[] {
 function remember(live: Live): void {
   const { quality } = live;
   if (!quality || quality.value === null) return;
-  const point = { kept: quality.kept, value: quality.value };
+  const point = { kept: quality.kept, value: quality.value, se: quality.se };
   if (!live.tried.some((one) => one.kept === point.kept && one.value === point.value)) live.tried.push(point);
 }

@@ -12,6 +12,7 @@ export const live = {
   choosePicture: "Choose a picture",
   noPictures: "This model reads pictures: start with --images FOLDER to measure quality and rankings.",
   tokens: (count: number) => (count === 1 ? "1 token" : `${count} tokens`),
+  unknown: (count: number) => (count === 1 ? "1 is unknown to the tokenizer" : `${count} are unknown to the tokenizer`),
   took: (milliseconds: number) => `${milliseconds} ms`,
   asking: "asking the model …",
   cut: (shown: number, tokens: number) => `The first ${shown} of ${tokens} tokens are shown: the model, or this page, takes no more.`,
@@ -56,6 +57,7 @@ export const live = {
   change: {
     cosine: (value: string) => `The embedding turned by 1 − cosine = ${value}.`,
     kl: (value: string) => `The probabilities moved by ${value} nats a token.`,
+    kl_sequence: (value: string) => `The probabilities of the classes moved by ${value} nats.`,
   } as Record<string, (value: string) => string>,
 
   silenced: "Silenced heads",
@@ -84,7 +86,11 @@ export const live = {
     cosine: "cosine with the whole model's embedding",
     perplexity: "perplexity (lower is better)",
     agreement: "share of choices that stay the same",
+    accuracy: "accuracy",
   } as Record<string, string>,
+  allHeads: (value: string) => `all heads: ${value}`,
+  measuredOn: (sequences: number, corpus: string) => `${sequences === 1 ? "1 sequence" : `${sequences} sequences`} of ${corpus}`,
+  noise: "The change is within noise: this text is too small to tell it from none.",
   qualityNote: "Each point is a set of heads that you tried; lines are rankings, at the same share of heads.",
   keptAxis: "heads kept",
   tried: (kept: string, value: string) => `${kept} of heads kept: ${value}`,

@@ -64,6 +64,7 @@ export const en = {
     rank_99: { name: "Rank for 99%", tells: "How many directions hold 99% of the variance of the layer's outputs." },
   } as Record<string, { name: string; tells: string }>,
   importanceBy: (method: string) => `Importance: ${method}`,
+  importanceAlone: "A number of the head alone: it does not say what the model would lose without it.",
   importanceTells: "How much the model's output depends on the head. Colours follow the square root, so that small differences show.",
   methods: {
     fisher: "Fisher",
@@ -100,7 +101,7 @@ export const en = {
   } as Record<string, string>,
   offsetRole: (offset: number) => (offset < 0 ? `${-offset} back` : `${offset} ahead`),
   cuttable: "Cuttable",
-  cuttableMeans: "Cuttable: the least important heads that together hold at most a twentieth of all importance.",
+  cuttableMeans: "Cuttable: the least important heads that together hold at most a twentieth of all importance, one by one: cutting them together may cost more.",
   redundant: "Redundant",
   redundantMeans: "Redundant: another head attends nearly alike, at a distance of at most 0.25.",
 

@@ -12,6 +12,7 @@ export const live: typeof english = {
   choosePicture: "选择图片",
   noPictures: "此模型读取图片：启动时加上 --images 文件夹，才能测量质量和重要性排名。",
   tokens: (count) => `${count} 个词元`,
+  unknown: (count) => `其中 ${count} 个是分词器不认识的`,
   took: (milliseconds) => `${milliseconds} 毫秒`,
   asking: "正在询问模型……",
   cut: (shown, tokens) => `共 ${tokens} 个词元，显示前 ${shown} 个：模型或本页只能处理这么多。`,
@@ -56,6 +57,7 @@ export const live: typeof english = {
   change: {
     cosine: (value) => `嵌入向量的偏转：1 − 余弦 = ${value}。`,
     kl: (value) => `概率分布平均每个词元变化 ${value} 奈特。`,
+    kl_sequence: (value) => `类别的概率分布变化 ${value} 奈特。`,
   },
 
   silenced: "屏蔽的头",
@@ -84,7 +86,11 @@ export const live: typeof english = {
     cosine: "与完整模型嵌入的余弦",
     perplexity: "困惑度（越低越好）",
     agreement: "保持不变的选择所占比例",
+    accuracy: "准确率",
   },
+  allHeads: (value) => `全部头：${value}`,
+  measuredOn: (sequences, corpus) => `${corpus}中的 ${sequences} 个序列`,
+  noise: "变化在噪声范围内：文本太少，无法与没有变化区分。",
   qualityNote: "每个点是您试过的一组头；曲线是各种排名在相同保留比例下的质量。",
   keptAxis: "保留的头",
   tried: (kept, value) => `保留 ${kept} 的头：${value}`,

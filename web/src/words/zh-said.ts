@@ -87,6 +87,7 @@ const PATTERNS: [RegExp, (...found: string[]) => string][] = [
   [/^([\d,]+) of ([\d,]+) held-out examples$/, (some, all) => `${all} 个留出样例中的 ${some} 个`],
   [/^the first batch \(up to ([\d,]+) tokens\)$/, (tokens) => `第一个批次（至多 ${tokens} 个词元）`],
   [/^the first (\d+) batches \(up to ([\d,]+) tokens\)$/, (batches, tokens) => `前 ${batches} 个批次（至多 ${tokens} 个词元）`],
+  [/^([\d.]+%) of the tokens are unknown to the tokenizer: .*$/, (share) => `${share} 的词元是分词器不认识的：所有这些词共用一个词元，头对它的注意说明不了这些词`],
   [/^silenced one by one: the (\d+) most important of (\d+) heads$/, (some, all) => `逐个屏蔽：${all} 个头中最重要的 ${some} 个`],
   [/^(.+): left out \((.+)\)$/, (name, why) => `${part(name!)}：未能测量（${why}）`],
   [/^(.+): interrupted; it and what would have followed are left out$/, (name) => `${part(name!)}：被中断，此项及其后各项从略`],

@@ -62,6 +62,7 @@ export const zh: Words = {
     rank_99: { name: "99% 方差的秩", tells: "该层输出 99% 的方差集中在多少个方向上。" },
   },
   importanceBy: (method) => `重要性：${method}`,
+  importanceAlone: "只反映该头自身的数值：并不说明去掉它之后模型会损失什么。",
   importanceTells: "模型输出对该头的依赖程度。颜色按平方根取值，以便看清小的差别。",
   methods: {
     fisher: "Fisher",
@@ -98,7 +99,7 @@ export const zh: Words = {
   },
   offsetRole: (offset) => (offset < 0 ? `前第 ${-offset} 个` : `后第 ${offset} 个`),
   cuttable: "可剪除",
-  cuttableMeans: "可剪除：最不重要、合计重要性不超过总量二十分之一的头。",
+  cuttableMeans: "可剪除：最不重要、合计重要性不超过总量二十分之一的头；重要性逐头测得，一起剪除的代价可能更大。",
   redundant: "冗余",
   redundantMeans: "冗余：另一个头的注意力几乎相同，距离不超过 0.25。",
 

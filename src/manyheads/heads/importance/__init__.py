@@ -73,8 +73,9 @@ def importance(
     -------
     A HeadTable. What the output is, and what counts as a change of it: `outputs.read` and
     `outputs.difference`. ``fisher`` and ``leave-one-out`` without a loss are in the same unit: nats a token
-    for logits, 1 - cosine for embeddings. Standard errors are over sequences where every number belongs to
-    one, else over batches, and over repetitions for ``gates``.
+    for logits of tokens, nats a sequence for those of whole sequences, 1 - cosine for embeddings. Standard
+    errors are over sequences where every number belongs to one, else over batches, and over repetitions for
+    ``gates``.
 
     Examples
     --------

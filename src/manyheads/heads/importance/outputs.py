@@ -1,6 +1,7 @@
 """What a model's output is, and how far two outputs are apart.
 
-Logits are compared as distributions, by KL(full || other) in nats for each token; anything else as a
+Logits are compared as distributions, by KL(full || other) in nats for each token, or for each sequence where
+sequences are classified; anything else as a
 direction, by 1 - cosine of the masked mean of the last hidden state. Both are zero where nothing changed and
 grow with the square of a small change, which is what makes them predictable from gradients: see `directions`.
 """
@@ -26,17 +27,19 @@ class Output:
     value: logits (batch, tokens, classes), where one token stands for a whole sequence that is classified;
         or embeddings (batch, width).
     real: (batch, tokens), False for padding; None for embeddings.
+    whole: logits are of whole sequences, not of their tokens.
     """
 
     value: Tensor
     real: Tensor | None
+    whole: bool = False
 
     @property
     def measure(self) -> str:
         """What `difference` is, in words."""
         if self.real is None:
             return "1 - cosine of the mean hidden state"
-        return "KL(full || silenced), nats a token"
+        return f"KL(full || silenced), nats a {'sequence' if self.whole else 'token'}"
 
 
 def read(result: Any, model: nn.Module, real: Tensor | None = None) -> Output:
@@ -66,10 +69,11 @@ def read(result: Any, model: nn.Module, real: Tensor | None = None) -> Output:
     if name == "logits" or (name != "last_hidden_state" and value.shape[-1] in _vocabularies(model)):
         if value.shape[-1] == 1:
             return Output(value.flatten(1), None)
-        value = value.flatten(1, -2) if value.dim() > 2 else value.unsqueeze(1)
+        whole = value.dim() == 2
+        value = value.unsqueeze(1) if whole else value.flatten(1, -2)
         fits = real is not None and real.shape == value.shape[:2]
         shown = real if fits else torch.ones(value.shape[:2], dtype=torch.bool, device=value.device)
-        return Output(value, shown)
+        return Output(value, shown, whole)
     if value.dim() == 2:
         return Output(value, None)
     if value.dim() > 3:  # pictures: channels first

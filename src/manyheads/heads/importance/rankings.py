@@ -27,6 +27,9 @@ class Agreement(NamedTuple):
 def agreement(tables: Mapping[str, HeadTable], column: str = "importance") -> list[Agreement]:
     """Spearman's rank correlation between each two tables, over the heads that both have a number for.
 
+    A model inside another one has the same heads: ``encoder.layer.0`` of a base model is
+    ``bert.encoder.layer.0`` of one fine-tuned from it. Tables without a head in common raise a ValueError.
+
     The interval treats the heads as a sample: atanh(r) is about normal with the variance (1 + r^2 / 2) / (n -
     3) (Bonett and Wright 2000). Without at least four heads, or when one table ranks nothing, it is nan.
 
@@ -50,15 +53,44 @@ def agreement(tables: Mapping[str, HeadTable], column: str = "importance") -> li
         raise ValueError(f"tables: expected at least two to compare, got {len(tables)}")
     found = []
     for (first, a), (second, b) in combinations(tables.items(), 2):
-        theirs = {(row.site, row.head): value for row, value in zip(b.rows, b[column].tolist(), strict=True)}
+        a_sites, b_sites = _common_names([row.site for row in a.rows], [row.site for row in b.rows])
+        theirs = {
+            (site, row.head): value
+            for site, row, value in zip(b_sites, b.rows, b[column].tolist(), strict=True)
+        }
         pairs = [
-            (value, theirs[row.site, row.head])
-            for row, value in zip(a.rows, a[column].tolist(), strict=True)
-            if (row.site, row.head) in theirs
+            (value, theirs[site, row.head])
+            for site, row, value in zip(a_sites, a.rows, a[column].tolist(), strict=True)
+            if (site, row.head) in theirs
         ]
+        if not pairs:
+            raise ValueError(
+                f"tables: {first!r} and {second!r} have no head in common: one has {_some(a)}, the other "
+                f"{_some(b)}; expected tables of one model, or of two with the same heads"
+            )
         pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
         found.append(Agreement(first, second, *_interval(pairs), len(pairs)))
     return found
+
+
+def _common_names(first: list[str], second: list[str]) -> tuple[list[str], list[str]]:
+    """The sites of two models by the same names, where one model stands inside the other one.
+
+    >>> _common_names(["layer.0"], ["bert.layer.0"])
+    (['layer.0'], ['layer.0'])
+    """
+    if not set(first) & set(second):
+        for one, other in ((first, second), (second, first)):
+            prefixes = {name.removesuffix(one[0]) for name in other if name.endswith(f".{one[0]}")}
+            for prefix in sorted(prefixes):
+                if {prefix + name for name in one} & set(other):
+                    return [n.removeprefix(prefix) for n in first], [n.removeprefix(prefix) for n in second]
+    return first, second
+
+
+def _some(table: HeadTable) -> str:
+    names = list(dict.fromkeys(row.site for row in table.rows))
+    return f"{names[0]!r}{f' and {len(names) - 1} more sites' if len(names) > 1 else ''}" if names else "none"
 
 
 def spearman(a: Tensor, b: Tensor) -> float:

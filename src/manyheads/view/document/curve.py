@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,12 +9,10 @@ import torch
 from torch import nn
 
 from manyheads.heads.importance import importance
-from manyheads.heads.importance.losses import causal, fitting, units
 from manyheads.heads.importance.observe import Observer, observed
-from manyheads.heads.importance.outputs import difference
 from manyheads.heads.table import HeadTable
-from manyheads.surgery.card import _next_tokens
 from manyheads.surgery.plan import plan
+from manyheads.surgery.quality import compared, measure_of, scores
 from manyheads.view.document.packed import plain
 
 SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
@@ -31,10 +28,10 @@ def curve(
 ) -> dict[str, Any]:
     """Silence more and more heads, the least important first, and random ones as the control.
 
-    Quality is perplexity for a model that predicts next tokens, else the cosine to the full model's output
-    (for logits: 1 - the divergence in nats). The sets are those of `plan`, which could be cut: heads that
-    share keys go a group at a time, and each line says how many heads are ``kept``. Nothing is refitted:
-    `manyheads prune` gets further.
+    Quality is perplexity for a model that predicts next tokens, the share of its choices that stay for other
+    logits, else the cosine to the full model's output; errors are those of the change over ``sequences``. The
+    sets are those of `plan`, which could be cut: heads that share keys go a group at a time, and each line
+    says how many heads are ``kept``. Nothing is refitted: `manyheads prune` gets further.
 
     Examples
     --------
@@ -47,18 +44,19 @@ def curve(
     """
     drawn = [importance(model, batches[:1], "random", seed=seed) for seed in range(DRAWS)]
     ways = [(name, table) for name, table in rankings.items()] + [("random", table) for table in drawn]
-    found: dict[str, list[list[tuple[float, float]]]] = {}
+    found: dict[str, list[list[tuple[float, float, float]]]] = {}
     with observed(model) as observer:
         judge = _Judge(observer, batches)
         for number, (name, table) in enumerate(ways):
-            points: list[tuple[float, float]] = []
+            points: list[tuple[float, float, float]] = []
             for share in SHARES:
                 removed = _removed(table, share)
                 kept = 1 - sum(map(len, removed.values())) / len(table)
-                points.append((kept, judge.without(removed)))
+                points.append((kept, *judge.without(removed)))
                 step((number + len(points) / len(SHARES)) / len(ways))
             found.setdefault(name, []).append(points)
-    return {"quality": judge.measure, "lines": [_line(name, each) for name, each in found.items()]}
+    lines = [_line(name, each) for name, each in found.items()]
+    return {"quality": judge.measure, "sequences": judge.sequences, "lines": lines}
 
 
 def _removed(table: HeadTable, keep: float) -> Mapping[str, list[int]]:
@@ -68,15 +66,24 @@ def _removed(table: HeadTable, keep: float) -> Mapping[str, list[int]]:
         return {}
 
 
-def _line(name: str, draws: list[list[tuple[float, float]]]) -> dict[str, Any]:
-    """The mean over several draws, (draws, points, kept and quality); points that keep the same are one."""
+def _line(name: str, draws: list[list[tuple[float, float, float]]]) -> dict[str, Any]:
+    """The mean over several draws (draws, points, 3) of kept, quality and its error; same kept, one point.
+
+    The error has what sequences leave open and, for several draws, what the draws do.
+    """
     values = torch.tensor(draws, dtype=torch.float64)
     kept = [round(share, 4) for share in values[..., 0].mean(0).tolist()]
     first = [i for i in range(len(kept)) if i == 0 or kept[i] < kept[i - 1]]
-    line = {"name": name, "kept": [kept[i] for i in first], "mean": plain(values[:, first, 1].mean(0))}
+    chosen = values[:, first]
+    variance = chosen[..., 2].pow(2).mean(0)
     if len(draws) > 1:
-        line["se"] = plain(values[:, first, 1].std(0) / math.sqrt(len(draws)))
-    return line
+        variance = variance + chosen[..., 1].var(0) / len(draws)
+    return {
+        "name": name,
+        "kept": [kept[i] for i in first],
+        "mean": plain(chosen[..., 1].mean(0)),
+        "se": plain(variance.sqrt()),
+    }
 
 
 class _Judge:
@@ -85,25 +92,20 @@ class _Judge:
     def __init__(self, observer: Observer, batches: Sequence[Any]) -> None:
         self._observer = observer
         self._full = [(batch, observer.forward(batch)) for batch in batches]
-        language = fitting(self._full[0][1].result, observer.model, observer.sites) is causal
-        self.measure = "perplexity" if language else "cosine"
+        first, full = self._full[0]
+        self.measure = measure_of(full.result, observer.model, observer.sites, first)
+        self._scores = torch.cat([scores(self.measure, o.output, o.output, batch) for batch, o in self._full])
+        self.sequences = len(self._scores)
 
-    def without(self, heads: Mapping[str, list[int]]) -> float:
-        """The quality when these heads are silenced."""
+    def without(self, heads: Mapping[str, list[int]]) -> tuple[float, float]:
+        """The quality when these heads are silenced, and the standard error of its change."""
         sizes = {site.name: site.heads for site in self._observer.sites}
         gates = {site: torch.ones(sizes[site]) for site in heads}
         for site, numbers in heads.items():
             gates[site][numbers] = 0.0
-        total = weight = 0.0
+        found = []
         for batch, full in self._full:
-            result = self._observer.gated(batch, gates)
-            if self.measure == "perplexity":
-                value = units(causal, result, batch).double().cpu()
-                count = _next_tokens(full.output.value, full.real).to(value)
-            else:
-                value = 1 - difference(full.output, self._observer.output(result, full)).cpu()
-                count = torch.ones_like(value)
-            total += float((value * count).sum())
-            weight += float(count.sum())
-        mean = total / weight
-        return math.exp(min(mean, 700.0)) if self.measure == "perplexity" else mean
+            other = self._observer.output(self._observer.gated(batch, gates), full)
+            found.append(scores(self.measure, full.output, other, batch))
+        judged = compared(self.measure, self._scores, torch.cat(found))
+        return judged.after.value, judged.change_se if heads else 0.0

@@ -116,9 +116,20 @@ def document(
     return made
 
 
+# Methods of `importance` that ask the head alone: what they measure, as their tables say it, and their names.
+_OF_THE_HEAD_ALONE = {
+    "length of the head's output": "output-norm",
+    "largest attention weight of a query": "confidence",
+    "nothing": "random",
+}
+
+
 def _of_table(table: HeadTable) -> dict[str, Any]:
     """The parts that a table itself has."""
-    own: dict[str, HeadTable] = {"importance": table} if "importance" in table.sums else {}
+    own: dict[str, HeadTable] = {}
+    if "importance" in table.sums:
+        measure = next(iter(table.labels.get("measure", [])), "")
+        own[_OF_THE_HEAD_ALONE.get(measure, "importance")] = table
     found = numbers.importance(own, table)
     for metric, method in (("output_norm", "output-norm"), ("confidence", "confidence")):
         if metric in table.sums:

@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from manyheads.batching import unknown_id
+
 # No token that is longer than this is read by anybody.
 LONGEST = 80
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -18,7 +20,8 @@ class Token(NamedTuple):
     """A token: as the tokenizer writes it, as a person reads it, and what is particular about it.
 
     mark: ``joined`` (it continues the word before it), ``space`` (a space comes before it), ``special``,
-        ``newline``, ``byte`` (a part of a character), or None.
+        ``unknown`` (a word that the tokenizer does not know), ``newline``, ``byte`` (a part of a character),
+        or None.
     """
 
     text: str
@@ -37,11 +40,14 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[dict[str, Any]]:
     if tokenizer is None:
         return [Token(str(i), str(i), None)._asdict() for i in ids]
     special = {int(i) for i in getattr(tokenizer, "all_special_ids", None) or []}
-    bytewise = _is_bytewise(tokenizer)
+    bytewise, unknown = _is_bytewise(tokenizer), unknown_id(tokenizer)
     found: list[Token] = []
     for i in ids:
         text = _text(tokenizer, int(i))
-        token = Token(text, visible(text), "special") if i in special else read(text, bytewise)
+        if i == unknown:
+            token = Token(text, visible(text), "unknown")
+        else:
+            token = Token(text, visible(text), "special") if i in special else read(text, bytewise)
         if token.mark is None and found and not text.startswith(_SPACE) and _continues(found[-1], token):
             token = token._replace(mark="joined") if bytewise or _spaced(tokenizer) else token
         found.append(token)
@@ -118,7 +124,7 @@ def cut(text: str, longest: int = LONGEST) -> str:
 
 def _continues(before: Token, token: Token) -> bool:
     """Whether two tokens are parts of one word of a script that writes its words apart."""
-    if before.mark in ("special", "newline", "byte") or not before.shown or not token.shown:
+    if before.mark in ("special", "unknown", "newline", "byte") or not before.shown or not token.shown:
         return False
     return all(c.isalnum() and unicodedata.category(c) != "Lo" for c in (before.shown[-1], token.shown[0]))
 

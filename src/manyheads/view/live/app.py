@@ -19,13 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from manyheads.view.live import ask, choose
+from manyheads.view.live.bodies import GONE
 from manyheads.view.live.guard import Guard, is_loopback
 from manyheads.view.live.model import Input, Live
 from manyheads.view.live.progress import Progress
-from manyheads.view.live.queue import FullError, Queue
+from manyheads.view.live.queue import Queue
 
-LARGEST = 12 * 2**20  # bytes of a request: a picture in base64
-GONE = 499  # nobody is left to read the answer
 _TYPES = {"page.js": "text/javascript; charset=utf-8", "page.css": "text/css; charset=utf-8"}
 
 Heads = Annotated[dict[str, list[int]], Field(max_length=4096)]
@@ -165,9 +164,7 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
             found = run()
             return found if isinstance(found, bytes) else json.dumps(found, allow_nan=False).encode()
 
-        address = request.client.host if request.client else ""
-        client = f"{address} {request.headers.get('x-manyheads-tab', '')[:64]}"
-        job = queue.submit(client, written)
+        job = queue.submit(request.client or ("", 0), written)
         waiting = asyncio.wrap_future(job)
         gone = asyncio.ensure_future(_gone(request))
         try:
@@ -188,10 +185,6 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
             queue.drop(job)
             gone.cancel()
 
-    @made.exception_handler(FullError)
-    async def full(request: Request, error: FullError) -> Response:
-        return said(429 if error.own else 503, str(error), {"retry-after": "1"})
-
     @made.exception_handler(ValueError)
     async def wrong(request: Request, error: ValueError) -> Response:
         return said(422, (str(error).strip().splitlines() or ["this cannot be done"])[0][:500])
@@ -204,12 +197,12 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
     async def refused(request: Request, error: HTTPException) -> Response:
         return said(error.status_code, str(error.detail))
 
-    return Guard(made, host=host, token=token, largest=LARGEST)
+    return Guard(made, host=host, token=token)
 
 
-def said(status: int, what: str, headers: dict[str, str] | None = None) -> Response:
+def said(status: int, what: str) -> Response:
     """An error, as the page reads it."""
-    return JSONResponse({"error": what}, status, headers)
+    return JSONResponse({"error": what}, status)
 
 
 def sentence(error: RequestValidationError) -> str:

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from manyheads.heads.importance.outputs import Output, difference, read
 from manyheads.heads.maps import maps
 from manyheads.heads.silence import silence
 from manyheads.surgery.plan import Plan
+from manyheads.surgery.quality import compared, scores
 from manyheads.surgery.shrink import check_groups
 from manyheads.view.answers import answer, ids_of, translated
 from manyheads.view.document.example import example
@@ -35,6 +34,7 @@ from manyheads.view.live.model import (
     batch_of_picture,
     batch_of_sample,
     output_of,
+    reference_of,
 )
 
 TOKENS = 512  # of a text that is looked at
@@ -71,7 +71,7 @@ def without(live: Live, given: Input, heads: Heads) -> dict[str, Any]:
         "before": asked.answer,
         "after": after,
         "change": change if math.isfinite(change) else None,
-        "measure": "kl" if asked.output.real is not None else "cosine",
+        "measure": _measure(asked.output),
         "cut": asked.cut,
         "example": found,
     }
@@ -112,36 +112,32 @@ def pipeline(live: Live, given: Input, heads: Heads) -> dict[str, Any]:
 
 
 def quality(live: Live, heads: Heads) -> dict[str, Any]:
-    """How good the model still is on a small text, without some heads: its ``metric``, that of the whole
-    model (``before``), its ``value`` now, and the share of heads ``kept``.
-
-    Language models that write have a perplexity. What embeds has the mean cosine with the whole model's
-    embedding, what chooses among words or classes the share of choices that are the same (``agreement``).
+    """How good the model still is on a small text, without some heads: its ``metric``, as `Compared` has it,
+    that of the whole model (``before``) with its standard error over ``sequences``, its ``value`` now with
+    the standard error of the change, whether the change is ``within_noise``, and the share of heads ``kept``.
     """
     check(live, heads)
     batches = measured_on(live)
-    if not live.references:
-        live.references = [output_of(live, batch) for batch in batches]
+    if live.reference is None:
+        live.reference = reference_of(live, batches)
+    known = live.reference
     with _without(live, heads):
-        others = [output_of(live, batch) for batch in batches]
-    pairs = list(zip(live.references, others, batches, strict=True))
-    kept = 1 - sum(map(len, heads.values())) / live.heads
-    if live.kind == "next":
-        metric = "perplexity"
-        before, value = (
-            math.exp(min(700.0, _mean([_next_losses(pair[i], pair[2]) for pair in pairs]))) for i in (0, 1)
-        )
-    elif live.references[0].real is None:
-        metric, before = "cosine", 1.0
-        value = 1 - _mean([difference(full, other) for full, other, _ in pairs])
-    else:
-        metric, before = "agreement", 1.0
-        value = _mean([_agreements(full, other) for full, other, _ in pairs])
+        others = [output_of(live, batch).output for batch in batches]
+    pairs = list(zip(known.outputs, others, batches, strict=True))
+    found = compared(
+        known.measure,
+        torch.cat([scores(known.measure, full, full, batch) for full, _, batch in pairs]),
+        torch.cat([scores(known.measure, full, other, batch) for full, other, batch in pairs]),
+    )
     return {
-        "metric": metric,
-        "before": before,
-        "value": value if math.isfinite(value) else None,
-        "kept": kept,
+        "metric": found.measure,
+        "before": found.before.value,
+        "before_se": _finite(found.before.se),
+        "value": _finite(found.after.value),
+        "se": _finite(found.change_se),
+        "within_noise": bool(heads) and found.change.within_noise,
+        "sequences": found.sequences,
+        "kept": 1 - sum(map(len, heads.values())) / live.heads,
     }
 
 
@@ -258,19 +254,10 @@ def _looked(live: Live, batch: Any, pipeline: bool = False) -> tuple[dict[str, A
     return example(live.model, batch, tokenizer=live.tokenizer, processor=live.processor, pipeline=pipeline)
 
 
-def _mean(parts: list[Tensor]) -> float:
-    return float(torch.cat(parts).mean())
+def _measure(output: Output) -> str:
+    """What `difference` is, as the page names it."""
+    return "cosine" if output.real is None else "kl_sequence" if output.whole else "kl"
 
 
-def _next_losses(output: Output, batch: Any) -> Tensor:
-    """The cross-entropy of each next token in nats, (tokens,)."""
-    ids = ids_of(batch)
-    assert ids is not None
-    assert output.real is not None
-    losses = F.cross_entropy(output.value[:, :-1].transpose(1, 2).float(), ids[:, 1:], reduction="none")
-    return losses[output.real[:, 1:]].double()
-
-
-def _agreements(full: Output, other: Output) -> Tensor:
-    """Whether each choice is the same, (tokens,)."""
-    return (full.value.argmax(-1) == other.value.argmax(-1))[full.real].double()
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

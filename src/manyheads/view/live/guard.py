@@ -15,10 +15,9 @@ import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from starlette.exceptions import HTTPException
+from manyheads.view.live.bodies import Bodies, Receive, RefusedError
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 TOKEN = "x-manyheads-token"
@@ -45,11 +44,11 @@ class Guard:
     app: the application.
     host: the address that the server listens on.
     token: the secret; every request under /api carries it.
-    largest: of a request's body, in bytes.
+    bodies: reads what is sent; by default with the limits that stand there.
     """
 
-    def __init__(self, app: Any, *, host: str, token: str, largest: int) -> None:
-        self.app, self.token, self.largest = app, token.encode(), largest
+    def __init__(self, app: Any, *, host: str, token: str, bodies: Bodies | None = None) -> None:
+        self.app, self.token, self.bodies = app, token.encode(), bodies or Bodies()
         self.names = names(host)
         self.anywhere = not is_loopback(host)
 
@@ -71,17 +70,11 @@ class Guard:
         if wrong is not None:
             await refuse(sent, *wrong)
             return
-        read = 0
-
-        async def counted() -> MutableMapping[str, Any]:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > self.largest:
-                raise HTTPException(413, self._too_large())
-            return message
-
-        await self.app(scope, counted, sent)
+        try:
+            async with self.bodies.reading(receive) as body:
+                await self.app(scope, body, sent)
+        except RefusedError as error:
+            await refuse(sent, error.status, error.sentence)
 
     def refused(self, path: str, headers: list[tuple[str, str]]) -> tuple[int, str] | None:
         """Why a request may not pass, as a status and a sentence; None when it may."""
@@ -110,8 +103,9 @@ class Guard:
                 "the token is missing or wrong; open the address that the server printed when it started",
             )
         for length in of("content-length"):
-            if not length.isdecimal() or int(length) > self.largest:
-                return 413, self._too_large()
+            if not length.isdecimal() or int(length) > self.bodies.largest:
+                error = self.bodies.too_large()
+                return error.status, error.sentence
         return None
 
     def knows(self, host: str) -> bool:
@@ -124,11 +118,6 @@ class Guard:
         except ValueError:
             return False
         return self.anywhere or address.is_loopback
-
-    def _too_large(self) -> str:
-        return (
-            f"the request is larger than {self.largest // 2**20} MB; give a shorter text or a smaller picture"
-        )
 
 
 def names(host: str) -> set[str]:
@@ -172,8 +161,12 @@ def _same(origin: str, host: str) -> bool:
 
 
 async def refuse(send: Send, status: int, sentence: str) -> None:
-    """Answer with an error."""
+    """Answer with an error, and end the connection, on which more may be on its way."""
     body = json.dumps({"error": sentence}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -6,13 +6,14 @@ import shlex
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from manyheads import corpus
 from manyheads.batching import Corpus, padded
-from manyheads.heads.importance.observe import moved, observed
+from manyheads.heads.importance.observe import Forward, moved, observed
 from manyheads.heads.importance.outputs import Output
 from manyheads.heads.sites import Site
 from manyheads.heads.table import HeadTable
@@ -20,6 +21,7 @@ from manyheads.heads.watch import fingerprint
 from manyheads.lines import pieces, read_lines
 from manyheads.models import Loaded
 from manyheads.surgery.probe_batch import probe_batch
+from manyheads.surgery.quality import measure_of
 from manyheads.view.answers import Known, ids_of, kind_of
 from manyheads.view.document.seen import Seen
 
@@ -57,6 +59,14 @@ class Asked:
     seen: Seen
 
 
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What the whole model gives for the text that quality is measured on, and what quality is there."""
+
+    measure: str
+    outputs: list[Output]
+
+
 @dataclass(eq=False)
 class Live:
     """A model that people ask.
@@ -72,9 +82,11 @@ class Live:
     kind: what it says, as `kind_of` finds it.
     known: sentences for neighbours.
     samples: texts to begin with.
+    source: the option and the path of what it is measured on, as a command takes them; empty where it is
+        ours, or what training held out.
     tables: what was measured: ``watch``, ``diversity``, ``roles``, and rankings by their method.
     asked: the inputs asked about last, and what the whole model made of them.
-    references: what the whole model gives for the text that quality is measured on.
+    reference: what the whole model gives for the text that quality is measured on.
     """
 
     loaded: Loaded
@@ -87,9 +99,10 @@ class Live:
     kind: str | None
     known: Known | None
     samples: list[str]
+    source: tuple[str, ...] = ()
     tables: dict[str, HeadTable] = field(default_factory=dict)
     asked: OrderedDict[Input, Asked] = field(default_factory=OrderedDict)
-    references: list[Output] = field(default_factory=list)
+    reference: Reference | None = None
 
     @property
     def model(self) -> torch.nn.Module:
@@ -98,9 +111,11 @@ class Live:
 
     @property
     def command(self) -> str:
-        """What to type to cut what a plan says."""
-        named = () if self.loaded.name == EMBEDDED else (self.loaded.name,)
-        return shlex.join(["manyheads", "prune", *named, "--plan", "plan.json", "--out", "small"])
+        """What to type to cut what a plan says, in any folder, with the text that the page is about."""
+        named = () if self.loaded.name == EMBEDDED else (_absolute(self.loaded.name),)
+        return shlex.join(
+            ["manyheads", "prune", *named, *self.source, "--plan", "plan.json", "--out", "small"]
+        )
 
     @property
     def device(self) -> torch.device:
@@ -134,6 +149,8 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
     >>> live.kind, live.heads, live.tokenizer is not None
     ('neighbours', 72, True)
     """
+    if text == "-":
+        raise ValueError("text: the page reads it several times; expected a file: save the text")
     tokenizer, processor = _reader(loaded, images)
     if processor is not None and text is not None:
         raise ValueError(f"text: {loaded.name} reads pictures; give --images FOLDER instead")
@@ -166,6 +183,7 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
         kind,
         known,
         samples,
+        _source(text, images),
     )
 
 
@@ -200,10 +218,29 @@ def batch_of_sample(live: Live, number: int) -> Any:
     return _on(live, live.read.make([number]))
 
 
-def output_of(live: Live, batch: Any) -> Output:
+def output_of(live: Live, batch: Any) -> Forward:
     """What the model gives for a batch."""
     with observed(live.model) as observer:
-        return observer.forward(batch).output
+        return observer.forward(batch)
+
+
+def reference_of(live: Live, batches: Sequence[Any]) -> Reference:
+    """What the whole model gives for some batches."""
+    found = [output_of(live, batch) for batch in batches]
+    measure = measure_of(found[0].result, live.model, live.sites.values(), batches[0])
+    return Reference(measure, [one.output for one in found])
+
+
+def _source(text: str | None, images: str | None) -> tuple[str, ...]:
+    for option, path in (("--text", text), ("--images", images)):
+        if path is not None:
+            return option, _absolute(path)
+    return ()
+
+
+def _absolute(name: str) -> str:
+    """A path from the root; what is no path, such as the name of a model, as it is."""
+    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def _on(live: Live, batch: Any) -> Any:

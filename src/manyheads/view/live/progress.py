@@ -142,7 +142,7 @@ class Progress:
             units=0 if live.read is None or "watch" not in tables else live.read.total(),
             unit=unit,
             groups={name: f"{share:.1%}" for name, share in shares.items()},
-            notes=self.notes,
+            notes=[*([] if live.read is None else live.read.notes), *self.notes],
         )
         made = document(table, about=titled)
         made |= self._example(table)

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any
 
-EACH, ALL = 4, 32  # jobs that wait at once, of one client and of all
+REMEMBERED = 4096  # addresses and connections whose last turn is remembered
 PAUSE = 0.3  # seconds without a job after which time is spare: who types is not kept waiting
-
-
-class FullError(Exception):
-    """There is no room to wait. `own` says whether the client's own jobs fill it."""
-
-    def __init__(self, own: bool) -> None:
-        self.own = own
-        super().__init__(
-            "this page asked for more than the model has answered so far; wait for an answer"
-            if own
-            else "too many people are asking the model at once; try again in a moment"
-        )
 
 
 class OthersWaitError(BaseException):
@@ -33,55 +21,57 @@ class GivenUpError(BaseException):
     """Nobody waits for what is running any more. No `except Exception` may keep it."""
 
 
+Client = tuple[str, int]  # the address of a connection, and its port there
+
+
 @dataclass(eq=False)
 class Job:
     """Something to run, and where its result goes."""
 
-    client: str
+    client: Client
     run: Callable[[], Any]
     future: Future[Any] = field(default_factory=Future)
     given_up: bool = False
 
 
 class Queue:
-    """Runs jobs one at a time in a thread of its own; clients take turns, however much each of them asks.
+    """Runs jobs one at a time in a thread of its own; addresses take turns, and connections of one address.
 
-    A job that is dropped before its turn never starts, and makes room at once; one that runs ends as soon as
-    it comes to `check`.
+    It is the turn of the address whose last turn is longest ago, and of the one of its connections whose last
+    turn is longest ago. A new one counts as if it had just had its turn, so coming again under another name
+    gains nothing. A connection asks one thing at a time, so there are never more jobs than connections.
 
-    Parameters
-    ----------
-    each, all: how many jobs of one client, and of all, may wait.
+    A job that is dropped before its turn never starts; one that runs ends as soon as it comes to `check`.
 
     Examples
     --------
     >>> queue = Queue()
-    >>> queue.submit("somebody", lambda: 6 * 7).result()
+    >>> queue.submit(("127.0.0.1", 50001), lambda: 6 * 7).result()
     42
     >>> queue.close()
     """
 
-    def __init__(self, *, each: int = EACH, all: int = ALL) -> None:
+    def __init__(self) -> None:
         self._spare: Iterator[None] | None = None
-        self._each, self._all = each, all
-        self._waiting: dict[str, deque[Job]] = {}  # clients in the order of their turns
+        self._waiting: list[Job] = []  # in the order in which they came
+        self._turn = 0
+        self._last: OrderedDict[str | Client, int] = OrderedDict()  # turns of addresses and connections
         self._changed = threading.Condition()
         self._closing = False
         self._running: Job | None = None
         self._thread = threading.Thread(target=self._work, name="manyheads-model")
         self._thread.start()
 
-    def submit(self, client: str, run: Callable[[], Any]) -> Future[Any]:
-        """Let something run when its turn comes. Raises `FullError`; once closed, futures are cancelled."""
+    def submit(self, client: Client, run: Callable[[], Any]) -> Future[Any]:
+        """Let something run when its turn comes; once closed, futures are cancelled."""
         job = Job(client, run)
         with self._changed:
             if self._closing:
                 job.future.cancel()
                 return job.future
-            own = self._waiting.get(client, ())
-            if len(own) >= self._each or len(self) >= self._all:
-                raise FullError(own=len(own) >= self._each)
-            self._waiting.setdefault(client, deque()).append(job)
+            for name in (client[0], client):
+                self._last.setdefault(name, self._turn)
+            self._waiting.append(job)
             self._changed.notify()
         job.future.add_done_callback(lambda _: self._forget(job))
         return job.future
@@ -111,7 +101,7 @@ class Queue:
             self._changed.notify()
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     def yield_to_others(self) -> None:
         """For work in spare time: raise `OthersWaitError` when somebody waits, or everything is to end."""
@@ -122,7 +112,7 @@ class Queue:
         """Drop what waits, let what runs end at its next `check`, and end the thread."""
         with self._changed:
             self._closing = True
-            dropped = [job for jobs in self._waiting.values() for job in jobs]
+            dropped = list(self._waiting)
             self._changed.notify()
         for job in dropped:
             job.future.cancel()
@@ -130,21 +120,26 @@ class Queue:
 
     def _forget(self, job: Job) -> None:
         with self._changed:
-            jobs = self._waiting.get(job.client)
-            if jobs is not None and job in jobs:
-                jobs.remove(job)
-                if not jobs:
-                    del self._waiting[job.client]
+            if job in self._waiting:
+                self._waiting.remove(job)
 
     def _next(self) -> Job | None:
-        """The first job of the client whose turn it is, who then stands last; None when nobody waits."""
-        for client in list(self._waiting):
-            jobs = self._waiting.pop(client)
-            job = jobs.popleft()
-            if jobs:
-                self._waiting[client] = jobs
-            return job
-        return None
+        """The job whose turn it is; None when nobody waits."""
+        if not self._waiting:
+            return None
+        job = min(self._waiting, key=lambda one: [self._since(one.client[0]), self._since(one.client)])
+        self._waiting.remove(job)
+        self._turn += 1
+        for name in (job.client[0], job.client):
+            self._last[name] = self._turn
+            self._last.move_to_end(name)
+        while len(self._last) > REMEMBERED:
+            self._last.popitem(last=False)
+        return job
+
+    def _since(self, name: str | Client) -> int:
+        """The last turn of an address or a connection; what is forgotten is longest ago."""
+        return self._last.get(name, 0)
 
     def _work(self) -> None:
         pause = 0.0

@@ -6,16 +6,17 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 
 from manyheads.view.live.app import app
+from manyheads.view.live.connections import IDLE, Connection
 from manyheads.view.live.guard import is_loopback
 from manyheads.view.live.model import Live
 from manyheads.view.live.progress import Progress
 from manyheads.view.live.queue import Queue
 
-CONNECTIONS = 256
 PATIENCE = 2  # seconds that open requests get when the server stops
 
 
@@ -33,26 +34,35 @@ def serve(live: Live, host: str, port: int, tell: Callable[[str], None]) -> None
     queue = Queue()
     progress = Progress(live, queue)
     served = app(live, queue, progress, host=host, token=token)
-    config = uvicorn.Config(
-        served,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=PATIENCE,
-        lifespan="off",
-    )
     # uvicorn hands a signal that ended it on to whoever had it before: that it ended is all that we want
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         queue.in_spare_time(progress.steps())
         tell(address(listening, host, token))
-        uvicorn.Server(config).run(sockets=[listening])
+        uvicorn.Server(configured(served)).run(sockets=[listening])
     finally:
         queue.close()
         listening.close()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def configured(served: Any) -> uvicorn.Config:
+    """How an application is served: connections with limits, and no more of HTTP than the page needs.
+
+    uvicorn logs bytes that are no HTTP, one line each: who sends them could fill the terminal.
+    """
+    return uvicorn.Config(
+        served,
+        http=Connection,
+        ws="none",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=int(IDLE),
+        timeout_graceful_shutdown=PATIENCE,
+        lifespan="off",
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

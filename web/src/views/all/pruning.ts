@@ -21,7 +21,7 @@ export function pruning(page: Page): { figure: HTMLElement; close: () => void } 
   const one = chart({
     title: words.pruning.title,
     // a perplexity is better the lower it is
-    note: curve.quality === "perplexity" ? words.pruning.noteLess : words.pruning.note,
+    note: (curve.quality === "perplexity" ? words.pruning.noteLess : words.pruning.note) + (curve.sequences ? words.pruning.measured(curve.sequences) : ""),
     name: "prune-curve",
     words: page.words,
     rows: () => [

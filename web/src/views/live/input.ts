@@ -121,8 +121,10 @@ function status(bench: Bench): Part {
       const example = live.attended?.example;
       const tokens = example ? Math.max(0, ...Object.values(example.tokens).map((axis) => axis.length)) : 0;
       const cut = live.attended?.cut;
+      const unknown = example ? Object.values(example.tokens).flat().filter((token) => token.mark === "unknown").length : 0;
       const parts = [
         tokens ? words.tokens(tokens) : "",
+        unknown ? words.unknown(unknown) : "",
         bench.took === null ? words.asking : bench.took ? words.took(bench.took) : "",
         cut ? words.cut(cut.shown, cut.tokens) : "",
       ];

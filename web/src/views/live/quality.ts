@@ -5,7 +5,8 @@ import { line } from "d3-shape";
 import { bottom, left } from "../../draw/axis";
 import { chart } from "../../draw/chart";
 import { html, svg } from "../../draw/element";
-import { number, percent } from "../../draw/number";
+import { measured, number, percent } from "../../draw/number";
+import type { Quality } from "../../live";
 import type { Bench, Part } from "../live";
 
 const WIDTH = 340;
@@ -20,15 +21,23 @@ export function quality(bench: Bench): Part {
     title,
     name: `${document.made.model}-tried`,
     words,
-    rows: () => [["kept", live.quality?.metric ?? "quality"], ...live.tried.map((one) => [one.kept, one.value])],
+    rows: () => [["kept", live.quality?.metric ?? "quality", "change_se"], ...live.tried.map((one) => [one.kept, one.value, one.se])],
   });
   const value = html("p", { class: "value", "data-part": "quality" });
   const means = html("p", { class: "note" });
   const note = html("p", { class: "note" }, words.live.qualityNote);
-  figure.body.before(value, means);
+  const noise = html("p", { class: "note", "data-part": "noise" }, words.live.noise);
+  figure.body.before(value, means, noise);
   figure.body.after(note);
   figure.figure.classList.add("quality");
   let drawn = "";
+
+  /** What the number is, what it is for the whole model, and what it was measured on. */
+  function told(now: Quality): string {
+    const name = words.live.metrics[now.metric] ?? now.metric;
+    const whole = now.metric === "perplexity" || now.metric === "accuracy" ? words.live.allHeads(measured(now.before, now.before_se)) : "";
+    return [name, whole, words.live.measuredOn(now.sequences, words.said(document.made.corpus))].filter(Boolean).join("; ");
+  }
 
   function draw(): void {
     const { quality: now, tried } = live;
@@ -62,7 +71,8 @@ export function quality(bench: Bench): Part {
           middle && svg("text", { x: x(middle.kept) + (control ? 2 : -6), y: y(middle.value) + (control ? 16 : -6), "text-anchor": control ? "start" : "end", class: "name" }, name),
         ];
       }),
-      ...tried.map((one) => svg("circle", { cx: x(one.kept), cy: y(one.value), r: 3.2, class: "tried" }, svg("title", {}, words.live.tried(percent(one.kept), number(one.value))))),
+      ...tried.filter((one) => one.se).map((one) => svg("path", { d: `M${x(one.kept)},${y(one.value - one.se!)}V${y(one.value + one.se!)}`, class: "error" })),
+      ...tried.map((one) => svg("circle", { cx: x(one.kept), cy: y(one.value), r: 3.2, class: "tried" }, svg("title", {}, words.live.tried(percent(one.kept), measured(one.value, one.se))))),
       now && now.value !== null ? svg("circle", { cx: x(now.kept), cy: y(now.value), r: 6, class: "now" }) : null,
     );
     figure.body.replaceChildren(drawing);
@@ -73,10 +83,11 @@ export function quality(bench: Bench): Part {
     update() {
       const now = live.quality;
       figure.figure.hidden = !live.progress.stages.length;
-      value.textContent = now ? number(now.value) : "–";
+      value.textContent = now ? (now.kept < 1 ? measured(now.value, now.se) : number(now.value)) : "–";
       value.dataset["value"] = now?.value === null || !now ? "" : String(now.value);
       value.dataset["kept"] = now ? String(now.kept) : "";
-      means.textContent = now ? (words.live.metrics[now.metric] ?? now.metric) + (now.metric === "perplexity" ? `; ${words.live.before}: ${number(now.before)}` : "") : "";
+      means.textContent = now ? told(now) : "";
+      noise.hidden = !now?.within_noise;
       if (now) draw();
     },
   };

@@ -1,0 +1,234 @@
+"""quality: how good a model still is beside the uncut one, in the unit its users know, and how sure that is.
+
+Every number comes from held-out sequences, so it has a standard error over them; the change from one model to
+the other is judged sequence by sequence, where what both find hard cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.heads.importance.losses import causal, fitting, units
+from manyheads.heads.importance.observe import observed
+from manyheads.heads.importance.outputs import Output, difference, main_tensor, read
+from manyheads.heads.maps import run
+from manyheads.heads.sites import Site
+
+# Student's t at 97.5%, for 1, 2, ... degrees of freedom; beyond, by Cornish and Fisher.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571)
+_NORMAL = 1.959964
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A quality, and its standard error over sequences (nan for fewer than two)."""
+
+    value: float
+    se: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """From one model to another, on the same sequences, with standard error and 95% interval.
+
+    For perplexity it is the factor by which it grows, for all else the difference.
+    """
+
+    value: float
+    se: float
+    low: float
+    high: float
+    factor: bool
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether these sequences cannot tell it from no change at all."""
+        return not (self.low > self.factor or self.high < self.factor)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two models on the same sequences.
+
+    measure: "perplexity" for models that predict next tokens; "accuracy" for classes where the batches have
+        ``labels``; "agreement", the share of the uncut model's choices that stay, for classes and tokens
+        without; "cosine" with the uncut model's output for embeddings.
+    """
+
+    measure: str
+    before: Estimate
+    after: Estimate
+    change: Change
+    sequences: int
+
+    @property
+    def change_se(self) -> float:
+        """The standard error of the change, in the unit of quality."""
+        return self.change.se * (self.before.value if self.change.factor else 1.0)
+
+
+def compare(model: nn.Module, small: nn.Module, batches: Iterable[Any]) -> Compared:
+    """Compare a cut model with the uncut one.
+
+    Parameters
+    ----------
+    model, small: the uncut and the cut model, in eval mode.
+    batches: dicts, tuples or tensors on the models' device; ``labels`` (batch,) in a dict are right classes.
+
+    Examples
+    --------
+    >>> from manyheads.nn.transformers import Encoder
+    >>> model = Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
+    >>> found = compare(model, model, [torch.randint(17, (3, 5))])
+    >>> found.measure, found.sequences, round(found.after.value, 5)
+    ('cosine', 3, 1.0)
+    """
+    measure = ""
+    parts: tuple[list[Tensor], list[Tensor]] = [], []
+    with torch.no_grad(), observed(model) as observer:
+        for batch in batches:
+            inputs = without_labels(batch)
+            full = observer.forward(inputs)
+            other = read(run(small, inputs), small, full.real)
+            measure = measure or measure_of(full.result, model, observer.sites, batch)
+            for part, output in zip(parts, (full.output, other), strict=True):
+                part.append(scores(measure, full.output, output, batch))
+    return compared(measure, torch.cat(parts[0]), torch.cat(parts[1]))
+
+
+def compared(measure: str, before: Tensor, after: Tensor) -> Compared:
+    """Two models by their `scores` on the same sequences, (sequences, 2) each."""
+    first, second = (estimate(measure, one) for one in (before, after))
+    if measure in ("agreement", "cosine"):  # with itself: one by definition
+        first = Estimate(first.value, 0.0)
+    return Compared(measure, first, second, change(measure, before, after), len(before))
+
+
+def measure_of(result: Any, model: nn.Module, sites: Iterable[Site], batch: Any) -> str:
+    """What the quality of a model is, by what it returned for a batch: see `Compared`.
+
+    >>> measure_of({"logits": torch.zeros(2, 3)}, nn.Identity(), [], {"labels": torch.tensor([0, 2])})
+    'accuracy'
+    >>> measure_of({"logits": torch.zeros(2, 3)}, nn.Identity(), [], torch.zeros(2, 5))
+    'agreement'
+    """
+    if fitting(result, model, sites) is causal:
+        return "perplexity"
+    value = main_tensor(result)[1]
+    if value.dim() == 2 and _classes(batch, len(value)) is not None:
+        return "accuracy"
+    return "cosine" if read(result, model).real is None else "agreement"
+
+
+def scores(measure: str, full: Output, other: Output, batch: Any) -> Tensor:
+    """How well each sequence of a batch is done, and how much it counts: (batch, 2) in float64.
+
+    Parameters
+    ----------
+    measure: as `measure_of` finds it.
+    full, other: what the uncut model gives for the batch, and what the model gives that is judged.
+    """
+    if measure == "perplexity":
+        value = units(causal, {"logits": other.value}, without_labels(batch))
+        count = _next_tokens(other.value, full.real)
+    elif measure == "accuracy":
+        labels = _classes(batch, len(other.value))
+        assert labels is not None
+        value = other.value.flatten(1).argmax(-1) == labels.to(other.value.device)
+        count = torch.ones_like(value)
+    elif measure == "agreement":
+        assert full.real is not None
+        same = (full.value.argmax(-1) == other.value.argmax(-1)) & full.real
+        count = full.real.sum(1)
+        value = same.sum(1) / count.clamp(min=1)
+    else:
+        value = 1 - difference(full, other)
+        count = torch.ones_like(value)
+    return torch.stack([value.double().cpu(), count.double().cpu()], 1)
+
+
+def estimate(measure: str, found: Tensor) -> Estimate:
+    """The quality from scores (sequences, 2), with its standard error.
+
+    >>> estimate("accuracy", torch.tensor([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0]]).double())
+    Estimate(value=0.75, se=0.25)
+    """
+    mean, error = _weighted(found[:, 0], found[:, 1])
+    error = _at_least(measure, error, len(found))
+    if measure == "perplexity":
+        mean = math.exp(min(mean, 700.0))
+        error *= mean
+    return Estimate(mean, error)
+
+
+def change(measure: str, before: Tensor, after: Tensor) -> Change:
+    """From one model's scores (sequences, 2) to another's, on the same sequences."""
+    mean, error = _weighted(after[:, 0] - before[:, 0], before[:, 1])
+    error = _at_least(measure, error, len(before))
+    half = student(len(before) - 1) * error
+    if measure != "perplexity":
+        return Change(mean, error, mean - half, mean + half, factor=False)
+    value, low, high = (math.exp(min(end, 700.0)) for end in (mean, mean - half, mean + half))
+    return Change(value, value * error, low, high, factor=True)
+
+
+def student(degrees: int) -> float:
+    """How many standard errors a 95% interval reaches to each side, with so many degrees of freedom.
+
+    >>> [round(student(n), 2) for n in (2, 10, 1000)]
+    [4.3, 2.23, 1.96]
+    """
+    if degrees < 1:
+        return math.nan
+    if degrees <= len(_STUDENT):
+        return _STUDENT[degrees - 1]
+    z = _NORMAL
+    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+
+
+def without_labels(batch: Any) -> Any:
+    """A batch as the model takes it."""
+    if not isinstance(batch, Mapping):
+        return batch
+    return {name: item for name, item in batch.items() if name != "labels"}
+
+
+def _weighted(values: Tensor, counts: Tensor) -> tuple[float, float]:
+    """A weighted mean, and its standard error over sequences: that of a ratio of two sums."""
+    total = counts.sum()
+    mean = (values * counts).sum() / total
+    n = len(values)
+    if n < 2:
+        return mean.item(), math.nan
+    spread = (counts * (values - mean)).pow(2).sum() * n / (n - 1)
+    return mean.item(), (spread.sqrt() / total).item()
+
+
+def _at_least(measure: str, error: float, sequences: int) -> float:
+    """A standard error; where all choices are alike, that of Agresti and Coull (1998), two more of each.
+
+    Six right answers of six do not prove that the seventh is right.
+    """
+    if measure not in ("accuracy", "agreement") or error != 0.0:
+        return error
+    share = 2 / (sequences + 4)
+    return math.sqrt(share * (1 - share) / (sequences + 4))
+
+
+def _classes(batch: Any, size: int) -> Tensor | None:
+    """The right class of each sequence in a batch, (batch,), where it has them."""
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    fits = isinstance(labels, Tensor) and labels.shape == (size,) and not labels.is_floating_point()
+    return labels if fits else None
+
+
+def _next_tokens(logits: Tensor, real: Tensor | None) -> Tensor:
+    """How many tokens of each sequence are predicted, by logits (batch, length, vocabulary)."""
+    lengths = torch.full((logits.shape[0],), logits.shape[1]) if real is None else real.sum(1)
+    return (lengths - 1).clamp(min=0)
