@@ -164,8 +164,8 @@ def _group(roles: Roles, olds: tuple[int, ...], news: tuple[int, ...]) -> list[s
 
 
 def canonical(tensor: Tensor, roles: Roles, heads: int) -> Tensor:
-    """View a tensor as (batch, heads, ...): axes in the order b, h, g, q, then k or d; ``n`` and ``m`` split into
-    batch and heads.
+    """View a tensor as (batch, heads, ...): axes in the order b, h, g, q, then k or d; ``n`` and ``m`` split
+    into batch and heads.
 
     >>> canonical(torch.zeros(5, 6, 7), ("q", "n", "k"), heads=3).shape
     torch.Size([2, 3, 5, 7])

@@ -21,7 +21,8 @@ def weight_rows(call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
 
 
 def score_rows(call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
-    """Rows of the scores (batch, heads, rows, keys and sinks) with masks and biases added, in float32 at least."""
+    """Rows of the scores (batch, heads, rows, keys and sinks) with masks and biases added, in float32 at
+    least."""
     exact = torch.promote_types(call.output.dtype, torch.float32)
     if call.scores is not None:
         return call.scores[:, numbers][:, :, wanted].to(exact)

@@ -18,7 +18,8 @@ from manyheads.nn.mask import Mask
 class Origin:
     """How a call was made: what `proof` needs to know to say which of its axes are heads.
 
-    key: the module that was running, the kind of function (``fused``, ``product`` or ``softmax``) and the number
+    key: the module that was running, the kind of function (``fused``, ``product`` or ``softmax``) and the
+        number
         of axes: what is proved of one call of this key holds for all.
     tensor: the queries, or the scores where no queries were seen, with all their axes.
     roles: what custom says of those axes.

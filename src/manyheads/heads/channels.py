@@ -304,7 +304,7 @@ def _is_attention(mode: Mode, frame: Frame, found: written.Contraction, out: Ten
 def _set_memory_apart(call: Call) -> None:
     """Learned keys, where a site was proved to have some, have weights but no place among the tokens."""
     own = call.site.own
-    if not call.site.memory or own is None or own[1] is None or call.keys - call.queries < sum(own):
+    if not call.site.memory or own is None or own[1] is None or call.keys - call.queries < own[0] + own[1]:
         return
     call.memory = own[0], own[1]
     if call.scores is None:

@@ -1,8 +1,9 @@
 """dependence: which weights and which tokens a tensor was made of, found by differentiating it.
 
-`Marks` runs a model so that every product with weights starts a new history: its result is a *leaf*, whose axes
-are either of the weights (their rows) or of the data (sequences, tokens). A tensor that comes later is then
-differentiated by the leaves. Which index along an axis of the tensor an element of a leaf goes to is written
+`Marks` runs a model so that every product with weights starts a new history: its result is a *leaf*, whose
+axes are either of the weights (their rows) or of the data (sequences, tokens). A tensor that comes later is
+then differentiated by the leaves. Which index along an axis of the tensor an element of a leaf goes to is
+written
 into the cotangents: index i of n counts 1 + i / n times, and the ratio to the plain gradient says i.
 """
 
@@ -20,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 _CONVOLUTIONS = {torch.conv1d, torch.conv2d, torch.conv3d}
 _MATMULS = {
-    torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm,
+    torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, Tensor.mm, torch.bmm,
+    Tensor.bmm,
 }  # fmt: skip
 _ADDED_MATMULS = {torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm}
 _PRODUCTS = {F.linear, torch.einsum, F.bilinear, *_CONVOLUTIONS, *_MATMULS, *_ADDED_MATMULS}
@@ -197,8 +199,8 @@ class Reader:
 
 
 def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) -> list[Tensor]:
-    """For each leaf, the index along each axis of ``tensor`` that each of its elements goes to: (axes, *shape of
-    the leaf), `UNUSED` or `MIXED` where there is no such one.
+    """For each leaf, the index along each axis of ``tensor`` that each of its elements goes to: (axes, *shape
+    of the leaf), `UNUSED` or `MIXED` where there is no such one.
     """
     inputs = [leaf.tensor for leaf in leaves]
     start = cotangent(tensor)
@@ -206,7 +208,7 @@ def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) ->
     exact = torch.finfo(tensor.dtype).eps < 1e-5
     base, slack = (512, 0.05) if exact else (8, 0.25)
     result = [torch.full((len(axes), *x.shape), UNUSED, dtype=torch.long) for x in inputs]
-    used = [g is not None and _is_used(g) for g in plain]
+    used = [None if g is None else _is_used(g) for g in plain]
     for number, axis in enumerate(axes):
         size = tensor.shape[axis]
         shape = [1] * tensor.dim()
@@ -217,7 +219,7 @@ def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) ->
             factor = (1 + digit / base).to(tensor.dtype).view(shape)
             coded = torch.autograd.grad(tensor, inputs, start * factor, retain_graph=True, allow_unused=True)
             for place, (g, c, alive) in enumerate(zip(plain, coded, used, strict=True)):
-                if g is None or c is None or isinstance(alive, bool):
+                if g is None or c is None or alive is None:
                     continue
                 ratio = ((c.double() / torch.where(alive, g, 1).double()) - 1) * base
                 index = ratio.round()

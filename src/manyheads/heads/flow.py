@@ -126,8 +126,8 @@ class Flow:
         self.embeddings += 1
 
     def tokens(self, streams: int, batch: int, length: int) -> Tensor | None:
-        """The token ids (batch, length) embedded into these streams: those that change when a token does, where
-        that was proved; otherwise those of the largest vocabulary.
+        """The token ids (batch, length) embedded into these streams: those that change when a token does,
+        where that was proved; otherwise those of the largest vocabulary.
         """
         proved = self.token_embeddings
         found = [
@@ -172,7 +172,7 @@ class Flow:
                         if out is source:
                             tag.modified |= _drops_in_place(func, args, kwargs)
                         elif tag.kept is None and not torch.equal(out, source):
-                            tag.kept = (source, carrier.roles)
+                            tag.kept = source, tuple(carrier.roles or ())
                     elif not _moves(func, args):
                         tag.modified, tag.kept = True, None
                 self.put(out, tag)

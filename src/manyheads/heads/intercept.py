@@ -117,8 +117,8 @@ class State:
         self, frame: Frame, query: Tensor, key: Tensor | None = None, mask: tuple[object, ...] = ()
     ) -> tuple[str, bool, int]:
         """The site of a call at ``frame``, its path numbered from the second call on; whether its weights are
-        those of the last call again (the same queries and keys, for further values); and which of the calls for
-        some heads each it is, where a module makes several.
+        those of the last call again (the same queries and keys, for further values); and which of the calls
+        for some heads each it is, where a module makes several.
 
         Calls of one site are told by the proof. Where there is none, queries that continue where the last
         call's ended, in the same memory, are a piece of the same attention (models that loop over packed
@@ -179,8 +179,8 @@ class Interceptor:
     reruns: whether the callback is called in such repetitions, too (editing needs it, counting must not
         have it).
     tokens: follow token ids to the keys (`Call.tokens`); costs a little.
-    parts: whether the callback takes calls for some of a site's heads (`Call.heads`), as a model makes them that
-        computes its heads one by one. Without it they are joined, too late to be edited.
+    parts: whether the callback takes calls for some of a site's heads (`Call.heads`), as a model makes them
+        that computes its heads one by one. Without it they are joined, too late to be edited.
     proof: what is known of the model's sites; found out at the first forward unless given.
     prefix: the path of ``model`` inside the model that names are about.
 

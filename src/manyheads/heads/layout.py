@@ -1,7 +1,7 @@
 """layout: which axes of a tensor are heads, as the weights show that made it.
 
-Indices along an axis that depend on the same rows of weights are one head; other rows, another head. An axis whose
-every index depends on all rows holds sequences, or blocks of them.
+Indices along an axis that depend on the same rows of weights are one head; other rows, another head. An axis
+whose every index depends on all rows holds sequences, or blocks of them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from manyheads.heads.dependence import MIXED, UNUSED, Leaf, destinations
 
 
 class Axis(NamedTuple):
-    """What an axis is: its role ``b`` (no heads), ``h`` (one head an index), ``n`` (batch * heads), ``m`` (heads *
-    batch), ``?`` (none of these), and how many heads it has.
+    """What an axis is: its role ``b`` (no heads), ``h`` (one head an index), ``n`` (batch * heads), ``m``
+    (heads * batch), ``?`` (none of these), and how many heads it has.
     """
 
     role: str
@@ -119,7 +119,8 @@ def agree(role: str, heads: int, axis: Axis, size: int) -> bool:
 
 
 def roles_from(axes: Sequence[Axis]) -> Roles | None:
-    """The roles of leading axes that are what the weights show; None when some axis is nothing of the kind."""
+    """The roles of leading axes that are what the weights show; None when some axis is nothing of the
+    kind."""
     roles: list[str] = []
     for axis in axes:
         if axis.role == "?":
@@ -129,8 +130,9 @@ def roles_from(axes: Sequence[Axis]) -> Roles | None:
 
 
 def keys_are_tokens(value: Tensor, leaves: Sequence[Leaf]) -> bool:
-    """Whether the keys' values (batch, heads, keys, width) are those of tokens: a token goes to one key, and a row
-    of weights to all. Where it is the other way round, as in attention between channels, they are no keys.
+    """Whether the keys' values (batch, heads, keys, width) are those of tokens: a token goes to one key, and
+    a row of weights to all. Where it is the other way round, as in attention between channels, they are no
+    keys.
     """
     if value.shape[2] < 2 or not leaves or not value.requires_grad:
         return True

@@ -51,8 +51,8 @@ def maps(
 
     Returns
     -------
-    ``{site: Map}``; pieces of one site's attention, where a model loops over them, stand one after the other in
-    the batch, as they come, if they are of one shape; otherwise the last is kept.
+    ``{site: Map}``; pieces of one site's attention, where a model loops over them, stand one after the other
+    in the batch, as they come, if they are of one shape; otherwise the last is kept.
 
     Examples
     --------

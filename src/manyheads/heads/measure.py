@@ -78,8 +78,8 @@ def measure(
 
 
 def _scale_shares(found: dict[str, Tensor], scores: Tensor) -> None:
-    """From the statistics of normalised weights to those of the weights that were used, which need not sum to one.
-    Distances are means, and stay.
+    """From the statistics of normalised weights to those of the weights that were used, which need not sum to
+    one. Distances are means, and stay.
     """
     used = scores.exp()
     mass = used.sum(-1)

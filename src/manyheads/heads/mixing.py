@@ -1,8 +1,9 @@
 """mixing: modules that carry something from one token to another in a way that was not seen.
 
-A model is run twice, the second time with one sequence or one token replaced, while every attention call that is
-seen gives what it gave before. Then a change stays at its sequence or token, unless something else carries it on.
-Where it does, the module is noted and its result put back, so that the modules behind it are judged by themselves.
+A model is run twice, the second time with one sequence or one token replaced, while every attention call that
+is seen gives what it gave before. Then a change stays at its sequence or token, unless something else carries
+it on. Where it does, the module is noted and its result put back, so that the modules behind it are judged by
+themselves.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ class Perturbed(Baseline):
     def _contained(
         self, value: Any, before: list[Tensor] | None, path: str | None, run: tuple[str, int]
     ) -> Any:
-        """The value with what got too far put back; None when nothing did. ``path`` is to blame, ``run`` runs."""
+        """The value with what got too far put back; None when nothing did. ``path`` is to blame, ``run``
+        runs."""
         now = list(tensors_in(value))
         if before is None or path is None or [x.shape for x in now] != [x.shape for x in before]:
             return None
@@ -167,7 +169,7 @@ def _one_place(new: Tensor, old: Tensor) -> Tensor:
     kept = old.clone()
     change = (new - old).abs().nan_to_num(0.0)
     at = [int(i) for i in torch.unravel_index(change.flatten().argmax(), change.shape)]
-    where = (slice(None), *at[1:]) if new.dim() > 2 else (at[0],)
+    where: tuple[int | slice, ...] = (slice(None), *at[1:]) if new.dim() > 2 else (at[0],)
     kept[where] = new[where]
     return kept
 

@@ -1,5 +1,5 @@
-"""The probe: a small batch made of what a model was just called with, other contents for it, and a copy of the
-model to try it on, which shares the weights and nothing else.
+"""The probe: a small batch made of what a model was just called with, other contents for it, and a copy of
+the model to try it on, which shares the weights and nothing else.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ class Inputs:
         return list(_tensors((self.args, dict(self.kwargs))))
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same with each tensor changed; everything else is copied, so that nothing is written to twice."""
+        """The same with each tensor changed; everything else is copied, so that nothing is written to
+        twice."""
         args, kwargs = _changed((self.args, dict(self.kwargs)), change)
         return Inputs(args, kwargs)
 
 
 def candidates(called: Inputs) -> Iterator[Inputs]:
-    """Batches to try on a model, the smallest first: a few short sequences, a few whole ones, what it was given."""
+    """Batches to try on a model, the smallest first: a few short sequences, a few whole ones, what it was
+    given."""
     tensors = [x for x in called.tensors() if x.dim() > 1]
     if tensors:
         batch, length = _batch(tensors), _length(tensors)
@@ -47,8 +49,8 @@ def candidates(called: Inputs) -> Iterator[Inputs]:
 
 def replaced(inputs: Inputs, axis: int, at: Callable[[int], int] | None = None) -> Inputs | None:
     """The inputs with other contents at one index along an axis of every tensor that has contents; None when
-    there is no such tensor. For images and the like the last axes take the place of the second one. ``at`` says
-    which index, given the size; the middle without it.
+    there is no such tensor. For images and the like the last axes take the place of the second one. ``at``
+    says which index, given the size; the middle without it.
     """
     chosen = at or position
     shown = False
@@ -91,7 +93,8 @@ def position(size: int) -> int:
 
 
 def structure_copy(module: nn.Module) -> nn.Module:
-    """A copy of a module that shares its parameters: what it does to itself while it runs stays with the copy.
+    """A copy of a module that shares its parameters: what it does to itself while it runs stays with the
+    copy.
 
     Hooks that people registered stay behind, but for torch's own (old weight norms compute weights in them).
     """

@@ -1,7 +1,7 @@
 """Proofs: what is known of the sites of a model, and where it is kept.
 
-`prove` (in `proving`) finds it out by running a small probe; `proof_of` does that once for each model and way of
-calling it.
+`prove` (in `proving`) finds it out by running a small probe; `proof_of` does that once for each model and way
+of calling it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class SiteProof:
     verified: heads, weights and values are what they were taken for; ``reason`` says why not.
     notes: what one should know to read its numbers.
     own: how many keys stand before and after those of the queries themselves; ``memory``: they are learned.
-    scattered: each call has some of the queries, standing somewhere among the keys; ``causal``: none reads ahead.
+    scattered: each call has some of the queries, standing somewhere among the keys; ``causal``: none reads
+        ahead.
     content_masks: which keys are hidden depends on the tokens.
     """
 
@@ -46,7 +47,8 @@ class Proof:
     """What was proved of a model.
 
     roles: what the axes of a function's result are, where custom has it wrong, and the heads in a merged one.
-    rejected: products of weights and values that are no attention over tokens: (module, which of its products).
+    rejected: products of weights and values that are no attention over tokens: (module, which of its
+        products).
     cycles: for modules that make several calls for one site, after how many the same heads come again.
     sites: by name.
     token_embeddings: which embeddings of a forward are those of tokens; None when nobody could tell.

@@ -2,13 +2,15 @@
 
 Three runs of a copy of the model that shares its weights:
 
-1. with every product with weights marked (`dependence`): each attention call is differentiated, which shows its
-   heads (`layout`), whether its keys are tokens, and what reads its output; its output is computed again from what
-   was taken for its weights and values;
-2. and 3. with one sequence, and one token, replaced, while attention gives all others what it gave them in the first
+1. with every product with weights marked (`dependence`): each attention call is differentiated, which shows
+   its heads (`layout`), whether its keys are tokens, and what reads its output; its output is computed again
+   from what was taken for its weights and values;
+2. and 3. with one sequence, and one token, replaced, while attention gives all others what it gave them in
+the first
    run: what still changes at other tokens got there in a way that was not seen (`mixing`).
 
-What was taken wrongly by custom is put right by what was found, and the first run is repeated to see that it holds.
+What was taken wrongly by custom is put right by what was found, and the first run is repeated to see that it
+holds.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ from manyheads.heads.visible import shown
 _SLOW = 2.0  # seconds after which people are told
 _TRIES = 3  # first runs until custom and proof agree
 _ALSO_READ = (
-    "more than attention's output flows into what reads this head (a norm, a convolution, a residual): silence makes "
+    "more than attention's output flows into what reads this head (a norm, a convolution, a residual): "
+    "silence makes "
     "zero what attention gives, which is not the same as zeroing the columns that read it"
 )
 
@@ -323,7 +326,8 @@ def _loops(proof: Proof, records: list[Record]) -> None:
 
 
 def _cycle(calls: list[Record]) -> int:
-    """After how many of these calls of one module the same heads come again; 0 when each is a site of its own."""
+    """After how many of these calls of one module the same heads come again; 0 when each is a site of its
+    own."""
     sequence = [record.rows for record in calls]
     cycle = sequence.index(sequence[0], 1) if sequence[0] in sequence[1:] else len(calls)
     if any(rows != sequence[i % cycle] for i, rows in enumerate(sequence)) or not all(sequence):
@@ -428,7 +432,8 @@ Rows = tuple[Tensor, Tensor] | None  # which queries and keys of a call changed
 
 @dataclass
 class Second:
-    """What a second run shows: for each call the name of its site, and which rows of its queries and keys changed."""
+    """What a second run shows: for each call the name of its site, and which rows of its queries and keys
+    changed."""
 
     names: list[str] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
@@ -510,14 +515,16 @@ def _changed_rows(now: Tensor, before: Tensor) -> Tensor:
 
 
 def _reads_more(record: Record, token: Rows) -> bool:
-    """Whether a call reads more tokens than it has queries for, and a token it reads is none of its queries."""
+    """Whether a call reads more tokens than it has queries for, and a token it reads is none of its
+    queries."""
     return token is not None and record.call.queries < record.call.keys and not bool(token[0].any())
 
 
 def _own_keys(record: Record, sequence: Rows, token: Rows, start: Rows) -> tuple[int, int | None] | None:
     """How many keys stand before and after those of the queries themselves; None when nobody can tell.
 
-    Where the queries are some of the tokens that are read, as in class attention, what stands after is not known.
+    Where the queries are some of the tokens that are read, as in class attention, what stands after is not
+    known.
     """
     if token is None or sequence is None or record.call.blocked:
         return None
@@ -543,8 +550,9 @@ def _offset(changed: tuple[Tensor, Tensor]) -> int | None:
 
 
 def _are_learned(record: Record, own: tuple[int, int | None] | None) -> bool:
-    """Whether the keys before and after those of the queries are the same for every sequence, as parameters are."""
-    if own is None or own[1] is None or not sum(own) or record.key is None or record.key.shape[0] < 2:
+    """Whether the keys before and after those of the queries are the same for every sequence, as parameters
+    are."""
+    if own is None or own[1] is None or not own[0] + own[1] or record.key is None or record.key.shape[0] < 2:
         return False
     keys = record.key.shape[2]
     extra = torch.cat([record.key[:, :, : own[0]], record.key[:, :, keys - own[1] :]], 2)

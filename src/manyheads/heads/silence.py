@@ -21,10 +21,10 @@ def silence(
 ) -> AbstractContextManager[None]:
     """A context in which the chosen heads give nothing: ``with silence(model, {3: [5, 7]}): ...``
 
-    What attention gives for those heads, weights times values, is zero. Where an output projection reads that and
-    nothing else, this equals setting its columns for those heads to zero. Where something else flows into those
-    columns (a norm over all heads, a convolution of the values beside attention), it does not, and the site's
-    ``notes`` say so. Contexts nest, gradients flow, also through gradient checkpointing.
+    What attention gives for those heads, weights times values, is zero. Where an output projection reads that
+    and nothing else, this equals setting its columns for those heads to zero. Where something else flows into
+    those columns (a norm over all heads, a convolution of the values beside attention), it does not, and the
+    site's ``notes`` say so. Contexts nest, gradients flow, also through gradient checkpointing.
 
     Parameters
     ----------
@@ -34,8 +34,9 @@ def silence(
 
     Raises
     ------
-    ValueError, when the model has no such module, at the first call of a site that has no such head, that is not
-    verified, or when a layer number fits several sites, and on leaving when something named was never called.
+    ValueError, when the model has no such module, at the first call of a site that has no such head, that is
+    not verified, or when a layer number fits several sites, and on leaving when something named was never
+    called.
 
     Examples
     --------

@@ -16,8 +16,8 @@ from manyheads.nn.mask import Mask
 
 # Entries of a mask compared at once.
 PIECE = 2**22
-# A score or bias this far below the largest of its query is that of a mask: models write -1e4, -1e9, the lowest
-# number of the dtype, or -inf. What is nearer is counted by its weight.
+# A score or bias this far below the largest of its query is that of a mask: models write -1e4, -1e9, the
+# lowest number of the dtype, or -inf. What is nearer is counted by its weight.
 GAP = 1e3
 
 
@@ -52,8 +52,8 @@ def without_dead_rows(call: Call) -> Call:
 def shown(scores: Tensor) -> Tensor:
     """Which scores, or biases, (..., queries, keys), are not those of a mask.
 
-    A mask's are far below the largest of their query. A query whose largest is far below that of the others has
-    nothing but a mask's, whatever a softmax makes of them.
+    A mask's are far below the largest of their query. A query whose largest is far below that of the others
+    has nothing but a mask's, whatever a softmax makes of them.
 
     >>> shown(torch.tensor([[-7000.0, -7001.0, -1e9], [-1e9, -1e9, -1e9]]))
     tensor([[ True,  True, False],
@@ -70,8 +70,8 @@ def shown(scores: Tensor) -> Tensor:
 def visible(call: Call) -> Visible:
     """Look at who may attend to whom in a call.
 
-    A cache that was made longer than it is filled has hidden keys at its end: queries stand before them. Learned
-    keys (`Call.memory`) stand nowhere, and are left out.
+    A cache that was made longer than it is filled has hidden keys at its end: queries stand before them.
+    Learned keys (`Call.memory`) stand nowhere, and are left out.
     """
     look, site = _look_at_call(call), call.site
     if site.content_masks:
@@ -183,8 +183,8 @@ def _look(allowed: Tensor, queries: int, keys: int, mask: Mask) -> Visible:
 def _without_padding(allowed: Tensor) -> Tensor:
     """Which keys are no padding (batch or 1, keys), from (batch or 1, heads or 1, queries, keys).
 
-    Padding is what a mask of keys hides from everybody. A key that nobody reads because of where it stands, as the
-    last one where queries read only what is before them, is a token like others.
+    Padding is what a mask of keys hides from everybody. A key that nobody reads because of where it stands,
+    as the last one where queries read only what is before them, is a token like others.
     """
     real = allowed.any(2).any(1)
     if bool(real.all()):
