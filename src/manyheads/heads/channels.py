@@ -131,6 +131,8 @@ def _embedding(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     out = func(*args, **kwargs)
     ids, table = (args[0] if args else kwargs["input"]), (args[1] if len(args) > 1 else kwargs["weight"])
     mode.state.flow.embedded(ids, table.shape[0], out)
+    if mode.owner.embedded is not None:
+        mode.owner.embedded.append(ids.detach().clone())
     return out
 
 

@@ -49,12 +49,12 @@ class Leaf:
 
     tensor: the result.
     rows: its axes that belong to the weights; the others belong to the data.
-    weights: which weights: their place in memory and their shape.
+    weights: a number that says which weights, by their place in memory and their shape.
     """
 
     tensor: Tensor
     rows: tuple[int, ...]
-    weights: tuple[Any, ...]
+    weights: int
 
     def by_row(self, elements: Tensor) -> Tensor:
         """Something about each element (n, *shape of the leaf), as (n, rows, data)."""
@@ -87,6 +87,9 @@ class Marks(TorchFunctionMode):
         self.leaves: dict[int, Leaf] = {}
         self.outputs: dict[int, Tensor] = {}  # what attention calls gave, as leaves of their own
         self.readers: dict[int, list[Reader]] = {}
+        self._of_heads: dict[
+            int, weakref.ref[Tensor]
+        ] = {}  # made of what attention calls gave, and of no product since
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -104,12 +107,15 @@ class Marks(TorchFunctionMode):
         if func is F.embedding:
             return self.leaf(func(*args, **kwargs), (-1,), tensors[-1:])
         out = func(*args, **kwargs)
-        if isinstance(out, Tensor):
+        if self._of_heads and any(self._reads_heads(x) for x in tensors):
+            for result in tensors_in(args[0] if func is Tensor.__setitem__ else out):
+                self.follow(result)
+        elif isinstance(out, Tensor):
             if all(fixed) and id(out) not in self._constant:
                 self._remember(out)
-            elif func in _NORMS and tensors[0].requires_grad and not self._reads_heads(tensors[0]):
+            elif func in _NORMS and tensors[0].requires_grad:
                 return out.detach() + (tensors[0] - tensors[0].detach()).to(out.dtype)
-            elif func in _NORMALISERS and _keeps_last(args, kwargs, out) and not self._reads_heads(out):
+            elif func in _NORMALISERS and _keeps_last(args, kwargs, out):
                 return out.detach()
         return out
 
@@ -118,14 +124,20 @@ class Marks(TorchFunctionMode):
         if not out.is_floating_point() or torch._C._functorch.is_functorch_wrapped_tensor(out):
             return out
         tensor = out.detach().requires_grad_()
-        places = tuple((x.data_ptr(), tuple(x.shape), x.stride()) for x in weights)
-        self.leaves[id(tensor)] = Leaf(tensor, rows, places)
+        place = hash(tuple((x.data_ptr(), tuple(x.shape), x.stride()) for x in weights))
+        self.leaves[id(tensor)] = Leaf(tensor, rows, place)
         return tensor.clone()  # which may be written to
 
     def output(self, out: Tensor) -> Tensor:
         """Start a new history with what an attention call gave: a leaf."""
         tensor = out.detach().requires_grad_()
         self.outputs[id(tensor)] = tensor
+        return tensor
+
+    def follow(self, tensor: Tensor) -> Tensor:
+        """Remember that a tensor is made of what an attention call gave."""
+        key, kept = id(tensor), self._of_heads
+        kept[key] = weakref.ref(tensor, lambda _: kept.pop(key, None))
         return tensor
 
     def is_constant(self, tensor: Tensor) -> bool:
@@ -143,7 +155,8 @@ class Marks(TorchFunctionMode):
 
     def _reads_heads(self, tensor: Tensor) -> bool:
         """Whether a tensor comes from what an attention call gave: then what happens to it is of interest."""
-        return bool(self.outputs) and any(id(leaf) in self.outputs for leaf in leaves_of(tensor))
+        kept = self._of_heads.get(id(tensor))
+        return kept is not None and kept() is tensor
 
     def _product(
         self,
@@ -154,7 +167,7 @@ class Marks(TorchFunctionMode):
         fixed: list[bool],
     ) -> Any:
         for x, constant in zip(tensors, fixed, strict=True):
-            if not constant and self.outputs:
+            if not constant and self._reads_heads(x):
                 self._read(x)
         data = {id(x) for x, constant in zip(tensors, fixed, strict=True) if not constant}
         out = func(
@@ -204,7 +217,9 @@ def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) ->
     """
     inputs = [leaf.tensor for leaf in leaves]
     start = cotangent(tensor)
-    plain = torch.autograd.grad(tensor, inputs, start, retain_graph=True, allow_unused=True)
+    plain: Sequence[Tensor | None] = torch.autograd.grad(
+        tensor, inputs, start, retain_graph=True, allow_unused=True
+    )
     exact = torch.finfo(tensor.dtype).eps < 1e-5
     base, slack = (512, 0.05) if exact else (8, 0.25)
     result = [torch.full((len(axes), *x.shape), UNUSED, dtype=torch.long) for x in inputs]
@@ -217,7 +232,9 @@ def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) ->
         while unit == 1 or unit < size:
             digit = torch.arange(size, device=tensor.device) // unit % base
             factor = (1 + digit / base).to(tensor.dtype).view(shape)
-            coded = torch.autograd.grad(tensor, inputs, start * factor, retain_graph=True, allow_unused=True)
+            coded: Sequence[Tensor | None] = torch.autograd.grad(
+                tensor, inputs, start * factor, retain_graph=True, allow_unused=True
+            )
             for place, (g, c, alive) in enumerate(zip(plain, coded, used, strict=True)):
                 if g is None or c is None or alive is None:
                     continue

@@ -214,8 +214,10 @@ class Interceptor:
         self._proves = proof is None
         self.sites = Sites()
         self.ran: set[str] = set()
+        self.embedded: list[Tensor] | None = None  # the ids of every embedding, where somebody wants them
         self.constants = frozenset(id(tensor) for tensor in (*model.parameters(), *model.buffers()))
         self._tracing = True
+        self.follows_streams = True  # tell self-attention from cross-attention, which costs a little
         self._local = threading.local()
         self._handles: list[Any] = []
         self._depth = 0
@@ -293,7 +295,7 @@ class Interceptor:
             surroundings.stay_eager()
             if self._proves:
                 self.proof = proof_of(self.model, module, path, args, kwargs)
-            tracing, self._tracing = self._tracing or self.tokens, False
+            tracing, self._tracing = (self._tracing or self.tokens) and self.follows_streams, False
             state = self._local.state = State(self, tracing)
             state.mode.__enter__()
         number = state.runs[path] = state.runs.get(path, 0) + 1

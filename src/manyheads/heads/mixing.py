@@ -30,6 +30,18 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 _PRODUCTS = ("matmul", "bmm", "einsum", "baddbmm", "linear")
 _TINY = 1e-5
+# Modules that cannot mix tokens.
+_POINTWISE = (
+    nn.Dropout,
+    nn.Identity,
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GELU,
+    nn.ReLU,
+    nn.SiLU,
+    nn.Tanh,
+)
 
 
 class Baseline:
@@ -52,8 +64,9 @@ class Baseline:
 
     def __enter__(self) -> Baseline:
         for part in self.module.modules():
-            before = part.register_forward_pre_hook(self._begin, with_kwargs=True)
-            self._handles += [before, part.register_forward_hook(self._end)]
+            if not isinstance(part, _POINTWISE):
+                before = part.register_forward_pre_hook(self._begin, with_kwargs=True)
+                self._handles += [before, part.register_forward_hook(self._end)]
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -110,12 +123,22 @@ class Perturbed(Baseline):
         with torch._C.DisableTorchFunction():
             parent = self.innermost
             now = self.enter_run(module)
+            if _is_leaf(module):  # what comes out of it tells enough
+                return None
             return self._contained((args, kwargs), self.first.inputs.get(now), parent, now)
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> Any:
         with torch._C.DisableTorchFunction():
             now = self.leave_run()
-            return self._contained(output, self.first.outputs.get(now), now[0], now)
+            kept = self._contained(output, self.first.outputs.get(now), now[0], now)
+            if kept is not None and _is_leaf(module) and self._any_leaks(args, self.first.inputs.get(now)):
+                self.leaks.discard(now[0])
+                self.leaks.update([self.innermost] if self.innermost is not None else [])
+            return kept
+
+    def _any_leaks(self, value: Any, before: list[Tensor] | None) -> bool:
+        pairs = zip(tensors_in(value), before or (), strict=False)
+        return any(new.shape == old.shape and self._leaks(new, old) for new, old in pairs)
 
     def _contained(
         self, value: Any, before: list[Tensor] | None, path: str | None, run: tuple[str, int]
@@ -146,9 +169,9 @@ class Perturbed(Baseline):
     def _leaks(self, new: Tensor, old: Tensor) -> bool:
         if not new.is_floating_point() or new.dim() < 2 or new.is_nested or new.numel() == 0:
             return False
-        changed = ~torch.isclose(
-            new, old, rtol=_TINY, atol=_TINY * float(old.abs().max().nan_to_num(1.0)), equal_nan=True
-        )
+        if torch.equal(new, old):
+            return False
+        changed = (new - old).abs_() > _TINY * old.abs().nan_to_num_(0.0, 0.0, 0.0).max()
         if not bool(changed.any()):
             return False
         tokens = round(1 / self.share)
@@ -162,6 +185,10 @@ class Perturbed(Baseline):
             if size > 1 and int(changed.any(others).sum()) <= max(1, int(size * self.share + 1e-6)):
                 return False
         return True
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    return next(module.children(), None) is None
 
 
 def _one_place(new: Tensor, old: Tensor) -> Tensor:

@@ -25,8 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.overrides import _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -179,25 +178,31 @@ def _first_run(copied: nn.Module, path: str, inputs: Inputs, proof: Proof) -> tu
     """Run the copy with everything marked."""
     records: list[Record] = []
     first = Baseline(copied, path)
-    with Ids() as ids, Marks([*copied.parameters(), *copied.buffers()], first.see) as marks:
+    with Marks([*copied.parameters(), *copied.buffers()], first.see) as marks:
 
         def see(call: Call) -> Tensor:
             with torch._C.DisableTorchFunction(), torch.enable_grad():
                 record = _record(call, marks)
                 records.append(record)
-                return record.output.clone()  # which may be written to
+                return marks.follow(record.output.clone())  # which may be written to
 
         probe = inputs.changed(lambda x: _leaf(x, marks))
-        with (
-            Interceptor(copied, see, parts=True, tokens=True, proof=proof, prefix=path),
-            first,
-            torch.enable_grad(),
-        ):
+        interceptor = _interceptor(copied, see, proof, path)
+        interceptor.embedded = first.ids
+        with interceptor, first, torch.enable_grad():
             copied(*probe.args, **probe.kwargs)
-    first.ids = ids.seen
     for record in records:
         record.readers = marks.readers.get(id(record.output), [])
     return records, first
+
+
+def _interceptor(
+    copied: nn.Module, see: Callable[[Call], Tensor | None], proof: Proof, path: str
+) -> Interceptor:
+    """What sees the calls of a probe; whose sequence is whose does not matter here."""
+    interceptor = Interceptor(copied, see, parts=True, proof=proof, prefix=path)
+    interceptor.follows_streams = False
+    return interceptor
 
 
 def _leaf(x: Tensor, marks: Marks) -> Tensor:
@@ -411,22 +416,6 @@ def _second_runs(
             proof.sites[name].reason = proof.missed[record.origin.frame[0]]
 
 
-class Ids(TorchFunctionMode):
-    """A context that remembers the ids of every embedding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Tensor] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.embedding:
-            self.seen.append((args[0] if args else kwargs["input"]).detach().clone())
-        return func(*args, **kwargs)
-
-
 Rows = tuple[Tensor, Tensor] | None  # which queries and keys of a call changed
 
 
@@ -490,18 +479,14 @@ def _second_run(
                 changed[0][:, None, :, None], call.output, kept
             )  # the replaced token's own row
 
-    ids = Ids()
     probe = other if other is not None else inputs.changed(lambda x: x.detach().clone())
-    with (
-        Interceptor(copied, see, parts=True, tokens=True, proof=proof, prefix=path),
-        perturbed,
-        torch.no_grad(),
-        ids,
-    ):
+    interceptor = _interceptor(copied, see, proof, path)
+    interceptor.embedded = perturbed.ids
+    with interceptor, perturbed, torch.no_grad():
         copied(*probe.args, **probe.kwargs)
     run.leaks = perturbed.leaks if other is not None else set()
-    if axis and other is not None and len(ids.seen) == len(first.ids):
-        pairs = zip(ids.seen, first.ids, strict=True)
+    if axis and other is not None and len(perturbed.ids) == len(first.ids):
+        pairs = zip(perturbed.ids, first.ids, strict=True)
         run.embeddings = frozenset(i for i, (now, then) in enumerate(pairs) if not torch.equal(now, then))
     return run
 
