@@ -619,6 +619,13 @@ class Positional(Attention):
         return self.output(self.heads(x).transpose(1, 2).flatten(2) + local)
 
 
+class Memory(Positional):
+    """Adds it to the output, as FunASR does."""
+
+    def forward(self, x):
+        return Attention.forward(self, x) + self.extra(self.value(x).mT).mT
+
+
 class SubNorm(Attention):
     """One norm over all heads before the output projection, as BEiT-3 has it."""
 
@@ -631,7 +638,11 @@ class SubNorm(Attention):
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [(Positional, "read more than what its attention gives"), (SubNorm, "one norm goes over the outputs")],
+    [
+        (Positional, "read more than what its attention gives"),
+        (Memory, "the weights of the head are read by more than its attention"),
+        (SubNorm, "one norm goes over the outputs"),
+    ],
 )
 def test_heads_that_leave_something_when_they_are_silent_are_refused(kind, message):
     with pytest.raises(ValueError, match=message):

@@ -114,7 +114,7 @@ def fix_head_counts(
                 if chosen is not None:
                     break
         else:
-            _check_readers(model, region, found, removed)
+            _check_readers(model, region, found, removed, shrunk)
             raise RuntimeError(
                 f"cut: {region.path or 'the model'} ({type(module).__name__}) does not give without heads "
                 f"{gone} what it gives with them silenced: {_why(module, region.calls)}. Its code may have "
@@ -147,32 +147,43 @@ def _set_ours(
 
 
 def _check_readers(
-    model: nn.Module, region: Region, found: Mapping[str, Projections], removed: Removed
+    model: nn.Module,
+    region: Region,
+    found: Mapping[str, Projections],
+    removed: Removed,
+    shrunk: Mapping[str, shrink.Shrink],
 ) -> None:
-    """Refuse heads whose columns of the output projection read something besides their attention.
+    """Refuse heads that do more than attend.
 
     Silenced, a head's attention gives zero. Where more goes into the weights that read it (a convolution of
-    the values, a norm over all heads), zero attention is not zero input, and columns that are gone cannot
-    give what is left.
+    the values, a norm over all heads), columns that are gone cannot give what is left; where something else
+    reads its values, rows that are gone cannot.
     """
-    if not any(removed.get(name) for name in region.sites):
-        return
     module = copy.deepcopy(model.get_submodule(region.path))
-    prefix = f"{region.path}." if region.path else ""
-    for name in region.sites:
-        for head in removed.get(name, ()):
-            for part in found[name].heads[head].output:
-                if part.parameter.startswith(prefix) and part not in found[name].heads[head].key:
-                    weight = get_tensor(module, part.parameter.removeprefix(prefix))
-                    with torch.no_grad():
-                        weight.index_fill_(part.axis, torch.tensor(part.indices, device=weight.device), 0.0)
-    holds = _Runs(module, region.calls, 10 * tolerance(model))
-    if holds.fails():
-        raise ValueError(
-            f"heads: cannot cut at {region.sites[0]!r}: the weights that read the head read more than what "
-            "its attention gives (such as a convolution of the values, or a norm over all heads), so that "
-            "without them the module does not give what it gives with the head silent"
-        )
+    start = len(region.path) + 1 if region.path else 0
+    readers = {
+        part.parameter
+        for name in region.sites
+        for head in removed.get(name, ())
+        for part in found[name].heads[head].output
+        if part not in found[name].heads[head].key
+    }
+    inside = {name for name in shrunk if region.holds(name)}
+    for names, why in (
+        (inside & readers, "the weights that read the head read more than what its attention gives"),
+        (inside - readers, "the weights of the head are read by more than its attention"),
+    ):
+        for name in names & {region.path + "." * bool(start) + own for own, _ in module.named_parameters()}:
+            weight, keep = get_tensor(module, name[start:]), set(shrunk[name].keep)
+            gone = [index for index in range(shrunk[name].size) if index not in keep]
+            with torch.no_grad():
+                weight.index_fill_(shrunk[name].axis, torch.tensor(gone, device=weight.device), 0.0)
+        if _Runs(module, region.calls, 10 * tolerance(model)).fails():
+            raise ValueError(
+                f"heads: cannot cut at {region.sites[0]!r}: {why} (such as a convolution of the values, or a "
+                "norm over all heads), so that without them the module does not give what it gives with the "
+                "head silent"
+            )
 
 
 def _sizes(
