@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import manyheads
 from manyheads import cli
@@ -125,3 +126,8 @@ def test_nothing_is_written_without_out(tmp_path, monkeypatch, capsys):
         Path("here"),
         Path("here/heads.png"),
     }
+
+
+def test_temperature_is_told_in_the_words_of_the_field() -> None:
+    said = " ".join(CliRunner().invoke(cli.app, ["predict", "--help"], env={"COLUMNS": "200"}).output.split())
+    assert "below 1 sharpens the distribution (more conservative)" in said

@@ -117,6 +117,8 @@ def test_the_verbs_on_heads_take_the_folder_alone(folders, tmp_path, name):
         assert len(json.loads(done.stdout.splitlines()[-1]).get("heads", [0, 1, 2])) == 3, verb
     assert (tmp_path / "inspect" / "report.html").is_file()
     call("prune", folders / name, "--limit", 40, "--keep", 0.6, "--json", "--out", tmp_path / "small")
+    card = json.loads((tmp_path / "small" / "card.json").read_text())
+    assert (card["measure"] == "accuracy") == (name in ("images", "dna"))
     small = mh.load(tmp_path / "small")
     assert small.encoder.blocks[0].attention.heads == 2
     told = [json.loads(call("evaluate", f, "--json").stdout) for f in (folders / name, tmp_path / "small")]
