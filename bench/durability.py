@@ -173,7 +173,7 @@ def killed(verb: Verb, home: Path, kills: int, chance: random.Random) -> list[ob
 
 
 def _kill(verb: Verb, out: Path, home: Path, delay: float) -> bool:
-    """Kill a verb after a while, or sooner, in a fresh folder, where it was faster; whether it was running."""
+    """Kill a verb after a while, or sooner in a fresh folder, where it was faster; whether it was running."""
     for _ in range(10):
         pid = start(lambda: verb.run(out), home / "killed")
         time.sleep(delay)
