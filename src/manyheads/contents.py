@@ -84,6 +84,7 @@ def open_picture(file: Any, name: str) -> Iterator[Any]:
     name: what the sentence begins with: an option, as ``images``.
     """
     try:
+        import PIL
         from PIL import Image
     except ImportError:
         raise ImportError("pictures need Pillow: pip install 'manyheads[train]'") from None
@@ -93,7 +94,11 @@ def open_picture(file: Any, name: str) -> Iterator[Any]:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # about damage that Pillow can live with
-        with Image.open(io.BytesIO(content)) as picture:
+        try:
+            opened = Image.open(io.BytesIO(content))
+        except PIL.UnidentifiedImageError:
+            raise ValueError("of no kind that Pillow knows") from None
+        with opened as picture:
             if math.prod(picture.size) > MOST_PIXELS:
                 raise ValueError(f"{picture.size[0]:,} x {picture.size[1]:,} pixels, over {MOST_PIXELS:,}")
             yield picture

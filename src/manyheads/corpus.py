@@ -152,7 +152,7 @@ def examples(
 
     With ``labels``, batches also have those of their examples, for a loss.
     """
-    from manyheads.tasks import held_out, read_data
+    from manyheads.tasks import held_out
     from manyheads.training.batches import spread
 
     task, folder = loaded.task, loaded.folder
@@ -161,7 +161,7 @@ def examples(
             f"data: {loaded.name} was not trained by manyheads; give --text, --images or --tokens"
         )
     try:
-        found = held_out(folder, task) if data is None else read_data(folder, task, data)
+        found = held_out(folder, task) if data is None else task.read(data)
     except (OSError, ValueError) as error:
         if data is not None or str(error).startswith("MODEL:"):
             raise

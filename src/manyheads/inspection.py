@@ -116,6 +116,10 @@ def count(
 def _table(seen: Watch) -> HeadTable:
     try:
         return seen.table
+    except IndexError as error:
+        raise ValueError(
+            "MODEL: it has other heads than those that its original_heads name; get the model again"
+        ) from error
     except ValueError as error:
         raise ValueError(
             f"MODEL: {str(error).removeprefix('watch: ')}; expected a transformer whose attention is made of "

@@ -15,7 +15,7 @@ import manyheads as mh
 from manyheads.cli import app
 from manyheads.corpus import examples
 from manyheads.models import load
-from manyheads.tasks import find
+from manyheads.tasks import find, held_out, restore
 from manyheads.tasks.sound import encode_wav
 from manyheads.training.loop import train
 from manyheads.view.document.example import example
@@ -73,7 +73,10 @@ def test_the_verbs_on_heads_take_the_folder_alone(folders, tmp_path, name, kind)
     small = mh.load(tmp_path / "small")
     kept = sum(part.heads for part in small.modules() if isinstance(part, mh.MultiHeadAttention))
     assert heads * 0.6 <= kept < heads
-    told = [json.loads(call("evaluate", f, "--json").stdout) for f in (folder, tmp_path / "small")]
+    told = [
+        json.loads(call("evaluate", f, "--data", folders / name, "--json").stdout)
+        for f in (folder, tmp_path / "small")
+    ]
     assert told[0]["examples"] == told[1]["examples"]
     assert told[0]["metrics"].keys() == told[1]["metrics"].keys()
     assert told[0]["metrics"]["loss"] != told[1]["metrics"]["loss"]
@@ -122,8 +125,13 @@ def test_words_and_classes_are_judged_by_the_loss_of_training(folders, tmp_path)
         )
 
 
-def test_held_out_examples_are_read_without_data(folders):
-    read = examples(load(str(folders / "speech-ctc")))
-    assert (read.unit, len(read.sizes)) == ("recordings", 3)
-    read = examples(load(str(folders / "picturebook-single")))
-    assert (read.unit, len(read.sizes)) == ("captions", 6)
+def test_examples_are_read_when_they_are_named(folders):
+    for name, kind, unit, held, all_of_them in (
+        ("speech", "ctc", "recordings", 3, 30), ("picturebook", "single", "captions", 6, 60),
+    ):  # fmt: skip
+        folder = folders / f"{name}-{kind}"
+        with pytest.raises(ValueError, match=r"names .*, which is not in the folder"):
+            examples(load(str(folder)))
+        read = examples(load(str(folder)), str(folders / name))
+        assert (read.unit, len(read.sizes)) == (unit, all_of_them)
+        assert len(held_out(folder, restore(folder), str(folders / name))) == held

@@ -106,7 +106,7 @@ def test_what_cannot_be_read_is_told(folders, tmp_path):
     path.write_text("a\tACGT\nb\tGGG\n" * 10)
     train(find("dna")(**SIZES), str(path), out=tmp_path / "run", **QUICK)
     path.unlink()
-    with pytest.raises(ValueError, match=r"was trained on cannot be read any more .*; give --data"):
+    with pytest.raises(ValueError, match=r"names .*t.tsv as its data, which is not in the folder"):
         choose(load(str(tmp_path / "run")), None, None, None, None, None, 4096)
 
 

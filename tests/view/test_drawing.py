@@ -96,11 +96,10 @@ def test_uneven_layers_and_any_token(tmp_path):
 
 
 def test_a_failure_leaves_no_half_written_picture(tmp_path, monkeypatch):
-    def full_disk(self, path, **options):
-        path.write_bytes(b"half")
-        raise OSError("No space left on device")
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full_disk)
+    monkeypatch.setattr("manyheads.whole_files.os.replace", full_disk)
     with pytest.raises(OSError, match="No space left"):
         figure.draw([torch.eye(3)[None]], ["a", "b", "c"], tmp_path / "heads.png", "")
     assert not list(tmp_path.iterdir())

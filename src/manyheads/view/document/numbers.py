@@ -130,7 +130,7 @@ def redundancy(judged: HeadTable, table: HeadTable) -> dict[str, Any] | None:
 def roles(judged: HeadTable, table: HeadTable) -> dict[str, Any] | None:
     """What each head was found to be, with the evidence, in the order of another table's rows."""
     columns = [name.removesuffix("_score") for name in judged.sums if _role_of(name) is not None]
-    columns = [c for c in dict.fromkeys(columns) if f"{c}_score" in judged.sums]
+    columns = [c for c in dict.fromkeys(columns) if {f"{c}_score", f"{c}_baseline"} <= set(judged.sums)]
     if not columns or "roles" not in judged.labels:
         return None
     rows = aligned(judged, table).tolist()
