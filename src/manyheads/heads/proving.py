@@ -167,6 +167,7 @@ def _proof(copied: nn.Module, path: str, inputs: Inputs) -> Proof:
         records, first = _first_run(copied, path, inputs, proof)
         if not _put_right(proof, records):
             break
+    _keep(proof, records)
     proof.rejected |= {(r.origin.frame[0], r.origin.number) for r in records if not r.tokens}
     records = [record for record in records if record.tokens]
     _loops(proof, records)
@@ -306,6 +307,22 @@ def _put_right(proof: Proof, records: list[Record]) -> bool:
     fresh = {key: found for key, found in fresh.items() if proof.roles.get(key) != found}
     proof.roles |= fresh
     return bool(fresh)
+
+
+def _keep(proof: Proof, records: list[Record]) -> None:
+    """Keep what custom got right by looking at sizes, which may be others in the next batch."""
+    kept: dict[proofs.Key, set[tuple[Roles, int]]] = {}
+    for record in records:
+        origin = record.origin
+        if record.tokens and not (
+            record.problem or record.wanted or record.call.again or "h" in origin.result[1:2]
+        ):
+            single = origin.heads == 1 and "n" in origin.result
+            roles = tuple("b" if single and role == "n" else role for role in origin.result)
+            kept.setdefault(origin.key, set()).add((roles, origin.heads))
+    proof.roles |= {
+        key: next(iter(found)) for key, found in kept.items() if len(found) == 1 and key not in proof.roles
+    }
 
 
 def _loops(proof: Proof, records: list[Record]) -> None:
