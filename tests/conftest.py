@@ -17,6 +17,10 @@ if "OMP_NUM_THREADS" not in os.environ:
     torch.set_num_threads(1)  # tests run side by side, one process a core
 
 
+# A module that makes a device of torch's for good: only a process of its own may import it.
+collect_ignore = ["common/pretend.py"]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests in them, in any order")
 

@@ -17,7 +17,7 @@ from manyheads.heads import written
 from manyheads.heads.axes import Roles, canonical, restore
 from manyheads.heads.call_rows import score_rows
 from manyheads.heads.calls import SDPA, Call, Fused, Origin, flex_scores, from_sdpa
-from manyheads.heads.flow import NOT_MERGED, Merged, Tag, Weights, version_of
+from manyheads.heads.flow import NOT_MERGED, Merged, Tag, Weights, memory_of, version_of
 from manyheads.heads.sites import Site
 from manyheads.nn.attention import attention
 from manyheads.nn.mask import Mask, as_mask
@@ -280,7 +280,7 @@ def _written(
     call.origin = _origin(weights, frame, heads)
     if found.tag.kept is None and found.tag.roles is not None and not partial:
         call.weights = canonical(found.factor, found.tag.roles, heads)
-    if modified and not _overwritten(found) and weights.scores.data_ptr() != found.factor.data_ptr():
+    if modified and not _overwritten(found) and memory_of(weights.scores) != memory_of(found.factor):
         logits = canonical(weights.scores, weights.roles, heads)
         call.logits = logits if logits.shape == scores.shape else None
     _note(call, found)

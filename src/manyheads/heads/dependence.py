@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from manyheads.heads.flow import memory_of
+
 _CONVOLUTIONS = {torch.conv1d, torch.conv2d, torch.conv3d}
 _MATMULS = {
     torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, Tensor.mm, torch.bmm,
@@ -82,7 +84,7 @@ class Marks(TorchFunctionMode):
     def __init__(self, constants: Sequence[Tensor], see: Callable[[Any], None]) -> None:
         super().__init__()
         self._see = see
-        self._storages = {x.untyped_storage().data_ptr() for x in constants if x.device.type != "meta"}
+        self._storages = {memory_of(x) for x in constants}
         self._constant: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # made of constants alone, and when
         self.leaves: dict[int, Leaf] = {}
         self.outputs: dict[int, Tensor] = {}  # what attention calls gave, as leaves of their own
@@ -124,7 +126,7 @@ class Marks(TorchFunctionMode):
         if not out.is_floating_point() or torch._C._functorch.is_functorch_wrapped_tensor(out):
             return out
         tensor = out.detach().requires_grad_()
-        place = hash(tuple((x.data_ptr(), tuple(x.shape), x.stride()) for x in weights))
+        place = hash(tuple((memory_of(x), x.storage_offset(), x.shape, x.stride()) for x in weights))
         self.leaves[id(tensor)] = Leaf(tensor, rows, place)
         return tensor.clone()  # which may be written to
 
@@ -147,7 +149,7 @@ class Marks(TorchFunctionMode):
             return kept[1] == tensor._version  # nothing was written to it since
         if tensor.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return False
-        return tensor.numel() > 0 and tensor.untyped_storage().data_ptr() in self._storages
+        return tensor.numel() > 0 and memory_of(tensor) in self._storages
 
     def _remember(self, tensor: Tensor) -> None:
         key, kept = id(tensor), self._constant

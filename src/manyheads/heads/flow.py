@@ -237,6 +237,14 @@ def version_of(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else int(tensor._version)
 
 
+def memory_of(tensor: Tensor) -> int:
+    """Where the memory of a tensor is; its own number where it has none (meta tensors, wrappers of others)."""
+    try:
+        return tensor.untyped_storage().data_ptr() or id(tensor)
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
+
+
 def _moves(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether a function moves, views or casts numbers and does nothing else to them."""
     if func is Tensor.__getitem__:

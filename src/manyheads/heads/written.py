@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.heads.axes import Roles
-from manyheads.heads.flow import NOT_MERGED, Flow, Product, Tag, Weights, version_of
+from manyheads.heads.flow import NOT_MERGED, Flow, Product, Tag, Weights, memory_of, version_of
 
 _aten = torch.ops.aten
 MATMULS = {
@@ -167,7 +167,7 @@ def softmax(
     streams = tag.streams if tag is not None else flow.streams(scores)
     merged = tag.merged if tag is not None else NOT_MERGED
     weights = Weights(scores, roles, found, place, version_of(scores))
-    overwritten = out.data_ptr() == scores.data_ptr()  # softmax(out=scores): what went into it is gone
+    overwritten = memory_of(out) == memory_of(scores)  # softmax(out=scores): what went into it is gone
     flow.put(out, Tag(streams, merged, roles, None, weights, modified=overwritten))
 
 
