@@ -337,7 +337,8 @@ def test_nothing_is_left_behind_when_the_model_raises(error: type[BaseException]
         for _ in range(2):  # and the second time is like the first
             with pytest.raises(error, match="broken"):
                 model(torch.randn(2, 5, 6))
-    assert [call.site.name for call in calls] == ["attention", "attention"]
+    # the probe meets the error first; Ctrl-C ends that, too
+    assert [call.site.name for call in calls] == ["attention", "attention"] * (error is not KeyboardInterrupt)
     assert everything_patched() == before
 
 

@@ -204,7 +204,8 @@ def test_a_scripted_part_is_missed_when_it_hides_attention() -> None:
     model = nn.Sequential(torch.jit.trace(Sdpa(), x), torch.jit.trace(nn.Linear(6, 6), x), Sdpa())
     with watch(model) as seen:
         model(x)
-    assert list(seen.missed) == ["0"]
+    assert "traced or scripted" in seen.missed["0"]
+    assert "1" not in seen.missed
     assert [site.name for site in seen.sites] == ["2"]
 
 
@@ -215,7 +216,7 @@ def test_watching_nothing_is_an_error_that_says_why() -> None:
         _ = seen.table
     with seen:
         seen.model(torch.ones(2, 3, 4))
-    with pytest.raises(ValueError, match=r"no attention was seen in the model; these look like it.*: 0"):
+    with pytest.raises(ValueError, match=r"no attention was seen in the model; tokens are mixed unseen in 0"):
         _ = seen.table
 
 

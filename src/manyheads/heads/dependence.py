@@ -43,6 +43,7 @@ _NORMALISERS = {
 }  # fmt: skip
 MIXED = -2  # an element that goes to several indices
 UNUSED = -1  # an element that goes nowhere
+NO_WEIGHTS = hash(())  # stands for the weights of what comes in from outside
 
 
 @dataclass(eq=False)
@@ -188,13 +189,11 @@ class Marks(TorchFunctionMode):
             weights = cotangent(data)
             gradients = torch.autograd.grad(data, heads, weights, retain_graph=True, allow_unused=True)
             parts = [
-                (x.detach() * g).double().sum()
-                for x, g in zip(heads, gradients, strict=True)
-                if g is not None
+                _double(x.detach() * g).sum() for x, g in zip(heads, gradients, strict=True) if g is not None
             ]
             whole, size = (
-                (data.detach() * weights).double().sum(),
-                (data.detach() * weights).double().abs().sum(),
+                _double(data.detach() * weights).sum(),
+                _double(data.detach() * weights).abs().sum(),
             )
             linear = bool((whole - sum(parts)).abs() <= 1e-3 * size + 1e-12)
         reader = Reader(int(data.shape[-1]), len(heads), linear)
@@ -240,7 +239,7 @@ def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) ->
             for place, (g, c, alive) in enumerate(zip(plain, coded, used, strict=True)):
                 if g is None or c is None or alive is None:
                     continue
-                ratio = ((c.double() / torch.where(alive, g, 1).double()) - 1) * base
+                ratio = (_double(c) / _double(torch.where(alive, g, 1)) - 1) * base
                 index = ratio.round()
                 index = torch.where((ratio - index).abs() < slack, index, -1).long()
                 index = torch.where((index >= 0) & (index < base), index, MIXED).cpu()
@@ -253,6 +252,11 @@ def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) ->
         for found in result:
             found[number][found[number] >= size] = MIXED
     return result
+
+
+def _double(tensor: Tensor) -> Tensor:
+    """In float64, on the CPU: some devices have none."""
+    return tensor.detach().cpu().double()
 
 
 def _is_used(gradient: Tensor) -> Tensor:

@@ -238,7 +238,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Where the memory of a tensor is; its own number where it has none (meta tensors, wrappers of others)."""
+    """Where the memory of a tensor is; its own number where it has none (meta tensors, wrappers)."""
     try:
         return tensor.untyped_storage().data_ptr() or id(tensor)
     except (RuntimeError, NotImplementedError):

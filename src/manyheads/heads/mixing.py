@@ -110,12 +110,15 @@ class Perturbed(Baseline):
     """A context for the second run: compares it with the first, and puts back what got to other tokens.
 
     share: the part of the sequences, or tokens, that was replaced.
+    pairs: numbers of queries and keys of attention: a tensor of such axes has a number for each pair.
     leaks: the modules in which something got to others.
     """
 
-    def __init__(self, module: nn.Module, prefix: str, first: Baseline, share: float) -> None:
+    def __init__(
+        self, module: nn.Module, prefix: str, first: Baseline, share: float, pairs: set[tuple[int, int]]
+    ) -> None:
         super().__init__(module, prefix)
-        self.first, self.share = first, share
+        self.first, self.share, self.pairs = first, share, pairs
         self.leaks: set[str] = set()
         self._changed_runs: dict[str, set[int]] = {}
 
@@ -178,8 +181,10 @@ class Perturbed(Baseline):
         of_tokens = [size % tokens == 0 for size in new.shape]
         if new.dim() == 2 and not any(of_tokens):
             return False  # a vector for each sequence, as pooling gives
+        if (new.shape[-2], new.shape[-1]) in self.pairs:
+            return False
         if of_tokens[-1] and of_tokens[-2] and new.shape[-1] == new.shape[-2]:
-            return False  # a number for each pair of tokens
+            return False
         for axis, size in enumerate(new.shape):
             others = [other for other in range(new.dim()) if other != axis]
             if size > 1 and int(changed.any(others).sum()) <= max(1, int(size * self.share + 1e-6)):

@@ -27,22 +27,24 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from manyheads.heads import proofs
 from manyheads.heads.axes import Roles
 from manyheads.heads.call_rows import weight_rows
 from manyheads.heads.calls import Call, Origin
-from manyheads.heads.dependence import Leaf, Marks, Reader, leaves_of
+from manyheads.heads.dependence import NO_WEIGHTS, Leaf, Marks, Reader, leaves_of
 from manyheads.heads.intercept import Interceptor
 from manyheads.heads.layout import Axis, agree, keys_are_tokens, origins, roles_from
 from manyheads.heads.mixing import Baseline, Perturbed, reasons
 from manyheads.heads.probe_inputs import Inputs, candidates, replaced, structure_copy
 from manyheads.heads.proofs import Proof, SiteProof
+from manyheads.heads.surroundings import without_checkpoints
 from manyheads.heads.visible import shown
 
 _SLOW = 2.0  # seconds after which people are told
 _TRIES = 3  # first runs until custom and proof agree
+_NO_WEIGHTS = "no weights are behind its queries, so that nothing tells its heads"
 _ALSO_READ = (
     "more than attention's output flows into what reads this head (a norm, a convolution, a residual): "
     "silence makes "
@@ -122,7 +124,9 @@ def _undisturbed(module: nn.Module) -> Iterator[None]:
             for mode in reversed(modes):
                 if isinstance(mode, DeviceContext):
                     stack.enter_context(mode)
-            stack.enter_context(_disable_current_modes())
+            if all(type(mode).__module__.startswith("torch.") for mode in _get_current_dispatch_mode_stack()):
+                stack.enter_context(_disable_current_modes())  # those that count or trace
+            stack.enter_context(without_checkpoints())
             stack.enter_context(torch.random.fork_rng(devices=[d for d in devices if d is not None]))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(warnings.catch_warnings())
@@ -224,12 +228,15 @@ def _record(call: Call, marks: Marks) -> Record:
     if not record.tokens:
         return record
     axes = [axis for axis, role in enumerate(origin.roles) if role not in ("k", "d")]
-    found = origins(origin.tensor, axes, _leaves(origin.tensor, marks))
+    leaves = _leaves(origin.tensor, marks)
+    found = origins(origin.tensor, axes, leaves)
     if found is None:
         record.problem = _heads_of_values(call, value_leaves)
     else:
         record.rows, record.data = found.rows, found.data
         _judge(record, axes, found.axes, value_leaves)
+        if record.wanted and all(leaf.weights == NO_WEIGHTS for leaf in leaves):
+            record.wanted, record.problem = None, _NO_WEIGHTS
     if not (record.problem or record.wanted or _is_formula(call)):
         record.problem = "what was taken for its weights and values does not give its output"
     return record
@@ -246,7 +253,7 @@ def _heads_of_values(call: Call, leaves: list[Leaf]) -> str:
         found is not None and found.axes[1].role == "h" and found.axes[0].role == "b"
     ):
         return ""
-    return "no weights are behind its queries, so that nothing tells its heads"
+    return _NO_WEIGHTS
 
 
 def _judge(record: Record, axes: list[int], found: list[Axis], value_leaves: list[Leaf]) -> None:
@@ -464,7 +471,8 @@ def _second_run(
     if axis and not size:  # images: a pixel
         size = max((x.shape[-1] * x.shape[-2] for x in inputs.tensors() if x.dim() >= 4), default=0)
     size = size or max((x.shape[0] for x in inputs.tensors() if x.dim() > 1), default=1)
-    perturbed = Perturbed(copied, path, first, 1 / max(2, size))
+    pairs = {(record.call.queries, record.call.keys) for record in records}
+    perturbed = Perturbed(copied, path, first, 1 / max(2, size), pairs)
 
     def see(call: Call) -> Tensor | None:
         with torch._C.DisableTorchFunction():
@@ -556,7 +564,10 @@ def _are_learned(record: Record, own: tuple[int, int | None] | None) -> bool:
     are."""
     if own is None or own[1] is None or not own[0] + own[1] or record.key is None or record.key.shape[0] < 2:
         return False
-    keys = record.key.shape[2]
+    keys, call = record.key.shape[2], record.call
+    weights = weight_rows(call, list(range(call.output.shape[1])), list(range(call.queries)))
+    if not bool(torch.cat([weights[..., : own[0]], weights[..., keys - own[1] :]], -1).any()):
+        return False  # a cache that is not yet full
     extra = torch.cat([record.key[:, :, : own[0]], record.key[:, :, keys - own[1] :]], 2)
     return bool(torch.isclose(extra, extra[:1], rtol=1e-4, atol=1e-6).all())
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +28,7 @@ _FUNCTION = "CheckpointFunction"
 _OF_OUR_DOING = ("flex_attention called without",)
 
 _lock = threading.Lock()
+_plain = threading.local()  # whether checkpoints are to be passed through
 _active: dict[int, Interceptor] = {}
 _stance: ExitStack | None = None
 _generator: Callable[..., Any] | None = None
@@ -118,11 +119,23 @@ def _remembering_generator(function: Callable[..., Any], *args: Any, **kwargs: A
     return _generator(remembering(function), *args, **kwargs)
 
 
+@contextmanager
+def without_checkpoints() -> Iterator[None]:
+    """A context in which checkpoints of this thread that would hide the history of their results do not."""
+    before, _plain.on = getattr(_plain, "on", False), True
+    try:
+        yield
+    finally:
+        _plain.on = before
+
+
 class _RememberingFunction:
     """Stands for `CheckpointFunction` while an interceptor is at work."""
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        if getattr(_plain, "on", False):
+            return function(*args)
         repeat = remembering(function)
 
         def first_or_again(*inner: Any) -> Any:

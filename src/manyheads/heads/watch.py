@@ -19,7 +19,7 @@ from manyheads.heads.missed import missed
 from manyheads.heads.sites import Site
 from manyheads.heads.table import HeadTable, Row
 from manyheads.heads.tally import Tally
-from manyheads.heads.visible import Visible, told, visible, without_dead_rows
+from manyheads.heads.visible import Visible, shown, told, visible, without_dead_rows
 
 
 def watch(
@@ -186,6 +186,8 @@ class Watch:
             spared = call.scores is None and look.mask.lengths is not None and look.keys == call.queries
             found = measure(call, look, self._which, columns, own if received or spared else None)
             counted = found["keys"] > 0
+            if call.scores is not None and not look.aligned:  # padding that has no key of its own to tell by
+                counted = counted & shown(call.scores).any(-1)
             if own is not None:
                 counted = counted & own.unsqueeze(1)
             values = {name: found[name] for name in self._metrics if name in found}
