@@ -137,7 +137,7 @@ def _few(x: Tensor, batch: int) -> Tensor:
         return x[:SAMPLES].clone()
     missing = SAMPLES - batch
     more = x[:1].expand(missing, *x.shape[1:]).clone()
-    if x.is_floating_point() and x.dim() > 1:
+    if x.is_floating_point() and x.dim() > 1 and not _is_mask(x):
         noise = torch.randn(more.shape, generator=torch.Generator().manual_seed(3)).to(more)
         more = more + noise * (x.float().std(correction=0).to(more) + 0.1)
     elif x.dtype != torch.bool and x.dim() > 1 and not _is_mask(x):
@@ -154,10 +154,12 @@ def _short(x: Tensor, length: int) -> Tensor:
 
 
 def _is_mask(x: Tensor) -> bool:
-    """Whether a tensor says yes or no, as masks do."""
+    """Whether a tensor says yes or no, as masks do: by 0 and 1, or by 0 and something far below."""
     if x.dtype == torch.bool:
         return True
-    return x.device.type != "meta" and bool(((x == 0) | (x == 1)).all())
+    return bool(((x == 0) | (x == 1)).all()) or (
+        x.is_floating_point() and bool(((x == 0) | (x < -1e3)).all())
+    )
 
 
 def _other_ids(ids: Tensor, among: Tensor) -> Tensor:

@@ -189,7 +189,8 @@ def _first_run(copied: nn.Module, path: str, inputs: Inputs, proof: Proof) -> tu
             with torch._C.DisableTorchFunction(), torch.enable_grad():
                 record = _record(call, marks)
                 records.append(record)
-                return marks.follow(record.output.clone())  # which may be written to
+                written: Tensor = record.output.clone()  # the model may write to it
+                return marks.follow(written)
 
         probe = inputs.changed(lambda x: _leaf(x, marks))
         interceptor = _interceptor(copied, see, proof, path)
@@ -471,8 +472,8 @@ def _second_run(
     if axis and not size:  # images: a pixel
         size = max((x.shape[-1] * x.shape[-2] for x in inputs.tensors() if x.dim() >= 4), default=0)
     size = size or max((x.shape[0] for x in inputs.tensors() if x.dim() > 1), default=1)
-    pairs = {(record.call.queries, record.call.keys) for record in records}
-    perturbed = Perturbed(copied, path, first, 1 / max(2, size), pairs)
+    asked = {(record.call.queries, record.call.keys) for record in records}
+    perturbed = Perturbed(copied, path, first, 1 / max(2, size), asked)
 
     def see(call: Call) -> Tensor | None:
         with torch._C.DisableTorchFunction():

@@ -94,7 +94,8 @@ def _look_at_call(call: Call) -> Visible:
         allowed = shown(call.scores)
         masked = None if call.logits is None else shown(call.logits)
         if masked is not None and not bool(masked.all()):
-            # what got no weight later on, as by a choice of the largest, is no mask; a query without any is dead
+            # what got no weight later on, as by a choice of the largest, is no mask; a query without any is
+            # dead
             allowed = masked & allowed.any(-1, keepdim=True)
         return _look(allowed[..., left : left + keys], queries, keys, Mask())
     if mask.tensors:
