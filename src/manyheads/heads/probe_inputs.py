@@ -157,6 +157,8 @@ def _is_mask(x: Tensor) -> bool:
     """Whether a tensor says yes or no, as masks do: by 0 and 1, or by 0 and something far below."""
     if x.dtype == torch.bool:
         return True
+    if x.is_floating_point() and x.dim() == 3 and bool((x == x.flatten()[:1]).all()):
+        return False  # vectors that are all alike
     return bool(((x == 0) | (x == 1)).all()) or (
         x.is_floating_point() and bool(((x == 0) | (x < -1e3)).all())
     )

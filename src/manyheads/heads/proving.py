@@ -183,7 +183,8 @@ def _first_run(copied: nn.Module, path: str, inputs: Inputs, proof: Proof) -> tu
     """Run the copy with everything marked."""
     records: list[Record] = []
     first = Baseline(copied, path)
-    with Marks([*copied.parameters(), *copied.buffers()], first.see) as marks:
+    marks = Marks([*copied.parameters(), *copied.buffers()], first.see)
+    with marks:
 
         def see(call: Call) -> Tensor:
             with torch._C.DisableTorchFunction(), torch.enable_grad():

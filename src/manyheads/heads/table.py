@@ -43,7 +43,9 @@ class HeadTable:
     sums: for each metric its count, sum and sum of squares over queries (or batches), (3, heads) in float64.
     model: a fingerprint; tables of different models do not merge.
     profiles: for each site, for each metric its count and sum by position, (2, heads, positions).
-    labels: text columns, a list as long as the rows each: ``roles``, ``twin``. `merge` leaves them out.
+    labels: text columns, a list as long as the rows each: ``roles``, ``twin``. `merge` leaves them out, but
+        for ``verified`` and ``notes``, which are there where a site was not proved or needs a word to be
+        read.
     matrices: numbers for each pair of heads, (heads, heads): ``js``, ``cka``. `merge` leaves them out, too.
 
     Examples
@@ -185,7 +187,9 @@ class HeadTable:
                 mine = profiles.setdefault(site, {})
                 for name, profile in by_metric.items():
                     mine[name] = _longer(mine.get(name), profile)
-        return HeadTable([rows[key] for key in order], tokens, sums, self.model, profiles)
+        labels = {name: _joined_labels(name, tables, order) for name in ("verified", "notes")}
+        labels = {name: words for name, words in labels.items() if any(name in t.labels for t in tables)}
+        return HeadTable([rows[key] for key in order], tokens, sums, self.model, profiles, labels)
 
     def profile(self, site: str, metric: str) -> Tensor:
         """The mean of a metric by position (heads, positions): of the query, or of the key for
@@ -221,6 +225,16 @@ class HeadTable:
         from manyheads.heads.files import load
 
         return load(path)
+
+
+def _joined_labels(name: str, tables: tuple[HeadTable, ...], order: dict[tuple[str, int], int]) -> list[str]:
+    """What tables say of the proof of each head: the first that has a doubt, or a note."""
+    words = ["yes" if name == "verified" else ""] * len(order)
+    for table in reversed(tables):
+        for row, word in zip(table.rows, table.labels.get(name, ()), strict=False):
+            if word not in ("yes", ""):
+                words[order[row.site, row.head]] = word
+    return words
 
 
 def _longer(a: Tensor | None, b: Tensor) -> Tensor:

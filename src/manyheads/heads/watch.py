@@ -159,7 +159,8 @@ class Watch:
                     profiles[site.name] = {name: value.cpu() for name, value in tally.profiles.items()}
         joined = {name: torch.cat(values, 1) for name, values in sums.items()}
         rows = rows_of(self.model, self.sites)
-        return HeadTable(rows, torch.cat(tokens), joined, self._fingerprint, profiles)
+        labels = labels_of(self.sites)
+        return HeadTable(rows, torch.cat(tokens), joined, self._fingerprint, profiles, labels)
 
     def _repr_mimebundle_(self, **wanted: Any) -> Any:
         """In a notebook it shows what was collected as a page."""
@@ -265,6 +266,20 @@ def rows_of(model: nn.Module, sites: Iterable[Site]) -> list[Row]:
         for site in sites
         for h in range(site.heads)
     ]
+
+
+def labels_of(sites: Iterable[Site]) -> dict[str, list[str]]:
+    """The columns ``verified`` and ``notes`` of a table of these sites, where there is anything to say:
+    ``yes``, or why not; and what one should know to read the numbers.
+
+    >>> labels_of([Site("attn", layer=0, heads=2, kv_heads=(0, 1), reason="nothing was proved")])["verified"]
+    ['no: nothing was proved', 'no: nothing was proved']
+    """
+    rows = [site for site in sites for _ in range(site.heads)]
+    verified = ["yes" if site.verified else f"no: {site.reason}" for site in rows]
+    notes = ["; ".join(site.notes) for site in rows]
+    labels = {"verified": verified} if any(word != "yes" for word in verified) else {}
+    return labels | ({"notes": notes} if any(notes) else {})
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -12,7 +12,7 @@ from manyheads.heads.calls import Call
 from manyheads.heads.intercept import Interceptor, module_paths
 from manyheads.heads.maps import run
 from manyheads.heads.projections import Projections, projections
-from manyheads.heads.sites import Heads, Selection, Site
+from manyheads.heads.sites import Heads, Selection, Site, Unverified
 from manyheads.surgery.changes import Changes, changes_of, forget, replace_module, settle
 from manyheads.surgery.empty import emptied
 from manyheads.surgery.head_counts import fix_head_counts, numbers_at_stake, read_regions
@@ -28,7 +28,7 @@ from manyheads.surgery.verify import capture, evaluating, verify, verify_output
 _SMALL = 1_000_000  # parameters: such models are held to longer sequences at no cost
 
 
-def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
+def cut(model: nn.Module, heads: Heads, batch: Any = None, *, unverified: Unverified = "refuse") -> nn.Module:
     """A smaller copy of a model, without these heads: rows and columns of its projections are gone.
 
     Which weights belong to a head is found by running the model, whatever its class. The copy is run, too:
@@ -43,6 +43,8 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
         share a key head: whole groups, or the same number from every group.
     batch: something small that the model runs on: a dict (given as keyword arguments), a tuple or list (as
         positional ones), or a tensor. For transformers models one is made.
+    unverified: ``"allow"`` to cut heads at sites of which nothing could be proved (`Site.verified`); the copy
+        is held to the silenced model all the same.
 
     Returns
     -------
@@ -70,6 +72,7 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None) -> nn.Module:
     batch = probe_batch(model) if batch is None else batch
     sites, removed, seen = _resolved(model, heads, batch)
     for name, numbers in removed.items():
+        sites[name].check("cut", unverified)
         check_groups(sites[name], numbers)
     if all(len(removed.get(name, ())) == site.heads for name, site in sites.items()):
         raise ValueError("heads: these are all heads of the whole model; leave at least one")

@@ -58,7 +58,7 @@ def woken(
             args, kwargs = tree_map_only(Tensor, lambda x: _input(x, generator), call.given())
             noised = Captured(args, kwargs)
             args, kwargs = noised.given()
-            with evaluating(whole), silence(whole, heads):
+            with evaluating(whole), silence(whole, heads, unverified="allow"):
                 noised.output = whole(*args, **kwargs)
             calls.append(noised)
     except Exception:  # its parts, or its inputs, are not like that

@@ -20,7 +20,7 @@ from manyheads.heads.maps import run
 from manyheads.heads.sites import Site
 from manyheads.heads.table import HeadTable
 from manyheads.heads.visible import told, visible
-from manyheads.heads.watch import fingerprint, rows_of
+from manyheads.heads.watch import fingerprint, labels_of, rows_of
 
 
 @dataclass(eq=False)
@@ -116,7 +116,7 @@ class Observer:
             for column, found in sums.items()
         }
         rows = rows_of(self.model, self.sites)
-        about = {"measure": [measure] * len(rows)}
+        about = {"measure": [measure] * len(rows)} | labels_of(self.sites)
         return HeadTable(rows, torch.tensor(tokens), joined, fingerprint(self.model), labels=about)
 
     def _run(self, batch: Any) -> Any:

@@ -27,7 +27,7 @@ from manyheads.heads.roles.separators import separators
 from manyheads.heads.roles.treebank import read
 from manyheads.heads.table import HeadTable
 from manyheads.heads.visible import told, visible, without_dead_rows
-from manyheads.heads.watch import fingerprint
+from manyheads.heads.watch import fingerprint, labels_of
 from manyheads.heads.watch import rows_of as table_rows
 from manyheads.interrupts import interrupted, interruptible, stop_if_interrupted
 
@@ -273,7 +273,8 @@ class _Collected:
             for name in names
         }
         tokens = torch.cat([self._tokens[site.name] for site in sites])
-        return HeadTable(table_rows(self.model, sites), tokens, sums, fingerprint(self.model))
+        rows = table_rows(self.model, sites)
+        return HeadTable(rows, tokens, sums, fingerprint(self.model), labels=labels_of(sites))
 
 
 def _lacks(role: Role, rows: Rows) -> bool:
