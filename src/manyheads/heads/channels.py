@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 
 from manyheads.heads import written
@@ -140,7 +141,7 @@ def _fused(mode: Mode, out: Tensor, given: Fused, scores: Tensor | None = None) 
     """Emit the call of a fused kernel."""
     state = mode.state
     custom = None if out.is_nested else _LEADING.get(out.dim())
-    if not state.frames or custom is None:
+    if not state.frames or custom is None or is_functorch_wrapped_tensor(out):
         return out
     frame, flow = state.frames[-1], state.flow
     number, frame.contractions = frame.contractions, frame.contractions + 1
@@ -298,7 +299,7 @@ def _is_attention(mode: Mode, frame: Frame, found: written.Contraction, out: Ten
     proof = mode.owner.proof
     shapes = len(found.value_roles) == found.value.dim() and len(found.output_roles) == out.dim()
     axes = {"q", "d"} <= set(found.output_roles) and {"k", "d"} <= set(found.value_roles)
-    if "q" in found.value_roles and found.weights.value is None:
+    if is_functorch_wrapped_tensor(out) or ("q" in found.value_roles and found.weights.value is None):
         return False
     return shapes and axes and (proof is None or (frame.path, number) not in proof.rejected)
 
@@ -429,6 +430,8 @@ def _kv_heads(key: Tensor | None, value: Tensor, heads: int) -> tuple[int, ...]:
     kv_heads = value.shape[1]
     if kv_heads != heads:
         return tuple(head * kv_heads // heads for head in range(heads))
+    if not value.numel() or value.device.type == "meta":
+        return tuple(range(heads))
     parts = [value] if key is None or key.shape[1] != heads else [key, value]
     sample = torch.cat([x[:1, :, -8:].detach().flatten(2) for x in parts], -1)[0]  # (heads, numbers)
     if value.device.type == "meta" or not sample.numel():

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from manyheads.heads import channels, surroundings
 from manyheads.heads.calls import Call, joined
-from manyheads.heads.flow import Flow
+from manyheads.heads.flow import Flow, memory_of
 from manyheads.heads.proofs import Proof, proof_of
 from manyheads.heads.sites import Site, Sites
 
@@ -64,14 +64,14 @@ class Frame:
 class Piece:
     """Where in memory the queries and keys of a call are, kept so that nobody reuses it."""
 
-    __slots__ = ("end", "key", "mask", "name", "query", "start", "storage")
+    __slots__ = ("end", "kept", "key", "mask", "name", "query", "start", "storage")
 
     def __init__(self, query: Tensor, key: Tensor | None, mask: tuple[object, ...]) -> None:
-        self.storage = query.untyped_storage()
+        self.storage, self.kept = memory_of(query), (query, key)
         self.start = int(query.storage_offset())
         self.end = int(self.start + query.shape[-2] * query.stride(-2))
         self.query = query.shape
-        self.key = None if key is None else (key.untyped_storage(), key.storage_offset())
+        self.key = None if key is None else (memory_of(key), key.storage_offset())
         self.mask = mask
         self.name = ""
 
@@ -86,9 +86,7 @@ class Piece:
             )
             and (self.start, self.query) == (last.start, last.query)
             and self.key is not None
-            and last.key is not None
-            and self.key[0].data_ptr() == last.key[0].data_ptr()
-            and self.key[1] == last.key[1]
+            and self.key == last.key
         )
 
     def follows(self, last: Piece) -> bool:
@@ -96,7 +94,7 @@ class Piece:
         return self._beside(last) and self.start == last.end
 
     def _beside(self, last: Piece) -> bool:
-        return self.storage.data_ptr() == last.storage.data_ptr()
+        return self.storage == last.storage
 
 
 class State:
