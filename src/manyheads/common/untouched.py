@@ -54,6 +54,8 @@ def untouched(*models: nn.Module, draws: bool = False) -> Iterator[None]:
 
 
 def _module(module: nn.Module) -> Restore:
+    if isinstance(module, torch.jit.ScriptModule):  # its attributes are not Python's
+        return lambda: None
     attributes, buffers = dict(module.__dict__), dict(module._buffers)
     parts = [*module._parameters, *module._modules]
     held = [*module._parameters.values(), *buffers.values()]

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from manyheads.heads import channels, surroundings
 from manyheads.heads.calls import Call, joined
 from manyheads.heads.flow import Flow, memory_of
-from manyheads.heads.proofs import Proof, proof_of
+from manyheads.heads.proofs import Proof, proof_of, structure_of
 from manyheads.heads.sites import Site, Sites
 
 Callback = Callable[[Call], Tensor | None]
@@ -210,6 +210,7 @@ class Interceptor:
         self.parts = parts
         self.proof = proof
         self._proves = proof is None
+        self._structures: dict[str, int] = {}  # of the parts that were called from outside
         self.sites = Sites()
         self.ran: set[str] = set()
         self.embedded: list[Tensor] | None = None  # the ids of every embedding, where somebody wants them
@@ -273,10 +274,10 @@ class Interceptor:
             return None
         whole, frame.parts = joined(frame.parts), []
         if whole.output.shape[1] == call.site.heads and self.callback(whole) is not None:
-            raise ValueError(
-                f"{call.site.name}: this model computes its heads one by one, which cannot be edited here: "
-                "expected all heads in one call"
+            message = (
+                f"{call.site.name}: this model computes its heads one by one, which cannot be edited here"
             )
+            raise ValueError(f"{message}: expected all heads in one call")
         return None
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -292,7 +293,9 @@ class Interceptor:
                 return
             surroundings.stay_eager()
             if self._proves:
-                self.proof = proof_of(self.model, module, path, args, kwargs)
+                if path not in self._structures:
+                    self._structures[path] = structure_of(module)
+                self.proof = proof_of(self.model, module, path, args, kwargs, self._structures[path])
             tracing, self._tracing = (self._tracing or self.tokens) and self.follows_streams, False
             state = self._local.state = State(self, tracing)
             state.mode.__enter__()

@@ -104,7 +104,7 @@ def structure_copy(module: nn.Module) -> nn.Module:
     for part in copied.modules():
         for hooks in (part._forward_pre_hooks, part._forward_hooks):
             for key, hook in list(hooks.items()):
-                if not type(hook).__module__.startswith("torch.nn.utils"):
+                if not _is_part(hook):
                     del hooks[key]
                     part._forward_hooks_with_kwargs.pop(key, None)
                     part._forward_pre_hooks_with_kwargs.pop(key, None)
@@ -112,6 +112,12 @@ def structure_copy(module: nn.Module) -> nn.Module:
         part._backward_hooks.clear()
         part._backward_pre_hooks.clear()
     return copied.eval()
+
+
+def _is_part(hook: Any) -> bool:
+    """Whether a hook is a part of what the model computes: torch's weight norms, what a cut model needs."""
+    places = (type(hook).__module__, getattr(hook, "__module__", None) or "")
+    return any(place.startswith(("torch.nn.utils", "manyheads.surgery")) for place in places)
 
 
 def _batch(tensors: list[Tensor]) -> int:

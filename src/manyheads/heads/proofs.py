@@ -95,17 +95,27 @@ def register(prover: Prover) -> None:
 
 
 def proof_of(
-    model: nn.Module, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: nn.Module,
+    module: nn.Module,
+    path: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    structure: int | None = None,
 ) -> Proof:
-    """The proof for a model whose part ``module`` at ``path`` is about to be called with these arguments."""
+    """The proof for a model whose part ``module`` at ``path`` is about to be called with these arguments.
+
+    ``structure`` is that of the part (`structure_of`), where it is at hand.
+    """
     if _prover is None:
         return Proof(failed="nothing was proved")
-    key = path, _structure(module), _signature((args, dict(kwargs)))
+    structure = structure_of(module) if structure is None else structure
+    key = path, structure, _signature((args, dict(kwargs)))
     with _lock:
         proofs = _proofs.setdefault(model, {})
-        proof = proofs.get(key)
+        proof = proofs.get(key) or proofs.get(failed := (*key, _sizes((args, dict(kwargs)))))
         if proof is None:
-            proof = proofs[key] = _prover(module, path, args, kwargs)
+            proof = _prover(module, path, args, kwargs)
+            proofs[failed if proof.failed else key] = proof  # what fails may only have been too long
     return proof
 
 
@@ -115,11 +125,23 @@ def forget(model: nn.Module) -> None:
         _proofs.pop(model, None)
 
 
-def _structure(module: nn.Module) -> int:
-    """A number that changes when parts of a module are exchanged, or its attention."""
+def structure_of(module: nn.Module) -> int:
+    """A number that changes when parts of a module are exchanged, its weights get other shapes, or its
+    attention is computed in another way.
+    """
     config = getattr(module, "config", None)
     kind = getattr(config, "_attn_implementation", None)
-    return hash((kind, *((name, type(part)) for name, part in module.named_modules())))
+    parts = tuple((name, type(part)) for name, part in module.named_modules())
+    return hash((kind, parts, tuple(parameter.shape for parameter in module.parameters())))
+
+
+def _sizes(value: Any) -> Any:
+    """The shapes of the tensors among some arguments."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return tuple(_sizes(item) for item in value) if isinstance(value, list | tuple) else None
 
 
 def _signature(value: Any) -> Any:

@@ -197,6 +197,7 @@ def _first_run(copied: nn.Module, path: str, inputs: Inputs, proof: Proof) -> tu
         interceptor = _interceptor(copied, see, proof, path)
         interceptor.embedded = first.ids
         with interceptor, first, torch.enable_grad():
+            torch.manual_seed(0)  # a model that draws numbers draws the same in every run
             copied(*probe.args, **probe.kwargs)
     for record in records:
         record.readers = marks.readers.get(id(record.output), [])
@@ -510,6 +511,7 @@ def _second_run(
     interceptor = _interceptor(copied, see, proof, path)
     interceptor.embedded = perturbed.ids
     with interceptor, perturbed, torch.no_grad():
+        torch.manual_seed(0)
         copied(*probe.args, **probe.kwargs)
     run.leaks = perturbed.leaks if other is not None else set()
     if axis and other is not None and len(perturbed.ids) == len(first.ids):

@@ -113,7 +113,7 @@ def told(call: Call, look: Visible) -> Tensor | None:
     """
     site = call.site
     if site.cross is None and call.queries > 1:
-        known = site.own is not None or site.scattered
+        known = site.memory or site.scattered or (site.own is not None and site.own[1] is None)
         site.cross = call.queries != call.keys and bool(look.ahead) and not call.blocked and not known
     site.ahead |= bool(look.ahead)
     site.causal |= look.ahead is False

@@ -170,6 +170,7 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
         for name, child in parent._modules.items():
             if child is old:
                 parent._modules[name] = module
+    for parent in model.modules():
         if isinstance(parent, nn.TransformerEncoder) and any(part is module for part in parent.modules()):
             parent.use_nested_tensor = False  # its fast path takes what it needs from torch's own attention
     return model

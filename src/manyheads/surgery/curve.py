@@ -66,6 +66,7 @@ def curve(
 
     Examples
     --------
+    >>> import torch
     >>> from manyheads.nn.transformers import Encoder
     >>> model = Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
     >>> texts = [torch.randint(17, (13, 5))]
