@@ -149,7 +149,8 @@ SPECS = (
     Spec("TimeSeriesTransformer", SERIES, (
         layers("encoder_attentions", "encoder.layers.{}.self_attn", "out_proj", "self"),
         layers("decoder_attentions", "decoder.layers.{}.self_attn", "out_proj", "causal"),
-        layers("cross_attentions", "decoder.layers.{}.encoder_attn", "out_proj", "cross"),
+        # both sides are made of the same past values, so that they are one stream or two
+        layers("cross_attentions", "decoder.layers.{}.encoder_attn", "out_proj", "cross/self"),
     ), series, longer=False),
     Spec("Autoformer", SERIES | {"moving_average": 3, "label_length": 4}, (), series,
         missed="encoder.layers.0.self_attn"),
@@ -191,7 +192,7 @@ SPECS = (
     Spec("Speech2Text", SPEECH, two(), recording, longer=False),
     Spec("Informer", SERIES | {"distil": False, "attention_type": "full"}, (
         layers("encoder_attentions", "encoder.layers.{}.self_attn", "out_proj", "self"),
-        layers("cross_attentions", "decoder.layers.{}.encoder_attn", "out_proj", "cross"),
+        layers("cross_attentions", "decoder.layers.{}.encoder_attn", "out_proj", "cross/self"),
         layers("decoder_attentions", "decoder.layers.{}.self_attn", "out_proj", "causal"),
     ), series, longer=False),
     Spec("Mamba", {"vocab_size": 99, "hidden_size": 24, "num_hidden_layers": 2, "state_size": 4}, (),

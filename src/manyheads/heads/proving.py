@@ -549,7 +549,7 @@ def _own_keys(record: Record, sequence: Rows, token: Rows, start: Rows) -> tuple
     if bool(token[0].any()) or extra <= 0:
         return None
     before = None if start is None else _offset(start)
-    if before is not None and 0 <= before <= extra:
+    if before is not None and 0 <= before <= extra and record.call.queries == 1:
         return before, None
     steady = (~sequence[1].any(0)).nonzero().flatten().tolist()
     if not bool(sequence[0].any()) and len(steady) == record.call.queries:

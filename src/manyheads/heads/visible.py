@@ -74,7 +74,7 @@ def visible(call: Call) -> Visible:
     Learned keys (`Call.memory`) stand nowhere, and are left out.
     """
     look, site = _look_at_call(call), call.site
-    if site.content_masks:
+    if site.content_masks and (call.logits is None or bool(shown(call.logits).all())):
         look = look._replace(real=None)
     keys = call.keys - sum(call.memory)
     if site.own is not None and site.own[1] is None and call.queries < keys:
