@@ -47,7 +47,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _ctrl_c() -> Iterator[None]:
-    """The command takes Ctrl-C for itself, for good; after a test it is pytest's again."""
+    """The command takes Ctrl-C for itself, for good; after a test it is pytest's again. What a shell runs in
+    the background ignores Ctrl-C: not here, and not in processes that a test starts.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)

@@ -9,6 +9,7 @@ into the cotangents: index i of n counts 1 + i / n times, and the ratio to the p
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ _NORMALISERS = {
 }  # fmt: skip
 MIXED = -2  # an element that goes to several indices
 UNUSED = -1  # an element that goes nowhere
+_WHOLE = 512  # indices that the cotangents of one gradient can tell apart
 NO_WEIGHTS = hash(())  # stands for the weights of what comes in from outside
 
 
@@ -218,40 +220,69 @@ def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) ->
     """
     inputs = [leaf.tensor for leaf in leaves]
     start = cotangent(tensor)
-    plain: Sequence[Tensor | None] = torch.autograd.grad(
+    plain = _gradients(tensor, inputs, start)
+    sizes = [tensor.shape[axis] for axis in axes]
+    if math.prod(sizes) <= _WHOLE and torch.finfo(tensor.dtype).eps < 1e-5:
+        together = _indices(tensor, inputs, axes, start, plain)
+        if not any(_is_often_mixed(index) for index in together):  # few are, by rounding
+            return [_unravelled(index, sizes) for index in together]
+    alone = [_indices(tensor, inputs, [axis], start, plain) for axis in axes]
+    return [torch.stack([found[place] for found in alone]) for place in range(len(inputs))]
+
+
+def _gradients(tensor: Tensor, inputs: Sequence[Tensor], start: Tensor) -> Sequence[Tensor | None]:
+    found: Sequence[Tensor | None] = torch.autograd.grad(
         tensor, inputs, start, retain_graph=True, allow_unused=True
     )
-    exact = torch.finfo(tensor.dtype).eps < 1e-5
-    base, slack = (512, 0.05) if exact else (8, 0.25)
-    result = [torch.full((len(axes), *x.shape), UNUSED, dtype=torch.long) for x in inputs]
+    return found
+
+
+def _indices(
+    tensor: Tensor,
+    inputs: Sequence[Tensor],
+    axes: Sequence[int],
+    start: Tensor,
+    plain: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """The index that each element of each input goes to, counted over these axes of ``tensor`` together."""
+    base, slack = (_WHOLE, 0.05) if torch.finfo(tensor.dtype).eps < 1e-5 else (8, 0.25)
+    shape = [size if axis in axes else 1 for axis, size in enumerate(tensor.shape)]
+    size, unit = math.prod(shape), 1
+    order = sorted(range(len(axes)), key=lambda i: axes[i])
+    counted = torch.arange(size, device=tensor.device).view([tensor.shape[axis] for axis in axes])
+    counted = counted.permute(order).reshape(shape)
+    result = [torch.full(x.shape, UNUSED, dtype=torch.long) for x in inputs]
     used = [None if g is None else _is_used(g) for g in plain]
-    for number, axis in enumerate(axes):
-        size = tensor.shape[axis]
-        shape = [1] * tensor.dim()
-        shape[axis] = size
-        unit = 1
-        while unit == 1 or unit < size:
-            digit = torch.arange(size, device=tensor.device) // unit % base
-            factor = (1 + digit / base).to(tensor.dtype).view(shape)
-            coded: Sequence[Tensor | None] = torch.autograd.grad(
-                tensor, inputs, start * factor, retain_graph=True, allow_unused=True
+    while unit == 1 or unit < size:
+        factor = (1 + counted // unit % base / base).to(tensor.dtype)
+        coded = _gradients(tensor, inputs, start * factor)
+        for place, (g, c, alive) in enumerate(zip(plain, coded, used, strict=True)):
+            if g is None or c is None or alive is None:
+                continue
+            ratio = (_double(c) / _double(torch.where(alive, g, 1)) - 1) * base
+            index = ratio.round()
+            index = torch.where((ratio - index).abs() < slack, index, -1).long()
+            index = torch.where((index >= 0) & (index < base), index, MIXED)
+            before, alive = result[place], alive.cpu()
+            sums = torch.where(
+                (before == MIXED) | (index == MIXED), MIXED, before.clamp(min=0) + index * unit
             )
-            for place, (g, c, alive) in enumerate(zip(plain, coded, used, strict=True)):
-                if g is None or c is None or alive is None:
-                    continue
-                ratio = (_double(c) / _double(torch.where(alive, g, 1)) - 1) * base
-                index = ratio.round()
-                index = torch.where((ratio - index).abs() < slack, index, -1).long()
-                index = torch.where((index >= 0) & (index < base), index, MIXED).cpu()
-                before, alive = result[place][number], alive.cpu()
-                sums = torch.where(
-                    (before == MIXED) | (index == MIXED), MIXED, before.clamp(min=0) + index * unit
-                )
-                result[place][number] = torch.where(alive, sums, UNUSED)
-            unit *= base
-        for found in result:
-            found[number][found[number] >= size] = MIXED
+            result[place] = torch.where(alive, sums, UNUSED)
+        unit *= base
+    for found in result:
+        found[found >= size] = MIXED
     return result
+
+
+def _is_often_mixed(index: Tensor) -> bool:
+    """Whether more elements go to several indices than rounding makes it seem."""
+    return int((index == MIXED).sum()) * 100 > int((index != UNUSED).sum())
+
+
+def _unravelled(index: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The index along each axis, of indices over all of them."""
+    parts = torch.unravel_index(index.clamp(min=0), tuple(sizes))
+    return torch.stack([torch.where(index < 0, index, part) for part in parts])
 
 
 def _double(tensor: Tensor) -> Tensor:

@@ -214,14 +214,17 @@ class Interceptor:
         self.sites = Sites()
         self.ran: set[str] = set()
         self.embedded: list[Tensor] | None = None  # the ids of every embedding, where somebody wants them
-        self.constants = frozenset(id(tensor) for tensor in (*model.parameters(), *model.buffers()))
+        modules = list(model.modules())
+        self.constants = frozenset(
+            id(tensor) for part in modules for tensor in (*part._parameters.values(), *part._buffers.values())
+        )
         self._tracing = True
         self.follows_streams = True  # tell self-attention from cross-attention, which costs a little
         self._local = threading.local()
         self._handles: list[Any] = []
         self._depth = 0
         # torch's own leaves (linear maps, norms, dropout) make no attention calls: leave them their speed
-        self._hooked = [module for module in model.modules() if not _is_torch_leaf(module)]
+        self._hooked = [module for module in modules if not _is_torch_leaf(module)]
 
     def __enter__(self) -> Interceptor:
         self._depth += 1

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.heads.intercept import module_paths
+from manyheads.heads.flow import version_of
 
 # What people call the functions by which tokens are mixed; the first that ran in a module names the kind.
 _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -28,6 +28,8 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("softmax by hand, or over other axes than keys", ("softmax", "exp")),
     ("scores without a softmax", ("relu", "elu", "softplus", "square", "pow")),
 )
+# Of these there may be something beside attention in a module that takes nothing from what attention gives.
+_BESIDE = {"convolution", "recurrence", "Fourier transform", "norm over tokens", "pooling", "scan"}
 _PRODUCTS = ("matmul", "bmm", "einsum", "baddbmm", "linear")
 _TINY = 1e-5
 # Modules that cannot mix tokens.
@@ -50,9 +52,9 @@ class Baseline:
     functions: the names of the torch functions that ran in each module itself, not in its parts.
     """
 
-    def __init__(self, module: nn.Module, prefix: str) -> None:
+    def __init__(self, module: nn.Module, paths: Mapping[int, str]) -> None:
         self.module = module
-        self.paths = module_paths(module, prefix)
+        self.paths = paths
         self.inputs: dict[tuple[str, int], list[Tensor]] = {}
         self.outputs: dict[tuple[str, int], list[Tensor]] = {}
         self.functions: dict[str, set[str]] = {}
@@ -61,6 +63,7 @@ class Baseline:
         self._stack: list[tuple[str, int]] = []
         self._runs: dict[str, int] = {}
         self._handles: list[Any] = []
+        self._copies: dict[int, tuple[Tensor, int, Tensor]] = {}  # of tensors, by id, with their version
 
     def __enter__(self) -> Baseline:
         for part in self.module.modules():
@@ -99,27 +102,34 @@ class Baseline:
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         with torch._C.DisableTorchFunction():
-            self.inputs[self.enter_run(module)] = [x.detach().clone() for x in tensors_in((args, kwargs))]
+            self.inputs[self.enter_run(module)] = [self._copy(x) for x in tensors_in((args, kwargs))]
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         with torch._C.DisableTorchFunction():
-            self.outputs[self.leave_run()] = [x.detach().clone() for x in tensors_in(output)]
+            self.outputs[self.leave_run()] = [self._copy(x) for x in tensors_in(output)]
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        """A copy of a tensor; the one that there is, where nothing was written to it since."""
+        kept, version = self._copies.get(id(tensor)), version_of(tensor)
+        if kept is None or version < 0 or kept[1] != version:
+            kept = self._copies[id(tensor)] = tensor, version, tensor.detach().clone()
+        return kept[2]
 
 
 class Perturbed(Baseline):
     """A context for the second run: compares it with the first, and puts back what got to other tokens.
 
     share: the part of the sequences, or tokens, that was replaced.
+    index: which one it was.
     pairs: numbers of queries and keys of attention: a tensor of such axes has a number for each pair.
     leaks: the modules in which something got to others.
     """
 
-    def __init__(
-        self, module: nn.Module, prefix: str, first: Baseline, share: float, pairs: set[tuple[int, int]]
-    ) -> None:
-        super().__init__(module, prefix)
-        self.first, self.share, self.pairs = first, share, pairs
+    def __init__(self, first: Baseline, share: float, index: int, pairs: set[tuple[int, int]]) -> None:
+        super().__init__(first.module, first.paths)
+        self.first, self.share, self.index, self.pairs = first, share, index, pairs
         self.leaks: set[str] = set()
+        self._judged: dict[tuple[int, int], tuple[Tensor, int, bool]] = {}  # by the ids of new and old
         self._changed_runs: dict[str, set[int]] = {}
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -157,7 +167,7 @@ class Perturbed(Baseline):
         if not leaked or self._is_one_of_many(run):
             return None
         self.leaks.add(path)
-        kept = {i: _one_place(now[i], old) for i, old in leaked.items()}
+        kept = {i: self._put_back(now[i], old) for i, old in leaked.items()}
         numbers = iter(range(len(now)))
         return rebuilt(value, lambda x: kept.get(next(numbers), x))
 
@@ -170,11 +180,20 @@ class Perturbed(Baseline):
         return runs > 1 and runs % round(1 / self.share) == 0 and len(changed) <= runs * self.share + 1e-6
 
     def _leaks(self, new: Tensor, old: Tensor) -> bool:
+        """Whether something changed that should not have; judged once where modules hand a tensor on."""
+        key, version = (id(new), id(old)), version_of(new)
+        kept = self._judged.get(key)
+        if kept is None or version < 0 or kept[1] != version:
+            kept = self._judged[key] = new, version, self._changed_elsewhere(new, old)
+        return kept[2]
+
+    def _changed_elsewhere(self, new: Tensor, old: Tensor) -> bool:
         if not new.is_floating_point() or new.dim() < 2 or new.is_nested or new.numel() == 0:
             return False
-        if torch.equal(new, old):
+        changed = new != old
+        if self._is_confined(changed.any(-1)):  # most often so, and quickly told
             return False
-        changed = (new - old).abs_() > _TINY * old.abs().nan_to_num_(0.0, 0.0, 0.0).max()
+        changed &= (new - old).abs_() > _TINY * old.abs().nan_to_num_(0.0, 0.0, 0.0).max()
         if not bool(changed.any()):
             return False
         tokens = round(1 / self.share)
@@ -185,11 +204,27 @@ class Perturbed(Baseline):
             return False
         if of_tokens[-1] and of_tokens[-2] and new.shape[-1] == new.shape[-2]:
             return False
-        for axis, size in enumerate(new.shape):
-            others = [other for other in range(new.dim()) if other != axis]
-            if size > 1 and int(changed.any(others).sum()) <= max(1, int(size * self.share + 1e-6)):
-                return False
-        return True
+        return not self._is_confined(changed)
+
+    def _put_back(self, new: Tensor, old: Tensor) -> Tensor:
+        """The old values, but for those of what was replaced; of one place where nobody can tell which they
+        are.
+        """
+        axes = [axis for axis, size in enumerate(new.shape) if size == round(1 / self.share)]
+        if len(axes) != 1:
+            return _one_place(new, old)
+        kept = old.clone()
+        kept.select(axes[0], self.index).copy_(new.select(axes[0], self.index))
+        return kept
+
+    def _is_confined(self, changed: Tensor) -> bool:
+        """Whether what changed has one index, or its share of them, along some axis."""
+        for axis, size in enumerate(changed.shape):
+            others = [other for other in range(changed.dim()) if other != axis]
+            indices = changed.any(others) if others else changed
+            if size > 1 and int(indices.sum()) <= max(1, int(size * self.share + 1e-6)):
+                return True
+        return False
 
 
 def _is_leaf(module: nn.Module) -> bool:
@@ -247,6 +282,11 @@ def reasons(leaks: Collection[str], first: Baseline, seen: set[str]) -> dict[str
                 f"{half}{type(modules[path]).__name__} mixes tokens without attention that was seen ({kind})"
             )
     return texts
+
+
+def is_beside_attention(path: str, first: Baseline) -> bool:
+    """Whether what mixes tokens in a module is of a kind of its own, and no other part of its attention."""
+    return _kind(path, first) in _BESIDE
 
 
 def _kind(path: str, first: Baseline) -> str:

@@ -34,9 +34,9 @@ from manyheads.heads.call_record import Record, record_call
 from manyheads.heads.call_rows import weight_rows
 from manyheads.heads.calls import Call
 from manyheads.heads.dependence import Marks
-from manyheads.heads.intercept import Interceptor
-from manyheads.heads.mixing import Baseline, Perturbed, reasons
-from manyheads.heads.probe_inputs import Inputs, candidates, replaced, structure_copy
+from manyheads.heads.intercept import Interceptor, module_paths
+from manyheads.heads.mixing import Baseline, Perturbed, is_beside_attention, reasons
+from manyheads.heads.probe_inputs import Inputs, candidates, position, replaced, structure_copy
 from manyheads.heads.proofs import Proof, SiteProof
 from manyheads.heads.surroundings import without_checkpoints
 from manyheads.heads.visible import shown
@@ -149,7 +149,7 @@ def _proof(copied: nn.Module, path: str, inputs: Inputs) -> Proof:
 def _first_run(copied: nn.Module, path: str, inputs: Inputs, proof: Proof) -> tuple[list[Record], Baseline]:
     """Run the copy with everything marked."""
     records: list[Record] = []
-    first = Baseline(copied, path)
+    first = Baseline(copied, module_paths(copied, path))
     marks = Marks([*copied.parameters(), *copied.buffers()], first.see)
     with marks:
 
@@ -315,9 +315,14 @@ def _second_runs(
     leaks = {*sequence.leaks, *token.leaks}
     proof.missed = reasons(leaks, first, {record.origin.frame[0] for record in records})
     for name, record in zip(names, records, strict=True):
-        if record.origin.frame[0] in proof.missed and proof.sites[name].verified:
-            proof.sites[name].verified = False
-            proof.sites[name].reason = proof.missed[record.origin.frame[0]]
+        path = record.origin.frame[0]
+        half_seen, site = proof.missed.get(path), proof.sites[name]
+        if half_seen is None:
+            continue
+        if is_beside_attention(path, first):
+            site.notes += [half_seen] * (half_seen not in site.notes)
+        elif site.verified:
+            site.verified, site.reason = False, half_seen
 
 
 Rows = tuple[Tensor, Tensor] | None  # which queries and keys of a call changed
@@ -352,7 +357,8 @@ def _second_run(
         size = max((x.shape[-1] * x.shape[-2] for x in inputs.tensors() if x.dim() >= 4), default=0)
     size = size or max((x.shape[0] for x in inputs.tensors() if x.dim() > 1), default=1)
     asked = {(record.call.queries, record.call.keys) for record in records}
-    perturbed = Perturbed(copied, path, first, 1 / max(2, size), asked)
+    index = (at or position)(size)
+    perturbed = Perturbed(first, 1 / max(2, size), index, asked)
 
     def see(call: Call) -> Tensor | None:
         with torch._C.DisableTorchFunction():

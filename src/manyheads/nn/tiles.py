@@ -196,7 +196,8 @@ def exp_of_difference(s: Tensor, shift: Tensor, parts: list[Hidden], out: Tensor
 
 def exp_of_weighty(s: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     """exp(s - top) with the largest score of each row as top, and exactly zero where a softmax in this dtype
-    gives zero: at -inf, and so far below the top that exp has no number for it.
+    gives zero: at -inf, and so far below the top that exp has no normal number for it. (Below the smallest
+    normal number some processors have zero and others have not; a mask of -100 is there.)
 
     s itself becomes s - top, with no -inf left. Returns top (..., 1), 0 in rows of -inf, and how many scores
     of each row (...) have a weight.
@@ -210,7 +211,7 @@ def exp_of_weighty(s: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     top = s.amax(-1, keepdim=True)
     top.masked_fill_(top == -torch.inf, 0.0)
     s.sub_(top)
-    shown = s > math.log(finfo.smallest_normal * finfo.eps)  # the smallest number there is
+    shown = s > math.log(finfo.smallest_normal)
     torch.exp(s.clamp_(min=0.5 * math.log(finfo.tiny)), out=out)
     out *= shown
     return top, shown.sum(-1)
