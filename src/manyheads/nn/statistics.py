@@ -123,7 +123,8 @@ def statistics_of_scores(
 
     Scores are all there is to see, so ``keys`` are those whose weight is not zero: a score of -inf, or one so
     far below its query's largest that exp has no normal number for the difference (87 in float32, 708 in
-    float64), hides its key. A query whose scores are all -1e9 attends to all keys alike, as a softmax of them does.
+    float64), hides its key. A query whose scores are all -1e9 attends to all keys alike, as a softmax of them
+    does.
 
     >>> statistics_of_scores(torch.zeros(1, 1, 2, 4))["entropy"].exp()
     tensor([[[4., 4.]]])
