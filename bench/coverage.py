@@ -33,20 +33,18 @@ SECONDS, WALL_SECONDS, BYTES = 90, 3600, 8 * 2**30  # of each architecture; the 
 # Errors this small, or outputs that differ so much between the default implementation and eager, may be the
 # noise of float32: such a model is tried again with smaller weights.
 NEARLY, NOISE = 0.05, 1e-3
-NOT_RUN, NO_ATTENTION, RIGHT, WRONG = "does not run", "no attention", "right", "wrong"
+NOT_RUN, NO_ATTENTION, RIGHT, NAMED, WRONG = "does not run", "no attention", "right", "named", "wrong"
 
 
 def measure(name: str) -> dict[str, Any]:
     """Build, run, watch and check one architecture."""
-    from bench import coverage_others
-
-    other = coverage_others.OTHERS.get(name)
+    other = others().get(name)
     return _checked(*other()) if other else _transformers(name)
 
 
 def _transformers(name: str) -> dict[str, Any]:
     from bench import coverage_build as make
-    from bench.coverage_others import stand_in
+    from bench.missing_packages import stand_in
 
     stand_in("torchvision")  # timm, whose backbones some architectures use, loads it for its data sets
     failures: list[str] = []
@@ -92,12 +90,13 @@ def _checked(
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(where.filename).name}:{where.lineno}"
         return {"status": WRONG, "sites": 0, "reason": f"raised under watch: {_one_line(error)} ({place})"}
-    status = (RIGHT if verdict.right else WRONG) if verdict.attention else NO_ATTENTION
+    status = (NAMED if verdict.named else RIGHT) if verdict.attention else NO_ATTENTION
     if not verdict.right:
         status = WRONG
     return {
         "status": status,
         "sites": verdict.sites,
+        "verified": verdict.verified,
         "reason": "; ".join(verdict.reasons[:6]),
         "routes": verdict.routes,
         "checked": verdict.checked,
@@ -194,9 +193,13 @@ def names() -> tuple[list[str], list[str]]:
     """The entries of transformers' model mapping, and the other models."""
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-    from bench import coverage_others
+    return list(MODEL_MAPPING_NAMES), list(others())
 
-    return list(MODEL_MAPPING_NAMES), list(coverage_others.OTHERS)
+
+def others() -> dict[str, Any]:
+    from bench import coverage_others, coverage_timm
+
+    return coverage_others.OTHERS | coverage_timm.families()
 
 
 def collect(wanted: Iterable[str], out: Path, jobs: int, again: bool = False) -> dict[str, dict[str, Any]]:
@@ -226,38 +229,40 @@ def report(results: dict[str, dict[str, Any]], cut: Mapping[str, dict[str, Any]]
 
     cut: what `bench.coverage_cut` found, for a column of its own.
     """
-    mapping, others = names()
+    mapping, peers = names()
     rows, misses, excused = [], [], []
     compared: Counter[str] = Counter()
-    for name in (*mapping, *others):
+    for name in (*mapping, *peers):
         found = results.get(name)
         if found is None:
             continue
         status = found["status"]
-        ran, attention = status != NOT_RUN, status in (RIGHT, WRONG)
-        verdict = {RIGHT: "right", WRONG: "WRONG"}.get(status, "")
+        ran, attention = status != NOT_RUN, status in (RIGHT, NAMED, WRONG)
+        verdict = {RIGHT: "right", NAMED: "named", WRONG: "WRONG"}.get(status, "")
         route = ", ".join(sorted(found.get("routes", {})))
         beside = cut.get(name, {}).get("status", "") if attention else ""
-        told = [_yes(ran), _yes(attention) if ran else "", found.get("sites", ""), verdict, beside]
-        rows.append([name, *told, route])
-        if status in (NOT_RUN, WRONG):
-            misses.append(f"- {name} {'is ' * (status == WRONG)}{status}: {found['reason'][:300]}")
+        sites = found.get("sites", ""), found.get("verified", "")
+        rows.append([name, _yes(ran), _yes(attention) if ran else "", *sites, verdict, beside, route])
+        if status in (NOT_RUN, NAMED, WRONG):
+            misses.append(f"- {name} {'is ' * (status != NOT_RUN)}{status}: {found['reason'][:300]}")
         if found.get("excused"):
             excused.append(f"- {name}: {'; '.join(sorted(set(found['excused'])))[:300]}")
         if status == RIGHT:
             compared.update(found["checked"] | {"sites": found["sites"]})
     mapped = [results[name]["status"] for name in mapping if name in results]
     ran = sum(status != NOT_RUN for status in mapped)
-    seen = sum(status in (RIGHT, WRONG) for status in mapped)
+    seen = sum(status in (RIGHT, NAMED, WRONG) for status in mapped)
     right = sum(status == RIGHT for status in mapped)
-    beyond = [results[name]["status"] for name in others if name in results]
+    beyond = [results[name]["status"] for name in peers if name in results]
     counts = (
         f"{len(mapping)} entries in the model mapping, {len(mapped)} tried: {ran} run, {seen} of those have "
-        f"attention, {right} of those are right. "
-        f"Beyond transformers: {beyond.count(RIGHT)} of {len(beyond)} right."
+        f"attention, {right} of those are right, {mapped.count(NAMED)} are not and say so, "
+        f"{mapped.count(WRONG)} are wrong without a word. Beyond transformers, of {len(beyond)} tried: "
+        f"{beyond.count(RIGHT)} right, {beyond.count(NAMED)} named, {beyond.count(WRONG)} wrong, "
+        f"{beyond.count(NO_ATTENTION)} without attention, {beyond.count(NOT_RUN)} do not run."
     )
-    sites = compared.pop("sites", 0)
-    metrics = ", ".join(f"{name} at {count} of {sites} sites" for name, count in sorted(compared.items()))
+    whole = compared.pop("sites", 0)
+    metrics = ", ".join(f"{name} at {count} of {whole} sites" for name, count in sorted(compared.items()))
     goals = harness.targets(
         ("entries that run", ran, ">=", 400),
         ("right, of those with attention", right / max(seen, 1), ">=", 0.95),
@@ -265,7 +270,8 @@ def report(results: dict[str, dict[str, Any]], cut: Mapping[str, dict[str, Any]]
     return "\n\n".join(
         [
             harness.table(
-                ["architecture", "runs", "attention", "sites", "verdict", "cut", "reference"], rows
+                ["architecture", "runs", "attention", "sites", "verified", "verdict", "cut", "reference"],
+                rows,
             ),
             "Misses:",
             "\n".join(misses),
@@ -285,8 +291,8 @@ def _yes(value: bool) -> str:
 def run(quick: bool = False, out: Path = OUT) -> str:
     """As a part of `python -m bench`: every architecture, or every twentieth."""
     torch.set_num_threads(1)
-    mapping, others = names()
-    results = collect([*(mapping[::20] if quick else mapping), *others], out, jobs=2)
+    mapping, peers = names()
+    results = collect([*(mapping[::20] if quick else mapping), *peers], out, jobs=2)
     return report(results, known(out / "cut.json"))
 
 
@@ -303,8 +309,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    mapping, others = names()
-    wanted = options.name or [*mapping, *others]
+    mapping, peers = names()
+    wanted = options.name or [*mapping, *peers]
     if options.missed and (before := known(options.out / "coverage.json")):
         wanted = [name for name in wanted if before.get(name, {}).get("status") in (NOT_RUN, WRONG)]
     results = collect(wanted, options.out, options.jobs, options.again or options.missed)

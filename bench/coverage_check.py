@@ -30,7 +30,9 @@ class Verdict:
 
     sites: int = 0
     attention: bool = False
+    verified: int = 0  # sites of which everything was proved
     right: bool = True
+    named: bool = False  # something is not right, and was said not to be
     reasons: list[str] = field(default_factory=list)
     routes: dict[str, int] = field(default_factory=dict)  # how the reference weights of the sites were had
     checked: dict[str, int] = field(default_factory=dict)  # at how many sites each metric was compared
@@ -38,8 +40,9 @@ class Verdict:
     worst: float = 0.0
     gap: float = 0.0  # between the outputs of the default implementation and the eager one
 
-    def wrong(self, reason: str) -> None:
-        self.right = False
+    def wrong(self, reason: str, named: bool = False) -> None:
+        """Note that something is not right; ``named`` where `watch` itself says so."""
+        self.right, self.named = self.right and named, self.named or named
         self.reasons.append(reason)
 
 
@@ -125,6 +128,7 @@ def _compare(verdict: Verdict, seen: Any, table: Any, found: list[Weights]) -> N
         ]
         (calls[max(owners, key=len)] if owners else lost).append(call)
     verdict.sites = len(seen.sites)
+    verdict.verified = sum(site.verified for site in seen.sites)
     for path, there in sites.items():
         for site in there:
             rows = [i for i, row in enumerate(table.rows) if row.site == site.name]
@@ -146,7 +150,8 @@ def _compare(verdict: Verdict, seen: Any, table: Any, found: list[Weights]) -> N
                 if math.isfinite(best.error):
                     what = f"{best.metric} off by {best.error:.1e}"
                 verdict.wrong(
-                    f"{site.name} ({site.kind}, {site.heads} heads): {what}; the model's {shapes[:3]}"
+                    f"{site.name} ({site.kind}, {site.heads} heads): {what}; the model's {shapes[:3]}",
+                    named=not site.verified,
                 )
     unclaimed = [call for call in lost + [c for cs in calls.values() for c in cs] if not call.claimed]
     for call in unclaimed:
@@ -159,8 +164,11 @@ def _compare(verdict: Verdict, seen: Any, table: Any, found: list[Weights]) -> N
         if why:
             verdict.excused.append(f"{call.path} ({call.kind}): {why}")
         else:
-            verdict.wrong(f"not seen: {call.how} {tuple(call.value.shape)} in {call.path} ({call.kind})")
-    verdict.attention = bool(seen.sites) or not verdict.right
+            verdict.wrong(
+                f"not seen: {call.how} {tuple(call.value.shape)} in {call.path} ({call.kind})",
+                named=any(within(call.path, path) for path in seen.missed),
+            )
+    verdict.attention = bool(seen.sites) or not verdict.right or verdict.named
     for path, why in seen.missed.items():
         verdict.reasons.append(f"said to be missed: {path}: {why}")
 

@@ -28,10 +28,11 @@ _GAINS = (0.4, 0.0)  # of the weights: larger ones make more noise than there is
 def measure(name: str) -> dict[str, Any]:
     """Build one architecture and cut it."""
     from bench import coverage_build as make
-    from bench.coverage_others import OTHERS, stand_in
+    from bench.missing_packages import stand_in
 
-    if name in OTHERS:
-        model, forward, _ = OTHERS[name]()
+    others = coverage.others()
+    if name in others:
+        model, forward, _ = others[name]()
         return check(_Run(model, forward).eval(), ())
     stand_in("torchvision")
     failures: list[str] = []
@@ -150,8 +151,8 @@ def report(results: dict[str, dict[str, Any]]) -> str:
 def run(quick: bool = False, out: Path = coverage.OUT) -> str:
     """As a part of `python -m bench`: every architecture, or every twentieth."""
     torch.set_num_threads(1)
-    mapping, others = coverage.names()
-    return report(collect([*(mapping[::20] if quick else mapping), *others], out, jobs=2))
+    mapping, peers = coverage.names()
+    return report(collect([*(mapping[::20] if quick else mapping), *peers], out, jobs=2))
 
 
 def main() -> None:

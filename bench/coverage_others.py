@@ -3,23 +3,21 @@
 ``eager`` switches to the branch of that library which materialises its weights.
 """
 
-import importlib.machinery
-import importlib.util
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from tests.zoo import library_peers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import manyheads as mh
+from bench.missing_packages import stand_in
 
 Case = tuple[nn.Module, Callable[[nn.Module], Any], Callable[[nn.Module], None]]
 
 
-def _with_attribute(name: str, value: object) -> Callable[[nn.Module], None]:
+def with_attribute(name: str, value: object) -> Callable[[nn.Module], None]:
     """Set an attribute of every module that has it."""
 
     def switch(model: nn.Module) -> None:
@@ -28,19 +26,6 @@ def _with_attribute(name: str, value: object) -> Callable[[nn.Module], None]:
                 setattr(module, name, value)
 
     return switch
-
-
-def _timm(name: str, **options: Any) -> Callable[[], Case]:
-    def case() -> Case:
-        stand_in("torchvision")
-        import timm
-
-        torch.manual_seed(3)
-        model = _awake(timm.create_model(name, num_classes=7, **options))
-        size = options.get("img_size", 224)
-        return model, lambda m: m(_noise(2, 3, size, size)), _with_attribute("fused_attn", False)
-
-    return case
 
 
 def _whisper() -> Case:
@@ -61,55 +46,27 @@ def _whisper() -> Case:
     def eager(_: nn.Module) -> None:
         MultiHeadAttention.use_sdpa = False
 
-    return model, lambda m: m(_noise(2, 20, 62), _ids(2, 11)), eager
+    return model, lambda m: m(noise(2, 20, 62), _ids(2, 11)), eager
 
 
-def _x_transformers(causal: bool, **options: Any) -> Callable[[], Case]:
+def _of_zoo(make: Callable[[], Any]) -> Callable[[], Case]:
+    """A model of the zoo in tests/, which has a truth of its own besides."""
+
     def case() -> Case:
-        from x_transformers import Decoder, Encoder, TransformerWrapper
+        found = make()
+        inputs = found.inputs
 
-        torch.manual_seed(3)
-        layers = (Decoder if causal else Encoder)(dim=36, depth=2, heads=4, attn_flash=True, **options)
-        model = _awake(TransformerWrapper(num_tokens=101, max_seq_len=29, attn_layers=layers))
-        mask = torch.arange(13) < torch.tensor([[13], [9]])
-        return model, lambda m: m(_ids(2, 13), mask=mask), _with_attribute("flash", False)
+        def eager(model: nn.Module) -> None:
+            with_attribute("flash", False)(model)
+            for module in model.modules():
+                if hasattr(module, "set_processor"):
+                    from diffusers.models.attention_processor import AttnProcessor
+
+                    module.set_processor(AttnProcessor())
+
+        return found.model, lambda m: m(**inputs) if isinstance(inputs, dict) else m(inputs), eager
 
     return case
-
-
-def _diffusers_unet() -> Case:
-    from diffusers import UNet2DConditionModel
-    from diffusers.models.attention_processor import AttnProcessor
-
-    torch.manual_seed(3)
-    model = UNet2DConditionModel(
-        sample_size=8, block_out_channels=(16, 32), layers_per_block=1, cross_attention_dim=20,
-        norm_num_groups=4, attention_head_dim=4, down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-    )  # fmt: skip
-    step = torch.tensor([3, 5])
-    return (
-        _awake(model),
-        lambda m: m(_noise(2, 4, 8, 8), step, _noise(2, 7, 20), return_dict=False),
-        lambda m: m.set_attn_processor(AttnProcessor()),
-    )
-
-
-def _diffusers_dit() -> Case:
-    from diffusers import DiTTransformer2DModel
-    from diffusers.models.attention_processor import AttnProcessor
-
-    torch.manual_seed(3)
-    model = DiTTransformer2DModel(
-        num_attention_heads=3, attention_head_dim=8, in_channels=4, num_layers=2, sample_size=8,
-        norm_num_groups=4, num_embeds_ada_norm=10,
-    )  # fmt: skip
-    step, label = torch.tensor([3, 5]), torch.tensor([1, 2])
-    return (
-        _awake(model),
-        lambda m: m(_noise(2, 4, 8, 8), timestep=step, class_labels=label, return_dict=False),
-        lambda m: [x.set_processor(AttnProcessor()) for x in m.modules() if hasattr(x, "set_processor")],
-    )
 
 
 def _diffusers_sd3() -> Case:
@@ -124,7 +81,7 @@ def _diffusers_sd3() -> Case:
     step = torch.tensor([3, 5])
 
     def forward(m: nn.Module) -> Any:
-        return m(_noise(2, 4, 8, 8), _noise(2, 7, 20), _noise(2, 28), step, return_dict=False)
+        return m(noise(2, 4, 8, 8), noise(2, 7, 20), noise(2, 28), step, return_dict=False)
 
     return (
         _awake(model),
@@ -162,7 +119,7 @@ class _ViT(nn.Module):
 
 def _torchvision_style() -> Case:
     torch.manual_seed(3)
-    return _awake(_ViT(33, 3, 2)), lambda m: m(_noise(2, 3, 40, 40)), _nothing
+    return _awake(_ViT(33, 3, 2)), lambda m: m(noise(2, 3, 40, 40)), _nothing
 
 
 class _CausalSelfAttention(nn.Module):
@@ -203,7 +160,7 @@ class _GPT(nn.Module):
 
 def _nanogpt_style() -> Case:
     torch.manual_seed(3)
-    return _awake(_GPT(35, 5, 3)), lambda m: m(_ids(2, 17)), _with_attribute("flash", False)
+    return _awake(_GPT(35, 5, 3)), lambda m: m(_ids(2, 17)), with_attribute("flash", False)
 
 
 def _ours(make: Callable[[], nn.Module], forward: Callable[[nn.Module], Any]) -> Callable[[], Case]:
@@ -237,7 +194,7 @@ def _awake(model: nn.Module) -> nn.Module:
     return wake(model.eval())
 
 
-def _noise(*shape: int) -> Tensor:
+def noise(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(11))
 
 
@@ -249,68 +206,9 @@ def _nothing(_: nn.Module) -> None:
     pass
 
 
-class _Attributes(type):
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Attributes(name, (_Anything,), {})
-
-
-class _Anything(metaclass=_Attributes):
-    """What a package that is not here would have given: may be called, subclassed and used as a decorator."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __call__(self, *args: Any, **_: Any) -> Any:
-        return args[0] if args else self
-
-
-class _StandIn(types.ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Attributes(name, (_Anything,), {})
-
-
-class _Finder:
-    """Finds empty modules for a package that is not installed and that the model itself does not use."""
-
-    def __init__(self, package: str) -> None:
-        self.package = package
-
-    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        if name.partition(".")[0] != self.package:
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        pass
-
-
-def stand_in(package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        sys.meta_path.append(_Finder(package))  # type: ignore[arg-type]
-
-
 OTHERS: dict[str, Callable[[], Case]] = {
-    "timm: vit_tiny_patch16_224": _timm("vit_tiny_patch16_224", img_size=96, depth=2),
-    "timm: eva02_tiny_patch14_224": _timm("eva02_tiny_patch14_224", img_size=98, depth=2),
-    "timm: beit_base_patch16_224": _timm(
-        "beit_base_patch16_224", img_size=96, depth=2, embed_dim=48, num_heads=3
-    ),
-    "timm: swin_tiny_patch4_window7_224": _timm(
-        "swin_tiny_patch4_window7_224", depths=(2, 2), num_heads=(3, 6), embed_dim=24
-    ),
     "torchvision style: ViT": _torchvision_style,
     "openai-whisper": _whisper,
-    "x-transformers: encoder": _x_transformers(False),
-    "x-transformers: decoder, rotary, grouped": _x_transformers(True, rotary_pos_emb=True, attn_kv_heads=2),
-    "diffusers: UNet2DConditionModel": _diffusers_unet,
-    "diffusers: DiTTransformer2DModel": _diffusers_dit,
     "diffusers: SD3Transformer2DModel": _diffusers_sd3,
     "nanoGPT style": _nanogpt_style,
     "manyheads: Encoder": _ours(
@@ -326,3 +224,4 @@ OTHERS: dict[str, Callable[[], Case]] = {
         lambda m: m(_ids(2, 13), _ids(2, 7), source_lengths=torch.tensor([13, 9])),
     ),
 }
+OTHERS |= {name: _of_zoo(make) for name, make in library_peers.CASES.items()}

@@ -163,7 +163,7 @@ def test_only_softmaxes_of_a_linear_map_are_excused() -> None:
     assert (verdict.right, verdict.attention) == (True, False)
     assert verdict.excused == ["0 (ChoosingAttention): a linear map of one sequence"]
     verdict = coverage_check.check(nn.Sequential(HiddenAttention()), lambda m: m(x), lambda m: None)
-    assert (verdict.right, verdict.attention) == (False, True)
+    assert (verdict.named, verdict.attention) == (True, True)
     assert "not seen: softmax (2, 1, 5, 5) in 0 (HiddenAttention)" in verdict.reasons
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from bench.coverage_others import stand_in
+from bench.missing_packages import stand_in
 from tests.zoo.case import Case, Silent, Truth
 from torch import Tensor, nn
 

@@ -32,6 +32,7 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _BESIDE = {"convolution", "recurrence", "Fourier transform", "norm over tokens", "pooling", "scan"}
 _PRODUCTS = ("matmul", "bmm", "einsum", "baddbmm", "linear")
 _TINY = 1e-5
+_SORTED = 4096  # tokens that are looked for one by one
 # Modules that cannot mix tokens.
 _POINTWISE = (
     nn.Dropout,
@@ -204,7 +205,18 @@ class Perturbed(Baseline):
             return False
         if of_tokens[-1] and of_tokens[-2] and new.shape[-1] == new.shape[-2]:
             return False
-        return not self._is_confined(changed)
+        return not (self._is_confined(changed) or self._is_reordered(new, old))
+
+    def _is_reordered(self, new: Tensor, old: Tensor) -> bool:
+        """Whether there is nothing new but the share of what was replaced, in another order: tokens that are
+        sorted by the expert they go to.
+        """
+        rows, before = (x.flatten(0, -2).float().nan_to_num() for x in (new, old))
+        if len(rows) > _SORTED:
+            return False
+        tiny = _TINY * float(before.norm(dim=-1).max())
+        unknown = (torch.cdist(rows, before, compute_mode="donot_use_mm_for_euclid_dist") > tiny).all(1)
+        return int(unknown.sum()) <= max(1, int(len(rows) * self.share + 1e-6))
 
     def _put_back(self, new: Tensor, old: Tensor) -> Tensor:
         """The old values, but for those of what was replaced; of one place where nobody can tell which they

@@ -26,6 +26,7 @@ from manyheads.surgery.verify import evaluating
 LENGTH = 257  # that sequences should have at least
 _WORK = 1e11  # at most so many parameters times tokens
 _MUCH = 5e9  # from so many on, one sequence has to do
+_MANY = 2**22  # and from so many scores on
 _SCORES = 2**25  # at most so many scores of one attention call
 _TRIES = 8
 
@@ -172,8 +173,10 @@ class _Trial:
 
     def one_row(self, groups: list[Group], wanted: int) -> None:
         """Keep only the last row of the batch where more would take long."""
-        tokens = max(self.seen.batch.values()) * max((self.affordable(g, wanted) for g in groups), default=0)
-        if not self.rows or tokens * self.parameters < _MUCH:
+        length = max((self.affordable(group, wanted) for group in groups), default=0)
+        rows, heads = max(self.seen.batch.values()), max(self.seen.heads.values())
+        few = rows * length * self.parameters < _MUCH and rows * heads * length**2 < _MANY
+        if not self.rows or few:
             return
         before = list(self.leaves)
         for number, axis in self.rows:

@@ -1,0 +1,69 @@
+"""One model of every family that timm has, the smallest of it, at its own image size.
+
+Where a family has several kinds of attention, one of each is named in `KINDS`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from bench.coverage_build import wake
+from bench.coverage_others import Case, noise, with_attribute
+from bench.missing_packages import stand_in
+
+KINDS = {
+    "byoanet": ("botnet26t_256", "halonet26t", "lambda_resnet26t", "sehalonet33ts"),
+    "levit": ("levit_128s", "levit_conv_128s"),
+    "maxxvit": ("coatnet_nano_rw_224", "maxvit_rmlp_pico_rw_256", "maxxvit_rmlp_nano_rw_256"),
+    "metaformer": ("poolformer_s12", "caformer_s18"),
+    "mobilevit": ("mobilevit_xxs", "mobilevitv2_050"),
+    "vision_transformer": (
+        "vit_tiny_patch16_224",
+        "vit_base_patch16_siglip_224",
+        "vit_small_patch16_18x2_224",
+    ),
+}
+
+
+def families() -> dict[str, Callable[[], Case]]:
+    """A case for each family, by name; none where timm is not installed."""
+    try:
+        stand_in("torchvision")
+        import timm
+    except ImportError:
+        return {}
+    cases: dict[str, Callable[[], Case]] = {}
+    for family in timm.list_modules():
+        for name in KINDS.get(family, (None,)):
+            cases[f"timm: {family}" + (f", {name}" if name else "")] = _case(family, name)
+    return cases
+
+
+def _case(family: str, name: str | None) -> Callable[[], Case]:
+    def case() -> Case:
+        import timm
+
+        torch.manual_seed(3)
+        model = wake(timm.create_model(name or _smallest(family), num_classes=7).eval())
+        shape = model.default_cfg["input_size"]
+        return model, lambda m: m(noise(2, *shape)), with_attribute("fused_attn", False)
+
+    return case
+
+
+def _smallest(family: str) -> str:
+    """The model of a family with the fewest weights."""
+    import timm
+
+    def weights(name: str) -> int:
+        try:
+            with torch.device("meta"):
+                model: nn.Module = timm.create_model(name)
+        except Exception:  # some compute numbers while they are built
+            return 2**62
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    names: list[Any] = timm.list_models(module=family)
+    return str(min(names, key=weights))
