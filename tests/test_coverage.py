@@ -238,10 +238,10 @@ def test_the_report_counts_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
         "x": {"status": coverage.RIGHT, **seen},
     }
     text = coverage.report(results, {"a": {"status": "refused"}, "d": {"status": "no heads to spare"}})
-    assert [row.split("|")[6].strip() for row in text.splitlines()[2:7]] == ["refused", "", "", "", ""]
+    assert [row.split("|")[7].strip() for row in text.splitlines()[2:7]] == ["refused", "", "", "", ""]
     assert (
-        "5 entries in the model mapping, 4 tried: 3 run, 2 of those have attention, 1 of those are right. "
-        "Beyond transformers: 1 of 1 right."
+        "5 entries in the model mapping, 4 tried: 3 run, 2 of those have attention, 1 of those are right, "
+        "0 are not and say so, 1 are wrong without a word. Beyond transformers, of 1 tried: 1 right, 0 named"
     ) in text
     assert "- b is wrong: attn: entropy off by 1.0e+00" in text
     assert "- c does not run: no inputs known for it" in text
