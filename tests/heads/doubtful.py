@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from manyheads.heads.proofs import proof_of
+
 HEADS, WIDTH = 4, 24
 
 
@@ -11,10 +13,11 @@ class Proved(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.heads = HEADS
         self.qkv, self.o = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return self.o(self.attend(q, k, v).transpose(1, 2).flatten(2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -32,7 +35,7 @@ class Half(Proved):
     """Of half of its heads the attention is not seen, so that nobody knows what the others are."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        half = HEADS // 2
+        half = self.heads // 2
         seen = nn.functional.scaled_dot_product_attention(q[:, :half], k[:, :half], v[:, :half])
         unseen = (t[:, half:].contiguous() for t in (q, k, v))
         return torch.cat([seen, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*unseen)[0]], 1)
@@ -63,6 +66,15 @@ def doubtful() -> nn.Module:
     """Layer 0 is proved, layer 1 is not, layer 2 has a note."""
     torch.manual_seed(0)
     return Doubtful(Proved, Half, Damped).eval()
+
+
+def unproved() -> nn.Module:
+    """A model that could be cut everywhere, of which layer 1 is not proved."""
+    model = proved()
+    for args, kwargs in (((ids(),), {}), ((), {"input_ids": ids()})):
+        site = proof_of(model, model, "", args, kwargs).sites["layers.1"]
+        site.verified, site.reason = False, "for want of means"
+    return model
 
 
 def ids(batch: int = 5, length: int = 11, seed: int = 1) -> Tensor:

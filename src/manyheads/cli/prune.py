@@ -143,6 +143,10 @@ def prune(
         except Interrupted:
             errors.print("Stopped before the smaller model was ready; nothing was written.")
             raise typer.Exit(EXIT_CODE) from None
+        except RuntimeError as error:  # cut's own check of what it made
+            if str(error).startswith("cut:"):
+                raise ValueError(str(error)) from error
+            raise
         found = card.card(loaded.model, small, held_out, metric=judge)
         drawn = None
         if curve and not interrupted():
