@@ -47,6 +47,22 @@ def doubts_in(table: HeadTable) -> Doubts:
     )
 
 
+def unverified_heads(table: HeadTable) -> dict[str, list[int]]:
+    """The heads of sites that are not verified, ``{site: [head numbers]}``: those that nothing should change.
+
+    >>> import torch
+    >>> from manyheads.heads.table import Row
+    >>> rows = [Row("attn", 0, head, head, head, "self") for head in range(2)]
+    >>> unverified_heads(HeadTable(rows, torch.ones(2), {}, labels={"verified": ["no: it was not seen"] * 2}))
+    {'attn': [0, 1]}
+    """
+    heads: dict[str, list[int]] = {site: [] for site in doubts_in(table).unverified}
+    for row in table.rows:
+        if row.site in heads:
+            heads[row.site].append(row.head)
+    return heads
+
+
 def doubts_of(sites: Iterable[Site]) -> Doubts:
     """What is known of some sites.
 

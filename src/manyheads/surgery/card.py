@@ -158,7 +158,9 @@ def card(
             held = {id(x): x for x in (*each.parameters(), *each.buffers())}
             parameters = sum(p.numel() for p in each.parameters())
             size = sum(x.numel() * x.element_size() for x in held.values())
-            sides.append(Side(sum(site.heads for site in sites), value, error, parameters, size, cache, seconds))
+            sides.append(
+                Side(sum(site.heads for site in sites), value, error, parameters, size, cache, seconds)
+            )
     change = None
     if judged is not None:
         change = {name: getattr(judged.change, name) for name in ("value", "low", "high")}

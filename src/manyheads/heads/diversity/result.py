@@ -60,7 +60,9 @@ def table(
             stacklevel=3,
         )
     tokens = torch.tensor([sums.tokens[row.site] for row in rows])
-    return HeadTable(rows, tokens, columns, fingerprint(model), labels=labels | labels_of(sites), matrices=matrices)
+    return HeadTable(
+        rows, tokens, columns, fingerprint(model), labels=labels | labels_of(sites), matrices=matrices
+    )
 
 
 def _between(

@@ -99,5 +99,7 @@ def importance(
     if keep is not None and method != "gates":
         raise ValueError(f"keep: {method} ranks all heads; expected a number only with gates")
     where = None if state is None else Path(state)
-    task = Task(model, batches, named(loss), seed=seed, keep=keep, state=where, unverified=unverified, step=step)
+    task = Task(
+        model, batches, named(loss), seed=seed, keep=keep, state=where, unverified=unverified, step=step
+    )
     return METHODS[method](task)
