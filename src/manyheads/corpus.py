@@ -152,7 +152,7 @@ def examples(
 
     With ``labels``, batches also have those of their examples, for a loss.
     """
-    from manyheads.tasks import held_out
+    from manyheads.tasks import UnreadDataError, held_out
     from manyheads.training.batches import spread
 
     task, folder = loaded.task, loaded.folder
@@ -165,8 +165,8 @@ def examples(
     except (OSError, ValueError) as error:
         if data is not None or str(error).startswith("MODEL:"):
             raise
-        raise ValueError(
-            f"MODEL: what {folder} was trained on cannot be read any more ({error}); give --data"
+        raise UnreadDataError(
+            f"MODEL: what {folder} was trained on cannot be read any more ({error})"
         ) from error
     most = limit or len(found)
     if limit is None and data is None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
 from manyheads.common.untouched import evaluating
+from manyheads.heads.doubts import doubts_in
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import Watch, watch
 from manyheads.interrupts import Interrupted, interrupted, interruptible
@@ -217,8 +218,13 @@ def together(own: Counted) -> Counted:
 
 
 def notes(counted: Counted) -> list[str]:
-    """What a reader has to know about a count."""
-    found = [f"{path} was not seen: {why}" for path, why in counted.missed.items()]
+    """What a reader has to know about a count, besides what the table says of its sites."""
+    named = {} if counted.table is None else doubts_in(counted.table).unverified
+    missed = {path: why for path, why in counted.missed.items() if path not in named}
+    whole = missed.pop("", "")
+    found = [f"{path} was not seen: {why}" for path, why in missed.items()]
+    if whole and not named:
+        found.append(whole)
     if counted.stopped or counted.error is not None:
         found.append("The counting ended early: these are the numbers of a part of the corpus.")
     return found

@@ -100,6 +100,16 @@ def test_a_folder_cannot_name_a_private_file(folders, tmp_path, way):
         call("train", "language", "--resume", "--out", where)
 
 
+def test_serve_says_how_to_name_what_a_folder_was_trained_on(folders):
+    with pytest.raises(ValueError, match=r"which is not in the folder") as raised:
+        call("serve", folders / "language")
+    said = str(raised.value)
+    assert said.endswith(
+        "it is read only if you name it; give what to measure on: --text FILE, one text a line"
+    )
+    assert "--data" not in said  # which serve does not have
+
+
 def test_a_folder_may_bring_its_data_along(folders, tmp_path):
     where = downloaded(folders, tmp_path / "model", tmp_path / "model" / "data.txt")
     (where / "data.txt").write_text("a few words, and a few more of them.\n" * 20)

@@ -1,4 +1,5 @@
 // What can colour a head: every metric of the table, importance by each method, the distance to its twin, role, cluster.
+import { unverified } from "./doubts";
 import type { HeadDocument, Numbers, RoleEvidence } from "./document";
 import type { Colours } from "./draw/colour";
 import type { Words } from "./words";
@@ -119,15 +120,17 @@ export interface Filter {
   heads: ReadonlySet<number>;
 }
 
-/** The filters that find something: claimed roles, cuttable heads (where it was measured what the model needs), redundant heads. */
+/** The filters that find something: heads that are not verified, claimed roles, cuttable heads (where it was measured what the model needs), redundant heads. */
 export function filters(document: HeadDocument, words: Words): Filter[] {
   const found: Filter[] = [];
   const add = (key: string, name: string, heads: number[]) => {
     if (heads.length) found.push({ key, name, heads: new Set(heads) });
   };
   const all = document.heads.name.map((_, head) => head);
+  const proved = (head: number) => !unverified(document, head);
+  add("unverified", words.notVerified, all.filter((head) => !proved(head)));
   const method = Object.keys(document.importance).find((name) => !OF_THE_HEAD_ALONE.has(name));
-  if (method !== undefined) add("cuttable", words.cuttable, cuttable(document.importance[method]!.mean));
+  if (method !== undefined) add("cuttable", words.cuttable, cuttable(document.importance[method]!.mean).filter(proved));
   if (document.redundancy) {
     const { twin_distance } = document.redundancy;
     add("redundant", words.redundant, all.filter((head) => (twin_distance[head] ?? 1) <= ALIKE));

@@ -1,6 +1,7 @@
 // The page: header, tabs, and the open view. Report, widget and live page all call show().
 import { followAddress } from "./address";
 import type { Example, HeadDocument } from "./document";
+import { unverifiedCount } from "./doubts";
 import { dark, light, type Colours } from "./draw/colour";
 import { html, unique } from "./draw/element";
 import { whole } from "./draw/number";
@@ -135,6 +136,7 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
   function header(): HTMLElement {
     const { words } = page;
     const { made, heads, stacks } = document;
+    const doubtful = unverifiedCount(document);
     const layers = stacks.reduce((sum, stack) => sum + stack.layers.length, 0);
     return html(
       "div",
@@ -148,6 +150,7 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
           {},
           words.summary(layers, heads.name.length, whole(made.units), words.units[made.unit] ?? made.unit, words.said(made.corpus)),
         ),
+        doubtful ? html("p", { class: "doubt", "data-part": "unverified" }, words.unverifiedHeads(doubtful, heads.name.length)) : null,
       ),
       html(
         "div",

@@ -109,6 +109,7 @@ def diversity(
 def as_json(table: HeadTable, model: str, what: str, notes: list[str], out: Path) -> str:
     """The table and its summary for machines: one JSON object; null where nothing was measured."""
     from manyheads.heads.diversity import layers
+    from manyheads.heads.doubts import doubts_in
 
     return json_format.dumps(
         _plain(
@@ -117,6 +118,7 @@ def as_json(table: HeadTable, model: str, what: str, notes: list[str], out: Path
                 "fingerprint": table.model,
                 "corpus": what,
                 "notes": notes,
+                **doubts_in(table).as_json(),
                 "out": str(out),
                 "layers": [layer._asdict() for layer in layers(table)],
                 "heads": list(table),

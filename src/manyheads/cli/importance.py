@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -63,6 +63,7 @@ def importance(
     images: options.Images = None,
     tokens: options.Tokens = None,
     data: options.Data = None,
+    unverified: options.Unverified = "refuse",
     max_length: options.MaxLength = None,
     limit: options.Limit = None,
     batch_tokens: options.BatchTokens = 1024,
@@ -105,7 +106,9 @@ def importance(
                 started = perf_counter()
                 try:
                     stop_if_interrupted()
-                    found.tables[name] = _judged(loaded, read, name, loss, keep, seed, out / STATE, bar(name))
+                    found.tables[name] = _judged(
+                        loaded, read, name, loss, keep, seed, out / STATE, unverified, bar(name)
+                    )
                     found.seconds[name] = perf_counter() - started
                 except Interrupted:
                     break
@@ -145,6 +148,7 @@ def _judged(
     keep: int | None,
     seed: int,
     state: Path,
+    unverified: Literal["refuse", "allow"],
     step: Callable[[float], None],
 ) -> HeadTable:
     from manyheads.heads.importance import WITH_LOSS
@@ -163,7 +167,17 @@ def _judged(
         if method in MANY_PASSES:
             stop_if_interrupted()
 
-    table = judge(loaded.model, fed, method, loss, keep=keep, seed=seed, state=state, step=told)
+    table = judge(
+        loaded.model,
+        fed,
+        method,
+        loss,
+        keep=keep,
+        seed=seed,
+        state=state,
+        unverified=unverified,
+        step=told,
+    )
     if method == "leave-one-out":
         state.unlink(missing_ok=True)
     return table
@@ -209,6 +223,8 @@ def finish(found: Found, console: Console, errors: Console, machine: bool) -> No
 
 def tell(found: Found, console: Console) -> None:
     """The heads at both ends of the first method's ranking, with all numbers; then the agreement."""
+    from manyheads.heads.doubts import doubts_in
+
     tables = found.tables
     first, *_ = tables.values()
     console.print(Text(f"{found.model} on {found.corpus}, {len(first)} heads", "bold"), soft_wrap=True)
@@ -241,6 +257,8 @@ def tell(found: Found, console: Console) -> None:
             ),
             soft_wrap=True,
         )
+    for note in doubts_in(first).sentences():
+        console.print(Text(f"\nNote: {note}"), soft_wrap=True)
 
 
 def _with_error(table: HeadTable, row: int) -> str:
@@ -264,6 +282,8 @@ def _name(table: HeadTable, row: int) -> str:
 
 def as_json(found: Found) -> str:
     """One JSON object for machines: a row for each head with all numbers; null where there is none."""
+    from manyheads.heads.doubts import doubts_in
+
     first, *_ = found.tables.values()
     heads = [dict(row._asdict()) for row in first.rows]
     for name, table in found.tables.items():
@@ -278,6 +298,7 @@ def as_json(found: Found) -> str:
             "measures": {name: table["measure"][0] for name, table in found.tables.items()},
             "seconds": {name: round(seconds, 3) for name, seconds in found.seconds.items()},
             "stopped": found.stopped or None,
+            **doubts_in(first).as_json(),
             "agreement": [
                 {name: _plain(value) for name, value in one._asdict().items()} for one in found.agreements
             ],

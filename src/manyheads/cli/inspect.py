@@ -178,6 +178,8 @@ def _tell_on_a_page(counted: Counted, loaded: Loaded, read: Corpus, out: Path, e
 
 def as_json(counted: Counted, name: str, read: Corpus, out: Path) -> str:
     """What was counted for machines: one JSON object, with a row for each head; null where nothing counts."""
+    from manyheads.heads.doubts import doubts_in
+
     assert counted.table is not None
     return json_format.dumps(
         {
@@ -190,6 +192,7 @@ def as_json(counted: Counted, name: str, read: Corpus, out: Path) -> str:
             "shares": read.shares,
             "unknown": read.unknown,
             "missed": counted.missed,
+            **doubts_in(counted.table).as_json(),
             "out": str(out),
             "heads": [{column: _plain(value) for column, value in row.items()} for row in counted.table],
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -27,6 +27,10 @@ Limit = Annotated[int | None, typer.Option(help="Read only so many texts, pictur
 BatchTokens = Annotated[int, typer.Option(help="How many tokens run through the model at once.")]
 Device = Annotated[
     str | None, typer.Option(help="Where the model runs: cpu, cuda:1, mps ...; else the accelerator if any.")
+]
+Unverified = Annotated[
+    Literal["refuse", "allow"],
+    typer.Option(help="What to do with heads at sites of which nothing could be proved: refuse, or allow."),
 ]
 Out = Annotated[Path, typer.Option(help="The folder for the results; made if it is not there.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

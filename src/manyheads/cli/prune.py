@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -75,6 +75,7 @@ def prune(
     curve: Annotated[
         bool, typer.Option("--curve", help="Also draw quality against heads kept, with the random control.")
     ] = False,
+    unverified: options.Unverified = "refuse",
     max_length: options.MaxLength = None,
     limit: Annotated[int | None, typer.Option(help="Read only so many texts or sequences.")] = None,
     batch_tokens: options.BatchTokens = 2048,
@@ -135,17 +136,24 @@ def prune(
                     floor=floor,
                     protect=kept,
                     using=given,
+                    unverified=unverified,
                     state=state,
                     step=step,
                 )
         except Interrupted:
             errors.print("Stopped before the smaller model was ready; nothing was written.")
             raise typer.Exit(EXIT_CODE) from None
+        except RuntimeError as error:  # cut's own check of what it made
+            if str(error).startswith("cut:"):
+                raise ValueError(str(error)) from error
+            raise
         found = card.card(loaded.model, small, held_out, metric=judge)
         drawn = None
         if curve and not interrupted():
             with suppress(Interrupted), _progress(errors) as step:
-                drawn = _curve(loaded.model, fitted, held_out, method, refit, uniform, judge, step)
+                drawn = _curve(
+                    loaded.model, fitted, held_out, method, refit, uniform, judge, unverified, step
+                )
         removed = Plan.of(loaded.model, small, fitted[0])
         document = {
             "model": loaded.name,
@@ -232,6 +240,8 @@ def tell(found: Card, removed: Plan, name: str, read: Corpus, out: Path, console
     console.print(table)
     kept = [f"{size - len(removed.get(site, []))} of {size}" for site, size in removed.sizes.items()]
     console.print(Text(f"Heads kept by layer: {', '.join(kept)}"), soft_wrap=True)
+    for note in found.doubts.sentences():
+        console.print(Text(f"Note: {note}"), soft_wrap=True)
     console.print(Text(f'The model: {out}; mh.load("{out}") gives it back.'), soft_wrap=True)
 
 
@@ -243,6 +253,7 @@ def _curve(
     refit: bool,
     uniform: bool,
     judge: Callable[[nn.Module], float] | None,
+    unverified: Literal["refuse", "allow"],
     step: Any,
 ) -> Any:
     from manyheads.surgery.curve import METHODS
@@ -257,6 +268,7 @@ def _curve(
         refit=refit,
         scope="layer" if uniform else "global",
         metric=judge,
+        unverified=unverified,
         step=lambda share: step("curve", share),
     )
 

@@ -117,6 +117,7 @@ def _progress(console: Console) -> Iterator[Step]:
 
 def tell(table: HeadTable, console: Console, title: str, about: Sequence[str] = ()) -> None:
     """Print which heads have which role, the strongest first; then what could not be said."""
+    from manyheads.heads.doubts import doubts_in
     from manyheads.heads.roles.role import ROLES
 
     console.print(Text(title, style="bold"), soft_wrap=True)
@@ -142,7 +143,7 @@ def tell(table: HeadTable, console: Console, title: str, about: Sequence[str] = 
     names = dict.fromkeys(column.partition(":")[0] for column, _ in found.values())
     for name in names:
         console.print(Text(f"  {name}: {ROLES[name].says} Baseline: {ROLES[name].against}."), soft_wrap=True)
-    for note in about:
+    for note in (*doubts_in(table).sentences(), *about):
         console.print(Text(f"\nNote: {note}"), soft_wrap=True)
     notes = dict.fromkeys(note for words in table["not_judged"] for note in words.split("; ") if note)
     if notes:
@@ -177,6 +178,8 @@ def _name(table: HeadTable, row: int) -> str:
 
 def as_json(table: HeadTable, model: str, read: Corpus, out: Path) -> str:
     """The table for machines: one JSON object, with a row for each head; null where nothing was counted."""
+    from manyheads.heads.doubts import doubts_in
+
     counts = {name: total[0].tolist() for name, total in table.sums.items() if name.endswith("_score")}
     heads = []
     for number, row in enumerate(table):
@@ -184,7 +187,8 @@ def as_json(table: HeadTable, model: str, read: Corpus, out: Path) -> str:
         cases = {f"{name.removesuffix('_score')}_count": int(each[number]) for name, each in counts.items()}
         heads.append(plain | cases)
     found: dict[str, Any] = {"model": model, "fingerprint": table.model, "corpus": read.what}
-    return json_format.dumps(found | {"unknown": read.unknown, "out": str(out), "heads": heads})
+    found |= {"unknown": read.unknown, **doubts_in(table).as_json(), "out": str(out), "heads": heads}
+    return json_format.dumps(found)
 
 
 def write(table: HeadTable, out: Path, title: str, about: Sequence[str] = ()) -> list[Path]:

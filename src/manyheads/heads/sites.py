@@ -55,8 +55,8 @@ class Site:
         if not self.verified and unverified != "allow":
             raise ValueError(
                 f"{verb}: what the heads of {self.name!r} are could not be proved ({self.reason}); "
-                "expected a site that is verified: leave it alone, or pass unverified='allow' and check "
-                "the result"
+                "expected a site that is verified: leave it alone, or pass unverified='allow' (--unverified "
+                "allow at the command line) and check the result"
             )
 
     @property

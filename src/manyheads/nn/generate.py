@@ -56,7 +56,7 @@ def generate(
     length_penalty
         Hypotheses are compared by log probability / length ** length_penalty; 0 compares whole probabilities.
     temperature
-        Divides the logits before sampling: below 1 bolder, above 1 more varied.
+        Divides the logits before sampling: below 1 more cautious, above 1 bolder.
     top_k
         Sample among the k most probable tokens only.
     top_p

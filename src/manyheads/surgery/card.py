@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from manyheads.common.devices import device_of
 from manyheads.common.untouched import evaluating
 from manyheads.heads.calls import Call
+from manyheads.heads.doubts import Doubts, doubts_of
 from manyheads.heads.importance.observe import moved, tensors
 from manyheads.heads.intercept import Interceptor
 from manyheads.heads.maps import run
+from manyheads.heads.sites import Site
 from manyheads.heads.visible import told, visible
 from manyheads.surgery.prune import few
 from manyheads.surgery.quality import Compared, compare, without_labels
@@ -49,6 +51,7 @@ class Card:
     change: from before to after, with its 95% interval: a factor for perplexity and else a difference; None
         for the user's own measure.
     timed: how long the sequences were whose passes were timed.
+    doubts: what one should know of the sites of the model before.
     """
 
     measure: str
@@ -58,10 +61,13 @@ class Card:
     change: dict[str, float] | None
     within_noise: bool | None
     timed: str
+    doubts: Doubts
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; None for what is no number."""
-        return finite(asdict(self))  # type: ignore[no-any-return]
+        numbers: dict[str, Any] = finite(asdict(self))
+        del numbers["doubts"]
+        return numbers | self.doubts.as_json()
 
     def rows(self) -> list[tuple[str, str, str]]:
         """What a person reads: (what, before, after)."""
@@ -145,13 +151,16 @@ def card(
             qualities = [(one.value, finite(one.se)) for one in (judged.before, judged.after)]
         first = without_labels(own[0])
         times = latency(model, small, first, sizes, repeats)
-        sides = []
+        sides, doubts = [], []
         for each, (value, error), seconds in zip((model, small), qualities, times, strict=True):
-            heads, cache = _attention(each, few(first))
+            sites, cache = _attention(each, few(first))
+            doubts.append(doubts_of(sites))
             held = {id(x): x for x in (*each.parameters(), *each.buffers())}
             parameters = sum(p.numel() for p in each.parameters())
             size = sum(x.numel() * x.element_size() for x in held.values())
-            sides.append(Side(heads, value, error, parameters, size, cache, seconds))
+            sides.append(
+                Side(sum(site.heads for site in sites), value, error, parameters, size, cache, seconds)
+            )
     change = None
     if judged is not None:
         change = {name: getattr(judged.change, name) for name in ("value", "low", "high")}
@@ -163,6 +172,7 @@ def card(
         change,
         None if judged is None else judged.change.within_noise,
         _length(_repeated(first, 1)),
+        doubts[0],
     )
 
 
@@ -224,8 +234,8 @@ def _length(batch: Any) -> str:
     return f"{first.shape[1]:,} tokens" if first.dim() == 2 else f"{tuple(first.shape[1:])}"
 
 
-def _attention(model: nn.Module, batch: Any) -> tuple[int, int]:
-    """How many heads a model has, and the bytes that its cache takes for each token."""
+def _attention(model: nn.Module, batch: Any) -> tuple[list[Site], int]:
+    """Where a model has heads, and the bytes that its cache takes for each token."""
     widths: dict[str, int] = {}
 
     def see(call: Call) -> None:
@@ -236,6 +246,6 @@ def _attention(model: nn.Module, batch: Any) -> tuple[int, int]:
 
     with torch.no_grad(), Interceptor(model, see) as interceptor:
         run(model, batch)
-    sites = interceptor.sites.by_name.values()
+    sites = list(interceptor.sites.by_name.values())
     cache = sum(len(set(site.kv_heads)) * widths[site.name] for site in sites if site.kind == "causal")
-    return sum(site.heads for site in sites), cache
+    return sites, cache

@@ -11,6 +11,7 @@ from torch import nn
 
 from manyheads.common.devices import device_of
 from manyheads.heads.importance.observe import moved
+from manyheads.heads.sites import Unverified
 from manyheads.surgery.cut import cut
 from manyheads.surgery.plan import Scope, plan
 from manyheads.surgery.prune import few, rank
@@ -48,6 +49,7 @@ def curve(
     refit: bool = True,
     scope: Scope = "global",
     metric: Callable[[nn.Module], float] | None = None,
+    unverified: Unverified = "refuse",
     step: Callable[[float], None] = lambda share: None,
 ) -> Curve:
     """Prune a model to several shares of its heads, ranked in several ways, and measure what is left.
@@ -62,6 +64,7 @@ def curve(
     refit: whether to measure each ranking after a refit, too.
     scope: as for `plan`.
     metric: quality by a function of the model; without it, as `compare` finds it.
+    unverified: as for `prune`.
     step: told the share that is done.
 
     Examples
@@ -85,10 +88,10 @@ def curve(
     judge = _by(metric) if metric is not None else _compared
     measure, uncut, sequences = "", (0.0, math.nan), 0
     for method in methods:
-        table = rank(model, own, method, lambda what, share: None)
+        table = rank(model, own, method, lambda what, share: None, unverified)
         for share in sorted(shares, reverse=True):
             chosen = plan(table, share, scope=scope)
-            small = cut(model, chosen, example)
+            small = cut(model, chosen, example, unverified=unverified)
             for name in [name for name in lines if name.partition(",")[0] == method]:
                 if name != method:
                     fit(small, own, teacher=model)

@@ -12,7 +12,7 @@ from manyheads.heads.importance.observe import Forward, moved, observed
 from manyheads.heads.importance.outputs import directions
 from manyheads.heads.sites import Site
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint, rows_of
+from manyheads.heads.watch import fingerprint, labels_of, rows_of
 from manyheads.surgery.plan import Place
 
 # The ridge of the fits that are foreseen, in units of the channels' mean variance, is this times the number
@@ -68,7 +68,8 @@ def elimination(
     cost = _costs(sites, moments)
     values = torch.tensor([cost[site.name][head] for site in sites for head in range(site.heads)])
     sums = torch.stack([torch.ones_like(values), values, values.square()])
-    return HeadTable(rows_of(model, sites), torch.tensor(tokens), {"importance": sums}, fingerprint(model))
+    rows, labels = rows_of(model, sites), labels_of(sites)
+    return HeadTable(rows, torch.tensor(tokens), {"importance": sums}, fingerprint(model), labels=labels)
 
 
 class _Moments:

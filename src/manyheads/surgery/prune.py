@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from manyheads.heads.importance import importance
-from manyheads.heads.sites import Heads, Selection, Site
+from manyheads.heads.sites import Heads, Selection, Site, Unverified
 from manyheads.heads.table import HeadTable
 from manyheads.surgery.cut import cut
 from manyheads.surgery.elimination import elimination
@@ -33,6 +33,7 @@ def prune(
     floor: int = 1,
     protect: Heads | None = None,
     using: Plan | None = None,
+    unverified: Unverified = "refuse",
     state: str | PathLike[str] | None = None,
     step: Step = lambda what, share: None,
 ) -> nn.Module:
@@ -54,6 +55,8 @@ def prune(
     method: how heads are ranked: ``"elimination"``, or a method of `importance`.
     scope, floor, protect: as for `plan`.
     using: a plan to follow, instead of ranking.
+    unverified: ``"allow"`` to rank by silencing, and to cut, heads at sites of which nothing could be proved
+        (`Site.verified`); the copy is held to the silenced model all the same.
     state: a file from which an interrupted recovery goes on; see `recover`.
     step: told what is being done, and which share of it is.
 
@@ -85,14 +88,14 @@ def prune(
             using.check(model)
             chosen = using
         else:
-            table = rank(small, own, method, step)
+            table = rank(small, own, method, step, unverified)
             total = len(table) / (1 - (1 - keep) * number / rounds)  # heads of the uncut model
             left = total * (1 - (1 - keep) * (number + 1) / rounds)
             kept = _still(table, protect) if protect else None
             share = keep if rounds == 1 else min(left / len(table), 1.0)
             chosen = plan(table, share, scope=scope, floor=floor, protect=kept)
         step("cut", 0.0)
-        small = cut(small, chosen, example)
+        small = cut(small, chosen, example, unverified=unverified)
         step("cut", 1.0)
         if refit:
             fit(small, own, teacher=model, step=lambda share: step("refit", share))
@@ -103,7 +106,9 @@ def prune(
     return small
 
 
-def rank(model: nn.Module, batches: list[Any], method: str, step: Step) -> HeadTable:
+def rank(
+    model: nn.Module, batches: list[Any], method: str, step: Step, unverified: Unverified = "refuse"
+) -> HeadTable:
     """How much each head matters, by elimination or by a method of `importance`."""
     if method == "elimination":
         return elimination(model, batches, step=lambda share: step("rank", share))
@@ -114,7 +119,7 @@ def rank(model: nn.Module, batches: list[Any], method: str, step: Step) -> HeadT
         done += units
         step("rank", min(done / len(batches), 1.0))
 
-    return importance(model, batches, method, step=more)
+    return importance(model, batches, method, unverified=unverified, step=more)
 
 
 def few(batch: Any) -> Any:

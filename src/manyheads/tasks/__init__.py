@@ -78,6 +78,18 @@ def restore(folder: str | Path) -> Task:
     return task
 
 
+class UnreadDataError(ValueError):
+    """What a model was trained on is not read, or cannot be. ``why`` is the sentence without its advice.
+
+    >>> print(UnreadDataError("MODEL: out/language names a.txt, which is not in the folder", "a.txt"))
+    MODEL: out/language names a.txt, which is not in the folder; give --data a.txt
+    """
+
+    def __init__(self, why: str, path: str = "DATA") -> None:
+        super().__init__(f"{why}; give --data {path}")
+        self.why = why
+
+
 def held_out(folder: str | Path, task: Task, data: str | None = None) -> Examples:
     """What training did not learn from: the validation examples of the run in this folder.
 
@@ -91,9 +103,10 @@ def held_out(folder: str | Path, task: Task, data: str | None = None) -> Example
     training = read_config(Path(folder))["training"]
     for path in (training["valid"], training["data"]):
         if path is not None and not _same(path, data) and not may_read(path, folder):
-            raise ValueError(
-                f"MODEL: {folder} names {path} as its data, which is not in the folder; it may be a file of "
-                f"yours that is none of its business, so name it yourself if it is to be read: --data {path}"
+            raise UnreadDataError(
+                f"MODEL: {folder} names {path} as its data, which is not in the folder; it may be a private "
+                "file of yours, so it is read only if you name it",
+                path,
             )
     return task.open(training["data"], training["valid"]).valid
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ class Look:
             x = torch.cat(values).double()
             known = torch.isfinite(x)  # one head alone is redundant with nobody
             sums[name] = torch.stack([known.double(), x.nan_to_num(0.0), x.nan_to_num(0.0).square()])
-        return HeadTable(table.rows, table.tokens, sums, table.model)
+        return replace(table, sums=sums)
 
     def see(self, call: Call) -> None:
         """Keep what one attention call shows, and wait for its gradient."""

@@ -14,6 +14,7 @@ from rich.text import Text
 from manyheads.heads.diversity.layout import islands, stress
 from manyheads.heads.diversity.result import head_names
 from manyheads.heads.diversity.summary import Layer, distinct, extreme, layers
+from manyheads.heads.doubts import doubts_in
 from manyheads.heads.table import HeadTable
 
 PAIRS = 6
@@ -62,7 +63,7 @@ def tell(table: HeadTable, console: Console, *, title: str = "", notes: Sequence
         _tell_pairs(table, console, name, largest, words, width)
     if "cluster" in table.sums:
         _tell_groups(table, console, width)
-    for note in notes:
+    for note in (*doubts_in(table).sentences(), *notes):
         console.print(Text(f"\nNote: {note}"), width=width)
 
 

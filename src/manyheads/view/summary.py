@@ -13,6 +13,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from manyheads.heads.doubts import doubts_in
 from manyheads.heads.sites import blanked
 from manyheads.heads.table import HeadTable
 from manyheads.view.blocks import ASCII_SHADES, SHADES
@@ -61,7 +62,7 @@ def summary(
     shares: Mapping[str, float] | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """Print what the heads of a model do, and below it the notes.
+    """Print what the heads of a model do, and below it what is not verified, and the notes.
 
     ``shares`` says how much of the corpus the token groups in the table are, e.g. ``{"rare": 0.2}``: a head
     looks for rare tokens when it gives them more than they are.
@@ -106,7 +107,7 @@ def summary(
             say(console, Text("  ").append_text(_legend(console)), width=width)
         say(console)
         say(console, Padding(_outstanding(rows, width - 2, shares), (0, 0, 0, 2), expand=False), width=width)
-    for note in notes:
+    for note in (*doubts_in(table).sentences(), *notes):
         say(console, Text(f"\nNote: {note}"), width=width)
 
 

@@ -1,48 +1,18 @@
 """The live page in a real browser: type, see, silence, compare, choose by rule, download the plan."""
 
-import threading
 import time
 
 import pytest
 import torch
-import uvicorn
+from tests.view.browser.served import Served
 from tests.view.live.tiny import Characters, bert, loaded
 
 import manyheads as mh
 from manyheads.view.document.packed import unpacked
 from manyheads.view.live import ask
-from manyheads.view.live.app import app
 from manyheads.view.live.model import Input, begin
-from manyheads.view.live.progress import Progress
-from manyheads.view.live.queue import Queue
-from manyheads.view.live.server import configured, listen
 
-TOKEN = "a-secret"
 HOSTILE = "<script>window.hacked = 1</script> \u0000 👩‍👩‍👧 \u202e"
-
-
-class Served:
-    """The live page of a model, at a real address, in a thread."""
-
-    def __init__(self, live):
-        self.live, self.queue = live, Queue()
-        self.progress = Progress(self.live, self.queue)
-        self.socket = listen("127.0.0.1", 0)
-        self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}/"
-        made = app(self.live, self.queue, self.progress, host="127.0.0.1", token=TOKEN)
-        self.server = uvicorn.Server(configured(made))
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})
-        self.thread.start()
-
-    def ask(self, question, *asked):
-        """What a function of the live model gives: in its turn, since one thread runs the model."""
-        return self.queue.submit(("test", 0), lambda: question(self.live, *asked)).result(60)
-
-    def close(self):
-        self.server.should_exit = self.server.force_exit = True
-        self.thread.join(20)
-        self.queue.close()
-        self.socket.close()
 
 
 @pytest.fixture(scope="module")

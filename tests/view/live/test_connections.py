@@ -195,6 +195,19 @@ def test_unread_answers_have_a_budget(hall):
     assert not other.transport.closing
 
 
+def test_the_next_answer_waits_until_this_one_is_read(hall):
+    one = hall.asking()
+    one.data_received(REQUEST)
+    one.transport.write = lambda data: one.pause_writing() if data == b"{}" else None
+    one.transport.stuck = 5
+    answer(one)
+    assert len(hall.clock.tasks) == 1
+    hall.clock.pass_(connections.IDLE + 2)  # there is time to read it
+    assert not one.transport.closing
+    one.resume_writing()
+    assert len(hall.clock.tasks) == 2
+
+
 @pytest.mark.parametrize("begin", [b"", REQUEST[:20], BODY])
 def test_a_crowd_that_does_nothing_makes_room(hall, begin):
     crowd = [hall.connect() for _ in range(connections.CONNECTIONS)]

@@ -1,5 +1,6 @@
 // Heads as cells that can be pointed at, walked through with the arrow keys, picked and opened. Used by the head map
 // and by the view of all maps, which only draw what is inside the cells.
+import { doubts, unverified } from "../doubts";
 import type { Page } from "../page";
 import { svg, type Child } from "./element";
 
@@ -41,6 +42,17 @@ export function pick(page: Page, head: number, add: boolean): void {
   else page.state.set({ selected: selected.includes(head) ? selected.filter((one) => one !== head) : [...selected, head] });
 }
 
+/** What screen readers say of a head. */
+export function spoken(page: Page, head: number, label: string): string {
+  return unverified(page.document, head) ? `${label}, ${page.words.notVerified}` : label;
+}
+
+/** The upper right corner of a cell, which marks a head that is not verified. */
+function corner({ width, height }: Cell): string {
+  const size = Math.max(6, Math.min(14, 0.45 * Math.min(width, height)));
+  return `M${width - size} 0H${width}V${size}Z`;
+}
+
 export function grid(options: GridOptions): Grid {
   const { page, cells } = options;
   const { state, tip } = page;
@@ -62,7 +74,7 @@ export function grid(options: GridOptions): Grid {
         class: "cell",
         transform: `translate(${cell.x},${cell.y})`,
         tabindex: "-1",
-        "aria-label": cell.label,
+        "aria-label": spoken(page, cell.head, cell.label),
         "aria-selected": "false",
         "data-head": page.document.heads.name[cell.head],
         "data-index": cell.head,
@@ -70,6 +82,7 @@ export function grid(options: GridOptions): Grid {
       },
       ...options.content(cell),
       svg("rect", { class: "edge", x: 0.5, y: 0.5, width: cell.width - 1, height: cell.height - 1, rx: 3 }),
+      unverified(page.document, cell.head) ? svg("path", { class: "doubtful", d: corner(cell) }) : null,
     );
     row.append(one);
     drawn.set(cell.head, one);
@@ -111,7 +124,7 @@ export function grid(options: GridOptions): Grid {
     const head = headAt(event);
     if (head === null) return;
     state.set({ hovered: head });
-    tip.show(event, ...options.tip(head));
+    tip.show(event, ...options.tip(head), ...doubts(page, head));
   });
   element.addEventListener("pointerleave", () => {
     state.set({ hovered: null });
@@ -122,7 +135,7 @@ export function grid(options: GridOptions): Grid {
     if (head === null) return;
     setHome(drawn.get(head));
     state.set({ hovered: head });
-    if (drawn.get(head)!.matches(":focus-visible")) tip.show(drawn.get(head)!, ...options.tip(head));
+    if (drawn.get(head)!.matches(":focus-visible")) tip.show(drawn.get(head)!, ...options.tip(head), ...doubts(page, head));
   });
   element.addEventListener("focusout", () => {
     state.set({ hovered: null });

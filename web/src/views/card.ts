@@ -1,5 +1,6 @@
 // The card beside a map of heads: the numbers of the head under the pointer, or of the one picked last.
 import { html, type Child } from "../draw/element";
+import { doubts } from "../doubts";
 import { measured, number } from "../draw/number";
 import { picture } from "../draw/pixels";
 import { thumbnail } from "../maps";
@@ -54,6 +55,7 @@ export function card(page: Page): { element: HTMLElement; close: () => void } {
     return [
       html("h2", {}, title(document, head, words)),
       html("p", { class: "site" }, document.heads.site[head]),
+      ...doubts(page, head),
       html(
         "div",
         { class: "face" },

@@ -1,4 +1,5 @@
 // One head: its attention on an example, and what is known about it over the whole corpus.
+import { doubts } from "../doubts";
 import { exampleChoice } from "../draw/examples";
 import { html, type Child } from "../draw/element";
 import { measured } from "../draw/number";
@@ -29,6 +30,7 @@ export function head(root: HTMLElement, page: Page): () => void {
     close = alike?.close ?? close;
     root.replaceChildren(
       bar(page, now),
+      ...doubts(page, now),
       tiles(page, now),
       html("section", { class: "seen", "aria-label": words.onExample }, ...seen(now, name)),
       html("section", { class: "known", "aria-label": words.onCorpus }, ...known, alike?.figure, silenced(page, now, name)),

@@ -285,11 +285,12 @@ function table(page: Page): (string | number | null)[][] {
   const { heads } = document;
   const keys = measureKeys(document);
   const measures = keys.map((key) => measure(document, key, words));
+  const labels = ["verified", "notes"].filter((name) => heads.labels[name]);
   const columns = measures.flatMap((one) => (one.kinds ? [one.key] : [one.key, `${one.key}_se`]));
   return [
-    ["site", "layer", "head", "original_head", "kv_head", "kind", "tokens", ...columns],
+    ["site", "layer", "head", "original_head", "kv_head", "kind", ...labels, "tokens", ...columns],
     ...heads.name.map((_, i) => [
-      heads.site[i]!, heads.layer[i]!, heads.head[i]!, heads.original_head[i]!, heads.kv_head[i]!, heads.kind[i]!, heads.tokens[i] ?? null,
+      heads.site[i]!, heads.layer[i]!, heads.head[i]!, heads.original_head[i]!, heads.kv_head[i]!, heads.kind[i]!, ...labels.map((name) => heads.labels[name]![i]!), heads.tokens[i] ?? null,
       ...measures.flatMap((one): (string | number | null)[] => (one.kinds ? [kindOf(one, i)] : [one.mean[i] ?? null, one.se[i] ?? null])),
     ]),
   ]; // prettier-ignore

@@ -35,6 +35,7 @@ export const live = {
   asMaps: "their maps",
   asNumbers: "a measure",
   silencedHead: "silenced",
+  notSilenced: "Heads that are not verified are not silenced here.",
   looks: (head: string) => `What head ${head} attends to, all tokens together`,
   looksFrom: (head: string, token: string) => `What head ${head} attends to, from ${token}`,
   looksPicture: "Where one patch of the picture looks, in one head and in every head:",

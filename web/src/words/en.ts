@@ -31,6 +31,12 @@ export const en = {
     `${layers} ${layers === 1 ? "layer" : "layers"}, ${heads} ${heads === 1 ? "head" : "heads"} · measured on ${units} ${unit}${corpus ? ` of ${corpus}` : ""}`,
   someModel: "A model",
   fingerprint: "model",
+  unverifiedHeads: (some: number, all: number) =>
+    `${some} of ${all} heads are not verified: what they are could not be proved, and their numbers may be wrong. A corner marks them.`,
+
+  // doubts.ts
+  notVerified: "Not verified",
+  siteNote: "Note",
   selected: (head: string) => `Head ${head} selected`,
 
   // draw/chart.ts

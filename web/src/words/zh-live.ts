@@ -35,6 +35,7 @@ export const live: typeof english = {
   asMaps: "注意力图",
   asNumbers: "某项指标",
   silencedHead: "已屏蔽",
+  notSilenced: "未经验证的头不能在此屏蔽。",
   looks: (head) => `头 ${head} 关注什么（所有词元合计）`,
   looksFrom: (head, token) => `头 ${head} 从“${token}”出发关注什么`,
   looksPicture: "图像中的一个图块看向哪里，在一个头和每个头中：",

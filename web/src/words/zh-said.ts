@@ -51,6 +51,17 @@ const EXACT: Record<string, string> = {
   // inspection.py
   "The counting ended early: these are the numbers of a part of the corpus.": "统计提前结束：这些数字只来自语料的一部分。",
 
+  "heads that are not verified are not silenced, neither alone nor in the curve": "未经验证的头不屏蔽，单独屏蔽和剪枝曲线都不包括它们",
+
+  // notes of sites: heads/channels.py, heads/proving.py
+  "the model changes its weights after the softmax: the numbers are of the weights it uses":
+    "模型在 softmax 之后改变了权重：这些数值来自模型实际使用的权重",
+  "some weights are negative: they have no entropy, confidence or distance": "有些权重是负的：它们没有熵、置信度和距离",
+  "rows of weights do not sum to one: entropy and distance are of the normalised ones":
+    "各行权重之和不为一：熵和距离来自归一化之后的权重",
+  "more than attention's output flows into what reads this head (a norm, a convolution, a residual): silence makes zero what attention gives, which is not the same as zeroing the columns that read it":
+    "读取该头的部分还接收注意力输出以外的内容（归一化、卷积、残差）：屏蔽是把注意力给出的内容置零，与把读取它的列置零不同",
+
   // view/live
   "text: there is nothing in it; type something": "文本是空的；请输入一些内容",
   "text: the model's tokenizer finds nothing in it; type some words": "模型的分词器没有识别出任何内容；请输入一些词",
@@ -77,6 +88,7 @@ const PARTS: Record<string, string> = {
 
 const UNITS: Record<string, string> = { images: "张图像", texts: "段文本", queries: "个查询", pairs: "个词对" };
 
+const sitesSaid = (sites: string) => sites.replace(/^(\d+) sites /, "$1 处");
 const part = (name: string) => PARTS[name] ?? name;
 const unit = (name: string) => UNITS[name] ?? ` ${name}`;
 
@@ -92,6 +104,9 @@ const PATTERNS: [RegExp, (...found: string[]) => string][] = [
   [/^(.+): left out \((.+)\)$/, (name, why) => `${part(name!)}：未能测量（${why}）`],
   [/^(.+): interrupted; it and what would have followed are left out$/, (name) => `${part(name!)}：被中断，此项及其后各项从略`],
   [/^(.+) was not seen: (.+)$/, (path, why) => `未能观察 ${path}：${why}`],
+  [/^not verified, (.+?): (.+)$/, (sites, why) => `未经验证，${sitesSaid(sites!)}：${why}`],
+  [/^(\S+|\d+ sites \(.+?\)): ((?:the model changes|some weights|rows of weights|more than attention's).+)$/, (sites, notes) => `${sitesSaid(sites!)}：${notes!.split("; ").map(said).join("；")}`],
+  [/^heads: what the heads of '(.+)' are could not be proved \((.+)\), so that they are not silenced here; choose others$/, (site, why) => `无法证明 ${site} 的头是什么（${why}），因此不能在此屏蔽；请选择其他头`],
   [/^heads: '(.+)' shares each key head among .* groups are (.+)$/, (site, groups) => `${site} 的几个头共用一个键头：请整组剪除，或从每组剪除相同数目；各组为 ${groups}`],
   [/^too few \((.+) of (\d+) (\w+)\)$/, (found, least, what) => `实例太少（${found}，至少需要 ${least} ${unit(what!).trim()}）`],
 ];

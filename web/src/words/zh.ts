@@ -29,6 +29,11 @@ export const zh: Words = {
   summary: (layers, heads, units, unit, corpus) => `${layers} 层，${heads} 个头 · 测自${corpus ? `“${corpus}”的` : ""} ${units} ${unit}`,
   someModel: "未命名模型",
   fingerprint: "模型指纹",
+  unverifiedHeads: (some, all) => `${all} 个头中有 ${some} 个未经验证：无法证明它们是什么，数值可能有误。右上角有标记。`,
+
+  // doubts.ts
+  notVerified: "未经验证",
+  siteNote: "说明",
   selected: (head) => `已选择头 ${head}`,
 
   // draw/chart.ts

@@ -17,7 +17,7 @@ from manyheads.heads.diversity.weights import output_columns, subspace_matrices
 from manyheads.heads.projections import Projections
 from manyheads.heads.sites import Site
 from manyheads.heads.table import HeadTable, Row
-from manyheads.heads.watch import fingerprint, rows_of
+from manyheads.heads.watch import fingerprint, labels_of, rows_of
 
 
 def table(
@@ -60,7 +60,9 @@ def table(
             stacklevel=3,
         )
     tokens = torch.tensor([sums.tokens[row.site] for row in rows])
-    return HeadTable(rows, tokens, columns, fingerprint(model), labels=labels, matrices=matrices)
+    return HeadTable(
+        rows, tokens, columns, fingerprint(model), labels=labels | labels_of(sites), matrices=matrices
+    )
 
 
 def _between(

@@ -21,6 +21,7 @@ from manyheads.heads.importance.rankings import Agreement, agreement
 from manyheads.heads.importance.relevance import relevance
 from manyheads.heads.importance.statistics import confidence, output_norm, random
 from manyheads.heads.importance.task import Task, no_step
+from manyheads.heads.sites import Unverified
 from manyheads.heads.table import HeadTable
 
 __all__ = ["METHODS", "WITH_LOSS", "Agreement", "agreement", "importance"]
@@ -47,6 +48,7 @@ def importance(
     keep: int | None = None,
     seed: int = 0,
     state: str | PathLike[str] | None = None,
+    unverified: Unverified = "refuse",
     step: Callable[[float], None] = no_step,
 ) -> HeadTable:
     """How much each head of a model matters: a table with the column ``importance`` and its standard error.
@@ -67,6 +69,9 @@ def importance(
     keep: how many heads ``gates`` is to keep; half without it.
     seed: of all that is drawn.
     state: a file in which ``leave-one-out`` keeps what it has, to go on from when it was interrupted.
+    unverified: ``"allow"`` to have ``leave-one-out`` and ``gates`` silence heads at sites of which nothing
+        could be proved (`Site.verified`), too. The other methods change nothing: they measure such heads, and
+        the column ``verified`` says so.
     step: called with the share of a batch that was done, for a progress bar.
 
     Returns
@@ -94,5 +99,7 @@ def importance(
     if keep is not None and method != "gates":
         raise ValueError(f"keep: {method} ranks all heads; expected a number only with gates")
     where = None if state is None else Path(state)
-    task = Task(model, batches, named(loss), seed=seed, keep=keep, state=where, step=step)
+    task = Task(
+        model, batches, named(loss), seed=seed, keep=keep, state=where, unverified=unverified, step=step
+    )
     return METHODS[method](task)

@@ -36,6 +36,7 @@ def gates(task: Task, steps: int = STEPS, restarts: int = RESTARTS) -> HeadTable
     with observed(task.model) as observer:
         batches = list(moved(task.batches, observer.device))
         full = [observer.forward(batch) for batch in batches]
+        observer.check("gates", task.unverified)
         heads = {site.name: site.heads for site in observer.sites}
         keep = sum(heads.values()) // 2 if task.keep is None else task.keep
         if not 0 < keep < sum(heads.values()):

@@ -17,7 +17,7 @@ from manyheads.heads.calls import Call
 from manyheads.heads.importance.outputs import Output, read
 from manyheads.heads.intercept import Interceptor
 from manyheads.heads.maps import run
-from manyheads.heads.sites import Site
+from manyheads.heads.sites import Site, Unverified
 from manyheads.heads.table import HeadTable
 from manyheads.heads.visible import told, visible
 from manyheads.heads.watch import fingerprint, labels_of, rows_of
@@ -99,6 +99,11 @@ class Observer:
                 return self._run(batch)
         finally:
             self._gates = None
+
+    def check(self, verb: str, unverified: Unverified) -> None:
+        """Raise when nothing was proved of a site that was seen, and ``verb`` would silence its heads."""
+        for site in self.sites:
+            site.check(verb, unverified)
 
     def output(self, result: Any, full: Forward) -> Output:
         """What the model returned for a batch, read with the padding seen when the full model ran on it."""

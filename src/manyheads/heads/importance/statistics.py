@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from manyheads.heads.importance.observe import Sums, moved, observed
@@ -45,7 +47,7 @@ def _watched(task: Task, column: str, which: Which, measure: str) -> HeadTable:
             mean = table[column]  # (heads,), nan where nothing was counted
             counted = mean.isfinite()
             parts = torch.stack([counted.double(), mean.nan_to_num(), mean.nan_to_num().pow(2)])
-            tables.append(HeadTable(table.rows, table.tokens, {"importance": parts}, table.model))
+            tables.append(replace(table, sums={"importance": parts}))
             task.step(1.0)
     merged = tables[0].merge(*tables[1:])
     merged.labels["measure"] = [measure] * len(merged)

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from manyheads.heads.sites import Unverified
+
 Loss = Callable[[Any, Any], Tensor]
 
 
@@ -29,6 +31,7 @@ class Task:
     seed: of all that is drawn.
     keep: how many heads learned gates are to leave open.
     state: a file to go on from, for what takes long.
+    unverified: ``"allow"`` to silence heads at sites of which nothing could be proved.
     step: told about progress, in batches.
     """
 
@@ -38,4 +41,5 @@ class Task:
     seed: int = 0
     keep: int | None = None
     state: Path | None = None
+    unverified: Unverified = "refuse"
     step: Callable[[float], None] = no_step

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from manyheads.heads.doubts import unverified_heads
 from manyheads.heads.importance import importance
 from manyheads.heads.importance.observe import Observer, observed
 from manyheads.heads.table import HeadTable
@@ -31,7 +32,8 @@ def curve(
     Quality is perplexity for a model that predicts next tokens, the share of its choices that stay for other
     logits, else the cosine to the full model's output; errors are those of the change over ``sequences``. The
     sets are those of `plan`, which could be cut: heads that share keys go a group at a time, and each line
-    says how many heads are ``kept``. Nothing is refitted: `manyheads prune` gets further.
+    says how many heads are ``kept``. Heads at sites that are not verified stay. Nothing is
+    refitted: `manyheads prune` gets further.
 
     Examples
     --------
@@ -61,7 +63,7 @@ def curve(
 
 def _removed(table: HeadTable, keep: float) -> Mapping[str, list[int]]:
     try:
-        return plan(table, keep).heads if keep < 1 else {}
+        return plan(table, keep, protect=unverified_heads(table)).heads if keep < 1 else {}
     except ValueError:  # fewer heads than that cannot go: then none does
         return {}
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.heads.doubts import unverified_heads
 from manyheads.heads.importance.observe import moved
 from manyheads.heads.importance.outputs import read
 from manyheads.heads.maps import run
@@ -47,6 +48,8 @@ class Examples:
         self._tokenizer, self._processor, self._notes = tokenizer, processor, notes
         self._made: list[dict[str, Any]] = []
         self.seen: list[Seen] = []
+        left = unverified_heads(table)  # what cannot be proved is not silenced
+        self._silent = [i for i in order if table.rows[i].site not in left]
         self._exact: dict[str, list[int]] = {}
         for row in (table.rows[i] for i in order[:LONG_EXACT]):
             self._exact.setdefault(row.site, []).append(row.head)
@@ -78,10 +81,10 @@ class Examples:
         found["answer"], question = said or (None, None)
         size = sum(p.numel() for p in self._model.parameters())
         length = max((maps.queries for maps in looked.maps), default=1)
-        some = self._order[: int(WORK / max(1, size * length))]
-        if not some or not (first or len(some) == heads):
+        some = self._silent[: int(WORK / max(1, size * length))]
+        if not some or not (first or len(some) == len(self._silent)):
             return
-        if len(some) < heads:
+        if len(some) < len(self._silent):
             self._notes.append(f"silenced one by one: the {len(some)} most important of {heads} heads")
         found["silenced"] = self._tried(
             "what silencing changes",

@@ -18,6 +18,7 @@ import manyheads
 from manyheads.common.devices import device_of
 from manyheads.common.untouched import evaluating
 from manyheads.heads.diversity import diversity
+from manyheads.heads.doubts import doubts_in
 from manyheads.heads.importance import importance
 from manyheads.heads.importance.observe import moved
 from manyheads.heads.roles import roles
@@ -102,7 +103,7 @@ def document(
             "corpus": about.corpus,
             "units": units,
             "unit": about.unit,
-            "notes": [*about.notes, *making.notes],
+            "notes": [*doubts_in(table).sentences(), *about.notes, *making.notes],
             "stopped": making.stopped,
         },
         "heads": numbers.heads(table, judged),
@@ -195,6 +196,8 @@ def _measured(
     place = device_of(model)
     batches = list(moved(sample.batches, place))
     making.notes.append(f"roles, importance, redundancy and the curve are measured on {sample.note}")
+    if doubts_in(table).unverified:
+        making.notes.append("heads that are not verified are not silenced, neither alone nor in the curve")
     fisher = making.part("importance", lambda step: importance(model, batches, step=_of(step, len(batches))))
     if fisher is not None:
         parts["importance"] = numbers.importance({"fisher": fisher}, table) | parts["importance"]

@@ -55,7 +55,8 @@ def silenced(
     answers: list[list[list[Any]] | None] = [None] * len(rows)
     order = range(len(rows)) if order is None else order
     sizes: dict[str, int] = {}
-    for row in rows:
+    chosen = {rows[number].site for number in order}
+    for row in (row for row in rows if row.site in chosen):
         sizes[row.site] = max(sizes.get(row.site, 0), row.head + 1)
     done = 0
     with torch.no_grad():

@@ -80,7 +80,7 @@ def without(live: Live, given: Input, heads: Heads) -> dict[str, Any]:
 def exact(live: Live, given: Input, heads: Heads, site: str, head: int) -> dict[str, Any]:
     """The exact attention of one head to an input of any length, with some heads silenced."""
     check(live, heads)
-    check(live, {site: [head]})
+    _check_there(live, {site: [head]})
     asked = about(live, given)
     with _without(live, heads):
         found = maps(live.model, asked.batch, {site: [head]}, size=None)[site]
@@ -165,6 +165,18 @@ def plan(live: Live, heads: Heads) -> bytes:
 
 
 def check(live: Live, heads: Mapping[str, list[int]]) -> None:
+    """Raise unless these heads can be silenced: the model has them, and what they are was proved."""
+    _check_there(live, heads)
+    for name, numbers in heads.items():
+        site = live.sites[name]
+        if numbers and not site.verified:
+            raise ValueError(
+                f"heads: what the heads of {name!r} are could not be proved ({site.reason}), so that they "
+                "are not silenced here; choose others"
+            )
+
+
+def _check_there(live: Live, heads: Mapping[str, list[int]]) -> None:
     """Raise unless the model has all these heads."""
     for site, numbers in heads.items():
         if site not in live.sites:

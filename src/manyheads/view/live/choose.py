@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from manyheads.heads.diversity import diversity
+from manyheads.heads.doubts import unverified_heads
 from manyheads.heads.importance import importance
 from manyheads.heads.maps import run
 from manyheads.heads.table import HeadTable
@@ -36,23 +37,28 @@ def heads(live: Live, rule: str | None, ranking: str | None, keep: float) -> Hea
 
 
 def by_ranking(live: Live, ranking: str, keep: float) -> Heads:
-    """The heads that matter least, such that the share ``keep`` stays: a set that can be cut, by `plan`."""
+    """The heads that matter least, such that the share ``keep`` stays: a set that can be cut, by `plan`.
+
+    Heads at sites that are not verified stay.
+    """
     if ranking not in RANKINGS:
         raise ValueError(f"ranking: got {ranking!r}; expected one of {', '.join(RANKINGS)}")
     if keep == 1:
         return {}
-    return dict(plan(table(live, ranking), keep).heads)
+    ranked = table(live, ranking)
+    return dict(plan(ranked, keep, protect=unverified_heads(ranked)).heads)
 
 
 def by_rule(live: Live, rule: str) -> Heads:
     """The heads that a rule names.
 
     ``sinks`` rest on the first token or on special tokens. Of ``twins``, pairs that look at the same things,
-    it is the one that matters less.
+    it is the one that matters less. Heads at sites that are not verified are left out.
     """
     if rule not in RULES:
         raise ValueError(f"rule: got {rule!r}; expected one of {', '.join(RULES)}")
-    return _sinks(live) if rule == "sinks" else _twins(live)
+    found = _sinks(live) if rule == "sinks" else _twins(live)
+    return {site: numbers for site, numbers in found.items() if live.sites[site].verified}
 
 
 def table(live: Live, name: str, step: Step = lambda share: None) -> HeadTable:

@@ -32,6 +32,7 @@ class Connection(H11Protocol):
     requests = 0  # that were answered
     doing = "headers"
     since = 0.0
+    _waiting = False  # for an answer to be read, before the next request begins
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -56,11 +57,23 @@ class Connection(H11Protocol):
         self._mark()
 
     def on_response_complete(self) -> None:
-        """An answer was handed over to be sent."""
+        """An answer was handed over to be sent. The next request waits until most of it was read: else its
+        answer would be made, and kept, beside this one.
+        """
         self.requests += 1
         self.doing = ""  # so that what comes next begins now, even if it has the same name
-        super().on_response_complete()
+        if self.flow.write_paused and not self.transport.is_closing():
+            self._waiting = True
+        else:
+            super().on_response_complete()
         self._mark()
+
+    def resume_writing(self) -> None:
+        """What was written is being read: go on with the next request."""
+        super().resume_writing()
+        if self._waiting:
+            self._waiting = False
+            super().on_response_complete()
 
     def pause_writing(self) -> None:
         """More is written here than read: of all connections, let those go that have not read for longest."""

@@ -22,6 +22,7 @@ from manyheads.lines import pieces, read_lines
 from manyheads.models import Loaded
 from manyheads.surgery.probe_batch import probe_batch
 from manyheads.surgery.quality import measure_of
+from manyheads.tasks import UnreadDataError
 from manyheads.view.answers import Known, ids_of, kind_of
 from manyheads.view.document.seen import Seen
 
@@ -157,7 +158,11 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
     read = None
     if loaded.task is not None and text is None and images is None:
         limit = TEXTS if processor is None else PICTURES
-        read = corpus.examples(loaded, limit=limit, batch_tokens=BATCH_TOKENS)
+        try:
+            read = corpus.examples(loaded, limit=limit, batch_tokens=BATCH_TOKENS)
+        except UnreadDataError as error:
+            measured = "--text FILE, one text a line" if processor is None else "--images FOLDER"
+            raise ValueError(f"{error.why}; give what to measure on: {measured}") from error
     elif processor is None:
         length = min(LENGTH, loaded.positions or LENGTH)
         read = corpus.text(loaded, text, max_length=length, limit=TEXTS, batch_tokens=BATCH_TOKENS)

@@ -11,7 +11,7 @@ import torch
 from manyheads.heads.maps import run
 from manyheads.heads.roles import roles
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import rows_of, watch
+from manyheads.heads.watch import labels_of, rows_of, watch
 from manyheads.view.document import About, document, numbers
 from manyheads.view.document.curve import curve
 from manyheads.view.document.examples import profiles
@@ -160,8 +160,9 @@ class Progress:
         """The heads, with their numbers on a part of the small text; without numbers where there is none."""
         live = self.live
         if live.read is None:
-            rows = rows_of(live.model, list(live.sites.values()))
-            return HeadTable(rows, torch.zeros(len(rows)), {}, live.fingerprint)
+            sites = list(live.sites.values())
+            rows = rows_of(live.model, sites)
+            return HeadTable(rows, torch.zeros(len(rows)), {}, live.fingerprint, labels=labels_of(sites))
         with torch.no_grad(), watch(live.model, "full", tokens=live.read.groups) as seen:
             for batch in measured_on(live):
                 run(live.model, batch)

@@ -1,7 +1,8 @@
 // Every head as a cell that is silenced by a click: its map of the input, or a measure; and what one head looks at.
 import { chart } from "../../draw/chart";
 import { html, svg } from "../../draw/element";
-import { grid, type Cell, type Grid } from "../../draw/grid";
+import { unverified } from "../../doubts";
+import { grid, spoken, type Cell, type Grid } from "../../draw/grid";
 import { number, percent } from "../../draw/number";
 import { sheet, type Sheet } from "../../draw/pixels";
 import { radios } from "../../draw/radios";
@@ -47,6 +48,10 @@ export function maps(bench: Bench): Part {
   function toggle(head: number): void {
     const { silenced } = state.now;
     state.set({ selected: [head] });
+    if (unverified(document, head)) {
+      page.announce(words.live.notSilenced);
+      return;
+    }
     bench.silence(silenced.includes(head) ? silenced.filter((one) => one !== head) : [...silenced, head]);
   }
 
@@ -96,6 +101,7 @@ export function maps(bench: Bench): Part {
         html("strong", {}, title(document, head, words)),
         html("div", { class: "pair" }, html("span", {}, words.strongest), html("b", {}, number(thumbnail(document, drawn, head)?.peak))),
         state.now.silenced.includes(head) ? html("div", { class: "faint" }, words.live.silencedHead) : null,
+        unverified(document, head) ? html("div", { class: "faint" }, words.live.notSilenced) : null,
       ],
       pick: toggle,
     });
@@ -111,7 +117,7 @@ export function maps(bench: Bench): Part {
     for (const { head } of places) {
       const cell = cells.cell(head)!;
       cell.classList.toggle("silenced", off.has(head));
-      cell.setAttribute("aria-label", title(document, head, words) + (off.has(head) ? `, ${words.live.silencedHead}` : ""));
+      cell.setAttribute("aria-label", spoken(page, head, title(document, head, words) + (off.has(head) ? `, ${words.live.silencedHead}` : "")));
     }
   }
 
