@@ -38,10 +38,10 @@ NOT_RUN, NO_ATTENTION, RIGHT, NAMED, WRONG = "does not run", "no attention", "ri
 
 def measure(name: str) -> dict[str, Any]:
     """Build, run, watch and check one architecture."""
-    from tests.zoo.library_peers import CASES
+    from bench.coverage_others import ZOO
 
-    if name in CASES:
-        return _judged(CASES[name]())
+    if name in ZOO:
+        return _judged(ZOO[name]())
     other = others().get(name)
     return _checked(*other()) if other else _transformers(name)
 

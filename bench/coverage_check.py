@@ -219,6 +219,8 @@ def _foldings(run: list[Weights], heads: int) -> Iterator[tuple[Fold, bool]]:
         if heads == 1:
             yield lambda x: x.unsqueeze(1), False
         return
+    if len(shape) == 4 and shape[0] > heads and all(call.value.shape[0] % heads == 0 for call in run):
+        yield lambda x: x.unflatten(0, (-1, heads)).transpose(1, 2).flatten(0, 1), True  # blocks inside
     lead = len(shape) - 2
     for start in range(lead):  # a run of leading axes is the heads, the others are batch
         for end in range(start + 1, lead + 1):

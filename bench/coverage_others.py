@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tests.zoo import library_peers
+from tests.zoo import library_peers, library_timm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -58,6 +58,7 @@ def _of_zoo(make: Callable[[], Any]) -> Callable[[], Case]:
 
         def eager(model: nn.Module) -> None:
             with_attribute("flash", False)(model)
+            with_attribute("fused_attn", False)(model)
             for module in model.modules():
                 if hasattr(module, "set_processor"):
                     from diffusers.models.attention_processor import AttnProcessor
@@ -224,4 +225,5 @@ OTHERS: dict[str, Callable[[], Case]] = {
         lambda m: m(_ids(2, 13), _ids(2, 7), source_lengths=torch.tensor([13, 9])),
     ),
 }
-OTHERS |= {name: _of_zoo(make) for name, make in library_peers.CASES.items()}
+ZOO = library_peers.CASES | library_timm.CASES
+OTHERS |= {name: _of_zoo(make) for name, make in ZOO.items()}

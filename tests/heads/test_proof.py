@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import manyheads as mh
+from manyheads.heads import call_record
 from manyheads.heads.proofs import proof_of
 from manyheads.heads.table import HeadTable
 
@@ -124,3 +125,19 @@ def test_models_that_cannot_be_probed_run_all_the_same(model: nn.Module, x: Tens
     with mh.watch(nn.Sequential(nn.Linear(24, 6))) as seen:
         seen.model(nested)
     assert "nested" in seen.missed[""]
+
+
+def test_what_is_refuted_is_named_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_record, "_is_formula", lambda call: False)
+    model, x = nn.Sequential(Attention()), torch.randn(2, 5, 24)
+    with torch.no_grad(), mh.watch(model) as seen:
+        model(x)
+    (site,) = seen.sites
+    assert site.refuted
+    assert "does not give its output" in seen.missed["0"]
+    with pytest.raises(ValueError, match="no attention was seen"):
+        _ = seen.table
+    with pytest.raises(ValueError, match="maps: the heads of '0' are not what they seem"):
+        mh.maps(model, (x,), {"0": [1]})
+    with pytest.raises(ValueError, match="could not be proved"), mh.silence(model, {"0": [1]}):
+        model(x)

@@ -59,6 +59,15 @@ def roles_after(
     )
 
 
+def has_blocks(roles: Roles) -> bool:
+    """Whether several axes hold what is neither heads nor tokens: sequences, and pieces of each.
+
+    >>> has_blocks(("b", "b", "h", "q", "k")), has_blocks(("n", "b", "q", "k")), has_blocks(("n", "q", "k"))
+    (True, True, False)
+    """
+    return sum(role in ("b", "n", "m") for role in roles) > 1
+
+
 def _swapped(roles: Roles, first: int, second: int) -> Roles:
     swapped = list(roles)
     swapped[first], swapped[second] = roles[second], roles[first]

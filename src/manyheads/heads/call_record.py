@@ -16,7 +16,7 @@ from manyheads.heads.dependence import NO_WEIGHTS, Leaf, Marks, Reader, leaves_o
 from manyheads.heads.layout import Axis, agree, keys_are_tokens, origins, roles_from
 from manyheads.heads.visible import shown
 
-_NO_WEIGHTS = "no weights are behind its queries, so that nothing tells its heads"
+NOTHING_TELLS = "no weights are behind its queries, so that nothing tells its heads"
 
 
 @dataclass(eq=False)
@@ -71,7 +71,7 @@ def record_call(call: Call, marks: Marks) -> Record:
         record.rows, record.data = found.rows, found.data
         _judge(record, axes, found.axes, value_leaves)
         if record.wanted and all(leaf.weights == NO_WEIGHTS for leaf in leaves):
-            record.wanted, record.problem = None, _NO_WEIGHTS
+            record.wanted, record.problem = None, NOTHING_TELLS
     if not (record.problem or record.wanted or _is_formula(call)):
         record.problem = "what was taken for its weights and values does not give its output"
     return record
@@ -88,7 +88,7 @@ def _heads_of_values(call: Call, leaves: list[Leaf]) -> str:
         found is not None and found.axes[1].role == "h" and found.axes[0].role == "b"
     ):
         return ""
-    return _NO_WEIGHTS
+    return NOTHING_TELLS
 
 
 def _judge(record: Record, axes: list[int], found: list[Axis], value_leaves: list[Leaf]) -> None:

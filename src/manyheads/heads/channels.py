@@ -15,7 +15,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 
 from manyheads.heads import written
-from manyheads.heads.axes import Roles, canonical, restore
+from manyheads.heads.axes import Roles, canonical, has_blocks, restore
 from manyheads.heads.call_rows import score_rows
 from manyheads.heads.calls import SDPA, Call, Fused, Origin, flex_scores, from_sdpa
 from manyheads.heads.flow import NOT_MERGED, Merged, Tag, Weights, memory_of, version_of
@@ -184,7 +184,7 @@ def _fused(mode: Mode, out: Tensor, given: Fused, scores: Tensor | None = None) 
     site = _site(mode, frame, name, output.shape[1], key, value, _cross(mine, theirs, flow.tracing))
     call = Call(site, query, key, value, output, mask, given.scale, given.dropout, scores)
     call.again, call.first_head = again, part * output.shape[1]
-    call.blocked = lead.count("b") > 1
+    call.blocked = has_blocks(lead)
     _set_memory_apart(call)
     call.origin = Origin(
         (path, "fused", out.dim()), given.query, (*lead, "q", "d"), (*range(out.dim() - 1), -1),
@@ -271,7 +271,7 @@ def _written(
     before = 0 if partial or modified else found.tag.before
     call = Call(
         site, query, key, value, output, Mask(), scores=scores, sinks=(before, sinks - before),
-        blocked=found.output_roles.count("b") > 1, partial=partial, own=product.own if product else -1,
+        blocked=has_blocks(found.output_roles), partial=partial, own=product.own if product else -1,
         modified=modified, signed=signed, first_head=part * output.shape[1],
     )  # fmt: skip
     if flow.ids and not (call.blocked or partial):

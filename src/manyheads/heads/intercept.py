@@ -268,8 +268,17 @@ class Interceptor:
             known.cross = cross
         return known
 
+    @property
+    def measured(self) -> list[Site]:
+        """The sites whose calls the callback got, in the order of their first call."""
+        return [site for site in self.sites.by_name.values() if self.parts or not site.refuted]
+
     def emit(self, call: Call, frame: Frame) -> Tensor | None:
-        """Call the callback, with calls for some heads each joined to one unless it takes parts."""
+        """Call the callback, with calls for some heads each joined to one unless it takes parts. What a site
+        was wrongly taken for is of use to nobody.
+        """
+        if call.site.refuted and not self.parts:
+            return None
         if self.parts or call.output.shape[1] == call.site.heads:
             return self.callback(call)
         frame.parts.append(call)

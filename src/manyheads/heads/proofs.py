@@ -25,6 +25,7 @@ class SiteProof:
     """What was proved of one site.
 
     verified: heads, weights and values are what they were taken for; ``reason`` says why not.
+    refuted: they are not, so that its numbers would be wrong; otherwise there was nothing to prove it by.
     notes: what one should know to read its numbers.
     own: how many keys stand before and after those of the queries themselves; ``memory``: they are learned.
     scattered: each call has some of the queries, standing somewhere among the keys; ``causal``: none reads
@@ -34,6 +35,7 @@ class SiteProof:
 
     verified: bool = True
     reason: str = ""
+    refuted: bool = False
     notes: list[str] = field(default_factory=list)
     own: tuple[int, int | None] | None = None
     memory: bool = False
@@ -72,6 +74,7 @@ class Proof:
             site.reason = self.failed or "the probe did not reach it"
             return
         site.verified, site.reason, site.own = proved.verified, proved.reason, proved.own
+        site.refuted = proved.refuted
         site.causal |= proved.causal
         site.memory, site.scattered, site.content_masks = (
             proved.memory,

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from manyheads.heads import proofs
 from manyheads.heads.axes import Roles
-from manyheads.heads.call_record import Record, record_call
+from manyheads.heads.call_record import NOTHING_TELLS, Record, record_call
 from manyheads.heads.call_rows import weight_rows
 from manyheads.heads.calls import Call
 from manyheads.heads.dependence import Marks
@@ -298,6 +298,7 @@ def _second_runs(
             continue
         if record.problem or record.wanted:
             site.verified = False
+            site.refuted |= record.problem != NOTHING_TELLS
             site.reason = (
                 record.problem or "its heads are not where custom has them, and other calls disagree"
             )

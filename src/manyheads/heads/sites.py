@@ -37,6 +37,7 @@ class Site:
     cached: bool = False  # seen: fewer queries than keys, of the same sequence
     verified: bool = False  # what it is was proved on a probe
     reason: str = ""  # why not
+    refuted: bool = False  # it is not what it was taken for, and not measured
     notes: list[str] = field(default_factory=list)  # what one should know to read its numbers
     own: tuple[int, int | None] | None = (
         None  # keys before and after those of the queries themselves, as proved

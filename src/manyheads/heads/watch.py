@@ -149,7 +149,7 @@ class Watch:
         tokens: list[Tensor] = []
         profiles: dict[str, dict[str, Tensor]] = {}
         with self._lock:
-            for site in self.sites:
+            for site in self._interceptor.measured:
                 tally = self._tallies[site.name]
                 tokens.append(tally.tokens.cpu())
                 for name, value in tally.sums.items():
@@ -158,8 +158,8 @@ class Watch:
                 if tally.profiles is not None:
                     profiles[site.name] = {name: value.cpu() for name, value in tally.profiles.items()}
         joined = {name: torch.cat(values, 1) for name, values in sums.items()}
-        rows = rows_of(self.model, self.sites)
-        labels = labels_of(self.sites)
+        rows = rows_of(self.model, self._interceptor.measured)
+        labels = labels_of(self._interceptor.measured)
         return HeadTable(rows, torch.cat(tokens), joined, self._fingerprint, profiles, labels)
 
     def _repr_mimebundle_(self, **wanted: Any) -> Any:

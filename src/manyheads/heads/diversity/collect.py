@@ -86,8 +86,8 @@ class Collector:
 
     @property
     def sites(self) -> list[Site]:
-        """The sites seen so far, in the order of their first call."""
-        return list(self._interceptor.sites.by_name.values())
+        """The sites measured so far, in the order of their first call."""
+        return self._interceptor.measured
 
     def run(self, batch: Any) -> tuple[list[Seen], Any]:
         """Run the model on a batch: what its attention calls showed, and what it returned."""

@@ -61,8 +61,8 @@ class Observer:
 
     @property
     def sites(self) -> list[Site]:
-        """The sites seen so far, in the order of their first call."""
-        return list(self._interceptor.sites.by_name.values())
+        """The sites measured so far, in the order of their first call."""
+        return self._interceptor.measured
 
     def forward(
         self, batch: Any, gradients: bool = False, mark: Callable[[str], None] | None = None

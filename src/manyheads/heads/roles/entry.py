@@ -262,7 +262,7 @@ class _Collected:
 
     def table(self) -> HeadTable:
         """What was counted."""
-        sites = list(self._interceptor.sites.by_name.values())
+        sites = self._interceptor.measured
         if not sites:
             stop_if_interrupted()
             raise ValueError("model: no attention was seen in it")
