@@ -74,8 +74,7 @@ def normalised_entropies(truth: Truth, view: View, rest: str, counted: Tensor) -
     whole = torch.cat([p, sink], -1)
     entropy = -torch.special.xlogy(whole, whole).sum(-1)
     weighted = (whole > 0).sum(-1)
-    least = torch.finfo(torch.float32).tiny  # below it some processors have zero, as for masks of -100
-    numbers = [weighted, (p > 0).sum(-1), (p >= least).sum(-1), torch.full_like(weighted, p.shape[-1])]
+    numbers = [weighted, (p > 0).sum(-1), torch.full_like(weighted, p.shape[-1])]
     if truth.hidden is not None and truth.hidden.shape[-1] == p.shape[-1]:
         shown = (~truth.hidden).expand(p.shape).sum(-1)
         numbers += [shown, shown + (sink > 0).squeeze(-1)]

@@ -353,16 +353,22 @@ def _used(found: written.Contraction, heads: int, partial: bool) -> tuple[Tensor
     """The scores whose softmax is the weights that multiply the values, (batch, heads, queries, keys);
     whether the model changed its weights after its own softmax, and whether some are negative.
 
-    Where nothing was changed they are what went into the softmax, else the logarithm of the weights.
+    Where nothing was changed but rows that became zero they are what went into the softmax, else the
+    logarithm of the weights.
     """
     weights, tag = found.weights, found.tag
-    if partial or not (tag.modified or _overwritten(found)):
-        return canonical(weights.scores, weights.roles, heads), False, False
+    scores, overwritten = canonical(weights.scores, weights.roles, heads), _overwritten(found)
+    if partial or not (tag.modified or overwritten):
+        return scores, False, False
     factor, roles = tag.kept or (found.factor, tag.roles)
     assert roles is not None  # the weights have axes, or there were no contraction
     used = canonical(factor.detach(), roles, heads)
     used = used.to(torch.promote_types(used.dtype, torch.float32))
     signed = bool((used < 0).any()) if used.device.type != "meta" else False
+    if not (overwritten or signed) and used.shape == scores.shape and used.device.type != "meta":
+        kept = scores.detach().to(used.dtype).softmax(-1).masked_fill_(~used.any(-1, keepdim=True), 0.0)
+        if torch.allclose(kept, used, rtol=1e-3, atol=1e-6):
+            return scores, False, False
     return used.clamp(min=0.0).log(), True, signed
 
 

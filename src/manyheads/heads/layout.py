@@ -78,9 +78,12 @@ def _axis(sets: Tensor) -> Axis:
     (Axis(role='h', heads=3), Axis(role='b', heads=1))
     >>> _axis(torch.tensor([[True, False, True, False], [False, True, False, True]]))
     Axis(role='n', heads=2)
+    >>> _axis(torch.tensor([[True, True, False], [True, True, False]]))
+    Axis(role='b', heads=1)
     """
     size = sets.shape[1]
-    some = ~sets.all(1)  # rows of keys that several heads read go everywhere
+    reached = sets.any(0)  # the others are padding
+    some = ~sets[:, reached].all(1)  # rows of keys that several heads read go everywhere
     if not bool(some.any()):
         return Axis("b", 1)
     kinds = sets[some].unique(dim=0)

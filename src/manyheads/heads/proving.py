@@ -305,7 +305,7 @@ def _second_runs(
         if any(not reader.linear for reader in record.readers) and _ALSO_READ not in site.notes:
             site.notes.append(_ALSO_READ)
         site.own = _own_keys(record, sequence.rows[number], token.rows[number], start[number])
-        site.memory = _are_learned(record, site.own)
+        site.memory = _are_learned(record, site.own, token.rows[number])
         path = record.origin.frame[0]
         site.scattered |= (
             proof.cycles.get(path) == 1 and record.call.queries < record.call.keys and not site.memory
@@ -447,13 +447,14 @@ def _offset(changed: tuple[Tensor, Tensor]) -> int | None:
     return int(keys[0] - queries[0]) if len(queries) == len(keys) == 1 else None
 
 
-def _are_learned(record: Record, own: tuple[int, int | None] | None) -> bool:
+def _are_learned(record: Record, own: tuple[int, int | None] | None, token: Rows) -> bool:
     """Whether the keys before and after those of the queries are the same for every sequence, as parameters
     are."""
     if own is None or own[1] is None or not own[0] + own[1] or record.key is None or record.key.shape[0] < 2:
         return False
     keys, call = record.key.shape[2], record.call
-    weights = weight_rows(call, list(range(call.output.shape[1])), list(range(call.queries)))
+    real = [] if token is None else token[0].any(0).nonzero().flatten().tolist()  # others may be padding
+    weights = weight_rows(call, list(range(call.output.shape[1])), real or list(range(call.queries)))
     if not bool(torch.cat([weights[..., : own[0]], weights[..., keys - own[1] :]], -1).any()):
         return False  # a cache that is not yet full
     extra = torch.cat([record.key[:, :, : own[0]], record.key[:, :, keys - own[1] :]], 2)

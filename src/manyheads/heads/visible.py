@@ -13,12 +13,10 @@ from torch import Tensor
 
 from manyheads.heads.calls import Call
 from manyheads.nn.mask import Mask
+from manyheads.nn.tiles import HIDDEN
 
 # Entries of a mask compared at once.
 PIECE = 2**22
-# A score or bias this far below the largest of its query is that of a mask: models write -1e4, -1e9, the
-# lowest number of the dtype, or -inf. What is nearer is counted by its weight.
-GAP = 1e3
 
 
 class Visible(NamedTuple):
@@ -63,8 +61,8 @@ def shown(scores: Tensor) -> Tensor:
         return scores > -torch.inf
     largest = scores.amax(-1, keepdim=True)
     top = largest.amax(-2, keepdim=True)
-    alive = (largest > top - GAP) | (largest.isfinite() & (largest == top))
-    return ((scores > largest - GAP) | (scores.isfinite() & (scores == largest))) & alive
+    alive = (largest > top - HIDDEN) | (largest.isfinite() & (largest == top))
+    return ((scores > largest - HIDDEN) | (scores.isfinite() & (scores == largest))) & alive
 
 
 def visible(call: Call) -> Visible:
@@ -156,7 +154,7 @@ def _allowed(mask: Mask, queries: int, keys: int, device: torch.device) -> tuple
         largest = whole.amax(-1, keepdim=True) if keys else whole
         # a query that is hidden from all keys by a number gets its weights all the same: no words say that
         adds = bool(
-            (allowed & (whole != largest)).any() | (largest.isfinite() & ~allowed.any(-1, keepdim=True)).any()
+            (allowed & (whole != 0)).any() | (largest.isfinite() & ~allowed.any(-1, keepdim=True)).any()
         )
     assert allowed is not None  # a mask with tensors says something
     allowed = allowed[(None,) * (4 - allowed.dim())]

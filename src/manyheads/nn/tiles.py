@@ -21,6 +21,9 @@ from manyheads.nn.mask import Mask
 TILE_ELEMENTS = 2**21
 # Fewer rows than this make the matrix products slow; more make causal tiles compute what they hide.
 TILE_ROWS = 128
+# A score or bias this far below the largest of its query is that of a mask: models write -1e4, -1e9, the
+# lowest number of the dtype, or -inf. What is nearer has a weight, however small.
+HIDDEN = 1e3
 # Keys from which their middle is told.
 FEW = 64
 
@@ -195,14 +198,13 @@ def exp_of_difference(s: Tensor, shift: Tensor, parts: list[Hidden], out: Tensor
 
 
 def exp_of_weighty(s: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(s - top) with the largest score of each row as top, and exactly zero where a softmax in this dtype
-    gives zero: at -inf, and so far below the top that exp has no normal number for it. (Below the smallest
-    normal number some processors have zero and others have not; a mask of -100 is there.)
+    """exp(s - top) with the largest score of each row as top, and exactly zero at `HIDDEN` below it, where a
+    mask has its scores: exp has no number for them in any dtype.
 
     s itself becomes s - top, with no -inf left. Returns top (..., 1), 0 in rows of -inf, and how many scores
     of each row (...) have a weight.
 
-    >>> s = torch.tensor([[-6000.0, -6001.0, -6200.0], [-torch.inf, -torch.inf, -torch.inf]])
+    >>> s = torch.tensor([[-6000.0, -6001.0, -7200.0], [-torch.inf, -torch.inf, -torch.inf]])
     >>> exp_of_weighty(s, out=torch.empty(2, 3))
     (tensor([[-6000.],
             [    0.]]), tensor([2, 0]))
@@ -211,7 +213,7 @@ def exp_of_weighty(s: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     top = s.amax(-1, keepdim=True)
     top.masked_fill_(top == -torch.inf, 0.0)
     s.sub_(top)
-    shown = s > math.log(finfo.smallest_normal)
+    shown = s > -HIDDEN
     torch.exp(s.clamp_(min=0.5 * math.log(finfo.tiny)), out=out)
     out *= shown
     return top, shown.sum(-1)
