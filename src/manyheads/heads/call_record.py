@@ -100,6 +100,9 @@ def _judge(record: Record, axes: list[int], found: list[Axis], value_leaves: lis
         agree("b" if role == "q" else role, origin.heads, axis, size)
         for role, axis, size in zip(roles, found, sizes, strict=True)
     ]
+    query = roles.index("q")
+    if found[query].joint and any(axis.role in "hnm" and not axis.joint for axis in found):
+        fits[query] = True  # tokens of two kinds, each with weights of its own
     if all(fits):
         return
     shared = all(
@@ -108,7 +111,6 @@ def _judge(record: Record, axes: list[int], found: list[Axis], value_leaves: lis
     )
     if shared and not _heads_of_values(call, value_leaves):
         return  # heads that share their queries and differ in what they read
-    query = roles.index("q")
     if found[query].role == "h" and sizes[query] > 1:  # heads were taken for queries
         other = [i for i, role in enumerate(roles) if role in ("h", "g") and found[i].role == "b"]
         if len(other) == 1:

@@ -18,11 +18,13 @@ from manyheads.heads.dependence import MIXED, UNUSED, Leaf, destinations
 
 class Axis(NamedTuple):
     """What an axis is: its role ``b`` (no heads), ``h`` (one head an index), ``n`` (batch * heads), ``m``
-    (heads * batch), ``?`` (none of these), and how many heads it has.
+    (heads * batch), ``?`` (none of these), and how many heads it has. ``joint``: all rows of one product go to
+    the same indices, and those of another to others, as where tokens of two kinds are joined.
     """
 
     role: str
     heads: int
+    joint: bool = False
 
 
 class Origins(NamedTuple):
@@ -58,7 +60,9 @@ def origins(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) -> Orig
             sets[number].append(_indices(by_row[number][alive], tensor.shape[axis]))
     if not rows:
         return None
-    found = [_axis(torch.cat(parts)) if parts else Axis("?", 0) for parts in sets]
+    found = [
+        _axis(torch.cat(parts))._replace(joint=_is_joint(parts)) if parts else Axis("?", 0) for parts in sets
+    ]
     return Origins(found, frozenset(rows), frozenset(data))
 
 
@@ -99,6 +103,11 @@ def _axis(sets: Tensor) -> Axis:
     if _same_partition(head_of, steps // (size // heads)):
         return Axis("m", heads)
     return Axis("?", 0)
+
+
+def _is_joint(parts: Sequence[Tensor]) -> bool:
+    """Whether the rows (rows, size) of each of several products go all the same way."""
+    return len(parts) > 1 and all(bool((part == part[:1]).all()) for part in parts)
 
 
 def _same_partition(first: Tensor, second: Tensor) -> bool:

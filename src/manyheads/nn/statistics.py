@@ -122,8 +122,8 @@ def statistics_of_scores(
     """The same from scores (batch, heads, queries, keys) computed elsewhere, masks and biases added.
 
     Scores are all there is to see, so ``keys`` are those whose weight is not zero: a score of -inf, or one a
-    thousand below its query's largest, where exp has no number in any dtype, hides its key. A query whose scores are all -1e9 attends to all keys alike, as a softmax of them
-    does.
+    thousand below its query's largest, where exp has no number in any dtype, hides its key. A query whose
+    scores are all -1e9 attends to all keys alike, as a softmax of them does.
 
     >>> statistics_of_scores(torch.zeros(1, 1, 2, 4))["entropy"].exp()
     tensor([[[4., 4.]]])
