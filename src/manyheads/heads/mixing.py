@@ -120,15 +120,18 @@ class Baseline:
 class Perturbed(Baseline):
     """A context for the second run: compares it with the first, and puts back what got to other tokens.
 
-    share: the part of the sequences, or tokens, that was replaced.
-    index: which one it was.
+    count: how many tokens, or sequences, there are, of which one was replaced; ``index``: which one.
+    sequences: how many there are of them.
     pairs: numbers of queries and keys of attention: a tensor of such axes has a number for each pair.
     leaks: the modules in which something got to others.
     """
 
-    def __init__(self, first: Baseline, share: float, index: int, pairs: set[tuple[int, int]]) -> None:
+    def __init__(
+        self, first: Baseline, count: int, index: int, sequences: int, pairs: set[tuple[int, int]]
+    ) -> None:
         super().__init__(first.module, first.paths)
-        self.first, self.share, self.index, self.pairs = first, share, index, pairs
+        self.first, self.count, self.index, self.sequences = first, count, index, sequences
+        self.pairs = pairs
         self.leaks: set[str] = set()
         self._judged: dict[tuple[int, int], tuple[Tensor, int, bool]] = {}  # by the ids of new and old
         self._changed_runs: dict[str, set[int]] = {}
@@ -178,7 +181,7 @@ class Perturbed(Baseline):
         runs = self.first._runs[path]
         changed = self._changed_runs.setdefault(path, set())
         changed.add(number)
-        return runs > 1 and runs % round(1 / self.share) == 0 and len(changed) <= runs * self.share + 1e-6
+        return runs > 1 and runs % self.count == 0 and len(changed) <= runs // self.count
 
     def _leaks(self, new: Tensor, old: Tensor) -> bool:
         """Whether something changed that should not have; judged once where modules hand a tensor on."""
@@ -197,8 +200,7 @@ class Perturbed(Baseline):
         changed &= (new - old).abs_() > _TINY * old.abs().nan_to_num_(0.0, 0.0, 0.0).max()
         if not bool(changed.any()):
             return False
-        tokens = round(1 / self.share)
-        of_tokens = [size % tokens == 0 for size in new.shape]
+        of_tokens = [size % self.count == 0 for size in new.shape]
         if new.dim() == 2 and not any(of_tokens):
             return False  # a vector for each sequence, as pooling gives
         if (new.shape[-2], new.shape[-1]) in self.pairs:
@@ -216,13 +218,13 @@ class Perturbed(Baseline):
             return False
         tiny = _TINY * float(before.norm(dim=-1).max())
         unknown = (torch.cdist(rows, before, compute_mode="donot_use_mm_for_euclid_dist") > tiny).all(1)
-        return int(unknown.sum()) <= max(1, int(len(rows) * self.share + 1e-6))
+        return int(unknown.sum()) <= self._share(len(rows))
 
     def _put_back(self, new: Tensor, old: Tensor) -> Tensor:
         """The old values, but for those of what was replaced; of one place where nobody can tell which they
         are.
         """
-        axes = [axis for axis, size in enumerate(new.shape) if size == round(1 / self.share)]
+        axes = [axis for axis, size in enumerate(new.shape) if size == self.count]
         if len(axes) != 1:
             return _one_place(new, old)
         kept = old.clone()
@@ -234,9 +236,16 @@ class Perturbed(Baseline):
         for axis, size in enumerate(changed.shape):
             others = [other for other in range(changed.dim()) if other != axis]
             indices = changed.any(others) if others else changed
-            if size > 1 and int(indices.sum()) <= max(1, int(size * self.share + 1e-6)):
+            if size > 1 and int(indices.sum()) <= self._share(size):
                 return True
         return False
+
+    def _share(self, size: int) -> int:
+        """How many of so many indices may belong to what was replaced. Where there is padding, or a class
+        token, beside the tokens, it is one in every sequence.
+        """
+        part = size // self.count
+        return max(1, part if size % self.count == 0 else min(part, self.sequences))
 
 
 def _is_leaf(module: nn.Module) -> bool:

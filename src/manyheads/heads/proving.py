@@ -359,7 +359,8 @@ def _second_run(
     size = size or max((x.shape[0] for x in inputs.tensors() if x.dim() > 1), default=1)
     asked = {(record.call.queries, record.call.keys) for record in records}
     index = (at or position)(size)
-    perturbed = Perturbed(first, 1 / max(2, size), index, asked)
+    sequences = max((x.shape[0] for x in inputs.tensors() if x.dim() > 1), default=1)
+    perturbed = Perturbed(first, max(2, size), index, sequences, asked)
 
     def see(call: Call) -> Tensor | None:
         with torch._C.DisableTorchFunction():
