@@ -18,8 +18,8 @@ from manyheads.heads.dependence import MIXED, UNUSED, Leaf, destinations
 
 class Axis(NamedTuple):
     """What an axis is: its role ``b`` (no heads), ``h`` (one head an index), ``n`` (batch * heads), ``m``
-    (heads * batch), ``?`` (none of these), and how many heads it has. ``joint``: all rows of one product go to
-    the same indices, and those of another to others, as where tokens of two kinds are joined.
+    (heads * batch), ``?`` (none of these), and how many heads it has. ``joint``: all rows of one product go
+    to the same indices, and those of another to others, as where tokens of two kinds are joined.
     """
 
     role: str

@@ -8,6 +8,7 @@ themselves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -32,6 +33,7 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _BESIDE = {"convolution", "recurrence", "Fourier transform", "norm over tokens", "pooling", "scan"}
 _PRODUCTS = ("matmul", "bmm", "einsum", "baddbmm", "linear")
 _TINY = 1e-5
+_ENOUGH = 0.3  # of the largest number
 _SORTED = 4096  # tokens that are looked for one by one
 # Modules that cannot mix tokens.
 _POINTWISE = (
@@ -228,7 +230,7 @@ class Perturbed(Baseline):
         if len(axes) != 1:
             return _one_place(new, old)
         kept = old.clone()
-        kept.select(axes[0], self.index).copy_(new.select(axes[0], self.index))
+        _replace(kept.select(axes[0], self.index), new.select(axes[0], self.index), old)
         return kept
 
     def _is_confined(self, changed: Tensor) -> bool:
@@ -258,8 +260,18 @@ def _one_place(new: Tensor, old: Tensor) -> Tensor:
     change = (new - old).abs().nan_to_num(0.0)
     at = [int(i) for i in torch.unravel_index(change.flatten().argmax(), change.shape)]
     where: tuple[int | slice, ...] = (slice(None), *at[1:]) if new.dim() > 2 else (at[0],)
-    kept[where] = new[where]
+    _replace(kept[where], new[where], old)
     return kept
+
+
+def _replace(place: Tensor, new: Tensor, old: Tensor) -> None:
+    """Change a place of a tensor, enough to be seen by the modules behind: what one token changes fades
+    where every module mixes some more.
+    """
+    change = new - place
+    largest, size = float(change.abs().max()), float(old.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    factor = max(1.0, _ENOUGH * size / largest) if largest and math.isfinite(largest) else 1.0
+    place += change * factor
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
