@@ -16,6 +16,7 @@ ALSO = (
     "prune",
     "live",
     "report",
+    "probe",
 )  # only when named: they take long; `python -m bench.learn` has a command of its own
 
 
