@@ -80,7 +80,7 @@ def run(quick: bool = False) -> str:
 
 
 BOUND = (
-    "What bounds it: there are three runs. One takes more than two plain passes, because the graph behind the "
+    "What bounds it: there are three runs. One takes more than two plain passes: the graph behind the "
     "queries and values of every call is kept and differentiated; the others more than one each, because "
     "every module's input and output is compared with the first run's. Three plain passes would leave "
     "nothing for looking. Tried: one gradient for all axes instead of one each, tensors that modules hand on "
