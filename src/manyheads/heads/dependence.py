@@ -100,6 +100,8 @@ class Marks(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch._C._set_grad_enabled:
+            return None  # a model that runs without gradients is differentiated all the same
         for kind in types:
             if not issubclass(kind, Tensor):
                 with self:
