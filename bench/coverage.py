@@ -93,6 +93,8 @@ def _checked(
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(where.filename).name}:{where.lineno}"
+        if "the reference does not run" in str(error):
+            return {"status": NOT_RUN, "reason": _one_line(error)}
         return {"status": WRONG, "sites": 0, "reason": f"raised under watch: {_one_line(error)} ({place})"}
     status = (NAMED if verdict.named else RIGHT) if verdict.attention else NO_ATTENTION
     if not verdict.right:

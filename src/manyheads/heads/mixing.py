@@ -9,6 +9,7 @@ themselves.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -66,7 +67,7 @@ class Baseline:
         self._stack: list[tuple[str, int]] = []
         self._runs: dict[str, int] = {}
         self._handles: list[Any] = []
-        self._copies: dict[int, tuple[Tensor, int, Tensor]] = {}  # of tensors, by id, with their version
+        self._copies: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}  # by id, with the version
 
     def __enter__(self) -> Baseline:
         for part in self.module.modules():
@@ -114,8 +115,8 @@ class Baseline:
     def _copy(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor; the one that there is, where nothing was written to it since."""
         kept, version = self._copies.get(id(tensor)), version_of(tensor)
-        if kept is None or version < 0 or kept[1] != version:
-            kept = self._copies[id(tensor)] = tensor, version, tensor.detach().clone()
+        if kept is None or kept[0]() is not tensor or version < 0 or kept[1] != version:
+            kept = self._copies[id(tensor)] = weakref.ref(tensor), version, tensor.detach().clone()
         return kept[2]
 
 
@@ -135,7 +136,7 @@ class Perturbed(Baseline):
         self.first, self.count, self.index, self.sequences = first, count, index, sequences
         self.pairs = pairs
         self.leaks: set[str] = set()
-        self._judged: dict[tuple[int, int], tuple[Tensor, int, bool]] = {}  # by the ids of new and old
+        self._judged: dict[tuple[int, int], tuple[weakref.ref[Tensor], int, bool]] = {}  # by both ids
         self._changed_runs: dict[str, set[int]] = {}
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -189,8 +190,8 @@ class Perturbed(Baseline):
         """Whether something changed that should not have; judged once where modules hand a tensor on."""
         key, version = (id(new), id(old)), version_of(new)
         kept = self._judged.get(key)
-        if kept is None or version < 0 or kept[1] != version:
-            kept = self._judged[key] = new, version, self._changed_elsewhere(new, old)
+        if kept is None or kept[0]() is not new or version < 0 or kept[1] != version:
+            kept = self._judged[key] = weakref.ref(new), version, self._changed_elsewhere(new, old)
         return kept[2]
 
     def _changed_elsewhere(self, new: Tensor, old: Tensor) -> bool:

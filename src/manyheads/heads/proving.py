@@ -227,7 +227,8 @@ def _loops(proof: Proof, records: list[Record]) -> None:
             proof.heads[path] = sum(record.call.output.shape[1] for record in calls[:cycle])
             continue
         for record in calls:
-            again = [other for other in calls if other is not record and record.rows & other.rows]
+            alike = (other for other in calls if other.origin.key == record.origin.key)
+            again = [other for other in alike if other is not record and record.rows & other.rows]
             if any(record.rows != other.rows or not _same_queries(record, other) for other in again):
                 record.problem = (
                     record.problem or "it is called several times for the same heads, in no plain order"
@@ -237,9 +238,9 @@ def _loops(proof: Proof, records: list[Record]) -> None:
 def _cycle(calls: list[Record]) -> int:
     """After how many of these calls of one module the same heads come again; 0 when each is a site of its
     own."""
-    sequence = [record.rows for record in calls]
+    sequence = [(record.rows, record.origin.key) for record in calls]  # the same code, for other tokens
     cycle = sequence.index(sequence[0], 1) if sequence[0] in sequence[1:] else len(calls)
-    if any(rows != sequence[i % cycle] for i, rows in enumerate(sequence)) or not all(sequence):
+    if any(each != sequence[i % cycle] for i, each in enumerate(sequence)) or not all(r.rows for r in calls):
         return 0
     for number, record in enumerate(calls):  # the same heads again must be for other tokens
         before = calls[number % cycle : number : cycle]
