@@ -29,7 +29,7 @@ import torch
 from bench import harness
 
 OUT = Path("out/coverage")
-SECONDS, WALL_SECONDS, BYTES = 90, 3600, 8 * 2**30  # of each architecture; the machine may be busy
+SECONDS, WALL_SECONDS, BYTES = 90, 3600, 16 * 2**30  # of each architecture; the machine may be busy
 # Errors this small, or outputs that differ so much between the default implementation and eager, may be the
 # noise of float32: such a model is tried again with smaller weights.
 NEARLY, NOISE = 0.05, 1e-3

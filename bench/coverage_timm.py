@@ -46,7 +46,7 @@ def _case(family: str, name: str | None) -> Callable[[], Case]:
     def case() -> Case:
 
         torch.manual_seed(3)
-        model = wake(_shallow(name or _smallest(family)).eval())
+        model = wake(_shallow(name or _smallest(family)).eval(), 0.5)
         shape = model.default_cfg["input_size"]
         return model, lambda m: m(noise(2, *shape)), with_attribute("fused_attn", False)
 
