@@ -20,8 +20,9 @@ from torch.utils import checkpoint
 if TYPE_CHECKING:
     from manyheads.heads.intercept import Interceptor
 
-# What torch.utils.checkpoint.checkpoint looks up when it is called, however it was imported.
-_GENERATOR = "_checkpoint_without_reentrant_generator"
+# What torch.utils.checkpoint.checkpoint looks up when it is called, however it was imported: who keeps what
+# is to be run again, without and with reentering.
+_FRAME = "_CheckpointFrame"
 _FUNCTION = "CheckpointFunction"
 
 # What torch warns about only because compiled code is made to run uncompiled.
@@ -31,7 +32,7 @@ _lock = threading.Lock()
 _plain = threading.local()  # whether checkpoints are to be passed through
 _active: dict[int, Interceptor] = {}
 _stance: ExitStack | None = None
-_generator: Callable[..., Any] | None = None
+_frame: Callable[..., Any] | None = None
 _function: Any = None
 
 
@@ -42,12 +43,12 @@ def in_backward() -> bool:
 
 def add(interceptor: Interceptor) -> None:
     """An interceptor starts."""
-    global _generator, _function
+    global _frame, _function
     with _lock:
         if not _active:
-            _generator = getattr(checkpoint, _GENERATOR)
+            _frame = getattr(checkpoint, _FRAME)
             _function = getattr(checkpoint, _FUNCTION)
-            setattr(checkpoint, _GENERATOR, _remembering_generator)
+            setattr(checkpoint, _FRAME, _remembering_frame)
             setattr(checkpoint, _FUNCTION, _RememberingFunction)
         _active[id(interceptor)] = interceptor
     stay_eager()
@@ -59,7 +60,7 @@ def remove(interceptor: Interceptor) -> None:
     with _lock:
         del _active[id(interceptor)]
         if not _active:
-            setattr(checkpoint, _GENERATOR, _generator)
+            setattr(checkpoint, _FRAME, _frame)
             setattr(checkpoint, _FUNCTION, _function)
             if _stance is not None:
                 _stance.close()
@@ -113,10 +114,10 @@ def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     return repeat
 
 
-def _remembering_generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if _generator is None:
+def _remembering_frame(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if _frame is None:
         raise RuntimeError("checkpointing was intercepted before interception began")
-    return _generator(remembering(function), *args, **kwargs)
+    return _frame(remembering(function), *args, **kwargs)
 
 
 @contextmanager
