@@ -18,8 +18,8 @@ from torch import nn
 
 import manyheads as mh
 from bench import coverage, harness
-from manyheads.heads.sites import Site
-from manyheads.surgery.changes import changes_of
+from manyheads.capture.site import Site
+from manyheads.models.changes import changes_of
 
 CUT, REFUSED, FAILED, NONE = "cut", "refused", "failed", "no heads to spare"
 _GAINS = (0.4, 0.0)  # of the weights: larger ones make more noise than there is to see here

@@ -28,9 +28,9 @@ import torch
 import manyheads as mh
 from bench import harness
 from bench.mutated import _resident
-from manyheads import whole_files
 from manyheads.cli.inspect import run as run_inspect
 from manyheads.cli.prune import prune as run_prune
+from manyheads.common import whole_files
 from manyheads.surgery import recover
 from manyheads.tasks.language import Language
 from manyheads.training.log import Log

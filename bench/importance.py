@@ -25,7 +25,9 @@ PIECE = 48  # tokens of a sequence for the language model
 
 def lines() -> list[str]:
     """The text that comes with the package."""
-    return resources.files("manyheads").joinpath("data/text.txt").read_text(encoding="utf-8").splitlines()
+    return (
+        resources.files("manyheads").joinpath("data/files/text.txt").read_text(encoding="utf-8").splitlines()
+    )
 
 
 def sentences(tokenizer: Any, quick: bool) -> Iterator[Any]:

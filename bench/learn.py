@@ -42,14 +42,14 @@ from bench.learn_speed import speed, watching
 from bench.learn_tasks import cifar, etth1, handwritten, mnist, splice
 from bench.runs import run
 from manyheads import tasks
-from manyheads.batching import bucketed
+from manyheads.common.whole_files import write_whole
+from manyheads.data.batches import bucketed
+from manyheads.data.examples import spread
+from manyheads.data.readers.parallel_text import read_pairs
 from manyheads.surgery.prune import prune
 from manyheads.surgery.recover import recover
 from manyheads.tasks.language import Language
-from manyheads.tasks.parallel import read_pairs
-from manyheads.tasks.translation import Translation
-from manyheads.training.batches import spread
-from manyheads.whole_files import write_whole
+from manyheads.tasks.translation.task import Translation
 
 SHAKESPEARE = 1.88
 BLEU, LONGEST = 36.0, 100.0  # at least, within so many minutes

@@ -7,10 +7,10 @@ import torch
 from bench import harness
 from bench.cost import Cost
 from bench.runs import run
-from manyheads.batching import bucketed
-from manyheads.tasks.looking import Stream, picture_shares
-from manyheads.tasks.picturebook import Picturebook
-from manyheads.training.batches import Examples
+from manyheads.data.batches import bucketed
+from manyheads.data.examples import Examples
+from manyheads.tasks.picturebook.models import Stream, picture_shares
+from manyheads.tasks.picturebook.task import Picturebook
 from manyheads.training.evaluation import evaluate
 
 STEPS, TOKENS = 3000, 1600

@@ -11,7 +11,7 @@ from typing import Any
 from bench import harness
 from bench.cost import Cost
 from bench.runs import run
-from manyheads.tasks.speech import Speech
+from manyheads.tasks.speech.task import Speech
 from manyheads.training.loop import Result
 
 RIGHT = 0.97

@@ -12,9 +12,9 @@ import numpy
 from bench import harness
 from bench.cost import Cost
 from bench.runs import run
+from manyheads.data.readers.fasta import read_sequences
 from manyheads.tasks.dna import DNA
 from manyheads.tasks.images import Images, digits
-from manyheads.tasks.sequences import read_sequences
 from manyheads.tasks.series import Series
 from manyheads.training.evaluation import evaluate
 

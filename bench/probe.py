@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from bench import harness
-from manyheads.heads import proving
+from manyheads.capture import probing
 
 REPEATS = 7
 PASSES = 3.0  # of the small batch, for a hundred sites, wanted
@@ -58,10 +58,10 @@ def run(quick: bool = False) -> str:
         with torch.no_grad():
             plain = seconds(lambda m=model, x=small: m(input_ids=x), repeats + 2)  # type: ignore[misc]
         parts: dict[str, float] = {}
-        whole = seconds(lambda m=model: proving.prove(m, "", (), {"input_ids": ids}), repeats)  # type: ignore[misc]
+        whole = seconds(lambda m=model: probing.prove(m, "", (), {"input_ids": ids}), repeats)  # type: ignore[misc]
         for part in ("_first_run", "_second_run"):
             parts[part] = _spent(part, model, ids) / plain
-        sites = len(proving.prove(model, "", (), {"input_ids": ids}).sites)
+        sites = len(probing.prove(model, "", (), {"input_ids": ids}).sites)
         worst = max(worst, whole / plain)
         rows.append(
             [
@@ -93,7 +93,7 @@ BOUND = (
 def _spent(name: str, model: nn.Module, ids: torch.Tensor) -> float:
     """The processor time that a part of one probe takes."""
     spent = 0.0
-    before = getattr(proving, name)
+    before = getattr(probing, name)
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         nonlocal spent
@@ -102,11 +102,11 @@ def _spent(name: str, model: nn.Module, ids: torch.Tensor) -> float:
         spent += process_time() - started
         return result
 
-    setattr(proving, name, timed)
+    setattr(probing, name, timed)
     try:
-        proving.prove(model, "", (), {"input_ids": ids})
+        probing.prove(model, "", (), {"input_ids": ids})
     finally:
-        setattr(proving, name, before)
+        setattr(probing, name, before)
     return spent
 
 

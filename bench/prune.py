@@ -31,8 +31,8 @@ from bench.cost import Cost, since
 from bench.harness import machine, milliseconds, say, table, targets
 from bench.models import minilm, smollm2
 from bench.record import Record
-from manyheads.batching import bucketed
-from manyheads.surgery.card import card
+from manyheads.data.batches import bucketed
+from manyheads.surgery.comparison import card
 from manyheads.surgery.quality import compare
 
 RECORD = Path(__file__).parent / "results" / "prune.json"
@@ -124,7 +124,7 @@ def lines(variable: str) -> list[str]:
     if path is None:
         from importlib import resources
 
-        return resources.files("manyheads").joinpath("data/text.txt").read_text().splitlines() * 8
+        return resources.files("manyheads").joinpath("data/files/text.txt").read_text().splitlines() * 8
     found = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
     random.Random(0).shuffle(found)
     return found

@@ -17,13 +17,15 @@ import torch
 from PIL import Image
 
 import manyheads as mh
-from manyheads import corpus, models, tasks
-from manyheads.batching import Corpus
+from manyheads import tasks
 from manyheads.cli.train import run as run_training
+from manyheads.data import corpus
+from manyheads.data.batches import Corpus
+from manyheads.data.readers.audio import encode_wav
+from manyheads.heads.inspect import count, finished
 from manyheads.heads.roles import treebank
-from manyheads.inspection import count, finished
-from manyheads.surgery import files as saved_models
-from manyheads.tasks.sound import encode_wav
+from manyheads.models import folder as saved_models
+from manyheads.models import open as models
 from manyheads.training.evaluation import evaluate
 from manyheads.training.loop import train
 from manyheads.view.document import document

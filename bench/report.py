@@ -18,7 +18,7 @@ import manyheads as mh
 from bench.harness import say, table, targets
 from bench.live import CHROMIUM, painted
 from bench.models import minilm
-from manyheads.lines import read_lines
+from manyheads.data.text_lines import read_lines
 from manyheads.view.document import About, document, of_batches
 from manyheads.view.report import LIMIT, write_report
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import manyheads as mh
 from bench import models
 from bench.harness import say, table, targets
-from manyheads.heads.roles import probes
+from manyheads.heads.roles import probe_texts
 
 LISTED = 12
 SILENCED = 20
@@ -29,7 +29,9 @@ def run(quick: bool) -> str:
 
 
 def texts(tokenizer: Any) -> list[dict[str, torch.Tensor]]:
-    lines = resources.files("manyheads").joinpath("data/text.txt").read_text(encoding="utf-8").splitlines()
+    lines = (
+        resources.files("manyheads").joinpath("data/files/text.txt").read_text(encoding="utf-8").splitlines()
+    )
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return [dict(tokenizer(lines[:16], padding=True, return_tensors="pt"))]
 
@@ -56,8 +58,8 @@ def induction(quick: bool) -> str:
     header = ["head", "induction", "random place", "duplicate", "copying", "roles"]
     cases = int(found.sums["induction_score"][0][0])
     heads = [(row.layer, row.head) for row in found.rows]
-    given = probes.given(model, batches, tokenizer)
-    sequences = list(probes.repeated(given))
+    given = probe_texts.batch_facts(model, batches, tokenizer)
+    sequences = list(probe_texts.repeated(given))
     whole = repeated_loss(model, sequences)
     without = silenced_loss(model, sequences, [heads[row] for row in order[:TOP]])
     say(f"loss {whole:.3f}, without the top {TOP} {without:.3f}")

@@ -68,7 +68,7 @@ def body(name: str, attention: str = "sdpa") -> Any:
     if name == "decoder":
         return hf.LlamaModel(decoder(attention)).eval()
     model, tokenizer = minilm() if name == "MiniLM" else smollm2()
-    text = (resources.files("manyheads") / "data" / "text.txt").read_text(encoding="utf-8")
+    text = (resources.files("manyheads") / "data" / "files" / "text.txt").read_text(encoding="utf-8")
     _ids[name] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     model = getattr(model, "model", model)
     model.set_attn_implementation(attention)

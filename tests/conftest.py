@@ -13,12 +13,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 
+pytest.register_assert_rewrite("tests.helpers")
+
 if "OMP_NUM_THREADS" not in os.environ:
     torch.set_num_threads(1)  # tests run side by side, one process a core
 
 
 # A module that makes a device of torch's for good: only a process of its own may import it.
-collect_ignore = ["common/pretend.py"]
+collect_ignore = ["helpers/pretend_device.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -111,7 +111,7 @@ def test_an_interruption_leaves_quietly(monkeypatch, capsys):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("manyheads.embedded.load", interrupted)
+    monkeypatch.setattr("manyheads.models.embedded.load", interrupted)
     code, said = mistake(monkeypatch, capsys, "demo")
     assert code == 130
     assert said.strip() in ("", "Loading torch and the embedded MiniLM")

@@ -22,13 +22,13 @@ from torch import Tensor
 
 import manyheads as mh
 from manyheads import tasks
-from manyheads.batching import bucketed
-from manyheads.tasks.looking import picture_shares
-from manyheads.tasks.picturebook import Picturebook
-from manyheads.tasks.sound import HOP
-from manyheads.tasks.speech import Speech
+from manyheads.data.batches import bucketed
+from manyheads.data.readers.audio import HOP
+from manyheads.tasks.picturebook.models import picture_shares
+from manyheads.tasks.picturebook.task import Picturebook
+from manyheads.tasks.speech.task import Speech
 from manyheads.view.colour import RAMP
-from manyheads.view.figure import EAST_ASIAN
+from manyheads.view.figures.attention_maps import EAST_ASIAN
 
 ATTENTION = LinearSegmentedColormap.from_list("attention", [[c / 255 for c in rgb] for rgb in RAMP])
 

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 import manyheads as mh
 from manyheads import tasks
-from manyheads.training.batches import spread
-from manyheads.view.along import along, draw
+from manyheads.data.examples import spread
+from manyheads.heads.along_sequence import along
 from manyheads.view.colour import RAMP
+from manyheads.view.figures.along_sequence import draw
 
 DARK, GREY = "#222222", "#777777"
 SHOWN = LinearSegmentedColormap.from_list("attention", [[c / 255 for c in rgb] for rgb in RAMP])

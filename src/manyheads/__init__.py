@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from manyheads.heads.silence import silence as silence
     from manyheads.heads.table import HeadTable as HeadTable
     from manyheads.heads.watch import watch as watch
-    from manyheads.inspection import inspect as inspect
+    from manyheads.models.folder import load as load
+    from manyheads.models.folder import save as save
     from manyheads.nn import mask as mask
     from manyheads.nn.attention import attention as attention
     from manyheads.nn.blocks import FeedForward as FeedForward
@@ -45,14 +46,13 @@ if TYPE_CHECKING:
     from manyheads.nn.transformers import Seq2Seq as Seq2Seq
     from manyheads.surgery.cut import cut as cut
     from manyheads.surgery.elimination import elimination as elimination
-    from manyheads.surgery.files import load as load
-    from manyheads.surgery.files import save as save
     from manyheads.surgery.plan import Plan as Plan
     from manyheads.surgery.plan import plan as plan
     from manyheads.surgery.prune import prune as prune
     from manyheads.surgery.recover import recover as recover
     from manyheads.surgery.refit import refit as refit
     from manyheads.training.loop import train as train
+    from manyheads.view.inspect import inspect as inspect
     from manyheads.view.widget import widget as widget
 
 # Where each public name lives. They load when first used, so that `import manyheads` costs nothing.
@@ -64,7 +64,7 @@ _NAMES = {
     "manyheads.heads.silence": ("gates", "silence"),
     "manyheads.heads.table": ("HeadTable",),
     "manyheads.heads.watch": ("watch",),
-    "manyheads.inspection": ("inspect",),
+    "manyheads.view.inspect": ("inspect",),
     "manyheads.nn.attention": ("attention",),
     "manyheads.nn.blocks": ("FeedForward", "TransformerBlock"),
     "manyheads.nn.cache": ("KVCache",),
@@ -77,7 +77,7 @@ _NAMES = {
     "manyheads.nn.transformers": ("Decoder", "Encoder", "Seq2Seq"),
     "manyheads.surgery.cut": ("cut",),
     "manyheads.surgery.elimination": ("elimination",),
-    "manyheads.surgery.files": ("load", "save"),
+    "manyheads.models.folder": ("load", "save"),
     "manyheads.surgery.plan": ("Plan", "plan"),
     "manyheads.surgery.prune": ("prune",),
     "manyheads.surgery.recover": ("recover",),

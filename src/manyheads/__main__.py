@@ -2,7 +2,7 @@
 
 import signal
 
-from manyheads.interrupts import leave_at_once
+from manyheads.common.interrupts import leave_at_once
 
 
 def main() -> None:

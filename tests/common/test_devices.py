@@ -17,7 +17,7 @@ import torch
 from torch import nn
 import manyheads as mh
 from manyheads.common import devices
-from tests.common.pretend import OnDevice, Pretended, moved
+from tests.helpers.pretend_device import OnDevice, Pretended, moved
 
 devices.WITHOUT_FLOAT64.add("pretended")
 torch.manual_seed(0)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from scipy.linalg import subspace_angles
 from scipy.spatial.distance import jensenshannon
-from tests.heads import models
+from tests.helpers import models
 from torch import Tensor, nn
 
 import manyheads as mh
+from manyheads.capture.interceptor import Interceptor
 from manyheads.heads.diversity import MEASURES, diversity, layers
-from manyheads.heads.intercept import Interceptor
 
 ALL = 10_000  # rows: every query
 

@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from tests.heads import models
+from tests.helpers import models
 from torch import Tensor, nn
 
 import manyheads as mh
 from manyheads import cli
-from manyheads.heads.calls import Call
-from manyheads.heads.diversity import diversity, layers, moments
+from manyheads.capture.call import Call
+from manyheads.capture.site import Site
+from manyheads.heads.diversity import diversity, layers, output_moments
+from manyheads.heads.diversity.attention_distance import RowSums, attention_rows, jensen_shannon
 from manyheads.heads.diversity.collect import seeing
-from manyheads.heads.diversity.layout import islands, layout, stress
-from manyheads.heads.diversity.moments import Moments, Outputs
-from manyheads.heads.diversity.rows import RowSums, attention_rows, jensen_shannon
-from manyheads.heads.diversity.subspaces import angles, bases
+from manyheads.heads.diversity.map_layout import islands, layout, stress
+from manyheads.heads.diversity.output_moments import Moments, Outputs
 from manyheads.heads.diversity.summary import effective_number, extreme
-from manyheads.heads.sites import Site
+from manyheads.heads.diversity.weight_subspaces import angles, bases
 from manyheads.heads.table import HeadTable
-from manyheads.view.diversity import as_text
-from manyheads.view.diversity_figure import draw_map, draw_matrices
+from manyheads.view.diversity_text import as_text
+from manyheads.view.figures.diversity import draw_map, draw_matrices
 
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS, WIDTH = 3, 6, 2, 7, 11, 5
 
@@ -154,7 +154,7 @@ def test_too_wide_models_keep_what_is_within_layers(monkeypatch: pytest.MonkeyPa
     model, batch = models.bert().double(), models.tokens()
     measures = ["outputs", "contributions"]
     whole = diversity(model, [batch], measures=measures)
-    monkeypatch.setattr(moments, "LARGEST", 10)
+    monkeypatch.setattr(output_moments, "LARGEST", 10)
     with pytest.warns(UserWarning, match="within each layer"):
         found = diversity(model, [batch], measures=measures)
     inside = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).bool()

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from tests.heads import models
-from tests.heads.models import Nano, tokens
+from tests.helpers import models
+from tests.helpers.models import Nano, tokens
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.heads.importance import METHODS, importance
 from manyheads.heads.importance.gradients import fisher
-from manyheads.heads.importance.learned import gates as gated
-from manyheads.heads.importance.observe import gate_gradients, observed
-from manyheads.heads.importance.outputs import Output, difference, directions
-from manyheads.heads.importance.task import Task
+from manyheads.heads.importance.hard_concrete import gates as gated
+from manyheads.heads.importance.request import Task
+from manyheads.heads.model_outputs import Output, difference, directions
+from manyheads.heads.observer import gate_gradients, observed
 from manyheads.heads.silence import gates, silence
 from manyheads.heads.watch import watch
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from tests.heads import models
-from tests.heads.models import tokens
+from tests.helpers import models
+from tests.helpers.models import tokens
 from torch import Tensor, nn
 
 from manyheads.heads.importance import METHODS, importance
 from manyheads.heads.importance.losses import LOSSES, fitting, hide_tokens
-from manyheads.heads.importance.observe import observed
-from manyheads.heads.importance.outputs import Output, difference, read
+from manyheads.heads.model_outputs import Output, difference, read
+from manyheads.heads.observer import observed
 
 
 @pytest.mark.parametrize("method", METHODS)

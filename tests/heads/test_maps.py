@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.heads import models
-from tests.heads.models import tokens
+from tests.helpers import models
+from tests.helpers.models import tokens
 
 from manyheads.heads.maps import maps
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.heads import models
-from tests.heads.test_watch_models import eager
+from tests.helpers import models
+from tests.helpers.models import eager
+from tests.helpers.roles import Known
 from torch import Tensor, nn
 
 import manyheads as mh
-from manyheads.heads.roles import entry, judge, probes
+from manyheads.heads.roles import find, judge, probe_texts
 from manyheads.heads.roles.catalogue import OFFSETS
 from manyheads.heads.roles.role import ROLES
 from manyheads.nn import tiles
@@ -171,8 +172,8 @@ def test_copies_of_random_tokens() -> None:
     cases: dict[str, list[list[tuple[float, float]]]] = {
         name: [[] for _ in table.rows] for name in ("duplicate", "induction", "copying")
     }
-    sequences = list(probes.repeated(probes.given(model, [batch], None)))
-    assert [len(facts.copy) for _, facts in sequences] == list(probes.COPIES)
+    sequences = list(probe_texts.repeated(probe_texts.batch_facts(model, [batch], None)))
+    assert [len(facts.copy) for _, facts in sequences] == list(probe_texts.COPIES)
     for probe, facts in sequences:
         ids, n = probe["input_ids"], len(facts.copy)
         assert torch.equal(ids[:, :n], ids[:, n:])
@@ -222,21 +223,21 @@ def test_planted_keys() -> None:
     hits: list[list[float]] = [[] for _ in table.rows]
     weight: list[list[float]] = [[] for _ in table.rows]
     chance: list[float] = []
-    for probe, facts in probes.planted(probes.given(model, [batch], None)):
+    for probe, facts in probe_texts.planted(probe_texts.batch_facts(model, [batch], None)):
         ids = probe["input_ids"][0].tolist()
-        secret = ids[-(probes.KEY + probes.ANSWER - 1) :]
+        secret = ids[-(probe_texts.KEY + probe_texts.ANSWER - 1) :]
         begin = next(i for i in range(len(ids)) if ids[i : i + len(secret)] == secret)
         assert len(ids) <= 128
         assert ids.count(secret[0]) == 2
-        assert facts.begin == len(ids) - probes.ANSWER
+        assert facts.begin == len(ids) - probe_texts.ANSWER
         maps = torch.cat([p[0] for p in eager(model, probe)])  # (heads of both layers, length, length)
-        for step in range(probes.ANSWER):
-            query, place = len(ids) - probes.ANSWER + step, begin + probes.KEY + step
+        for step in range(probe_texts.ANSWER):
+            query, place = len(ids) - probe_texts.ANSWER + step, begin + probe_texts.KEY + step
             chance.append(1 / (query + 1))
             for row in range(len(table)):
                 hits[row].append(float(maps[row, query].argmax() == place))
                 weight[row].append(float(maps[row, query, place]))
-    assert len(chance) == probes.PLANTED * probes.ANSWER
+    assert len(chance) == probe_texts.PLANTED * probe_texts.ANSWER
     for row in range(len(table)):
         mean = [sum(x) / len(x) for x in (hits[row], weight[row], chance)]
         got = [float(table[f"retrieval_{part}"][row]) for part in ("score", "weight", "baseline")]
@@ -277,9 +278,9 @@ def test_learned_sinks_are_sinks_and_places() -> None:
 
 def test_long_texts_are_never_held_as_squares(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    count = entry._Collected._count
+    count = find._Collected._count
     monkeypatch.setattr(
-        entry._Collected,
+        find._Collected,
         "_count",
         lambda self, rows, roles: sizes.append(rows.weights.numel()) or count(self, rows, roles),
     )
@@ -288,39 +289,6 @@ def test_long_texts_are_never_held_as_squares(monkeypatch: pytest.MonkeyPatch) -
     assert sum(sizes) == 2 * 2003**2
     assert max(sizes) <= tiles.TILE_ELEMENTS
     assert table["tokens"].tolist() == [2003.0, 2003.0]
-
-
-class Known(nn.Module):
-    """A language model of one layer whose heads were told what to do, by scores from positions and tokens."""
-
-    NAMES = ("previous", "everything", "first", "same", "after same", "after same, written with a minus")
-
-    def __init__(self, vocabulary: int = 131) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, 24)
-        torch.nn.init.normal_(self.embedding.weight, generator=torch.Generator().manual_seed(3))
-        self.output = nn.Linear(6 * 24, 24, bias=False)
-        signs = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, -1.0])
-        self.output.weight = nn.Parameter((signs[:, None, None] * torch.eye(24)).flatten(0, 1).T)
-        self.norm = nn.LayerNorm(24)
-        nn.init.constant_(self.norm.bias, 5.0)
-        self.head = nn.Linear(24, vocabulary, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids)
-        length = ids.shape[1]
-        i, j = torch.arange(length)[:, None], torch.arange(length)
-        same = (ids[:, :, None] == ids[:, None, :]) & (j < i)
-        after = torch.cat([torch.zeros_like(same[..., :1]), same[..., :-1]], -1)
-        everyone = torch.ones_like(same)
-        wanted = [(j == i - 1) & everyone, everyone * 0, (j == 0) & everyone, same, after, after]
-        scores = 20.0 * torch.stack([part.to(x.dtype) for part in wanted], 1)
-        scores = scores.masked_fill(j > i, -torch.inf)
-        values = x.unsqueeze(1).expand(-1, 6, -1, -1)
-        nothing = torch.zeros_like(values)
-        heads = nn.functional.scaled_dot_product_attention(nothing, nothing, values, attn_mask=scores)
-        return self.head(self.norm(x + self.output(heads.transpose(1, 2).flatten(2))))
 
 
 def random_ids(*shape: int, seed: int = 4) -> Tensor:

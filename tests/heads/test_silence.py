@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.heads import models
-from tests.heads.models import Nano, tokens
+from tests.helpers import models
+from tests.helpers.models import Nano, tokens
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

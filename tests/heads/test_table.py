@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.heads.models import Nano, tokens
+from tests.helpers.models import Nano, tokens
 
+from manyheads.heads.call_statistics import Tally
 from manyheads.heads.table import HeadTable, Row
-from manyheads.heads.tally import Tally
 from manyheads.heads.watch import watch
 
 HEADS = 3

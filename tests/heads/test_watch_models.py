@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.heads import models
-from tests.heads.models import oracle, tokens
+from tests.helpers import models
+from tests.helpers.models import eager, oracle, tokens
 from torch import Tensor, nn
 
 from manyheads.heads.watch import Watch, watch
@@ -60,12 +60,6 @@ def check(seen: Watch, attentions: dict[str, Tensor], counted: Tensor, tolerance
                 msg=lambda m, n=name, s=site: f"{s} {n}: {m}",
             )
         assert table["tokens"][rows].tolist() == [float(counted.sum())] * len(rows)
-
-
-def eager(model: nn.Module, batch: dict[str, Tensor], name: str = "attentions") -> tuple[Tensor, ...]:
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        return model(**batch, output_attentions=True)[name]
 
 
 DECODERS: dict[str, tuple[Callable[[], nn.Module], str]] = {

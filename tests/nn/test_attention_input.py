@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.nn.test_attention import KERNELS, random
+from tests.helpers.kernels import KERNELS, random
 
 from manyheads.nn import mask
 from manyheads.nn.attention import attention

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.nn import formula
-from tests.nn.test_attention import KERNELS, hold, random
+from tests.helpers import formula
+from tests.helpers.kernels import KERNELS, hold, random
 
 from manyheads.nn import mask
 from manyheads.nn.attention import attention

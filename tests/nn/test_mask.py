@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.nn import formula
+from tests.helpers import formula
 
 from manyheads.nn import mask
 from manyheads.nn.mask import Mask, as_mask, check

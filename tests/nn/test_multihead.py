@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from tests.nn import formula
+from tests.helpers import formula
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.nn import mask

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 from hypothesis import given, settings, strategies
-from tests.nn import formula
-from tests.nn.test_statistics import CORE, FULL, random, same
+from tests.helpers import formula
+from tests.helpers.statistics import CORE, FULL, random, same
 
 from manyheads.nn import mask
 from manyheads.nn.statistics import statistics, statistics_of_scores

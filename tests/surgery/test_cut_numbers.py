@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import manyheads as mh
-from manyheads.heads.maps import run
-from manyheads.surgery.changes import changes_of
-from manyheads.surgery.outputs import difference
+from manyheads.common.compare_outputs import difference
+from manyheads.common.run_batch import run
+from manyheads.models.changes import changes_of
 
 WIDTH, HEADS, WINDOWS = 24, 4, (3, 40, 9, 70)
 

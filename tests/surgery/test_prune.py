@@ -15,8 +15,8 @@ import manyheads as mh
 from manyheads.cli import app
 from manyheads.heads.table import HeadTable, Row
 from manyheads.heads.watch import fingerprint
-from manyheads.surgery.card import card
-from manyheads.surgery.curve import curve
+from manyheads.surgery.comparison import card
+from manyheads.surgery.pruning_curve import curve
 
 
 @pytest.fixture

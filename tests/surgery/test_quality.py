@@ -8,7 +8,7 @@ import transformers as hf
 from torch import nn
 
 import manyheads as mh
-from manyheads.surgery.card import card
+from manyheads.surgery.comparison import card
 from manyheads.surgery.quality import change, compare, estimate, student
 
 SIZES = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 11}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import manyheads as mh
-from manyheads.surgery.lockstep import passes
+from manyheads.surgery.paused_passes import passes
 
 
 @pytest.fixture

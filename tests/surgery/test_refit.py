@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import manyheads as mh
-from manyheads.surgery.lockstep import passes
+from manyheads.surgery.paused_passes import passes
 from manyheads.surgery.refit import writers
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from manyheads.surgery.described import build
+from manyheads.data.readers.fasta import read_sequences
+from manyheads.models.config import build
 from manyheads.tasks.dna import CHANGED, DNA, JITTER, MOTIFS, planted, words
-from manyheads.tasks.sequences import read_sequences
 
 SIZES = {"d_model": 12, "heads": 3, "layers": 1}
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
-from manyheads.surgery.described import build
-from manyheads.tasks.classify import pooled
+from manyheads.data.readers.image import patches
+from manyheads.models.config import build
+from manyheads.tasks.classification import pooled
 from manyheads.tasks.images import Images
-from manyheads.tasks.pictures import patches
 
 SIZES = {"d_model": 12, "heads": 3, "layers": 1}
 

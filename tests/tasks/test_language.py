@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from manyheads.surgery.described import build
+from manyheads.models.config import build
 from manyheads.tasks.language import HIDDEN, IGNORED, Language
 
 TEXT = "The quick brown fox jumps over the lazy dog, again and again: äöü!\n" * 13

@@ -10,10 +10,11 @@ import torch
 from PIL import Image
 
 import manyheads as mh
-from manyheads.surgery.described import build
-from manyheads.tasks import captions, find, load, shapes
-from manyheads.tasks.looking import Stream, picture_shares
-from manyheads.tasks.picturebook import KINDS, Picturebook, moved
+from manyheads.models.config import build
+from manyheads.tasks import find, load
+from manyheads.tasks.picturebook import captions, synthetic
+from manyheads.tasks.picturebook.models import Stream, picture_shares
+from manyheads.tasks.picturebook.task import KINDS, Picturebook, moved
 from manyheads.training.loop import train
 
 SMALL = {"d_model": 12, "heads": 3, "layers": 2, "decoder_layers": 1, "dropout": 0.0, "vocabulary": 270}
@@ -46,33 +47,33 @@ def opened(book, **options):
 
 
 def test_scenes_are_different_and_can_be_told_apart():
-    known = shapes.scenes(1584)
+    known = synthetic.scenes(1584)
     said = [scene.describe() for scene in known]
-    for language in shapes.LANGUAGES:
+    for language in synthetic.LANGUAGES:
         assert len({each[language] for each in said}) == 1584
     with pytest.raises(ValueError, match="at most 1584 different scenes"):
-        shapes.scenes(1585)
-    assert shapes.scenes(31) == shapes.scenes(31)
-    assert all(s.one.colour != s.other.colour for s in known if s.relation == shapes.BEFORE)
+        synthetic.scenes(1585)
+    assert synthetic.scenes(31) == synthetic.scenes(31)
+    assert all(s.one.colour != s.other.colour for s in known if s.relation == synthetic.BEFORE)
 
 
 def test_pictures_show_what_is_said():
     """The colours are there, and the first thing stands where the words say."""
-    for number, scene in enumerate(shapes.scenes(60, seed=3)):
-        picture = shapes.draw(scene, 48, random.Random(number))
+    for number, scene in enumerate(synthetic.scenes(60, seed=3)):
+        picture = synthetic.draw(scene, 48, random.Random(number))
         places = []
         for thing in (scene.one, scene.other):
             same = (
-                picture == torch.tensor(shapes.COLOURS[thing.colour], dtype=torch.uint8).view(3, 1, 1)
+                picture == torch.tensor(synthetic.COLOURS[thing.colour], dtype=torch.uint8).view(3, 1, 1)
             ).all(0)
             assert same.sum() > 30
             places.append(same.nonzero().float().mean(0))
         if scene.one.colour == scene.other.colour:
             continue
         down, right = (places[1] - places[0]).tolist()
-        if scene.relation == shapes.BESIDE:
+        if scene.relation == synthetic.BESIDE:
             assert right > 10
-        elif scene.relation == shapes.ABOVE:
+        elif scene.relation == synthetic.ABOVE:
             assert down > 10
         else:
             assert max(abs(down), abs(right)) < 6
@@ -86,7 +87,7 @@ def test_shapes_have_their_areas():
         ("cross", 4 * 0.6 - 0.36),
         ("triangle", 1.9 * 0.95),
     ):
-        cover = shapes._cover(shape, (0.5, 0.5), radius, size)
+        cover = synthetic._cover(shape, (0.5, 0.5), radius, size)
         assert float(cover.mean()) / radius**2 == pytest.approx(area, rel=0.03)
 
 

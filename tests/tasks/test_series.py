@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from manyheads.surgery.described import build
+from manyheads.data.readers.table import read_table
+from manyheads.models.config import build
 from manyheads.tasks.series import Forecaster, Series, tokens
-from manyheads.tasks.tables import read_table
 
 SIZES = {"d_model": 12, "heads": 3, "layers": 1, "dropout": 0.0}
 SHORT = {"context": 7, "horizon": 3, "patch": 4, "stride": 2}

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import manyheads as mh
-from manyheads.surgery.described import build
-from manyheads.tasks import find, load, restore, speech, strings, tones
-from manyheads.tasks.recordings import Recording
-from manyheads.tasks.sound import encode_wav, log_mel
-from manyheads.tasks.speech import KINDS, Speech
-from manyheads.tasks.strings import edits, spelled
+from manyheads.data.readers.audio import encode_wav, log_mel
+from manyheads.data.readers.recordings import Recording
+from manyheads.models.config import build
+from manyheads.tasks import find, load, restore
+from manyheads.tasks.speech import synthetic, word_strings
+from manyheads.tasks.speech import task as speech
+from manyheads.tasks.speech.task import KINDS, Speech
+from manyheads.tasks.speech.word_strings import edits, spelled
 from manyheads.training.loop import train
 
 SMALL = {"d_model": 12, "heads": 3, "layers": 1, "decoder_layers": 1, "dropout": 0.0, "mels": 11}
@@ -49,7 +51,7 @@ def test_strings_are_joined_from_one_speakers_takes_of_the_same_split(takes, mon
     _task, data = opened(kind="ctc", shortest=2, longest=4)
     joined = []
     monkeypatch.setattr(
-        speech, "joined", lambda those, *rest: (joined.append(those), strings.joined(those, *rest))[1]
+        speech, "joined", lambda those, *rest: (joined.append(those), word_strings.joined(those, *rest))[1]
     )
     for epoch in (0, 1):
         data.train.take(range(len(data.train)), 0, epoch)
@@ -268,18 +270,18 @@ def test_options_are_checked(options, words):
 
 def test_telephones_are_telephones():
     """Each take has the tones of its key: the loudest of each group in its own spectrum, nearly always."""
-    found = tones.tones(RATE)
+    found = synthetic.tones(RATE)
     assert len({(one.label, one.speaker, one.take) for one in found}) == 1200
     right, detuned = 0, torch.linspace(0.985, 1.015, 7)
     for one in found[::7]:
         time = torch.arange(len(one.samples)) / RATE
         place = []
-        for group in (tones.ROWS, tones.COLUMNS):
+        for group in (synthetic.ROWS, synthetic.COLUMNS):
             waves = torch.exp(-2j * math.pi * torch.tensor(group)[:, None, None] * detuned[:, None] * time)
             place.append(int((waves * one.sound).sum(-1).abs().amax(-1).argmax()))
-        right += tuple(place) == tones.KEYS[one.label]
+        right += tuple(place) == synthetic.KEYS[one.label]
     assert right / len(found[::7]) > 0.95
-    assert torch.equal(tones.tones(RATE)[50].samples, found[50].samples)
+    assert torch.equal(synthetic.tones(RATE)[50].samples, found[50].samples)
 
 
 def test_espeak_speaks_when_it_is_there(tmp_path, monkeypatch):
@@ -291,18 +293,18 @@ def test_espeak_speaks_when_it_is_there(tmp_path, monkeypatch):
     told = tmp_path / "told"
     program.write_text(f'#!/bin/sh\necho "$@" >> {told}\n/bin/cat {tmp_path}/sound.wav\n')
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
-    monkeypatch.setattr(tones, "VARIANTS", ("m1", "f1"))
-    monkeypatch.setattr(tones, "ESPEAK_TAKES", 2)
-    found = tones.spoken(RATE)
+    monkeypatch.setattr(synthetic, "VARIANTS", ("m1", "f1"))
+    monkeypatch.setattr(synthetic, "ESPEAK_TAKES", 2)
+    found = synthetic.spoken(RATE)
     assert len(found) == 40
     assert len(found[0].samples) == 280
-    assert {one.label for one in found} == set(tones.WORDS)
+    assert {one.label for one in found} == set(synthetic.WORDS)
     lines = told.read_text().splitlines()
     assert lines[0].startswith("-v en+m1 -s ")
     assert lines[0].endswith("--stdout zero")
     program.write_text("#!/bin/sh\necho no voice >&2\nexit 1\n")
     with pytest.raises(ValueError, match=r"espeak-ng failed on 'zero' \(no voice\)"):
-        tones.spoken(RATE)
+        synthetic.spoken(RATE)
 
 
 def test_head_tools_take_what_the_model_hears(takes, tmp_path):

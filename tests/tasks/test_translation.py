@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from manyheads.surgery.described import build
-from manyheads.tasks.numbers import KINDS, pairs, sentence
-from manyheads.tasks.parallel import read_pairs
-from manyheads.tasks.texts import read_documents
-from manyheads.tasks.translation import END, START, Translation
+from manyheads.data.readers.parallel_text import read_pairs
+from manyheads.data.readers.text import read_documents
+from manyheads.models.config import build
+from manyheads.tasks.translation.synthetic import KINDS, pairs, sentence
+from manyheads.tasks.translation.task import END, START, Translation
 
 SMALL = {"d_model": 6, "heads": 2, "layers": 1, "dropout": 0.0}
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from manyheads.common.whole_files import tidy, write_whole
 from manyheads.nn.transformers import Seq2Seq
 from manyheads.training import checkpoint
-from manyheads.training.averaging import Average
 from manyheads.training.log import Log, read
-from manyheads.whole_files import tidy, write_whole
+from manyheads.training.weight_average import Average
 
 resource = pytest.importorskip("resource", reason="limits on the size of files are a matter of Unix")
 
@@ -37,8 +37,8 @@ def nearly_full():
 def test_the_last_two_are_kept(tmp_path):
     for step in (1, 5, 12):
         checkpoint.save(tmp_path, step, tensors(step), STATE | {"best": step / 2})
-    assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000012", "step-00000005"]
-    state, kept = checkpoint.load(checkpoint.found(tmp_path)[0])
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-00000012", "step-00000005"]
+    state, kept = checkpoint.load(checkpoint.list_checkpoints(tmp_path)[0])
     assert (state["step"], state["best"]) == (12, 6.0)
     assert torch.equal(kept["model"]["weight"], tensors(12)["model"]["weight"])
 
@@ -67,7 +67,7 @@ def test_what_killed_processes_left_is_tidied(tmp_path):
     left = tmp_path / ".step-00000002.123-0"
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
-    assert checkpoint.found(tmp_path) == [tmp_path / "step-00000001"]
+    assert checkpoint.list_checkpoints(tmp_path) == [tmp_path / "step-00000001"]
     tidy(tmp_path)
     assert not left.exists()
 
@@ -180,7 +180,7 @@ def test_kill_9_at_any_moment(tmp_path):
     folders = [tmp_path / "killed", tmp_path / "whole"]
     done = subprocess.run([sys.executable, "-c", SCRIPT, text, *folders], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    one, other = (checkpoint.load(checkpoint.found(out / "checkpoints")[0]) for out in folders)
+    one, other = (checkpoint.load(checkpoint.list_checkpoints(out / "checkpoints")[0]) for out in folders)
     assert one[0] == other[0]
     assert one[0]["step"] == 29
     one_log, other_log = (read(out / "log.jsonl") for out in folders)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from manyheads.surgery.described import build
+from manyheads.data.examples import Order
+from manyheads.models.config import build
 from manyheads.tasks.language import Language
 from manyheads.training import checkpoint
-from manyheads.training.batches import Order
 from manyheads.training.log import read
 from manyheads.training.loop import train
 from manyheads.training.options import Options, rate
@@ -48,7 +48,7 @@ def run(text, out, *, kill_after=None, task=None, resume=False, **options):
 
 def files(out):
     """All that must be the same however often a run was interrupted."""
-    last = checkpoint.found(out / "checkpoints")[0]
+    last = checkpoint.list_checkpoints(out / "checkpoints")[0]
     tensors = {f"{file.stem}/{name}": value for file in last.glob("*.safetensors")
                for name, value in load_file(file).items()}  # fmt: skip
     tensors |= load_file(out / "model.safetensors")
@@ -117,7 +117,7 @@ def test_the_first_update_is_that_of_adamw(text, tmp_path):
     train(task, text, out=tmp_path / "out", **options)
     chosen = Options(**options)
     data = task.open(text)
-    from manyheads.training.batches import seed_of
+    from manyheads.data.examples import seed_of
 
     with torch.random.fork_rng([]):
         torch.manual_seed(seed_of(0))
@@ -134,7 +134,7 @@ def test_the_first_update_is_that_of_adamw(text, tmp_path):
     line = read(tmp_path / "out" / "log.jsonl")[0]
     assert line["loss"] == pytest.approx((loss / count).item(), rel=1e-6)
     assert line["gradient_norm"] == pytest.approx(norm.item(), rel=1e-5)
-    kept = load_file(checkpoint.found(tmp_path / "out" / "checkpoints")[0] / "model.safetensors")
+    kept = load_file(checkpoint.list_checkpoints(tmp_path / "out" / "checkpoints")[0] / "model.safetensors")
     for name, value in checkpoint.weights(model).items():
         torch.testing.assert_close(kept[name], value, rtol=1e-4, atol=2e-5)
 
@@ -164,7 +164,10 @@ def test_a_full_disk_ends_the_run_with_the_last_good_checkpoint(text, tmp_path, 
     monkeypatch.setattr(checkpoint, "to_bytes", full)
     with pytest.raises(OSError, match=r"No space left on device\); the last good checkpoint is kept"):
         run(text, out)
-    assert [path.name for path in checkpoint.found(out / "checkpoints")] == ["step-00000006", "step-00000003"]
+    assert [path.name for path in checkpoint.list_checkpoints(out / "checkpoints")] == [
+        "step-00000006",
+        "step-00000003",
+    ]
     monkeypatch.undo()
     run(text, out, resume=True)
     run(text, tmp_path / "whole")
@@ -181,7 +184,7 @@ def test_ctrl_c_keeps_a_checkpoint(text, tmp_path):
     result = train(Language(dropout=0.1, **SMALL), text, out=out, callbacks=[press], **QUICK)
     assert (result.ended, result.step) == ("interrupted", 5)
     assert signal.getsignal(signal.SIGINT) is before
-    assert checkpoint.found(out / "checkpoints")[0].name == "step-00000005"
+    assert checkpoint.list_checkpoints(out / "checkpoints")[0].name == "step-00000005"
     run(text, out, resume=True)
     run(text, tmp_path / "whole")
     same(files(out), files(tmp_path / "whole"))
@@ -248,7 +251,7 @@ def test_resume_refuses_other_options_and_other_data(text, tmp_path):
 def test_a_loss_that_is_no_number_ends_the_run(text, tmp_path):
     with pytest.raises(ValueError, match="the loss became nan at step"):
         run(text, tmp_path / "out", learning_rate=1e30, clip=0.0, warmup=0, decay="none")
-    assert checkpoint.found(tmp_path / "out" / "checkpoints") == []
+    assert checkpoint.list_checkpoints(tmp_path / "out" / "checkpoints") == []
 
 
 def test_unknown_options_are_refused(text, tmp_path):

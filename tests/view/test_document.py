@@ -13,21 +13,21 @@ import transformers as hf
 from torch import nn
 
 import manyheads as mh
-from manyheads.heads.importance.outputs import difference, read
+from manyheads.common.interrupts import stop_if_interrupted
+from manyheads.heads.effects.questions import ask
+from manyheads.heads.effects.silencing import silenced
+from manyheads.heads.model_outputs import difference, read
+from manyheads.heads.pooled_maps import EDGES, area, bin_of, see
 from manyheads.heads.table import Row
-from manyheads.interrupts import stop_if_interrupted
 from manyheads.nn.transformers import Encoder
+from manyheads.surgery.silencing_curve import SHARES, curve
 from manyheads.view.document import About, Sample, document, example, of_batches
-from manyheads.view.document import make as making
-from manyheads.view.document.answers import ask
-from manyheads.view.document.curve import SHARES, curve
-from manyheads.view.document.packed import packed, unpacked
+from manyheads.view.document import assemble as making
+from manyheads.view.document.packing import packed, unpacked
 from manyheads.view.document.picture import grid
 from manyheads.view.document.sample import Kept, singles
-from manyheads.view.document.seen import EDGES, area, bin_of, see
-from manyheads.view.document.silenced import silenced
-from manyheads.view.document.tokens import read as read_token
-from manyheads.view.document.tokens import token_texts, visible
+from manyheads.view.document.token_text import read as read_token
+from manyheads.view.document.token_text import token_texts, visible
 
 SMALL = {"vocab_size": 97, "hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3}
 
@@ -289,7 +289,7 @@ def test_thumbnails_are_means_over_areas():
 
 
 def test_long_maps_are_pooled_as_maps_does(monkeypatch):
-    monkeypatch.setattr("manyheads.view.document.seen._HELD", 3 * 101 * 19)  # several pieces
+    monkeypatch.setattr("manyheads.heads.pooled_maps._HELD", 3 * 101 * 19)  # several pieces
     model = bert(length=101)
     batch = {"input_ids": ids(1, 101)}
     found, _ = example(model, batch, pooled=13, exact=lambda site: [2] if "1" in site.name else [])

@@ -14,8 +14,8 @@ import torch
 import transformers as hf
 
 import manyheads as mh
-from manyheads import inspection
 from manyheads.heads.table import Row
+from manyheads.view import inspect
 from manyheads.view import report as reports
 from manyheads.view.document import About, document, of_batches
 from manyheads.view.report import LIMIT, report, write_report
@@ -137,7 +137,7 @@ def test_a_page_that_grows_too_large_loses_the_least_wanted_first(monkeypatch):
 @pytest.mark.parametrize(("layers", "heads", "length"), [(12, 12, 512), (32, 32, 61)])
 def test_large_models_fit(layers, heads, length, monkeypatch):
     for name in ("importance", "roles", "diversity", "curve"):  # their numbers are few, and their time is not
-        monkeypatch.setattr(f"manyheads.view.document.make.{name}", lambda *_, **__: None)
+        monkeypatch.setattr(f"manyheads.view.document.assemble.{name}", lambda *_, **__: None)
     monkeypatch.setattr("manyheads.view.document.examples.WORK", 0)
     model = llama(layers, heads, positions=512)
     batches = [{"input_ids": torch.randint(3, 97, (1, size))} for size in (13, length)]
@@ -175,7 +175,7 @@ def test_an_interruption_while_measuring_leaves_a_page(tmp_path, monkeypatch):
         step(1.0)
         raise AssertionError("it did not stop between two units")
 
-    monkeypatch.setattr("manyheads.view.document.make.diversity", interrupted)
+    monkeypatch.setattr("manyheads.view.document.assemble.diversity", interrupted)
     before = signal.getsignal(signal.SIGINT)
     counted = mh.inspect(llama(), batches(), out=tmp_path)
     assert signal.getsignal(signal.SIGINT) is before
@@ -196,7 +196,7 @@ def test_a_count_that_ended_early_has_a_page_of_numbers(tmp_path):
 
 
 def test_only_the_first_process_writes_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(inspection, "rank", lambda: 1)
+    monkeypatch.setattr(inspect, "rank", lambda: 1)
     mh.inspect(llama(), batches(), out=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -205,7 +205,7 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(inspection, "write_report", full)
+    monkeypatch.setattr(inspect, "write_report", full)
     with pytest.raises(OSError, match=r"No space left on device.*make room"):
         mh.inspect(llama(), batches(), out=tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["heads.csv", "heads.json", "summary.txt"]

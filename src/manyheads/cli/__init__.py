@@ -23,7 +23,7 @@ from manyheads.cli.prune import prune
 from manyheads.cli.roles import roles
 from manyheads.cli.serve import serve
 from manyheads.cli.train import train
-from manyheads.interrupts import EXIT_CODE, leave_at_once
+from manyheads.common.interrupts import EXIT_CODE, leave_at_once
 
 app = typer.Typer(
     name="manyheads",

@@ -28,12 +28,12 @@ def demo(
 
     console, progress = Console(), Console(stderr=True)
     with progress.status("Loading torch and the embedded MiniLM"):
-        from manyheads.embedded import load
-        from manyheads.view.pipeline import pipeline
+        from manyheads.models.embedded import load
+        from manyheads.view.demo.pipeline import pipeline
 
         way = pipeline(*load(), sentence)
-    from manyheads.view.figure import draw
-    from manyheads.view.terminal import tell
+    from manyheads.view.demo.terminal import tell
+    from manyheads.view.figures.attention_maps import draw
 
     tell(way, console)
     path = out / "heads.png"

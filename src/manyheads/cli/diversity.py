@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 
 from manyheads.cli import options
-from manyheads.interrupts import EXIT_CODE, interrupted, interruptible, until_interrupted
+from manyheads.common.interrupts import EXIT_CODE, interrupted, interruptible, until_interrupted
 
 if TYPE_CHECKING:
     from manyheads.heads.table import HeadTable
@@ -47,11 +47,11 @@ def diversity(
     """
     console, errors = Console(), Console(stderr=True)
     with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
-        from manyheads import corpus
+        from manyheads.common.out_folder import prepared
+        from manyheads.data import corpus
         from manyheads.heads.diversity import MEASURES
         from manyheads.heads.diversity import diversity as compare
-        from manyheads.inspection import prepared
-        from manyheads.models import load
+        from manyheads.models.open import load
 
         loaded = load(model, head=True, device=device)
         read = corpus.choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
@@ -92,7 +92,7 @@ def diversity(
         if json:
             print(as_json(table, loaded.name, read.what, notes, out), flush=True)
         else:
-            from manyheads.view.diversity import tell
+            from manyheads.view.diversity_text import tell
 
             tell(table, console, title=title, notes=notes)
         with errors.status("Drawing"):
@@ -109,7 +109,7 @@ def diversity(
 def as_json(table: HeadTable, model: str, what: str, notes: list[str], out: Path) -> str:
     """The table and its summary for machines: one JSON object; null where nothing was measured."""
     from manyheads.heads.diversity import layers
-    from manyheads.heads.doubts import doubts_in
+    from manyheads.heads.unverified_sites import doubts_in
 
     return json_format.dumps(
         _plain(
@@ -139,9 +139,9 @@ def _plain(value: Any) -> Any:
 
 def write(table: HeadTable, out: Path, title: str, name: str, notes: list[str]) -> dict[str, Path]:
     """Write the table, its summary and the pictures under a folder; what each file is."""
-    from manyheads.view.diversity import as_text
-    from manyheads.view.diversity_figure import draw_map, draw_matrices
-    from manyheads.whole_files import write_whole
+    from manyheads.common.whole_files import write_whole
+    from manyheads.view.diversity_text import as_text
+    from manyheads.view.figures.diversity import draw_map, draw_matrices
 
     files = {"\nEvery pair, to load in Python": out / "diversity.json", "This summary": out / "diversity.txt"}
     table.save(out / "diversity.json")

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from manyheads.cli import options
-from manyheads.interrupts import EXIT_CODE, Interrupted, interrupted, interruptible
+from manyheads.common.interrupts import EXIT_CODE, Interrupted, interrupted, interruptible
 
 
 def evaluate(

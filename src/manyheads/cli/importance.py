@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.cli import options
-from manyheads.interrupts import (
+from manyheads.common.interrupts import (
     EXIT_CODE,
     Interrupted,
     interrupted,
@@ -29,10 +29,10 @@ from manyheads.interrupts import (
 )
 
 if TYPE_CHECKING:
-    from manyheads.batching import Corpus
+    from manyheads.data.batches import Corpus
     from manyheads.heads.importance import Agreement
     from manyheads.heads.table import HeadTable
-    from manyheads.models import Loaded
+    from manyheads.models.open import Loaded
 
 # Heads shown from each end of the ranking.
 SHOWN = 8
@@ -82,11 +82,11 @@ def importance(
     """
     console, errors = Console(), Console(stderr=True)
     with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
-        from manyheads.corpus import choose
+        from manyheads.common.out_folder import prepared
+        from manyheads.data.corpus import choose
         from manyheads.heads.importance import METHODS
         from manyheads.heads.importance.losses import named
-        from manyheads.inspection import prepared
-        from manyheads.models import load
+        from manyheads.models.open import load
 
         methods = list(dict.fromkeys(name.strip() for name in method.split(",") if name.strip()))
         unknown = [name for name in methods if name not in METHODS]
@@ -223,7 +223,7 @@ def finish(found: Found, console: Console, errors: Console, machine: bool) -> No
 
 def tell(found: Found, console: Console) -> None:
     """The heads at both ends of the first method's ranking, with all numbers; then the agreement."""
-    from manyheads.heads.doubts import doubts_in
+    from manyheads.heads.unverified_sites import doubts_in
 
     tables = found.tables
     first, *_ = tables.values()
@@ -282,7 +282,7 @@ def _name(table: HeadTable, row: int) -> str:
 
 def as_json(found: Found) -> str:
     """One JSON object for machines: a row for each head with all numbers; null where there is none."""
-    from manyheads.heads.doubts import doubts_in
+    from manyheads.heads.unverified_sites import doubts_in
 
     first, *_ = found.tables.values()
     heads = [dict(row._asdict()) for row in first.rows]
@@ -314,7 +314,7 @@ def _plain(value: Any) -> Any:
 
 def write(found: Found) -> list[Path]:
     """A table for each method, to load and to plan cuts by, and the summary; returns the files."""
-    from manyheads.whole_files import write_whole
+    from manyheads.common.whole_files import write_whole
 
     files = []
     for name, table in found.tables.items():

@@ -17,12 +17,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 
 from manyheads.cli import options
-from manyheads.interrupts import EXIT_CODE, interrupted, interruptible
+from manyheads.common.interrupts import EXIT_CODE, interrupted, interruptible
 
 if TYPE_CHECKING:
-    from manyheads.batching import Corpus
-    from manyheads.inspection import Counted
-    from manyheads.models import Loaded
+    from manyheads.data.batches import Corpus
+    from manyheads.heads.inspect import Counted
+    from manyheads.models.open import Loaded
 
 
 def inspect(
@@ -80,9 +80,11 @@ def run(
     """Count, tell, write; the exit code: 0, or 130 when Ctrl-C ended it early."""
     console, errors = Console(), Console(stderr=True)
     with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
-        from manyheads.corpus import choose
-        from manyheads.inspection import count, finished, prepared, processes, rank, together
-        from manyheads.models import load
+        from manyheads.common.out_folder import prepared
+        from manyheads.common.processes import processes, rank
+        from manyheads.data.corpus import choose
+        from manyheads.heads.inspect import count, finished, together
+        from manyheads.models.open import load
 
         if text == "-" and processes() > 1:
             raise ValueError(
@@ -124,7 +126,7 @@ def _tell_and_write(
     counted: Counted, name: str, read: Corpus, out: Path, console: Console, machine: bool
 ) -> None:
     """On the terminal first: what cannot be written is not lost."""
-    from manyheads.inspection import notes, write
+    from manyheads.view.inspect import notes, write
     from manyheads.view.summary import summary, summary_text
 
     assert counted.table is not None
@@ -155,9 +157,9 @@ def _tell_and_write(
 
 def _tell_on_a_page(counted: Counted, loaded: Loaded, read: Corpus, out: Path, errors: Console) -> bool:
     """Measure what the page needs besides the counts, and write it; whether all of it was measured."""
-    from manyheads.inspection import notes, tell
-    from manyheads.models import if_any
+    from manyheads.models.open import if_any
     from manyheads.view.document import About, of_corpus
+    from manyheads.view.inspect import notes, tell
 
     shares = {name: f"{share:.1%}" for name, share in read.shares.items()}
     about = About(loaded.name, read.what, counted.units, read.unit, shares, [*notes(counted), *read.notes])
@@ -178,7 +180,7 @@ def _tell_on_a_page(counted: Counted, loaded: Loaded, read: Corpus, out: Path, e
 
 def as_json(counted: Counted, name: str, read: Corpus, out: Path) -> str:
     """What was counted for machines: one JSON object, with a row for each head; null where nothing counts."""
-    from manyheads.heads.doubts import doubts_in
+    from manyheads.heads.unverified_sites import doubts_in
 
     assert counted.table is not None
     return json_format.dumps(

@@ -81,9 +81,10 @@ def _draw(
     folder: Path, task: Any, given: list[str], found: list[str], path: Path, device: str | None
 ) -> None:
     """Every head along every input, in one picture."""
-    from manyheads.models import load
+    from manyheads.heads.along_sequence import along
+    from manyheads.models.open import load
     from manyheads.tasks.dna import DNA
-    from manyheads.view.along import along, draw
+    from manyheads.view.figures.along_sequence import draw
 
     if not isinstance(task, DNA):
         raise ValueError(f"draw: {task.name} reads no sequences of bases; leave the option out")

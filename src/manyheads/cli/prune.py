@@ -16,13 +16,19 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.cli import options
-from manyheads.interrupts import EXIT_CODE, Interrupted, interrupted, interruptible, stop_if_interrupted
+from manyheads.common.interrupts import (
+    EXIT_CODE,
+    Interrupted,
+    interrupted,
+    interruptible,
+    stop_if_interrupted,
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from manyheads.batching import Corpus
-    from manyheads.surgery.card import Card
+    from manyheads.data.batches import Corpus
+    from manyheads.surgery.comparison import Card
     from manyheads.surgery.plan import Plan
 
 HELD_OUT = 10  # every tenth text
@@ -104,8 +110,8 @@ def prune(
         raise ValueError(f"out: {out} exists already; choose another folder, or remove it first")
     console, errors = Console(), Console(stderr=True)
     with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
-        from manyheads.corpus import choose
-        from manyheads.models import if_any, load
+        from manyheads.data.corpus import choose
+        from manyheads.models.open import if_any, load
 
         loaded = load(model, head=True, device=device)
         read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data, labels=True)
@@ -114,11 +120,12 @@ def prune(
         kept = _heads(protect, loaded.model)
     fitted, held_out = split(read)
     state = out.with_name(f"{out.name}.recovery.safetensors") if recover else None
-    from manyheads.locks import locked
-    from manyheads.surgery import card, files
+    from manyheads.common.locks import locked
+    from manyheads.common.whole_files import tidy, whole_folder, write_whole
+    from manyheads.models import folder as files
+    from manyheads.surgery import comparison
     from manyheads.surgery.plan import Plan
     from manyheads.surgery.prune import prune as pruned
-    from manyheads.whole_files import tidy, whole_folder, write_whole
 
     with locked(out.with_name(f".{out.name}.lock"), f"out: {out}"), interruptible():
         tidy(out.parent, out.name)
@@ -147,7 +154,7 @@ def prune(
             if str(error).startswith("cut:"):
                 raise ValueError(str(error)) from error
             raise
-        found = card.card(loaded.model, small, held_out, metric=judge)
+        found = comparison.card(loaded.model, small, held_out, metric=judge)
         drawn = None
         if curve and not interrupted():
             with suppress(Interrupted), _progress(errors) as step:
@@ -164,14 +171,14 @@ def prune(
         }
         document["original_heads"] = getattr(small, "original_heads", {})
         if drawn is not None:
-            document["curve"] = card.finite(asdict(drawn))
+            document["curve"] = comparison.finite(asdict(drawn))
         written = json_format.dumps(document, indent=1)
         with whole_folder(out) as folder:
             files.save(small, folder, if_any(loaded.tokenizer))
             removed.save(folder / "plan.json")
             write_whole(folder / "card.json", written)
             if drawn is not None:
-                from manyheads.view.curve import draw
+                from manyheads.view.figures.pruning_curve import draw
 
                 draw(drawn, folder / "curve.png", f"{loaded.name}, {read.what}")
         unfinished = state is not None and _unfinished(state, recover)
@@ -192,7 +199,7 @@ def prune(
 
 def split(read: Corpus) -> tuple[list[Any], list[Any]]:
     """Batches to fit on, and batches held out, with their labels: every tenth sequence."""
-    from manyheads.batching import bucketed
+    from manyheads.data.batches import bucketed
     from manyheads.surgery.quality import without_labels
 
     if len(read.sizes) < FEWEST:
@@ -256,8 +263,8 @@ def _curve(
     unverified: Literal["refuse", "allow"],
     step: Any,
 ) -> Any:
-    from manyheads.surgery.curve import METHODS
-    from manyheads.surgery.curve import curve as measured
+    from manyheads.surgery.pruning_curve import METHODS
+    from manyheads.surgery.pruning_curve import curve as measured
 
     methods = tuple(dict.fromkeys((method, *METHODS)))
     return measured(
@@ -304,7 +311,7 @@ def _with_role(path: Path, role: str, model: nn.Module) -> dict[str, list[int]]:
     """The heads that a file of ``manyheads roles`` says have a role, of this very model."""
     from manyheads.heads.table import HeadTable
     from manyheads.heads.watch import fingerprint
-    from manyheads.surgery.protect import with_roles
+    from manyheads.surgery.plan import with_roles
 
     if not path.is_file():
         raise ValueError(f"protect: there is no file {path}; expected what manyheads roles wrote")

@@ -17,11 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.cli import options
-from manyheads.interrupts import EXIT_CODE, Interrupted, interrupted, interruptible
+from manyheads.common.interrupts import EXIT_CODE, Interrupted, interrupted, interruptible
 
 if TYPE_CHECKING:
-    from manyheads.batching import Corpus
-    from manyheads.heads.roles.entry import Step
+    from manyheads.data.batches import Corpus
+    from manyheads.heads.roles.find import Step
     from manyheads.heads.table import HeadTable
 
 # Heads named for a role, the strongest first.
@@ -55,10 +55,10 @@ def roles(
     """
     console, errors = Console(), Console(stderr=True)
     with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
-        from manyheads import corpus
+        from manyheads.common.out_folder import prepared
+        from manyheads.data import corpus
         from manyheads.heads.roles import roles as find
-        from manyheads.inspection import prepared
-        from manyheads.models import load
+        from manyheads.models.open import load
 
         loaded = load(model, head=True, device=device)
         read = corpus.choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
@@ -117,8 +117,8 @@ def _progress(console: Console) -> Iterator[Step]:
 
 def tell(table: HeadTable, console: Console, title: str, about: Sequence[str] = ()) -> None:
     """Print which heads have which role, the strongest first; then what could not be said."""
-    from manyheads.heads.doubts import doubts_in
     from manyheads.heads.roles.role import ROLES
+    from manyheads.heads.unverified_sites import doubts_in
 
     console.print(Text(title, style="bold"), soft_wrap=True)
     found = claimed(table)
@@ -178,7 +178,7 @@ def _name(table: HeadTable, row: int) -> str:
 
 def as_json(table: HeadTable, model: str, read: Corpus, out: Path) -> str:
     """The table for machines: one JSON object, with a row for each head; null where nothing was counted."""
-    from manyheads.heads.doubts import doubts_in
+    from manyheads.heads.unverified_sites import doubts_in
 
     counts = {name: total[0].tolist() for name, total in table.sums.items() if name.endswith("_score")}
     heads = []
@@ -193,7 +193,7 @@ def as_json(table: HeadTable, model: str, read: Corpus, out: Path) -> str:
 
 def write(table: HeadTable, out: Path, title: str, about: Sequence[str] = ()) -> list[Path]:
     """Write the table and its summary under a folder; returns the files."""
-    from manyheads.whole_files import write_whole
+    from manyheads.common.whole_files import write_whole
 
     files = [out / name for name in ("roles.json", "roles.csv", "roles.txt")]
     out.mkdir(parents=True, exist_ok=True)

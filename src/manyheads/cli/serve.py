@@ -47,8 +47,8 @@ def serve(
             from manyheads.view.live import server
         except ImportError as error:
             raise ImportError(f"the live page needs {error.name}: pip install 'manyheads[live]'") from None
-        from manyheads.models import load
-        from manyheads.view.live.model import begin
+        from manyheads.models.open import load
+        from manyheads.view.live.session import begin
 
         live = begin(load(model, head=True, device=device), text, images)
 

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from manyheads.interrupts import EXIT_CODE
+from manyheads.common.interrupts import EXIT_CODE
 from manyheads.tasks import TASKS
 
 EPILOG = """Ctrl-C keeps a checkpoint and --resume goes on from it, to the bit, as it does after a crash.
@@ -76,11 +76,11 @@ def run(
     errors = Console(stderr=True)
     with errors.status("Loading torch"):
         from manyheads import tasks
-        from manyheads.documents import in_one_sentence
+        from manyheads.common.json_files import in_one_sentence
         from manyheads.training.loop import train
         from manyheads.training.options import Options, with_options
         from manyheads.training.progress import progress
-        from manyheads.training.run import Run, read_config
+        from manyheads.training.run_folder import Run, read_config
     folder = out or Path("out") / name
     first = int(os.environ.get("RANK", 0)) == 0
     of_training = {field.name for field in fields(Options)}

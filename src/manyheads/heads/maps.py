@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.common.untouched import untouched
-from manyheads.heads.call_rows import weight_rows
-from manyheads.heads.calls import Call
-from manyheads.heads.intercept import Interceptor, module_paths
-from manyheads.heads.sites import Heads, Selection, Site
+from manyheads.capture.call import Call
+from manyheads.capture.call_rows import weight_rows
+from manyheads.capture.interceptor import Interceptor, module_paths
+from manyheads.capture.site import Heads, Selection, Site
+from manyheads.common.preserved_state import untouched
+from manyheads.common.run_batch import run
 
 _ROWS = 256  # queries at a time
 
@@ -93,18 +94,6 @@ def _joined(before: Map, piece: Map) -> Map:
         queries = (*before.queries, *(len(before.queries) + query for query in piece.queries))
         return replace(piece, queries=queries, weights=torch.cat([old, new], 2))
     return replace(piece, weights=torch.cat([old, new])) if old.shape[1:] == new.shape[1:] else piece
-
-
-def run(model: nn.Module, batch: Any) -> Any:
-    """Run a model on a batch: a dict as keyword arguments, a tuple or list as positional ones, anything
-    else as one.
-
-    >>> run(nn.Identity(), torch.ones(2))
-    tensor([1., 1.])
-    """
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
 
 
 def _map(call: Call, numbers: list[int], queries: Sequence[int] | None, size: int | None) -> Map:

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor, nn
 
-from manyheads.heads.calls import Call
-from manyheads.heads.intercept import Interceptor, module_paths
-from manyheads.heads.sites import Heads, Selection, Site, Unverified
+from manyheads.capture.call import Call
+from manyheads.capture.interceptor import Interceptor, module_paths
+from manyheads.capture.site import Heads, Selection, Site, Unverified
 
 GateValues = Mapping[int | str, Tensor] | Mapping[int, Tensor] | Mapping[str, Tensor]
 

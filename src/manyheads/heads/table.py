@@ -215,14 +215,14 @@ class HeadTable:
         """Write the table, sums and all, to a ``.json``, ``.csv`` or ``.parquet`` file; whole or not at
         all.
         """
-        from manyheads.heads.files import save
+        from manyheads.heads.table_files import save
 
         save(self, path)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> HeadTable:
         """Read what `save` wrote."""
-        from manyheads.heads.files import load
+        from manyheads.heads.table_files import load
 
         return load(path)
 

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.heads.calls import Call
-from manyheads.heads.intercept import Interceptor
-from manyheads.heads.measure import CORE, FULL, OF_ONE_SEQUENCE, Which, measure
-from manyheads.heads.missed import missed
-from manyheads.heads.sites import Site
+from manyheads.capture.call import Call
+from manyheads.capture.interceptor import Interceptor
+from manyheads.capture.mask_reading import Visible, shown, update_site, visible, without_dead_rows
+from manyheads.capture.site import Site
+from manyheads.capture.unseen import missed
+from manyheads.heads.call_statistics import CORE, FULL, OF_ONE_SEQUENCE, Tally, Which, measure
 from manyheads.heads.table import HeadTable, Row
-from manyheads.heads.tally import Tally
-from manyheads.heads.visible import Visible, shown, told, visible, without_dead_rows
 
 
 def watch(
@@ -180,7 +179,7 @@ class Watch:
             call = without_dead_rows(call)
             look = self._look(call)
             site = call.site
-            own = told(call, look)
+            own = update_site(call, look)
             features = self._features(call)
             columns = None if features is None else features[1]
             received = self._profiles and self._which == "full"  # then nothing must come from padding

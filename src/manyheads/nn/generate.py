@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manyheads.common.untouched import evaluating
+from manyheads.common.preserved_state import evaluating
 from manyheads.nn.stack import DecoderCache
 from manyheads.nn.transformers import Decoder, Seq2Seq
 

@@ -8,22 +8,22 @@ from typing import Any
 
 from torch import nn
 
-from manyheads.heads.calls import Call
-from manyheads.heads.intercept import Interceptor, module_paths
-from manyheads.heads.maps import run
-from manyheads.heads.projections import Projections, projections
-from manyheads.heads.sites import Heads, Selection, Site, Unverified
-from manyheads.surgery.changes import Changes, changes_of, forget, replace_module, settle
-from manyheads.surgery.empty import emptied
+from manyheads.capture.call import Call
+from manyheads.capture.interceptor import Interceptor, module_paths
+from manyheads.capture.site import Heads, Selection, Site, Unverified
+from manyheads.capture.weights import Projections, projections
+from manyheads.common.compare_outputs import Captured, seeded_evaluation
+from manyheads.common.run_batch import run
+from manyheads.models.changes import Changes, changes_of, forget, replace_module, settle
+from manyheads.models.no_heads import emptied
+from manyheads.models.probe_batch import probe_batch, variations
+from manyheads.models.torch_attention import TorchAttention
 from manyheads.surgery.head_counts import fix_head_counts, numbers_at_stake, read_regions
-from manyheads.surgery.longer import LENGTH, Seen, longer
-from manyheads.surgery.outputs import Captured
+from manyheads.surgery.longer_batch import LENGTH, Seen, longer
 from manyheads.surgery.plan import Plan
-from manyheads.surgery.probe_batch import probe_batch, variations
 from manyheads.surgery.regions import Region, find_inputs, narrow, regions_of, separate
-from manyheads.surgery.shrink import Shrink, apply, check_groups, shrinks
-from manyheads.surgery.torch_attention import TorchAttention
-from manyheads.surgery.verify import capture, evaluating, verify, verify_output
+from manyheads.surgery.verify import capture, verify, verify_output
+from manyheads.surgery.weight_slices import Shrink, apply, check_groups, shrinks
 
 _SMALL = 1_000_000  # parameters: such models are held to longer sequences at no cost
 
@@ -163,7 +163,7 @@ def _resolved(
         if numbers:
             removed[call.site.name] = sorted(numbers)
 
-    with evaluating(model), Interceptor(model, see) as interceptor:
+    with seeded_evaluation(model), Interceptor(model, see) as interceptor:
         run(model, batch)
     sites = interceptor.sites.by_name
     chosen.finish(sites.values())

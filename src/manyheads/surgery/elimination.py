@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.heads.importance.observe import Forward, moved, observed
-from manyheads.heads.importance.outputs import directions
-from manyheads.heads.sites import Site
+from manyheads.capture.site import Site
+from manyheads.heads.model_outputs import directions
+from manyheads.heads.observer import Forward, moved, observed
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint, labels_of, rows_of
-from manyheads.surgery.plan import Place
+from manyheads.surgery.plan import ModuleHeads
 
 # The ridge of the fits that are foreseen, in units of the channels' mean variance, is this times the number
 # of channels over that of tokens: about what `refit` chose on held-out text of several lengths.
@@ -133,7 +133,7 @@ def _costs(sites: list[Site], moments: dict[str, _Moments]) -> dict[str, dict[in
     for site in sites:
         paths.setdefault(site.path, []).append(site)
     places = [
-        Place([site.name for site in calls], list(calls[0].kv_heads), set()) for calls in paths.values()
+        ModuleHeads([site.name for site in calls], list(calls[0].kv_heads), set()) for calls in paths.values()
     ]
     prices = []
     for place in places:
@@ -156,7 +156,7 @@ def _costs(sites: list[Site], moments: dict[str, _Moments]) -> dict[str, dict[in
     return cost
 
 
-def _next(place: Place, price: Callable[[list[int]], float], paid: float) -> tuple[float, list[int]]:
+def _next(place: ModuleHeads, price: Callable[[list[int]], float], paid: float) -> tuple[float, list[int]]:
     """The heads that leave a place next, and what each of them costs."""
     gone = place.removed
 

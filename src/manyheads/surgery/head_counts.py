@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from manyheads.heads.projections import Projections
+from manyheads.capture.weights import Projections
+from manyheads.common.compare_outputs import Captured, difference, seeded_evaluation, tolerance
+from manyheads.models.changes import Changes, get_tensor
+from manyheads.models.reported_width import Width, telling, width_of
+from manyheads.models.torch_attention import TorchAttention
 from manyheads.nn.multihead import MultiHeadAttention
-from manyheads.surgery import shrink
-from manyheads.surgery.changes import Changes, get_tensor
-from manyheads.surgery.counts import Candidate, Values, candidates, find
-from manyheads.surgery.outputs import Captured, difference
-from manyheads.surgery.per_head import largest, same, settings
+from manyheads.surgery import weight_slices
+from manyheads.surgery.attribute_tracing import Reading
+from manyheads.surgery.head_count_search import Candidate, Values, candidates, find
+from manyheads.surgery.noisy_module import woken
+from manyheads.surgery.per_head_settings import largest, same, settings
 from manyheads.surgery.regions import Region, Removed
-from manyheads.surgery.torch_attention import TorchAttention
-from manyheads.surgery.uses import Reading
-from manyheads.surgery.verify import evaluating, own_output, tolerance
-from manyheads.surgery.widths import Width, telling, width_of
-from manyheads.surgery.woken import woken
+from manyheads.surgery.verify import own_output
 
 _FAR = 256  # 4 times as long shows settings that code computes from the numbers of heads
 _WIDELY = 4  # a batch shows what a number is for when it is so many times longer
@@ -40,7 +40,7 @@ def numbers_at_stake(
     region: Region,
     found: Mapping[str, Projections],
     removed: Removed,
-    shrunk: Mapping[str, shrink.Shrink],
+    shrunk: Mapping[str, weight_slices.Shrink],
 ) -> int:
     """The largest number in a region that may have to change, or that is a setting of one head, and whose
     meaning only a longer batch shows. Notes which numbers only say how axes are split.
@@ -65,7 +65,7 @@ def _read(module: nn.Module, calls: list[Captured], numbers: Mapping[str, set[st
     """Run a module on calls, and note what it reads."""
     reading = Reading(module, numbers)
     try:
-        with evaluating(module), reading:
+        with seeded_evaluation(module), reading:
             for call in calls:
                 args, kwargs = call.given()
                 module(*args, **kwargs)
@@ -84,7 +84,7 @@ def fix_head_counts(
     regions: list[Region],
     found: Mapping[str, Projections],
     removed: Removed,
-    shrunk: Mapping[str, shrink.Shrink],
+    shrunk: Mapping[str, weight_slices.Shrink],
     changes: Changes,
 ) -> None:
     """Find the numbers of heads that the modules of these regions have written down, and change them.
@@ -151,7 +151,7 @@ def _check_readers(
     region: Region,
     found: Mapping[str, Projections],
     removed: Removed,
-    shrunk: Mapping[str, shrink.Shrink],
+    shrunk: Mapping[str, weight_slices.Shrink],
 ) -> None:
     """Refuse heads that do more than attend.
 
@@ -187,13 +187,16 @@ def _check_readers(
 
 
 def _sizes(
-    region: Region, found: Mapping[str, Projections], removed: Removed, shrunk: Mapping[str, shrink.Shrink]
+    region: Region,
+    found: Mapping[str, Projections],
+    removed: Removed,
+    shrunk: Mapping[str, weight_slices.Shrink],
 ) -> dict[int, list[int]]:
     """The numbers that may stand for heads in a region, and what each may have become."""
     inside = {name: s for name, s in shrunk.items() if region.holds(name)}
     sizes: dict[int, list[int]] = {}
     for name in region.sites:
-        for before, after in shrink.sizes(found[name], removed.get(name, []), inside).items():
+        for before, after in weight_slices.sizes(found[name], removed.get(name, []), inside).items():
             sizes[before] = list(dict.fromkeys([*sizes.get(before, []), *after]))
     return sizes
 
@@ -244,7 +247,7 @@ def _from_noise(
     model: nn.Module,
     region: Region,
     removed: Removed,
-    shrunk: Mapping[str, shrink.Shrink],
+    shrunk: Mapping[str, weight_slices.Shrink],
     numbers: list[Candidate],
     values: Values,
     holds: _Runs,
@@ -361,7 +364,7 @@ class _Runs:
 
 def _differences(module: nn.Module, calls: list[Captured]) -> Iterator[float]:
     for call in calls:
-        with evaluating(module):
+        with seeded_evaluation(module):
             args, kwargs = call.given()
             got = module(*args, **kwargs)
         yield difference(own_output(module, call.output), own_output(module, got))

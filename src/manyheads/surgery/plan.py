@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal, TypedDict
@@ -12,15 +12,16 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import nn
 
-from manyheads.documents import read_json
-from manyheads.heads.intercept import Interceptor
-from manyheads.heads.maps import run
-from manyheads.heads.sites import Heads, Selection, Site
+from manyheads.capture.interceptor import Interceptor
+from manyheads.capture.site import Heads, Selection, Site
+from manyheads.common.compare_outputs import seeded_evaluation
+from manyheads.common.json_files import read_json
+from manyheads.common.run_batch import run
+from manyheads.common.whole_files import write_whole
+from manyheads.heads.roles.role import ROLES
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
-from manyheads.surgery.probe_batch import probe_batch
-from manyheads.surgery.verify import evaluating
-from manyheads.whole_files import write_whole
+from manyheads.models.probe_batch import probe_batch
 
 _FORMAT = "manyheads plan"
 _VERSION = 1
@@ -81,7 +82,7 @@ class Plan(Mapping[str, list[int]]):
         after: Mapping[str, list[int]] = getattr(small, "original_heads", None) or {}
         before: Mapping[str, list[int]] = getattr(model, "original_heads", None) or {}
         batch = probe_batch(model) if batch is None else batch
-        with torch.no_grad(), evaluating(model), Interceptor(model, lambda call: None) as interceptor:
+        with torch.no_grad(), seeded_evaluation(model), Interceptor(model, lambda call: None) as interceptor:
             run(model, batch)
         sizes = {site.name: site.heads for site in interceptor.sites.by_name.values()}
         heads: dict[str, list[int]] = {}
@@ -181,7 +182,7 @@ def plan(
     return Plan(heads, sizes, table.model)
 
 
-class Place:
+class ModuleHeads:
     """The heads of one module, in groups that share a key head, as they leave.
 
     sites: the sites that are calls of it.
@@ -190,7 +191,7 @@ class Place:
 
     Examples
     --------
-    >>> place = Place(["attn"], [0, 0, 1, 1], protected={3})
+    >>> place = ModuleHeads(["attn"], [0, 0, 1, 1], protected={3})
     >>> place.moves(lambda heads: -sum(heads))                    # a whole group, or one head of each
     [[0, 1], [1, 2]]
     >>> place.leave([1, 2]); place.groups, place.removed
@@ -227,13 +228,13 @@ class Place:
         self.groups = [group for group in self.groups if group]
 
 
-def _remove(places: list[Place], importance: dict[str, list[float]], count: int, floor: int) -> None:
+def _remove(places: list[ModuleHeads], importance: dict[str, list[float]], count: int, floor: int) -> None:
     """Remove at most ``count`` heads from the places, those that matter least first."""
     while True:
         moves = []
         for i, place in enumerate(places):
 
-            def price(heads: list[int], place: Place = place) -> float:
+            def price(heads: list[int], place: ModuleHeads = place) -> float:
                 return sum(importance[site][head] for site in place.sites for head in heads) / len(heads)
 
             moves += [
@@ -266,7 +267,7 @@ def _importance(table: HeadTable) -> dict[str, list[float]]:
     return found
 
 
-def _places(table: HeadTable, protect: Heads) -> list[Place]:
+def _places(table: HeadTable, protect: Heads) -> list[ModuleHeads]:
     """The modules that have heads; calls of a shared module are one place."""
     kv_heads: dict[str, list[int]] = {}
     layers: dict[str, int] = {}
@@ -275,10 +276,46 @@ def _places(table: HeadTable, protect: Heads) -> list[Place]:
         layers[row.site] = row.layer
     chosen = Selection(protect)
     sites = [Site(name, layers[name], len(each), tuple(each)) for name, each in kv_heads.items()]
-    places: dict[str, Place] = {}
+    places: dict[str, ModuleHeads] = {}
     for site in sites:
-        place = places.setdefault(site.path, Place([], list(site.kv_heads), set()))
+        place = places.setdefault(site.path, ModuleHeads([], list(site.kv_heads), set()))
         place.sites.append(site.name)
         place.protected.update(chosen.at(site))
     chosen.finish(sites)
     return list(places.values())
+
+
+def with_roles(table: HeadTable, roles: Iterable[str] = ("retrieval",)) -> dict[str, list[int]]:
+    """The heads that have one of these roles, ``{site: [head numbers]}``, as `plan` and `prune` protect them.
+
+    Parameters
+    ----------
+    table: as `roles` makes it, or `HeadTable.load` of what ``manyheads roles`` wrote.
+    roles: their names, as in the table.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from manyheads.heads.table import Row
+    >>> rows = [Row("h.0.attn", 0, h, h, h, "causal") for h in range(3)]
+    >>> words = ["retrieval, induction", "", "previous token"]
+    >>> table = HeadTable(rows, torch.ones(3), {}, labels={"roles": words})
+    >>> with_roles(table), with_roles(table, ["previous token", "induction"])
+    ({'h.0.attn': [0]}, {'h.0.attn': [0, 2]})
+    """
+    if "roles" not in table.labels:
+        raise ValueError(
+            "table: it has no column roles; expected one that `roles` made, or roles.json of manyheads roles"
+        )
+    each = [set(words.split(", ")) if words else set() for words in table.labels["roles"]]
+    wanted = set(roles)
+    claims = (claim for role in ROLES.values() for claim in role.claims)
+    known = {claim for claim in claims if "{" not in claim}.union(*each)
+    unknown = sorted(wanted - known)
+    if unknown:
+        raise ValueError(f"roles: there is no role {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    found: dict[str, list[int]] = {}
+    for row, mine in zip(table.rows, each, strict=True):
+        if mine & wanted:
+            found.setdefault(row.site, []).append(row.head)
+    return found

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from manyheads.capture.site import Heads, Selection, Site, Unverified
 from manyheads.heads.importance import importance
-from manyheads.heads.sites import Heads, Selection, Site, Unverified
 from manyheads.heads.table import HeadTable
 from manyheads.surgery.cut import cut
 from manyheads.surgery.elimination import elimination

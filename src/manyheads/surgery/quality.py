@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.capture.site import Site
+from manyheads.common.run_batch import run
 from manyheads.heads.importance.losses import causal, fitting, units
-from manyheads.heads.importance.observe import observed
-from manyheads.heads.importance.outputs import Output, difference, main_tensor, read
-from manyheads.heads.maps import run
-from manyheads.heads.sites import Site
+from manyheads.heads.model_outputs import Output, difference, main_tensor, read
+from manyheads.heads.observer import observed
 
 # Student's t at 97.5%, for 1, 2, ... degrees of freedom; beyond, by Cornish and Fisher.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571)

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.common.devices import device_of
-from manyheads.common.untouched import evaluating
-from manyheads.documents import parse_json, regular_file
-from manyheads.heads.importance.observe import Forward, Observer, moved, observed
-from manyheads.heads.importance.outputs import main_tensor, read
-from manyheads.heads.maps import run
+from manyheads.common.interrupts import interruptible
+from manyheads.common.json_files import parse_json, regular_file
+from manyheads.common.preserved_state import evaluating
+from manyheads.common.run_batch import run
+from manyheads.common.whole_files import write_whole
+from manyheads.heads.model_outputs import main_tensor, read
+from manyheads.heads.observer import Forward, Observer, moved, observed
 from manyheads.heads.watch import fingerprint
-from manyheads.interrupts import interruptible
 from manyheads.surgery.refit import writers
-from manyheads.surgery.streams import Streams
-from manyheads.whole_files import write_whole
+from manyheads.surgery.residual_streams import Streams
 
 _FORMAT = "manyheads recovery"
 _WARM_UP = 0.1  # of all steps

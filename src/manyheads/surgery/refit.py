@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
-from manyheads.heads.importance.observe import moved
-from manyheads.surgery.lockstep import Pass, Stop, passes
+from manyheads.heads.observer import moved
+from manyheads.surgery.paused_passes import Pass, Stop, passes
 
 # Tried on held-out sequences, in units of the mean square of what a map reads.
 RIDGES = (1e-5, 1e-3, 1e-2, 1e-1, 1.0, 10.0)

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from manyheads.heads.projections import ROLES, Projections
-from manyheads.surgery import shrink
-from manyheads.surgery.changes import Changes, copy_source
-from manyheads.surgery.empty import NoHeads
-from manyheads.surgery.inputs import Input, Narrow, hooks, inputs_of_heads
-from manyheads.surgery.outputs import Captured
-from manyheads.surgery.torch_attention import TorchAttention
-from manyheads.surgery.uses import Reads
-from manyheads.surgery.verify import evaluating
+from manyheads.capture.weights import ROLES, Projections
+from manyheads.common.compare_outputs import Captured, seeded_evaluation
+from manyheads.models.changes import Changes, copy_source
+from manyheads.models.no_heads import NoHeads
+from manyheads.models.per_head_inputs import Input, Narrow, hooks
+from manyheads.models.torch_attention import TorchAttention
+from manyheads.surgery import weight_slices
+from manyheads.surgery.attribute_tracing import Reads
+from manyheads.surgery.per_head_inputs import inputs_of_heads
 
 Removed = Mapping[str, list[int]]
 
@@ -72,7 +72,7 @@ def find_inputs(model: nn.Module, regions: Mapping[str, Region], found: Mapping[
         module, call = model.get_submodule(region.path), region.calls[0]
         heads = found[region.sites[0]].site.heads
         if not isinstance(module, nn.MultiheadAttention | TorchAttention):
-            with evaluating(module):
+            with seeded_evaluation(module):
                 region.inputs = inputs_of_heads(module, heads, *call.given())
 
 
@@ -82,7 +82,7 @@ def separate(
     found: Mapping[str, Projections],
     removed: Removed,
     changes: Changes,
-) -> tuple[dict[str, set[str]], dict[str, shrink.Shrink]]:
+) -> tuple[dict[str, set[str]], dict[str, weight_slices.Shrink]]:
     """Where a region's table of numbers for each head goes to other regions, too, which lose other heads:
     give those a table of their own, as T5 needs.
 
@@ -91,7 +91,7 @@ def separate(
     For each such table the sites that go on using it, and what stays of the new ones.
     """
     only: dict[str, set[str]] = {}
-    own: dict[str, shrink.Shrink] = {}
+    own: dict[str, weight_slices.Shrink] = {}
     tables = {name for mine in found.values() for head in mine.heads for name, _, _ in head.extras}
     for table in sorted(tables):
         using = {name for name, mine in found.items() if table in mine.users}
@@ -112,7 +112,7 @@ def separate(
             axis, users = found[name].users[table]
             gone = set(removed.get(name, ()))
             keep = [index for index, heads in enumerate(users) if not heads or not heads <= gone]
-            own[path + table.removeprefix(source.path)] = shrink.Shrink(axis, keep, len(users))
+            own[path + table.removeprefix(source.path)] = weight_slices.Shrink(axis, keep, len(users))
     return only, own
 
 

@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.common import untouched
-from manyheads.heads.maps import run
+from manyheads.common.compare_outputs import (
+    TOLERANCE,
+    Captured,
+    difference,
+    seeded_evaluation,
+    tensors,
+    tolerance,
+)
+from manyheads.common.run_batch import run
 from manyheads.heads.silence import silence
-from manyheads.surgery.empty import NoHeads
-from manyheads.surgery.inputs import arguments
-from manyheads.surgery.outputs import Captured, difference, tensors
-from manyheads.surgery.torch_attention import TorchAttention
-from manyheads.surgery.writing import written
+from manyheads.models.no_heads import NoHeads
+from manyheads.models.per_head_inputs import arguments
+from manyheads.models.torch_attention import TorchAttention
+from manyheads.nn.transformers import Decoder, Seq2Seq
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _NOISE = 1e-2  # a difference up to this may be rounding that a deep model made larger
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients, and always the same random numbers, for models that draw some then, too.
-
-    Afterwards every module is as it was, and so are the generators.
-    """
-    with untouched.evaluating(model), torch.no_grad():
-        torch.manual_seed(0)
-        yield
-
-
-def tolerance(model: nn.Module) -> float:
-    """How far outputs may be apart, by the least exact dtype of the weights."""
-    found = {parameter.dtype for parameter in model.parameters()}
-    return max((TOLERANCE[dtype] for dtype in found if dtype in TOLERANCE), default=1e-5)
+STEPS = 3
 
 
 def capture(
@@ -70,7 +59,7 @@ def capture(
             hook = module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
             stack.callback(hook.remove)
             stack.callback(module.register_forward_hook(after).remove)
-        with evaluating(model), silence(model, removed, unverified="allow"):
+        with seeded_evaluation(model), silence(model, removed, unverified="allow"):
             output = run(model, batch)
     return found, output
 
@@ -106,7 +95,7 @@ def verify_output(
     """
     allowed = tolerance(model)
     if silenced is not None:
-        with evaluating(cut):
+        with seeded_evaluation(cut):
             got = run(cut, batch)
         if difference(own_output(cut, silenced), own_output(cut, got)) <= allowed:
             return
@@ -136,9 +125,9 @@ def _agreed(
 
 
 def _apart(model: nn.Module, cut: nn.Module, batch: Any, removed: Mapping[str, list[int]]) -> float:
-    with evaluating(model), silence(model, removed, unverified="allow"):
+    with seeded_evaluation(model), silence(model, removed, unverified="allow"):
         wanted = run(model, batch)
-    with evaluating(cut):
+    with seeded_evaluation(cut):
         got = run(cut, batch)
     return difference(own_output(cut, wanted), own_output(cut, got))
 
@@ -160,13 +149,13 @@ def _double(batch: Any) -> Any:
 def _apart_writing(model: nn.Module, cut: nn.Module, batch: Any, removed: Mapping[str, list[int]]) -> float:
     """The same for a few tokens that are written with the cache."""
     try:
-        with evaluating(model), silence(model, removed, unverified="allow"):
+        with seeded_evaluation(model), silence(model, removed, unverified="allow"):
             wanted = written(model, batch)
     except Exception:  # the uncut model does not write from this either
         return 0.0
     if wanted is None:
         return 0.0
-    with evaluating(cut):
+    with seeded_evaluation(cut):
         got = written(cut, batch)
     assert got is not None
     off = 0.0
@@ -208,8 +197,60 @@ def _outputs(
                 found.setdefault(path, []).append(output)
 
             stack.callback(model.get_submodule(path).register_forward_hook(after).remove)
-        stack.enter_context(evaluating(model))
+        stack.enter_context(seeded_evaluation(model))
         if removed is not None:
             stack.enter_context(silence(model, removed, unverified="allow"))
         run(model, batch)
     return found
+
+
+def written(model: nn.Module, batch: Any) -> list[Tensor] | None:
+    """The logits (1, vocabulary) of some tokens that a model writes greedily, with its cache, after the first
+    sequence of a batch; None for models that do not write, or not from this.
+
+    >>> model = Decoder(12, heads=3, layers=2, vocabulary=17).eval()
+    >>> [tuple(logits.shape) for logits in written(model, torch.randint(17, (2, 5)))]
+    [(1, 17), (1, 17), (1, 17)]
+    """
+    with torch.no_grad():
+        if isinstance(model, Decoder | Seq2Seq):
+            return _ours(model, batch)
+        able = getattr(model, "can_generate", None)
+        if isinstance(batch, Mapping) and callable(able) and able():
+            return _theirs(model, batch)
+    return None
+
+
+def _ours(model: Decoder | Seq2Seq, batch: Any) -> list[Tensor] | None:
+    given = batch[0] if isinstance(batch, tuple | list) else batch
+    if not isinstance(given, Tensor) or (isinstance(model, Seq2Seq) and model.decoder.embedding is None):
+        return None
+    if isinstance(model, Seq2Seq):
+        decoder, ids = model.decoder, torch.zeros(1, 1, dtype=torch.long, device=given.device)
+        cache = decoder.new_cache(STEPS, model.encoder(given[:1]))
+    else:
+        first: Any = model.blocks[0]
+        if model.embedding is None or first.cross_attention is not None:
+            return None
+        decoder, ids = model, given[:1]
+        if decoder.max_length is not None:
+            ids = ids[:, : decoder.max_length - STEPS + 1]
+        cache = decoder.new_cache(ids.shape[1] + STEPS - 1)
+    found = []
+    for _ in range(STEPS):
+        found.append(decoder(ids, cache=cache, last=True)[:, -1])
+        ids = found[-1].argmax(-1, keepdim=True)
+    return found
+
+
+def _theirs(model: Any, batch: Mapping[str, Any]) -> list[Tensor] | None:
+    given = {  # one sequence: padding on the right is no start for generation
+        name: value[:1] if isinstance(value, Tensor) else value
+        for name, value in batch.items()
+        if not name.startswith("decoder_")
+    }
+    result = model.generate(
+        **given, max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, num_beams=1, use_cache=True,
+        return_dict_in_generate=True, output_logits=True,
+    )  # fmt: skip
+    return list(result.logits)

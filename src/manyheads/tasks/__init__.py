@@ -9,10 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from manyheads.common.errors import UnreadDataError
+
 if TYPE_CHECKING:
     from torch import nn
 
-    from manyheads.training.batches import Examples
+    from manyheads.data.examples import Examples
     from manyheads.training.task import Task
 
 # Where each task lives, and what it is, for people who have not loaded torch yet.
@@ -21,9 +23,18 @@ TASKS = {
     "images": ("manyheads.tasks.images:Images", "What a picture shows."),
     "series": ("manyheads.tasks.series:Series", "How columns of numbers go on."),
     "dna": ("manyheads.tasks.dna:DNA", "The class of a stretch of DNA."),
-    "translation": ("manyheads.tasks.translation:Translation", "Sentences from one language to another."),
-    "speech": ("manyheads.tasks.speech:Speech", "What is said in a recording: a word, or a string of words."),
-    "picturebook": ("manyheads.tasks.picturebook:Picturebook", "Captions of pictures, in several languages."),
+    "translation": (
+        "manyheads.tasks.translation.task:Translation",
+        "Sentences from one language to another.",
+    ),
+    "speech": (
+        "manyheads.tasks.speech.task:Speech",
+        "What is said in a recording: a word, or a string of words.",
+    ),
+    "picturebook": (
+        "manyheads.tasks.picturebook.task:Picturebook",
+        "Captions of pictures, in several languages.",
+    ),
 }
 
 
@@ -46,7 +57,7 @@ def build(description: Mapping[str, Any]) -> Task:
     >>> build({"name": "language", "heads": 2}).heads
     2
     """
-    from manyheads.documents import check_fields
+    from manyheads.common.json_files import check_fields
 
     options = dict(description)
     kind: Any = find(options.pop("name"))
@@ -59,8 +70,8 @@ def build(description: Mapping[str, Any]) -> Task:
 
 def restore(folder: str | Path) -> Task:
     """The task of a trained model, from the folder that train or save wrote."""
-    from manyheads.documents import in_one_sentence
-    from manyheads.training.run import read_config
+    from manyheads.common.json_files import in_one_sentence
+    from manyheads.training.run_folder import read_config
 
     folder = Path(folder)
     config = read_config(folder)
@@ -78,18 +89,6 @@ def restore(folder: str | Path) -> Task:
     return task
 
 
-class UnreadDataError(ValueError):
-    """What a model was trained on is not read, or cannot be. ``why`` is the sentence without its advice.
-
-    >>> print(UnreadDataError("MODEL: out/language names a.txt, which is not in the folder", "a.txt"))
-    MODEL: out/language names a.txt, which is not in the folder; give --data a.txt
-    """
-
-    def __init__(self, why: str, path: str = "DATA") -> None:
-        super().__init__(f"{why}; give --data {path}")
-        self.why = why
-
-
 def held_out(folder: str | Path, task: Task, data: str | None = None) -> Examples:
     """What training did not learn from: the validation examples of the run in this folder.
 
@@ -98,7 +97,7 @@ def held_out(folder: str | Path, task: Task, data: str | None = None) -> Example
     folder, task: the run.
     data: what it was trained on, unless that is embedded or inside the folder; see `may_read`.
     """
-    from manyheads.training.run import read_config
+    from manyheads.training.run_folder import read_config
 
     training = read_config(Path(folder))["training"]
     for path in (training["valid"], training["data"]):
@@ -117,7 +116,7 @@ def read_data(folder: str | Path, task: Task, data: str) -> Examples:
     The part for testing if there is one; else, of the data that the model learned from, what was held out;
     else all.
     """
-    from manyheads.training.run import read_config
+    from manyheads.training.run_folder import read_config
 
     training = read_config(Path(folder))["training"]
     learned = training["data"] is not None and training["valid"] is None and _same(training["data"], data)
@@ -146,7 +145,7 @@ def _same(path: str, other: str | None) -> bool:
 def load(folder: str | Path, device: str | None = None) -> tuple[Task, nn.Module]:
     """A trained model with its task, ready to measure and to predict, on that device (`choose_device`)."""
     from manyheads.common.devices import choose_device
-    from manyheads.surgery.files import load as load_model
+    from manyheads.models.folder import load as load_model
 
     task = restore(folder)
     return task, load_model(folder).to(choose_device(device))

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
-from manyheads.common.untouched import evaluating
+from manyheads.common.preserved_state import evaluating
+from manyheads.data.examples import Examples
+from manyheads.data.readers import text
+from manyheads.data.readers.fasta import BASES, Labelled, check, read_sequences
 from manyheads.nn.transformers import Encoder
-from manyheads.tasks import texts
-from manyheads.tasks.classify import TESTING, Classification, first_of, parted, parts_of, pooled
-from manyheads.tasks.sequences import BASES, Labelled, check, read_sequences
-from manyheads.training.batches import Examples
+from manyheads.tasks.classification import TESTING, Classification, first_of, parted, parts_of, pooled
 from manyheads.training.options import option
 from manyheads.training.task import Data
 
@@ -163,7 +163,7 @@ class DNA(Classification):
         """Write the tokens as tokenizer.json, for sequences that people type."""
         first = CLASS if self.pooling == "first" else None
         names = {"unk_token": UNKNOWN, "cls_token": CLASS}
-        texts.save_tokenizer(self.tokenizer, folder, self.max_tokens + 1, names, begins_with=first)
+        text.save_tokenizer(self.tokenizer, folder, self.max_tokens + 1, names, begins_with=first)
 
     def _examples(self, pairs: list[tuple[str, str]]) -> Examples:
         labels = self.numbers([name for name, _ in pairs])

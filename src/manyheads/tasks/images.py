@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
-from manyheads.common.untouched import evaluating
+from manyheads.common.preserved_state import evaluating
+from manyheads.data.examples import Examples
+from manyheads.data.readers.image import Labelled, patches, read_picture, read_set, to_pixels
 from manyheads.nn.transformers import Encoder
-from manyheads.tasks.classify import TESTING, Classification, first_of, parted, parts_of, pooled
-from manyheads.tasks.pictures import Labelled, patches, read_picture, read_set, to_pixels
-from manyheads.tasks.stems import check, make_stem
-from manyheads.training.batches import Examples
+from manyheads.tasks.classification import TESTING, Classification, first_of, parted, parts_of, pooled
+from manyheads.tasks.image_stems import check, make_stem
 from manyheads.training.options import option
+from manyheads.training.run_folder import read_config
 from manyheads.training.task import Data
 
 
@@ -188,8 +189,6 @@ class Images(Classification):
 
     def restore(self, folder: Path) -> None:
         """Read classes and sizes from the description of the model."""
-        from manyheads.training.run import read_config
-
         super().restore(folder)
         options = read_config(folder)["options"]
         self.shape = [options[name] for name in ("channels", "height", "width")]

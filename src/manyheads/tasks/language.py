@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
-from manyheads.common.untouched import evaluating
+from manyheads.common.preserved_state import evaluating
+from manyheads.data.examples import Examples
+from manyheads.data.readers import text as texts
 from manyheads.nn.generate import generate
 from manyheads.nn.transformers import Encoder
-from manyheads.tasks import texts
 from manyheads.tasks.architecture import Architecture
-from manyheads.training.batches import Examples
 from manyheads.training.options import option
 from manyheads.training.task import Data
 
@@ -263,5 +263,5 @@ def standard_library() -> list[str]:
     try:
         from pydoc_data.topics import topics
     except ImportError:
-        return [resources.files("manyheads").joinpath("data/text.txt").read_text(encoding="utf-8")]
+        return [resources.files("manyheads").joinpath("data/files/text.txt").read_text(encoding="utf-8")]
     return [topics[name] for name in sorted(topics)]

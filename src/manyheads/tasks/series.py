@@ -13,16 +13,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from manyheads.cells import to_cell
+from manyheads.common.csv_cells import to_cell
 from manyheads.common.devices import device_of
-from manyheads.common.untouched import evaluating
-from manyheads.documents import check
+from manyheads.common.json_files import check
+from manyheads.common.preserved_state import evaluating
+from manyheads.data.examples import Examples
+from manyheads.data.readers.table import Table, read_table
 from manyheads.nn.residual import Dropout
 from manyheads.nn.transformers import Encoder
 from manyheads.tasks.architecture import Architecture
-from manyheads.tasks.tables import Table, read_table
-from manyheads.training.batches import Examples
 from manyheads.training.options import option
+from manyheads.training.run_folder import read_config
 from manyheads.training.task import Data
 
 EMBEDDED = "sunspots.csv"
@@ -240,8 +241,6 @@ class Series(Architecture):
 
     def restore(self, folder: Path) -> None:
         """Read columns and scales from the description of the model, and what it was learned from."""
-        from manyheads.training.run import read_config
-
         config = read_config(folder)
         self.scale = config["options"]["columns"]
         check(self.scale, dict[str, tuple[float, float]], "options.columns")
@@ -249,7 +248,7 @@ class Series(Architecture):
 
     def _table(self, data: str | None) -> Table:
         if data is None:
-            with resources.as_file(resources.files("manyheads").joinpath("data", EMBEDDED)) as path:
+            with resources.as_file(resources.files("manyheads").joinpath("data", "files", EMBEDDED)) as path:
                 return read_table(path)
         table = read_table(Path(data).expanduser(), self.time, ",".join(self.scale) or self.columns)
         if self.scale and (unknown := [name for name in table.columns if name not in self.scale]):

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from manyheads.documents import read_json, regular_file
-from manyheads.whole_files import whole_folder, write_whole
+from manyheads.common.json_files import read_json, regular_file
+from manyheads.common.whole_files import whole_folder, write_whole
 
 KEEP = 2
 _FORMAT, _VERSION = "manyheads checkpoint", 1
@@ -55,12 +55,12 @@ def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], s
             write_whole(unfinished / f"{name}.safetensors", to_bytes(_savable(values)))
         document = {"format": _FORMAT, "version": _VERSION, "step": step} | state
         write_whole(unfinished / "state.json", json.dumps(document, indent=1))
-    for old in found(folder)[KEEP:]:
+    for old in list_checkpoints(folder)[KEEP:]:
         shutil.rmtree(old, ignore_errors=True)
     return path
 
 
-def found(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the newest first."""
     return sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from manyheads.batching import bucketed
 from manyheads.common.devices import device_of
-from manyheads.common.untouched import evaluating
-from manyheads.interrupts import Interrupted, until_interrupted
-from manyheads.training.batches import Examples
+from manyheads.common.interrupts import Interrupted, until_interrupted
+from manyheads.common.preserved_state import evaluating
+from manyheads.data.batches import bucketed
+from manyheads.data.examples import Examples
 from manyheads.training.task import Task
 
 

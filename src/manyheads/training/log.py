@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict
 
-from manyheads.documents import parse_json, read_bytes
-from manyheads.whole_files import write_whole
+from manyheads.common.json_files import parse_json, read_bytes
+from manyheads.common.whole_files import write_whole
 
 
 class Log:

@@ -23,22 +23,22 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from manyheads.documents import in_one_sentence
-from manyheads.interrupts import Interrupted, interrupted, interruptible
-from manyheads.locks import LOCK, locked
-from manyheads.surgery.described import build
+from manyheads.common.interrupts import Interrupted, interrupted, interruptible
+from manyheads.common.json_files import in_one_sentence
+from manyheads.common.locks import LOCK, locked
+from manyheads.common.preserved_state import untouched
+from manyheads.common.whole_files import write_whole
+from manyheads.data.examples import Order, seed_of, spread
+from manyheads.models.config import build
 from manyheads.training import checkpoint
-from manyheads.training.averaging import Average
-from manyheads.training.batches import Order, seed_of, spread
-from manyheads.training.conditions import undisturbed
 from manyheads.training.evaluation import evaluate, moved
-from manyheads.training.live import looking
+from manyheads.training.head_monitor import looking
 from manyheads.training.log import Log
 from manyheads.training.options import Options, rate, with_options
-from manyheads.training.report import Report, line, track
-from manyheads.training.run import Run
+from manyheads.training.progress import Report, line, track
+from manyheads.training.run_folder import Run
 from manyheads.training.task import Data, Task
-from manyheads.whole_files import write_whole
+from manyheads.training.weight_average import Average
 
 
 @dataclass
@@ -291,7 +291,7 @@ class Loop:
             checkpoint.save(self.run.checkpoints, self.step, tensors, state)
 
     def _resume(self) -> None:
-        known = checkpoint.found(self.run.checkpoints)
+        known = checkpoint.list_checkpoints(self.run.checkpoints)
         if not known:
             return
         state, tensors = checkpoint.load(known[0])
@@ -367,3 +367,11 @@ def _writing(out: Path) -> Iterator[None]:
             f"out: writing under {out} failed ({error.strerror}); the last good checkpoint is kept: make "
             "room, then go on with --resume"
         ) from error
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """The caller's random numbers are left alone; numbers too small to matter do not slow the CPU down."""
+    with untouched():
+        torch.set_flush_denormal(device.type == "cpu")
+        yield

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
+from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from manyheads.training.report import Report
+from manyheads.heads.table import HeadTable
 
 SMOOTH = 0.9  # how much of the loss and the speed shown is that of the steps before
+TRACK_EVERY = 10  # trackers flush every time, which takes as long as a step of a small model
 
 
 @contextmanager
@@ -46,3 +51,51 @@ def progress(console: Console, steps: int, metric: str) -> Iterator[Callable[[Re
                 bar.console.print(f"step {report.step:,}  {told}{mark}", highlight=False)
 
         yield tell
+
+
+@dataclass
+class Report:
+    """What a callback is told after every step."""
+
+    step: int  # how many updates were made
+    steps: int  # how many there will be
+    loss: float  # of this step's batch
+    rate: float
+    gradient_norm: float  # before clipping
+    tokens: int  # predicted in this step
+    seconds: float  # this step took
+    metrics: dict[str, float] = field(default_factory=dict)  # after an evaluation
+    best: bool = False  # these are the best so far
+    heads: HeadTable | None = None  # after a look at the heads
+
+
+def line(report: Report) -> dict[str, Any]:
+    """What the log keeps of a step: nothing that would differ if the run were made again."""
+    kept = ("step", "loss", "rate", "gradient_norm", "tokens")
+    numbers = {name: getattr(report, name) for name in kept}
+    return numbers | ({"valid": report.metrics, "best": report.best} if report.metrics else {})
+
+
+def track(report: Report, accelerator: Accelerator) -> None:
+    if report.step % TRACK_EVERY == 0 or report.metrics or report.heads is not None:
+        accelerator.log(scalars(report), step=report.step)
+
+
+def scalars(report: Report) -> dict[str, float]:
+    """What trackers draw."""
+    speed = report.tokens / max(report.seconds, 1e-9)
+    values = {
+        "train/loss": report.loss,
+        "train/learning_rate": report.rate,
+        "train/gradient_norm": report.gradient_norm,
+        "train/tokens_per_second": speed,
+    }
+    values |= {f"valid/{name}": value for name, value in report.metrics.items()}
+    if report.heads is not None:
+        table = report.heads
+        for name in ("entropy", "redundancy", "gradient_norm"):
+            for row, value in zip(table.rows, table[name].tolist(), strict=True):
+                if math.isfinite(value):
+                    values[f"heads/{name}/{row.site}.{row.head}"] = value
+        values["heads/dead"] = float(table["dead"].sum())
+    return values

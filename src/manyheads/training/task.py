@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from manyheads.training.batches import Examples
+from manyheads.data.examples import Examples
 
 
 @dataclass
@@ -68,19 +68,3 @@ class Task(Protocol):
 
     def restore(self, folder: Path) -> None:
         """Read what `save` wrote."""
-
-
-@runtime_checkable
-class ReadsText(Protocol):
-    """A task whose folder has a tokenizer, so that people can also give its model texts of their own."""
-
-    def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Any]:
-        """Texts as ids ``(batch, length)``, with their lengths, to what the model takes."""
-
-
-@runtime_checkable
-class ReadsPictures(Protocol):
-    """A task that makes its input of pictures, so that people can also give its model some of their own."""
-
-    def processor(self) -> Any:
-        """A function of pictures (a list, of Pillow) that returns what the model takes, by name."""

@@ -13,7 +13,7 @@ from importlib import resources
 from os import PathLike
 from typing import Any
 
-from manyheads.whole_files import write_whole
+from manyheads.common.whole_files import write_whole
 
 # A report is smaller than this, whatever the model and the corpus.
 LIMIT = 5_000_000

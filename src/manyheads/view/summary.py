@@ -13,11 +13,11 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from manyheads.heads.doubts import doubts_in
-from manyheads.heads.sites import blanked
+from manyheads.capture.site import blanked
 from manyheads.heads.table import HeadTable
-from manyheads.view.blocks import ASCII_SHADES, SHADES
+from manyheads.heads.unverified_sites import doubts_in
 from manyheads.view.colour import colour, has_colours
+from manyheads.view.text_maps import ASCII_SHADES, SHADES
 
 WIDEST = 110
 # From this share of its attention on one kind of place, a head is said to look there.

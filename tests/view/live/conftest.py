@@ -1,9 +1,9 @@
 """The application for a tiny sentence encoder."""
 
 import pytest
-from tests.view.live.tiny import Characters, Site, bert, loaded
+from tests.helpers.live_models import Characters, Site, bert, loaded
 
-from manyheads.view.live.model import begin
+from manyheads.view.live.session import begin
 
 
 @pytest.fixture(scope="module")

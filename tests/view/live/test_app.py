@@ -14,16 +14,16 @@ import pytest
 import torch
 import transformers as hf
 from PIL import Image
-from tests.view.live.tiny import SIZES, Characters, Site, apart, bert, loaded
+from tests.helpers.live_models import SIZES, Characters, Site, apart, bert, loaded
 
 import manyheads as mh
-from manyheads.heads.maps import run
+from manyheads.common.run_batch import run
 from manyheads.nn.transformers import Decoder, Seq2Seq
-from manyheads.view.document.packed import unpacked
-from manyheads.view.live import ask
+from manyheads.view.document.packing import unpacked
+from manyheads.view.live import endpoints as ask
 from manyheads.view.live.app import page_html
-from manyheads.view.live.model import begin
-from manyheads.view.live.progress import Progress
+from manyheads.view.live.growing_document import Progress
+from manyheads.view.live.session import begin
 
 FIRST, SECOND = (f"encoder.layer.{i}.attention.self" for i in range(2))
 
@@ -268,7 +268,7 @@ def test_a_stage_that_fails_leaves_a_note(site, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no roles\ntoday")
 
-    from manyheads.view.live import progress
+    from manyheads.view.live import growing_document as progress
 
     monkeypatch.setattr(progress, "roles", broken)
     made = progress.Progress(site.live, site.queue)
@@ -611,7 +611,7 @@ def test_a_cut_model_can_be_cut_again(tmp_path):
 
 
 def test_models_of_our_own_are_read_as_their_task_says():
-    """As `models.load` gives a folder that train wrote: ids and lengths are arranged."""
+    """As `models.open.load` gives a folder that train wrote: ids and lengths are arranged."""
     model = Decoder(12, heads=3, layers=2, vocabulary=97)
     own = loaded(model, Characters())
     own.arrange = lambda ids, lengths: {"x": ids, "lengths": lengths}

@@ -15,7 +15,7 @@ import pytest
 from manyheads.view.live.server import address, listen
 
 FACTORY = """
-from tiny import Characters, bert
+from tests.helpers.live_models import Characters, bert
 
 def made():
     return bert(), Characters()
@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 
 def start(folder, *options):
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "manyheads", "serve", "tiny_factory:made", "--port", "0", *options],

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.capture.call import Call
+from manyheads.capture.interceptor import Interceptor
+from manyheads.capture.mask_reading import update_site, visible, without_dead_rows
+from manyheads.capture.site import Site
+from manyheads.capture.torch_patches import in_backward
 from manyheads.common.devices import for_float64
-from manyheads.heads.calls import Call
-from manyheads.heads.diversity.rows import attention_rows
-from manyheads.heads.importance.observe import shapes
-from manyheads.heads.intercept import Interceptor
-from manyheads.heads.maps import run
-from manyheads.heads.sites import Site
-from manyheads.heads.surroundings import in_backward
-from manyheads.heads.visible import told, visible, without_dead_rows
+from manyheads.common.run_batch import run
+from manyheads.heads.diversity.attention_distance import attention_rows
+from manyheads.heads.observer import shapes
 from manyheads.nn.mask import Mask
 
 # Queries whose mask is looked at together.
@@ -127,7 +127,7 @@ class Collector:
     def _look(self, call: Call) -> Seen:
         call = without_dead_rows(call)
         look = visible(call)
-        own = told(call, look)  # (batch or 1, queries)
+        own = update_site(call, look)  # (batch or 1, queries)
         counted = seeing(call)
         if own is not None:
             counted = counted & own

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.capture.weights import Projections
 from manyheads.common.devices import device_of, in_float64
-from manyheads.common.untouched import evaluating
+from manyheads.common.preserved_state import evaluating
+from manyheads.heads.diversity.accumulators import Sums
 from manyheads.heads.diversity.collect import Collector, Seen
 from manyheads.heads.diversity.result import table
-from manyheads.heads.diversity.sums import Sums
-from manyheads.heads.diversity.weights import found_weights
-from manyheads.heads.importance.observe import moved
-from manyheads.heads.importance.outputs import directions, read
-from manyheads.heads.importance.task import Loss, no_step
-from manyheads.heads.projections import Projections
+from manyheads.heads.diversity.weight_subspaces import found_weights
+from manyheads.heads.importance.request import Loss, no_step
+from manyheads.heads.model_outputs import directions, read
+from manyheads.heads.observer import moved
 from manyheads.heads.table import HeadTable
 
 MEASURES = ("attention", "outputs", "subspaces", "contributions", "gradients")

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from manyheads.heads.diversity.layout import layout
-from manyheads.heads.diversity.moments import Moments
-from manyheads.heads.diversity.pairs import cosines
-from manyheads.heads.diversity.sums import Sums
-from manyheads.heads.diversity.weights import output_columns, subspace_matrices
-from manyheads.heads.projections import Projections
-from manyheads.heads.sites import Site
+from manyheads.capture.site import Site
+from manyheads.capture.weights import Projections
+from manyheads.heads.diversity.accumulators import Sums
+from manyheads.heads.diversity.map_layout import layout
+from manyheads.heads.diversity.output_moments import Moments
+from manyheads.heads.diversity.pair_sums import cosines
+from manyheads.heads.diversity.weight_subspaces import output_columns, subspace_matrices
 from manyheads.heads.table import HeadTable, Row
 from manyheads.heads.watch import fingerprint, labels_of, rows_of
 

@@ -13,15 +13,15 @@ from typing import Any
 
 from torch import nn
 
+from manyheads.capture.site import Unverified
+from manyheads.heads.importance.baselines import confidence, output_norm, random
 from manyheads.heads.importance.gradients import fisher, gradient
-from manyheads.heads.importance.learned import gates
+from manyheads.heads.importance.hard_concrete import gates
 from manyheads.heads.importance.leave_one_out import leave_one_out
 from manyheads.heads.importance.losses import Loss, named
 from manyheads.heads.importance.rankings import Agreement, agreement
 from manyheads.heads.importance.relevance import relevance
-from manyheads.heads.importance.statistics import confidence, output_norm, random
-from manyheads.heads.importance.task import Task, no_step
-from manyheads.heads.sites import Unverified
+from manyheads.heads.importance.request import Task, no_step
 from manyheads.heads.table import HeadTable
 
 __all__ = ["METHODS", "WITH_LOSS", "Agreement", "agreement", "importance"]
@@ -76,8 +76,8 @@ def importance(
 
     Returns
     -------
-    A HeadTable. What the output is, and what counts as a change of it: `outputs.read` and
-    `outputs.difference`. ``fisher`` and ``leave-one-out`` without a loss are in the same unit: nats a token
+    A HeadTable. What the output is, and what counts as a change of it: see `model_outputs`.
+    ``fisher`` and ``leave-one-out`` without a loss are in the same unit: nats a token
     for logits of tokens, nats a sequence for those of whole sequences, 1 - cosine for embeddings. Standard
     errors are over sequences where every number belongs to one, else over batches, and over repetitions for
     ``gates``.

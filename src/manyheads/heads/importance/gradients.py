@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from manyheads.heads.importance.losses import called, fitting, units
-from manyheads.heads.importance.observe import Sums, gate_gradients, moved, observed
-from manyheads.heads.importance.outputs import directions
-from manyheads.heads.importance.task import Task
+from manyheads.heads.importance.request import Task
+from manyheads.heads.model_outputs import directions
+from manyheads.heads.observer import Sums, gate_gradients, moved, observed
 from manyheads.heads.table import HeadTable
 
 # Each sequence gives one square for each backward pass, right on average only: a batch of few sequences gets

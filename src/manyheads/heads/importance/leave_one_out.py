@@ -11,15 +11,15 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from manyheads.documents import in_one_sentence, read_json
+from manyheads.common.json_files import in_one_sentence, read_json
+from manyheads.common.whole_files import write_whole
 from manyheads.heads.importance.losses import called, units
-from manyheads.heads.importance.observe import Forward, Observer, Sums, moved, observed, tensors
-from manyheads.heads.importance.outputs import difference
-from manyheads.heads.importance.reuse import Recording
-from manyheads.heads.importance.task import Loss, Task
+from manyheads.heads.importance.replay import Recording
+from manyheads.heads.importance.request import Loss, Task
+from manyheads.heads.model_outputs import difference
+from manyheads.heads.observer import Forward, Observer, Sums, moved, observed, tensors
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
-from manyheads.whole_files import write_whole
 
 _FORMAT = "manyheads leave-one-out state"
 _VERSION = 1
@@ -28,7 +28,7 @@ _VERSION = 1
 def leave_one_out(task: Task) -> HeadTable:
     """What changes when each head is silenced, by running the model without it.
 
-    Without a loss, how far the output is from the full model's (see `outputs.difference`); with one, by how
+    Without a loss, how far the output is from the full model's (see `model_outputs`); with one, by how
     much it grows. The layers before a head are not computed again, where giving back what they returned was
     seen to change nothing. With a state file, what was computed is kept after each layer, and computed once.
     """

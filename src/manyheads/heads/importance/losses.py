@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.heads.importance.outputs import main_tensor, read
-from manyheads.heads.sites import Site
+from manyheads.capture.site import Site
+from manyheads.heads.model_outputs import main_tensor, read
 
 Loss = Callable[[Any, Any], Tensor]
 IGNORED = -100  # in labels, as transformers has it

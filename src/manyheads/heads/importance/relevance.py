@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from manyheads.heads.calls import SDPA
-from manyheads.heads.importance.observe import Sums, gate_gradients, moved, observed
-from manyheads.heads.importance.outputs import Output
-from manyheads.heads.importance.task import Task
+from manyheads.capture.call import SDPA
+from manyheads.heads.importance.request import Task
+from manyheads.heads.model_outputs import Output
+from manyheads.heads.observer import Sums, gate_gradients, moved, observed
 from manyheads.heads.table import HeadTable
 from manyheads.nn.attention import attention
 
@@ -42,7 +42,7 @@ def relevance(task: Task) -> HeadTable:
         for batch in moved(task.batches, observer.device):
             with Linear():
                 forward = observer.forward(batch, gradients=True)
-            found = gate_gradients(forward.heads, forward.output.value, said(forward.output))
+            found = gate_gradients(forward.heads, forward.output.value, output_weights(forward.output))
             each = {site: g * (len(g) / len(forward.output.value)) for site, g in found.items()}
             sums.add({site: g.abs() for site, g in each.items()})
             sums.add(each, column="relevance")
@@ -50,12 +50,12 @@ def relevance(task: Task) -> HeadTable:
         return observer.table(sums.found, "relevance of what the model said")
 
 
-def said(output: Output) -> Tensor:
+def output_weights(output: Output) -> Tensor:
     """What an output is asked for, as weights shaped like its value.
 
-    >>> said(Output(torch.tensor([[3.0, 4.0]]), None))                        # the length of an embedding
+    >>> output_weights(Output(torch.tensor([[3.0, 4.0]]), None))  # the length of an embedding
     tensor([[0.6000, 0.8000]])
-    >>> said(Output(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[True]])))    # the largest logit
+    >>> output_weights(Output(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[True]])))  # the largest logit
     tensor([[[0., 1.]]])
     """
     value = output.value.detach()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from manyheads.heads.roles.attention_rows import Rows
 from manyheads.heads.roles.role import (
     Cases,
     above_chance,
@@ -17,7 +18,6 @@ from manyheads.heads.roles.role import (
     times_at_least,
     times_at_most,
 )
-from manyheads.heads.roles.rows import Rows
 
 # Offsets that a positional head may have.
 OFFSETS = range(-5, 6)

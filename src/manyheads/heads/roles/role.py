@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from manyheads.heads.roles.rows import Rows
+from manyheads.heads.roles.attention_rows import Rows
 
 # What the model reads while a role is looked for: the batches that were given, random tokens that come
 # twice, a long text with a key planted in it, or the sentences of a treebank word by word.

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from manyheads.heads.calls import Call
-from manyheads.heads.sites import Site
-from manyheads.view.document.packed import packed
+from manyheads.capture.call import Call
+from manyheads.capture.site import Site
+from manyheads.heads.pooled_maps import THUMBNAIL, Seen, SiteMaps, see
+from manyheads.view.document.packing import packed
 from manyheads.view.document.picture import picture
 from manyheads.view.document.pipeline import Follower
-from manyheads.view.document.seen import THUMBNAIL, Seen, SiteMaps, see
-from manyheads.view.document.tokens import token_texts, visible
+from manyheads.view.document.token_text import token_texts, visible
 
 TITLE = 120
 
@@ -50,7 +50,7 @@ def example(
 
     Examples
     --------
-    >>> from manyheads.embedded import load
+    >>> from manyheads.models.embedded import load
     >>> model, tokenizer = load()
     >>> batch = dict(tokenizer(["Heads attend."], return_tensors="pt"))
     >>> found, seen = example(model, batch, tokenizer=tokenizer)

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.heads.doubts import unverified_heads
-from manyheads.heads.importance.observe import moved
-from manyheads.heads.importance.outputs import read
-from manyheads.heads.maps import run
+from manyheads.common.run_batch import run
+from manyheads.heads.effects.answers import ids_of, kind_of, translated
+from manyheads.heads.effects.questions import ask
+from manyheads.heads.effects.silencing import silenced
+from manyheads.heads.model_outputs import read
+from manyheads.heads.observer import moved
+from manyheads.heads.pooled_maps import EDGES, Seen
 from manyheads.heads.table import HeadTable
-from manyheads.view.answers import ids_of, kind_of, translated
-from manyheads.view.document.answers import ask
+from manyheads.heads.unverified_sites import unverified_heads
 from manyheads.view.document.example import example
-from manyheads.view.document.packed import Budget, packed
+from manyheads.view.document.packing import Budget, packed
 from manyheads.view.document.sample import Sample
-from manyheads.view.document.seen import EDGES, Seen
-from manyheads.view.document.silenced import silenced
-from manyheads.view.document.tokens import visible
+from manyheads.view.document.token_text import visible
 
 # Heads are silenced one by one as long as parameters times tokens times heads are below this.
 WORK = 4e11

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.heads.pooled_maps import Seen
 from manyheads.view.document.sample import tensors
-from manyheads.view.document.seen import Seen
 
 # Keys that are no patches: a class token, registers.
 _EXTRA = 16

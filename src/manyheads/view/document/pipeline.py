@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.heads.call_rows import weight_rows
-from manyheads.heads.calls import Call
-from manyheads.view.document.packed import short
+from manyheads.capture.call import Call
+from manyheads.capture.call_rows import weight_rows
+from manyheads.view.document.packing import short
 
 # So many tokens, columns of a matrix and heads are drawn.
 TOKENS, COLUMNS, HEADS = 16, 24, 16
@@ -21,7 +21,7 @@ class Follower:
 
     It gives the function that is to be called with each attention call.
 
-    >>> from manyheads.heads.intercept import Interceptor
+    >>> from manyheads.capture.interceptor import Interceptor
     >>> from manyheads.nn.transformers import Encoder
     >>> model = Encoder(d_model=6, heads=2, layers=1, vocabulary=17).eval()
     >>> with torch.no_grad(), (follower := Follower(model)) as see, Interceptor(model, see, tokens=True):

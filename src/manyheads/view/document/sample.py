@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.batching import Corpus, bucketed
+from manyheads.data.batches import Corpus, bucketed
 
 # Tokens that the extra measurements read, fewer of a large model's: its parameters times tokens are bounded.
 TOKENS, FEWEST, WORK = 2048, 256, 4e11

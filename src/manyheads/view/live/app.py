@@ -18,12 +18,12 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from manyheads.view.live import ask, choose
-from manyheads.view.live.bodies import GONE
-from manyheads.view.live.guard import Guard, is_loopback
-from manyheads.view.live.model import Input, Live
-from manyheads.view.live.progress import Progress
+from manyheads.view.live import endpoints, selection
+from manyheads.view.live.growing_document import Progress
 from manyheads.view.live.queue import Queue
+from manyheads.view.live.request_bodies import GONE
+from manyheads.view.live.security import Guard, is_loopback
+from manyheads.view.live.session import Input, Live
 
 _TYPES = {"page.js": "text/javascript; charset=utf-8", "page.css": "text/css; charset=utf-8"}
 
@@ -34,7 +34,7 @@ class Asked(BaseModel):
     """A text or a picture."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    text: str | None = Field(None, max_length=ask.CHARACTERS)
+    text: str | None = Field(None, max_length=endpoints.CHARACTERS)
     image: str | None = None
     sample: int | None = None
 
@@ -118,41 +118,41 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
 
     @made.post("/api/attend")
     async def attend(request: Request, asked: Asked) -> Response:
-        return await answered(request, lambda: ask.attend(live, asked.given))
+        return await answered(request, lambda: endpoints.attend(live, asked.given))
 
     @made.post("/api/silence")
     async def silence(request: Request, asked: Silenced) -> Response:
-        return await answered(request, lambda: ask.without(live, asked.given, asked.heads))
+        return await answered(request, lambda: endpoints.without(live, asked.given, asked.heads))
 
     @made.post("/api/exact")
     async def exact(request: Request, asked: OneHead) -> Response:
         return await answered(
-            request, lambda: ask.exact(live, asked.given, asked.heads, asked.site, asked.head)
+            request, lambda: endpoints.exact(live, asked.given, asked.heads, asked.site, asked.head)
         )
 
     @made.post("/api/rows")
     async def rows(request: Request, asked: OneQuery) -> Response:
-        return await answered(request, lambda: ask.rows(live, asked.given, asked.heads, asked.query))
+        return await answered(request, lambda: endpoints.rows(live, asked.given, asked.heads, asked.query))
 
     @made.post("/api/pipeline")
     async def pipeline(request: Request, asked: Silenced) -> Response:
-        return await answered(request, lambda: ask.pipeline(live, asked.given, asked.heads))
+        return await answered(request, lambda: endpoints.pipeline(live, asked.given, asked.heads))
 
     @made.post("/api/quality")
     async def quality(request: Request, chosen: Chosen) -> Response:
-        return await answered(request, lambda: ask.quality(live, chosen.heads))
+        return await answered(request, lambda: endpoints.quality(live, chosen.heads))
 
     @made.post("/api/choose")
     async def chosen_by(request: Request, wanted: Wanted) -> Response:
         def found() -> Any:
-            return {"heads": choose.heads(live, wanted.rule, wanted.ranking, wanted.keep)}
+            return {"heads": selection.heads(live, wanted.rule, wanted.ranking, wanted.keep)}
 
         return await answered(request, found)
 
     @made.post("/api/plan")
     async def plan(chosen: Chosen) -> Response:
         return Response(
-            ask.plan(live, chosen.heads),
+            endpoints.plan(live, chosen.heads),
             media_type="application/json",
             headers={"content-disposition": 'attachment; filename="plan.json"'},
         )
@@ -187,20 +187,20 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
 
     @made.exception_handler(ValueError)
     async def wrong(request: Request, error: ValueError) -> Response:
-        return said(422, (str(error).strip().splitlines() or ["this cannot be done"])[0][:500])
+        return error_response(422, (str(error).strip().splitlines() or ["this cannot be done"])[0][:500])
 
     @made.exception_handler(RequestValidationError)
     async def unreadable(request: Request, error: RequestValidationError) -> Response:
-        return said(422, sentence(error))
+        return error_response(422, sentence(error))
 
     @made.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        return said(error.status_code, str(error.detail))
+        return error_response(error.status_code, str(error.detail))
 
     return Guard(made, host=host, token=token)
 
 
-def said(status: int, what: str) -> Response:
+def error_response(status: int, what: str) -> Response:
     """An error, as the page reads it."""
     return JSONResponse({"error": what}, status)
 

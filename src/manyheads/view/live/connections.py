@@ -14,7 +14,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS = 256
-# Seconds for the headers of a request, between two requests, and to read an answer. For bodies, see `bodies`.
+# Seconds for the headers of a request, between two requests, and to read an answer. Bodies: `request_bodies`.
 HEADERS, IDLE, UNREAD = 10.0, 30.0, 60.0
 UNREAD_BYTES = 64 * 2**20  # of answers that nobody has read yet, of all connections
 EVERY = 1.0  # seconds between two looks at the clock

@@ -12,10 +12,10 @@ import uvicorn
 
 from manyheads.view.live.app import app
 from manyheads.view.live.connections import IDLE, Connection
-from manyheads.view.live.guard import is_loopback
-from manyheads.view.live.model import Live
-from manyheads.view.live.progress import Progress
+from manyheads.view.live.growing_document import Progress
 from manyheads.view.live.queue import Queue
+from manyheads.view.live.security import is_loopback
+from manyheads.view.live.session import Live
 
 PATIENCE = 2  # seconds that open requests get when the server stops
 

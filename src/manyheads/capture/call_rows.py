@@ -1,0 +1,53 @@
+"""Rows of a call: the exact weights and scores of some of its heads and queries."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from manyheads.capture.call import Call
+from manyheads.nn.mask import Mask
+
+
+def weight_rows(call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
+    """Rows of the softmax (batch, heads, rows, keys), in float32 at least. Queries without any key have
+    zeros.
+    """
+    exact = torch.promote_types(call.output.dtype, torch.float32)
+    if call.weights is not None:
+        return call.weights[:, numbers][:, :, wanted].to(exact)
+    left = call.sinks[0]
+    return score_rows(call, numbers, wanted).softmax(-1).nan_to_num(0.0)[..., left : left + call.keys]
+
+
+def score_rows(call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
+    """Rows of the scores (batch, heads, rows, keys and sinks) with masks and biases added, in float32 at
+    least."""
+    exact = torch.promote_types(call.output.dtype, torch.float32)
+    if call.scores is not None:
+        return call.scores[:, numbers][:, :, wanted].to(exact)
+    if call.query is None or call.key is None:
+        raise ValueError(f"{call.site.name}: a call with neither scores nor queries and keys")
+    group = call.query.shape[1] // call.key.shape[1]
+    q = call.query[:, numbers][:, :, wanted].to(exact)
+    k = call.key[:, [number // group for number in numbers]].to(exact)
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if call.scale is None else call.scale)
+    return _masked(scores, call, numbers, wanted)
+
+
+def _masked(scores: Tensor, call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
+    mask: Mask = call.mask
+    first, last = min(wanted), max(wanted) + 1
+    rows = [i - first for i in wanted]
+    allowed, bias = mask.rectangle(
+        range(first, last), range(call.keys), call.keys - call.queries, scores.device
+    )
+    if bias is not None:
+        scores = scores + _chosen(bias, numbers, rows)
+    return scores if allowed is None else scores.masked_fill(~_chosen(allowed, numbers, rows), -torch.inf)
+
+
+def _chosen(part: Tensor, numbers: list[int], rows: list[int]) -> Tensor:
+    part = part[(None,) * (4 - part.dim())]
+    part = part if part.shape[1] == 1 else part[:, numbers]
+    return part if part.shape[2] == 1 else part[:, :, rows]

@@ -1,0 +1,374 @@
+"""Which weights and which tokens a tensor was made of, found by differentiating it.
+
+`Marks` runs a model so that every product with weights starts a new history: its result is a *leaf*, whose
+axes are either of the weights (their rows) or of the data (sequences, tokens). A tensor that comes later is
+then differentiated by the leaves. Which index along an axis of the tensor an element of a leaf goes to is
+written
+into the cotangents: index i of n counts 1 + i / n times, and the ratio to the plain gradient says i.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from manyheads.capture.tensor_tags import memory_of
+
+_CONVOLUTIONS = {torch.conv1d, torch.conv2d, torch.conv3d}
+_MATMULS = {
+    torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, Tensor.mm, torch.bmm,
+    Tensor.bmm,
+}  # fmt: skip
+_ADDED_MATMULS = {torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm}
+_PRODUCTS = {F.linear, torch.einsum, F.bilinear, *_CONVOLUTIONS, *_MATMULS, *_ADDED_MATMULS}
+_NORMS = {
+    F.layer_norm,
+    torch.layer_norm,
+    F.rms_norm,
+    torch.rms_norm,
+    F.group_norm,
+    torch.group_norm,
+    F.normalize,
+}
+_NORMALISERS = {
+    torch.mean, Tensor.mean, torch.sum, Tensor.sum, torch.norm, Tensor.norm, torch.linalg.vector_norm,
+    torch.linalg.norm, torch.var, Tensor.var, torch.std, Tensor.std, torch.amax, Tensor.amax,
+}  # fmt: skip
+MIXED = -2  # an element that goes to several indices
+UNUSED = -1  # an element that goes nowhere
+_WHOLE = 512  # indices that the cotangents of one gradient can tell apart
+NO_WEIGHTS = hash(())  # stands for the weights of what comes in from outside
+
+
+@dataclass(eq=False)
+class Leaf:
+    """The result of a product with weights.
+
+    tensor: the result.
+    rows: its axes that belong to the weights; the others belong to the data.
+    weights: a number that says which weights, by their place in memory and their shape.
+    """
+
+    tensor: Tensor
+    rows: tuple[int, ...]
+    weights: int
+
+    def by_row(self, elements: Tensor) -> Tensor:
+        """Something about each element (n, *shape of the leaf), as (n, rows, data)."""
+        rows = [axis % self.tensor.dim() + 1 for axis in self.rows]
+        data = [axis for axis in range(1, elements.dim()) if axis not in rows]
+        moved = elements.permute(0, *rows, *data)
+        return moved.reshape(len(elements), self.row_count, -1)
+
+    @property
+    def row_count(self) -> int:
+        """How many rows of weights there are."""
+        count = 1
+        for axis in self.rows:
+            count *= self.tensor.shape[axis]
+        return count
+
+
+class Marks(TorchFunctionMode):
+    """A context in which products with weights give leaves.
+
+    constants: tensors that hold no data: parameters and buffers.
+    see: told each function that runs.
+    """
+
+    def __init__(self, constants: Sequence[Tensor], see: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._see = see
+        self._storages = {memory_of(x) for x in constants}
+        self._constant: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # made of constants alone, and when
+        self.leaves: dict[int, Leaf] = {}
+        self.outputs: dict[int, Tensor] = {}  # what attention calls gave, as leaves of their own
+        self.readers: dict[int, list[Reader]] = {}
+        self._of_heads: dict[
+            int, weakref.ref[Tensor]
+        ] = {}  # made of what attention calls gave, and of no product since
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch._C._set_grad_enabled:
+            return None  # a model that runs without gradients is differentiated all the same
+        for kind in types:
+            if not issubclass(kind, Tensor):
+                with self:
+                    return kind.__torch_function__(func, types, args, kwargs)
+        self._see(func)
+        tensors = [x for value in (*args, *kwargs.values()) for x in tensors_in(value)]
+        fixed = [self.is_constant(x) for x in tensors]
+        if func in _PRODUCTS and any(fixed) and not all(fixed):
+            return self._product(func, args, kwargs, tensors, fixed)
+        if func is F.embedding:
+            return self.leaf(func(*args, **kwargs), (-1,), tensors[-1:])
+        out = func(*args, **kwargs)
+        if self._of_heads and any(self._reads_heads(x) for x in tensors):
+            for result in tensors_in(args[0] if func is Tensor.__setitem__ else out):
+                self.follow(result)
+        elif isinstance(out, Tensor):
+            if all(fixed) and id(out) not in self._constant:
+                self._remember(out)
+            elif func in _NORMS and tensors[0].requires_grad:
+                return out.detach() + (tensors[0] - tensors[0].detach()).to(out.dtype)
+            elif func in _NORMALISERS and _keeps_last(args, kwargs, out):
+                return out.detach()
+        return out
+
+    def leaf(self, out: Tensor, rows: tuple[int, ...], weights: Sequence[Tensor]) -> Tensor:
+        """Start a new history with a result."""
+        if not out.is_floating_point() or torch._C._functorch.is_functorch_wrapped_tensor(out):
+            return out
+        tensor = out.detach().requires_grad_()
+        place = hash(tuple((memory_of(x), x.storage_offset(), x.shape, x.stride()) for x in weights))
+        self.leaves[id(tensor)] = Leaf(tensor, rows, place)
+        return tensor.clone()  # which may be written to
+
+    def output(self, out: Tensor) -> Tensor:
+        """Start a new history with what an attention call gave: a leaf."""
+        tensor = out.detach().requires_grad_()
+        self.outputs[id(tensor)] = tensor
+        return tensor
+
+    def follow(self, tensor: Tensor) -> Tensor:
+        """Remember that a tensor is made of what an attention call gave."""
+        key, kept = id(tensor), self._of_heads
+        kept[key] = weakref.ref(tensor, lambda _: kept.pop(key, None))
+        return tensor
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a parameter, a view of one, or was made of constants alone."""
+        kept = self._constant.get(id(tensor))
+        if kept is not None and kept[0]() is tensor:
+            return kept[1] == tensor._version  # nothing was written to it since
+        if tensor.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return False
+        return tensor.numel() > 0 and memory_of(tensor) in self._storages
+
+    def _remember(self, tensor: Tensor) -> None:
+        key, kept = id(tensor), self._constant
+        kept[key] = weakref.ref(tensor, lambda _: kept.pop(key, None)), tensor._version
+
+    def _reads_heads(self, tensor: Tensor) -> bool:
+        """Whether a tensor comes from what an attention call gave: then what happens to it is of interest."""
+        kept = self._of_heads.get(id(tensor))
+        return kept is not None and kept() is tensor
+
+    def _product(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        fixed: list[bool],
+    ) -> Any:
+        for x, constant in zip(tensors, fixed, strict=True):
+            if not constant and self._reads_heads(x):
+                self._read(x)
+        data = {id(x) for x, constant in zip(tensors, fixed, strict=True) if not constant}
+        out = func(
+            *(_detached(arg, data) for arg in args), **{k: _detached(arg, data) for k, arg in kwargs.items()}
+        )
+        weights = [x for x, constant in zip(tensors, fixed, strict=True) if constant and x.dim() > 1]
+        rows = _rows(func, args, tensors, fixed, out)
+        return self.leaf(out, rows, weights) if weights and rows else out
+
+    def _read(self, data: Tensor) -> None:
+        """Note what a product with weights reads of the outputs of heads."""
+        heads = [leaf for leaf in leaves_of(data) if id(leaf) in self.outputs]
+        if not heads:
+            return
+        with torch._C.DisableTorchFunction():
+            weights = cotangent(data)
+            gradients = torch.autograd.grad(data, heads, weights, retain_graph=True, allow_unused=True)
+            parts = [
+                _double(x.detach() * g).sum() for x, g in zip(heads, gradients, strict=True) if g is not None
+            ]
+            whole, size = (
+                _double(data.detach() * weights).sum(),
+                _double(data.detach() * weights).abs().sum(),
+            )
+            linear = bool((whole - sum(parts)).abs() <= 1e-3 * size + 1e-12)
+        reader = Reader(int(data.shape[-1]), len(heads), linear)
+        for leaf in heads:
+            self.readers.setdefault(id(leaf), []).append(reader)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A product with weights that reads heads: the width of its input, how many calls' outputs are in it, and
+    whether it is nothing else than those, moved and scaled.
+    """
+
+    width: int
+    calls: int
+    linear: bool
+
+
+def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) -> list[Tensor]:
+    """For each leaf, the index along each axis of ``tensor`` that each of its elements goes to: (axes, *shape
+    of the leaf), `UNUSED` or `MIXED` where there is no such one.
+    """
+    inputs = [leaf.tensor for leaf in leaves]
+    start = cotangent(tensor)
+    plain = _gradients(tensor, inputs, start)
+    sizes = [tensor.shape[axis] for axis in axes]
+    if math.prod(sizes) <= _WHOLE and torch.finfo(tensor.dtype).eps < 1e-5:
+        together = _indices(tensor, inputs, axes, start, plain)
+        if not any(_is_often_mixed(index) for index in together):  # few are, by rounding
+            return [_unravelled(index, sizes) for index in together]
+    alone = [_indices(tensor, inputs, [axis], start, plain) for axis in axes]
+    return [torch.stack([found[place] for found in alone]) for place in range(len(inputs))]
+
+
+def _gradients(tensor: Tensor, inputs: Sequence[Tensor], start: Tensor) -> Sequence[Tensor | None]:
+    found: Sequence[Tensor | None] = torch.autograd.grad(
+        tensor, inputs, start, retain_graph=True, allow_unused=True
+    )
+    return found
+
+
+def _indices(
+    tensor: Tensor,
+    inputs: Sequence[Tensor],
+    axes: Sequence[int],
+    start: Tensor,
+    plain: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """The index that each element of each input goes to, counted over these axes of ``tensor`` together."""
+    base, slack = (_WHOLE, 0.05) if torch.finfo(tensor.dtype).eps < 1e-5 else (8, 0.25)
+    shape = [size if axis in axes else 1 for axis, size in enumerate(tensor.shape)]
+    size, unit = math.prod(shape), 1
+    order = sorted(range(len(axes)), key=lambda i: axes[i])
+    counted = torch.arange(size, device=tensor.device).view([tensor.shape[axis] for axis in axes])
+    counted = counted.permute(order).reshape(shape)
+    result = [torch.full(x.shape, UNUSED, dtype=torch.long) for x in inputs]
+    used = [None if g is None else _is_used(g) for g in plain]
+    while unit == 1 or unit < size:
+        factor = (1 + counted // unit % base / base).to(tensor.dtype)
+        coded = _gradients(tensor, inputs, start * factor)
+        for place, (g, c, alive) in enumerate(zip(plain, coded, used, strict=True)):
+            if g is None or c is None or alive is None:
+                continue
+            ratio = (_double(c) / _double(torch.where(alive, g, 1)) - 1) * base
+            index = ratio.round()
+            index = torch.where((ratio - index).abs() < slack, index, -1).long()
+            index = torch.where((index >= 0) & (index < base), index, MIXED)
+            before, alive = result[place], alive.cpu()
+            sums = torch.where(
+                (before == MIXED) | (index == MIXED), MIXED, before.clamp(min=0) + index * unit
+            )
+            result[place] = torch.where(alive, sums, UNUSED)
+        unit *= base
+    for found in result:
+        found[found >= size] = MIXED
+    return result
+
+
+def _is_often_mixed(index: Tensor) -> bool:
+    """Whether more elements go to several indices than rounding makes it seem."""
+    return int((index == MIXED).sum()) * 100 > int((index != UNUSED).sum())
+
+
+def _unravelled(index: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The index along each axis, of indices over all of them."""
+    parts = torch.unravel_index(index.clamp(min=0), tuple(sizes))
+    return torch.stack([torch.where(index < 0, index, part) for part in parts])
+
+
+def _double(tensor: Tensor) -> Tensor:
+    """In float64, on the CPU: some devices have none."""
+    return tensor.detach().cpu().double()
+
+
+def _is_used(gradient: Tensor) -> Tensor:
+    """Where a gradient is not zero but for rounding."""
+    size = gradient.abs()
+    return size > 1e-4 * size.max() if size.numel() else size.bool()
+
+
+def cotangent(tensor: Tensor) -> Tensor:
+    """Positive numbers without pattern, the same each time, shaped like a tensor."""
+    steps = torch.arange(1, tensor.numel() + 1, device=tensor.device, dtype=torch.float32)
+    return torch.cos(steps * steps * 0.7 % 6.2831853).mul(0.45).add(1.0).to(tensor.dtype).view(tensor.shape)
+
+
+def leaves_of(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a tensor's history starts from."""
+    if tensor.is_leaf:
+        return [tensor] if tensor.requires_grad else []
+    waiting, seen, leaves = [tensor.grad_fn], set(), []
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        waiting += [before for before, _ in node.next_functions]
+    return leaves
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in an argument, also in lists and tuples of them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def _detached(value: Any, data: set[int]) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach() if id(value) in data else value
+    if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
+        return type(value)([_detached(item, data) for item in value])
+    return value
+
+
+def _keeps_last(args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> bool:
+    """Whether a reduction is over the last axis and keeps it, as the normaliser of a norm written by hand."""
+    before = next((x for value in (*args, *kwargs.values()) for x in tensors_in(value)), None)
+    if before is None or before.dim() != out.dim() or before.dim() < 2:
+        return False
+    return before.shape[:-1] == out.shape[:-1] and out.shape[-1] == 1 != before.shape[-1]
+
+
+def _rows(
+    func: Any, args: tuple[Any, ...], tensors: list[Tensor], fixed: list[bool], out: Tensor
+) -> tuple[int, ...]:
+    """The axes of a product's result that belong to its weights."""
+    if func in _CONVOLUTIONS:
+        return (out.dim() - tensors[1].dim() + 1,)
+    if func is torch.einsum:
+        return _rows_of_einsum(args, fixed)
+    if func in _MATMULS or func in _ADDED_MATMULS:
+        added = int(func in _ADDED_MATMULS)
+        left, right = tensors[added : added + 2]
+        if func is Tensor.__rmatmul__:
+            left, right = right, left
+        weights, end = (right, -1) if fixed[added + 1] else (left, -2)
+        if weights.dim() < 2 or out.dim() < 2:
+            return ()
+        lead = [axis for axis in range(-weights.dim(), -2) if weights.shape[axis] > 1]
+        return (*lead, end)
+    return (-1,)
+
+
+def _rows_of_einsum(args: tuple[Any, ...], fixed: list[bool]) -> tuple[int, ...]:
+    if not isinstance(args[0], str) or "->" not in args[0] or "..." in args[0]:
+        return (-1,)
+    left, out = args[0].replace(" ", "").split("->")
+    letters = {c for word, constant in zip(left.split(","), fixed, strict=False) if constant for c in word}
+    return tuple(axis - len(out) for axis, letter in enumerate(out) if letter in letters)

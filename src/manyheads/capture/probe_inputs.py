@@ -1,0 +1,216 @@
+"""The probe: a small batch made of what a model was just called with, other contents for it, and a copy of
+the model to try it on, which shares the weights and nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SAMPLES = 3  # sequences of a probe
+LENGTH = 13  # tokens of each, where a model can be given fewer than it was called with
+_LONG = 32  # sequences up to this long are taken whole
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a module is called with."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors among them."""
+        return list(_tensors((self.args, dict(self.kwargs))))
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same with each tensor changed; everything else is copied, so that nothing is written to
+        twice."""
+        args, kwargs = _changed((self.args, dict(self.kwargs)), change)
+        return Inputs(args, kwargs)
+
+
+def candidates(called: Inputs) -> Iterator[Inputs]:
+    """Batches to try on a model, the smallest first: a few short sequences, a few whole ones, what it was
+    given."""
+    tensors = [x for x in called.tensors() if x.dim() > 1]
+    if tensors:
+        batch, length = _batch(tensors), _length(tensors)
+        if length > _LONG:
+            yield called.changed(lambda x: _few(_short(x, length), batch))
+        yield called.changed(lambda x: _few(x, batch))
+    yield called.changed(lambda x: x.detach().clone())
+
+
+def replaced(inputs: Inputs, axis: int, at: Callable[[int], int] | None = None) -> Inputs | None:
+    """The inputs with other contents at one index along an axis of every tensor that has contents; None when
+    there is no such tensor. For images and the like the last axes take the place of the second one. ``at``
+    says which index, given the size; the middle without it.
+    """
+    chosen = at or position
+    shown = False
+
+    def change(x: Tensor) -> Tensor:
+        nonlocal shown
+        if (
+            x.dim() < 2
+            or _is_mask(x)
+            or x.dtype == torch.bool
+            or (x.is_floating_point() and x.dim() == 2 and axis)
+        ):
+            return x.detach().clone()
+        index: list[Any] = [slice(None)] * x.dim()
+        if axis == 0 or x.dim() < 4:
+            index[axis] = chosen(x.shape[axis])
+            if x.shape[axis] < 2:
+                return x.detach().clone()
+        else:
+            index[-1], index[-2] = chosen(x.shape[-1]), chosen(x.shape[-2])
+        other = x.detach().clone()
+        part = other[tuple(index)]
+        if x.is_floating_point():
+            noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(7)).to(part)
+            other[tuple(index)] = part + (x.detach().float().std(correction=0).to(x) + 0.5) * (
+                1 + noise.abs()
+            )
+        else:
+            other[tuple(index)] = _other_ids(part, x)
+        shown = shown or not torch.equal(other, x)
+        return other
+
+    changed = inputs.changed(change)
+    return changed if shown else None
+
+
+def position(size: int) -> int:
+    """The index that is replaced along an axis: neither the first nor the last, where there are others."""
+    return (size - 1) // 2 if size > 2 else size - 1
+
+
+def structure_copy(module: nn.Module) -> nn.Module:
+    """A copy of a module that shares its parameters: what it does to itself while it runs stays with the
+    copy.
+
+    Hooks that people registered stay behind, but for torch's own (old weight norms compute weights in them).
+    """
+    memo: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
+    memo |= {id(buffer): buffer.detach().clone() for buffer in module.buffers()}
+    copied = copy.deepcopy(module, memo)
+    for part in copied.modules():
+        for hooks in (part._forward_pre_hooks, part._forward_hooks):
+            for key, hook in list(hooks.items()):
+                if not _is_part(hook):
+                    del hooks[key]
+                    part._forward_hooks_with_kwargs.pop(key, None)
+                    part._forward_pre_hooks_with_kwargs.pop(key, None)
+                    part._forward_hooks_always_called.pop(key, None)
+        part._backward_hooks.clear()
+        part._backward_pre_hooks.clear()
+    return copied.eval()
+
+
+def _is_part(hook: Any) -> bool:
+    """Whether a hook is a part of what the model computes: torch's weight norms, what a cut model needs."""
+    return type(hook).__module__.startswith(("torch.nn.utils", "manyheads.models"))
+
+
+def _batch(tensors: list[Tensor]) -> int:
+    """The size of the first axis that most tensors share."""
+    sizes = [x.shape[0] for x in tensors]
+    return max(set(sizes), key=lambda size: (sizes.count(size), -sizes.index(size)))
+
+
+def _length(tensors: list[Tensor]) -> int:
+    """The number of tokens, judging by ids (batch, tokens) or vectors (batch, tokens, width); 0 otherwise."""
+    for x in tensors:
+        if (x.dim() == 2 and not x.is_floating_point()) or x.dim() == 3:
+            return int(x.shape[1])
+    return 0
+
+
+def _few(x: Tensor, batch: int) -> Tensor:
+    """A few of the sequences; the first one again where there are fewer, with other contents."""
+    x = x.detach()
+    if x.dim() < 1 or x.shape[0] != batch or batch == SAMPLES:
+        return x.clone()
+    if batch > SAMPLES:
+        return x[:SAMPLES].clone()
+    missing = SAMPLES - batch
+    more = x[:1].expand(missing, *x.shape[1:]).clone()
+    if x.is_floating_point() and x.dim() > 1 and not _is_mask(x):
+        noise = torch.randn(more.shape, generator=torch.Generator().manual_seed(3)).to(more)
+        more = more + noise * (x.float().std(correction=0).to(more) + 0.1)
+    elif x.dtype != torch.bool and x.dim() > 1 and not _is_mask(x):
+        more = torch.stack([_other_ids(row.roll(step + 1), x) for step, row in enumerate(more)])
+    return torch.cat([x, more])
+
+
+def _short(x: Tensor, length: int) -> Tensor:
+    for axis in range(1, x.dim()):
+        if x.shape[axis] == length:
+            left = axis == 1 and _is_mask(x) and not bool(x[:, :LENGTH].any(1).all())
+            x = x.narrow(axis, length - LENGTH if left else 0, LENGTH)
+    return x
+
+
+def _is_mask(x: Tensor) -> bool:
+    """Whether a tensor says yes or no, as masks do: by 0 and 1, or by 0 and something far below."""
+    if x.dtype == torch.bool:
+        return True
+    if x.is_floating_point() and x.dim() == 3 and bool((x == x.flatten()[:1]).all()):
+        return False  # vectors that are all alike
+    return bool(((x == 0) | (x == 1)).all()) or (
+        x.is_floating_point() and bool(((x == 0) | (x < -1e3)).all())
+    )
+
+
+def _other_ids(ids: Tensor, among: Tensor) -> Tensor:
+    """Ids that differ from these, out of those that the batch holds. What stands at the ends of sequences, as
+    padding and other marks do, is neither replaced nor used.
+    """
+    ends = torch.cat([among[..., 0].flatten(), among[..., -1].flatten()]).unique()
+    values = among.unique()
+    plain = values[~torch.isin(values, ends)]
+    if len(plain) < 2:
+        plain, ends = values, ends[:0]
+    if len(plain) < 2:
+        return ids.clone()
+    places = torch.searchsorted(plain, ids.contiguous()).clamp(max=len(plain) - 1)
+    others = plain[(places + 1 + len(plain) // 3) % len(plain)]
+    return torch.where(torch.isin(ids, ends), ids, others)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        items = {key: _changed(item, change) for key, item in value.items()}
+        return items if type(value) is dict else _rebuilt(value, items)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_changed(item, change) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_changed(item, change) for item in value)
+    return copy.deepcopy(value)
+
+
+def _rebuilt(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    try:
+        return type(value)(items)  # type: ignore[call-arg]
+    except TypeError:
+        return items

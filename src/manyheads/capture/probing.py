@@ -1,0 +1,466 @@
+"""Find out what the sites of a model are, on a small probe, by dependence and not by custom.
+
+Three runs of a copy of the model that shares its weights:
+
+1. with every product with weights marked (`dependence`): each attention call is differentiated
+   (`probed_call`), which shows its heads (`head_axes`), whether its keys are tokens, what reads its output;
+   its output is computed again from what was taken for its weights and values;
+2. and 3. with one sequence, and one token, replaced, while attention gives all others what it gave them in
+   the first run: what still changes at other tokens got there in a way that was not seen (`token_mixing`).
+
+What was taken wrongly by custom is put right by what was found, and the first run is repeated to see that it
+holds.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import _pop_mode, _push_mode
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+from manyheads.capture import proof as proofs
+from manyheads.capture.axes import Roles
+from manyheads.capture.call import Call
+from manyheads.capture.call_rows import weight_rows
+from manyheads.capture.dependence import Marks
+from manyheads.capture.interceptor import Interceptor, module_paths
+from manyheads.capture.mask_reading import shown
+from manyheads.capture.probe_inputs import Inputs, candidates, position, replaced, structure_copy
+from manyheads.capture.probed_call import NOTHING_TELLS, Record, record_call
+from manyheads.capture.proof import Proof, SiteProof
+from manyheads.capture.token_mixing import Baseline, Perturbed, is_beside_attention, reasons
+from manyheads.capture.torch_patches import without_checkpoints
+
+_SLOW = 2.0  # seconds after which people are told
+_TRIES = 3  # first runs until custom and proof agree
+_ALSO_READ = (
+    "more than attention's output flows into what reads this head (a norm, a convolution, a residual): "
+    "silence makes zero what attention gives, which is not the same as zeroing the columns that read it"
+)
+
+
+def prove(module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Proof:
+    """What can be proved of the sites of ``module``, at ``path``, which is about to be called so."""
+    called = Inputs(args, kwargs)
+    unfit = _unfit(module, called)
+    if unfit:
+        return Proof(failed=unfit)
+    with _undisturbed(module), _said_when_slow():
+        try:
+            copied = structure_copy(getattr(module, "_orig_mod", module))
+            return _prove(copied, path, called)
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [""])[0][:200]
+            return Proof(failed=f"the probe failed ({type(error).__name__}: {first})")
+
+
+def _unfit(module: nn.Module, called: Inputs) -> str:
+    """Why a model cannot be probed, or nothing."""
+    tensors = [*called.tensors(), *module.parameters()]
+    if any(x.device.type == "meta" for x in tensors):
+        return "tensors on the meta device hold no numbers to probe with"
+    if any(x.is_nested for x in tensors):
+        return "nested tensors cannot be probed"
+    if any(_stands_for_another(x) for x in tensors):
+        return "it runs on tensors that stand for others (torch.func, fake or traced tensors)"
+    return ""
+
+
+def _stands_for_another(x: Tensor) -> bool:
+    wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return wrapped or type(x).__module__.startswith("torch._subclasses")
+
+
+@contextmanager
+def _undisturbed(module: nn.Module) -> Iterator[None]:
+    """A context in which no mode of anybody sees the probe, and random numbers go on afterwards as before."""
+    modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    devices = {x.device.index for x in module.parameters() if x.device.type == "cuda"}
+    try:
+        with ExitStack() as stack:
+            for mode in reversed(modes):
+                if isinstance(mode, DeviceContext):
+                    stack.enter_context(mode)
+            if all(type(mode).__module__.startswith("torch.") for mode in _get_current_dispatch_mode_stack()):
+                stack.enter_context(_disable_current_modes())  # those that count or trace
+            stack.enter_context(without_checkpoints())
+            stack.enter_context(torch.random.fork_rng(devices=[d for d in devices if d is not None]))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            for device in {x.device.type for x in module.parameters()} | {"cpu"}:
+                if torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            yield
+    finally:
+        for mode in reversed(modes):
+            _push_mode(mode)
+
+
+@contextmanager
+def _said_when_slow() -> Iterator[None]:
+    """Tell people at a terminal what is going on when it takes long."""
+    text = "manyheads: finding out what the heads of this model are, once, on a small probe ..."
+    timer = threading.Timer(_SLOW, lambda: print(text, file=sys.stderr))
+    if sys.stderr is not None and sys.stderr.isatty():
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _prove(copied: nn.Module, path: str, called: Inputs) -> Proof:
+    problem: Exception | None = None
+    for inputs in candidates(called):
+        try:
+            return _proof(copied, path, inputs)
+        except Exception as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
+
+
+def _proof(copied: nn.Module, path: str, inputs: Inputs) -> Proof:
+    proof = Proof()
+    for _ in range(_TRIES):
+        records, first = _first_run(copied, path, inputs, proof)
+        if not _put_right(proof, records):
+            break
+    _keep(proof, records)
+    proof.rejected |= {(r.origin.frame[0], r.origin.number) for r in records if not r.tokens}
+    records = [record for record in records if record.tokens]
+    _loops(proof, records)
+    _second_runs(copied, path, inputs, proof, records, first)
+    return proof
+
+
+def _first_run(copied: nn.Module, path: str, inputs: Inputs, proof: Proof) -> tuple[list[Record], Baseline]:
+    """Run the copy with everything marked."""
+    records: list[Record] = []
+    first = Baseline(copied, module_paths(copied, path))
+    marks = Marks([*copied.parameters(), *copied.buffers()], first.see)
+    with marks:
+
+        def see(call: Call) -> Tensor:
+            with torch._C.DisableTorchFunction(), torch.enable_grad():
+                record = record_call(call, marks)
+                records.append(record)
+                written: Tensor = record.output.clone()  # the model may write to it
+                return marks.follow(written)
+
+        probe = inputs.changed(lambda x: _leaf(x, marks))
+        interceptor = _interceptor(copied, see, proof, path)
+        interceptor.embedded = first.ids
+        with interceptor, first, torch.enable_grad():
+            torch.manual_seed(0)  # a model that draws numbers draws the same in every run
+            copied(*probe.args, **probe.kwargs)
+    for record in records:
+        record.readers = marks.readers.get(id(record.output), [])
+    return records, first
+
+
+def _interceptor(
+    copied: nn.Module, see: Callable[[Call], Tensor | None], proof: Proof, path: str
+) -> Interceptor:
+    """What sees the calls of a probe; whose sequence is whose does not matter here."""
+    interceptor = Interceptor(copied, see, parts=True, proof=proof, prefix=path)
+    interceptor.follows_streams = False
+    return interceptor
+
+
+def _leaf(x: Tensor, marks: Marks) -> Tensor:
+    return marks.leaf(x, (-1,), ()) if x.is_floating_point() and x.dim() > 1 else x.detach().clone()
+
+
+def _put_right(proof: Proof, records: list[Record]) -> bool:
+    """Overrule custom where the weights show something else; whether there was anything new."""
+    wanted: dict[proofs.Key, set[tuple[Roles, int]]] = {}
+    for record in records:
+        if record.wanted is not None:
+            wanted.setdefault(record.origin.key, set()).add(record.wanted)
+    fresh = {key: next(iter(found)) for key, found in wanted.items() if len(found) == 1}
+    fresh = {key: found for key, found in fresh.items() if proof.roles.get(key) != found}
+    proof.roles |= fresh
+    return bool(fresh)
+
+
+def _keep(proof: Proof, records: list[Record]) -> None:
+    """Keep what custom got right by looking at sizes, which may be others in the next batch."""
+    kept: dict[proofs.Key, set[tuple[Roles, int]]] = {}
+    for record in records:
+        origin = record.origin
+        if record.tokens and not (
+            record.problem or record.wanted or record.call.again or "h" in origin.result[1:2]
+        ):
+            single = origin.heads == 1 and "n" in origin.result
+            roles = tuple("b" if single and role == "n" else role for role in origin.result)
+            kept.setdefault(origin.key, set()).add((roles, origin.heads))
+    proof.roles |= {
+        key: next(iter(found)) for key, found in kept.items() if len(found) == 1 and key not in proof.roles
+    }
+
+
+def _loops(proof: Proof, records: list[Record]) -> None:
+    """Find modules that make several calls for one site: for pieces of the batch, or for some heads each."""
+    by_run: dict[tuple[str, int], list[Record]] = {}
+    for record in records:
+        if not record.call.again:
+            by_run.setdefault(record.origin.frame, []).append(record)
+    for (path, _), calls in by_run.items():
+        if len(calls) < 2 or path in proof.cycles:
+            continue
+        cycle = _cycle(calls)
+        if cycle:
+            proof.cycles[path] = cycle
+            proof.heads[path] = sum(record.call.output.shape[1] for record in calls[:cycle])
+            continue
+        for record in calls:
+            alike = (other for other in calls if other.origin.key == record.origin.key)
+            again = [other for other in alike if other is not record and record.rows & other.rows]
+            if any(record.rows != other.rows or not _same_queries(record, other) for other in again):
+                record.problem = (
+                    record.problem or "it is called several times for the same heads, in no plain order"
+                )
+
+
+def _cycle(calls: list[Record]) -> int:
+    """After how many of these calls of one module the same heads come again; 0 when each is a site of its
+    own."""
+    sequence = [(record.rows, record.origin.key) for record in calls]  # the same code, for other tokens
+    cycle = sequence.index(sequence[0], 1) if sequence[0] in sequence[1:] else len(calls)
+    if any(each != sequence[i % cycle] for i, each in enumerate(sequence)) or not all(r.rows for r in calls):
+        return 0
+    for number, record in enumerate(calls):  # the same heads again must be for other tokens
+        before = calls[number % cycle : number : cycle]
+        if any(record.data & other.data or _same_queries(record, other) for other in before):
+            return 0
+    if cycle == 1:
+        return 1
+    heads = calls[:cycle]
+    shapes = {(*r.call.output.shape[1:], r.call.keys) for r in heads}
+    distinct = len(frozenset().union(*(r.rows for r in heads))) == sum(len(r.rows) for r in heads)
+    width = sum(r.call.output.shape[1] * r.call.output.shape[3] for r in heads)
+    summed = any(reader.calls > 1 and reader.width < width for r in heads for reader in r.readers)
+    return 0 if len(shapes) > 1 or not distinct or summed else cycle
+
+
+def _causal_pieces(proof: Proof, names: list[str], records: list[Record]) -> None:
+    """Whether pieces of a site's queries, one after the other, read nothing that comes after them."""
+    for name, site in proof.sites.items():
+        if site.scattered:
+            pieces = [record for record, other in zip(records, names, strict=True) if other == name]
+            reached, asked, causal = 0, 0, True
+            for piece in pieces:
+                asked += piece.call.queries
+                weights = weight_rows(
+                    piece.call, list(range(piece.call.output.shape[1])), list(range(piece.call.queries))
+                )
+                last = (weights != 0).flatten(0, 2).any(0).nonzero()
+                reached = max(reached, int(last[-1]) + 1 if last.numel() else 0)
+                causal &= reached <= asked
+            site.causal = causal and asked > 1
+
+
+def _same_queries(first: Record, second: Record) -> bool:
+    """Whether two calls have the same queries: for other masks, or other keys."""
+    if first.query is None or second.query is None:
+        return bool(first.data & second.data)
+    return first.query.shape == second.query.shape and torch.equal(first.query, second.query)
+
+
+def _second_runs(
+    copied: nn.Module, path: str, inputs: Inputs, proof: Proof, records: list[Record], first: Baseline
+) -> None:
+    """Run the copy with a sequence and with a token replaced: what changes where, and what it is called."""
+    sequence = _second_run(copied, path, inputs, proof, records, first, axis=0)
+    token = _second_run(copied, path, inputs, proof, records, first, axis=1)
+    names = token.names or sequence.names
+    if any(_reads_more(record, rows) for record, rows in zip(records, token.rows, strict=True)):
+        start = _second_run(copied, path, inputs, proof, records, first, axis=1, at=lambda size: 0).rows
+    else:
+        start = [None] * len(records)
+    if len(names) != len(records):
+        raise ValueError("it does not make the same attention calls when it is run again")
+    for number, (name, record) in enumerate(zip(names, records, strict=True)):
+        site = proof.sites.setdefault(name, SiteProof())
+        if record.call.again:
+            continue
+        if record.problem or record.wanted:
+            site.verified = False
+            site.refuted |= record.problem != NOTHING_TELLS
+            site.reason = (
+                record.problem or "its heads are not where custom has them, and other calls disagree"
+            )
+        if any(not reader.linear for reader in record.readers) and _ALSO_READ not in site.notes:
+            site.notes.append(_ALSO_READ)
+        site.own = _own_keys(record, sequence.rows[number], token.rows[number], start[number])
+        site.memory = _are_learned(record, site.own, token.rows[number])
+        path = record.origin.frame[0]
+        site.scattered |= (
+            proof.cycles.get(path) == 1 and record.call.queries < record.call.keys and not site.memory
+        )
+        site.content_masks |= sequence.hidden[number]
+    _causal_pieces(proof, names, records)
+    proof.token_embeddings = token.embeddings
+    leaks = {*sequence.leaks, *token.leaks}
+    proof.missed = reasons(leaks, first, {record.origin.frame[0] for record in records})
+    for name, record in zip(names, records, strict=True):
+        path = record.origin.frame[0]
+        half_seen, site = proof.missed.get(path), proof.sites[name]
+        if half_seen is None:
+            continue
+        if is_beside_attention(path, first):
+            site.notes += [half_seen] * (half_seen not in site.notes)
+        elif site.verified:
+            site.verified, site.reason = False, half_seen
+
+
+Rows = tuple[Tensor, Tensor] | None  # which queries and keys of a call changed
+
+
+@dataclass
+class Second:
+    """What a second run shows: for each call the name of its site, and which rows of its queries and keys
+    changed."""
+
+    names: list[str] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+    hidden: list[bool] = field(default_factory=list)  # other keys are hidden now
+    leaks: set[str] = field(default_factory=set)
+    embeddings: frozenset[int] | None = None
+
+
+def _second_run(
+    copied: nn.Module,
+    path: str,
+    inputs: Inputs,
+    proof: Proof,
+    records: list[Record],
+    first: Baseline,
+    axis: int,
+    at: Callable[[int], int] | None = None,
+) -> Second:
+    other = replaced(inputs, axis, at)
+    run = Second(rows=[None] * len(records), hidden=[False] * len(records))
+    size = max((x.shape[axis] for x in inputs.tensors() if 1 < x.dim() < 4), default=0) if axis else 0
+    if axis and not size:  # images: a pixel
+        size = max((x.shape[-1] * x.shape[-2] for x in inputs.tensors() if x.dim() >= 4), default=0)
+    size = size or max((x.shape[0] for x in inputs.tensors() if x.dim() > 1), default=1)
+    asked = {(record.call.queries, record.call.keys) for record in records}
+    index = (at or position)(size)
+    sequences = max((x.shape[0] for x in inputs.tensors() if x.dim() > 1), default=1)
+    perturbed = Perturbed(first, max(2, size), index, sequences, asked)
+
+    def see(call: Call) -> Tensor | None:
+        with torch._C.DisableTorchFunction():
+            number = len(run.names)
+            run.names.append(call.site.name)
+            if number >= len(records) or records[number].output.shape != call.output.shape:
+                return None
+            record, changed = records[number], None
+            if (
+                record.query is not None
+                and call.query is not None
+                and call.key is not None
+                and record.key is not None
+            ):
+                changed = run.rows[number] = (
+                    _changed_rows(call.query, record.query),
+                    _changed_rows(call.key, record.key),
+                )
+            if (
+                call.scores is not None
+                and record.hidden is not None
+                and record.hidden.shape == call.scores.shape
+            ):
+                run.hidden[number] = not torch.equal(shown(call.scores), record.hidden)
+            kept = record.output.detach()
+            if changed is None or changed[0].shape != (kept.shape[0], kept.shape[2]):
+                return kept
+            return torch.where(
+                changed[0][:, None, :, None], call.output, kept
+            )  # the replaced token's own row
+
+    probe = other if other is not None else inputs.changed(lambda x: x.detach().clone())
+    interceptor = _interceptor(copied, see, proof, path)
+    interceptor.embedded = perturbed.ids
+    with interceptor, perturbed, torch.no_grad():
+        torch.manual_seed(0)
+        copied(*probe.args, **probe.kwargs)
+    run.leaks = perturbed.leaks if other is not None else set()
+    if axis and other is not None and len(perturbed.ids) == len(first.ids):
+        pairs = zip(perturbed.ids, first.ids, strict=True)
+        run.embeddings = frozenset(i for i, (now, then) in enumerate(pairs) if not torch.equal(now, then))
+    return run
+
+
+def _changed_rows(now: Tensor, before: Tensor) -> Tensor:
+    """Which tokens of (batch, heads, tokens, width) changed, in any sequence and head: (batch, tokens)."""
+    if now.shape != before.shape:
+        return torch.zeros(now.shape[0], now.shape[2], dtype=torch.bool)
+    tiny = 1e-5 * float(before.abs().max().nan_to_num(1.0)) if before.numel() else 0.0
+    return ((now - before).abs() > tiny).any(3).any(1)
+
+
+def _reads_more(record: Record, token: Rows) -> bool:
+    """Whether a call reads more tokens than it has queries for, and a token it reads is none of its
+    queries."""
+    return token is not None and record.call.queries < record.call.keys and not bool(token[0].any())
+
+
+def _own_keys(record: Record, sequence: Rows, token: Rows, start: Rows) -> tuple[int, int | None] | None:
+    """How many keys stand before and after those of the queries themselves; None when nobody can tell.
+
+    Where the queries are some of the tokens that are read, as in class attention, what stands after is not
+    known.
+    """
+    if token is None or sequence is None or record.call.blocked:
+        return None
+    extra = record.call.keys - record.call.queries
+    before = _offset(token)
+    if before is not None:
+        return (before, extra - before) if 0 <= before <= extra else None
+    if bool(token[0].any()) or extra <= 0:
+        return None
+    before = None if start is None else _offset(start)
+    if before is not None and 0 <= before <= extra and record.call.queries == 1:
+        return before, None
+    steady = (~sequence[1].any(0)).nonzero().flatten().tolist()
+    if not bool(sequence[0].any()) and len(steady) == record.call.queries:
+        return steady[0], None  # the only tokens that come from no input are the queries
+    return None
+
+
+def _offset(changed: tuple[Tensor, Tensor]) -> int | None:
+    """How far the key of the replaced token stands behind its query."""
+    queries, keys = (rows.any(0).nonzero().flatten().tolist() for rows in changed)
+    return int(keys[0] - queries[0]) if len(queries) == len(keys) == 1 else None
+
+
+def _are_learned(record: Record, own: tuple[int, int | None] | None, token: Rows) -> bool:
+    """Whether the keys before and after those of the queries are the same for every sequence, as parameters
+    are."""
+    if own is None or own[1] is None or not own[0] + own[1] or record.key is None or record.key.shape[0] < 2:
+        return False
+    keys, call = record.key.shape[2], record.call
+    real = [] if token is None else token[0].any(0).nonzero().flatten().tolist()  # others may be padding
+    weights = weight_rows(call, list(range(call.output.shape[1])), real or list(range(call.queries)))
+    if not bool(torch.cat([weights[..., : own[0]], weights[..., keys - own[1] :]], -1).any()):
+        return False  # a cache that is not yet full
+    extra = torch.cat([record.key[:, :, : own[0]], record.key[:, :, keys - own[1] :]], 2)
+    return bool(torch.isclose(extra, extra[:1], rtol=1e-4, atol=1e-6).all())
+
+
+proofs.register(prove)

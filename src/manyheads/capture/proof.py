@@ -1,0 +1,158 @@
+"""Proofs: what is known of the sites of a model, and where it is kept.
+
+`prove` (in `probing`) finds it out by running a small probe; `proof_of` does that once for each model and way
+of calling it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from manyheads.capture.axes import Roles
+from manyheads.capture.site import Site
+
+Key = tuple[str, str, int]  # the module, the kind of function, the number of axes
+
+
+@dataclass
+class SiteProof:
+    """What was proved of one site.
+
+    verified: heads, weights and values are what they were taken for; ``reason`` says why not.
+    refuted: they are not, so that its numbers would be wrong; otherwise there was nothing to prove it by.
+    notes: what one should know to read its numbers.
+    own: how many keys stand before and after those of the queries themselves; ``memory``: they are learned.
+    scattered: each call has some of the queries, standing somewhere among the keys; ``causal``: none reads
+        ahead.
+    content_masks: which keys are hidden depends on the tokens.
+    """
+
+    verified: bool = True
+    reason: str = ""
+    refuted: bool = False
+    notes: list[str] = field(default_factory=list)
+    own: tuple[int, int | None] | None = None
+    memory: bool = False
+    scattered: bool = False
+    causal: bool = False
+    content_masks: bool = False
+
+
+@dataclass
+class Proof:
+    """What was proved of a model.
+
+    roles: what the axes of a function's result are, where custom has it wrong, and the heads in a merged one.
+    rejected: products of weights and values that are no attention over tokens: (module, which of its
+        products).
+    cycles: for modules that make several calls for one site, after how many the same heads come again.
+    sites: by name.
+    token_embeddings: which embeddings of a forward are those of tokens; None when nobody could tell.
+    missed: modules that mix tokens in a way that was not seen, and how.
+    failed: why nothing could be proved, or nothing.
+    """
+
+    roles: dict[Key, tuple[Roles, int]] = field(default_factory=dict)
+    rejected: set[tuple[str, int]] = field(default_factory=set)
+    cycles: dict[str, int] = field(default_factory=dict)
+    heads: dict[str, int] = field(default_factory=dict)
+    sites: dict[str, SiteProof] = field(default_factory=dict)
+    token_embeddings: frozenset[int] | None = None
+    missed: dict[str, str] = field(default_factory=dict)
+    failed: str = ""
+
+    def tell(self, site: Site) -> None:
+        """Let a site know what was proved of it."""
+        proved = self.sites.get(site.name)
+        if proved is None:
+            site.reason = self.failed or "the probe did not reach it"
+            return
+        site.verified, site.reason, site.own = proved.verified, proved.reason, proved.own
+        site.refuted = proved.refuted
+        site.causal |= proved.causal
+        site.memory, site.scattered, site.content_masks = (
+            proved.memory,
+            proved.scattered,
+            proved.content_masks,
+        )
+        for note in proved.notes:
+            site.note(note)
+
+
+Prover = Callable[[nn.Module, str, tuple[Any, ...], Mapping[str, Any]], Proof]
+_prover: Prover | None = None
+_proofs: weakref.WeakKeyDictionary[nn.Module, dict[Any, Proof]] = weakref.WeakKeyDictionary()
+_lock = threading.RLock()
+
+
+def register(prover: Prover) -> None:
+    """Say what finds a proof: it runs models, which this module must not know of."""
+    global _prover
+    _prover = prover
+
+
+def proof_of(
+    model: nn.Module,
+    module: nn.Module,
+    path: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    structure: int | None = None,
+) -> Proof:
+    """The proof for a model whose part ``module`` at ``path`` is about to be called with these arguments.
+
+    ``structure`` is that of the part (`structure_of`), where it is at hand.
+    """
+    if _prover is None:
+        return Proof(failed="nothing was proved")
+    structure = structure_of(module) if structure is None else structure
+    key = path, structure, _signature((args, dict(kwargs)))
+    with _lock:
+        proofs = _proofs.setdefault(model, {})
+        proof = proofs.get(key) or proofs.get(failed := (*key, _sizes((args, dict(kwargs)))))
+        if proof is None:
+            proof = _prover(module, path, args, kwargs)
+            proofs[failed if proof.failed else key] = proof  # what fails may only have been too long
+    return proof
+
+
+def forget(model: nn.Module) -> None:
+    """Prove again what is known of a model, when it is next run."""
+    with _lock:
+        _proofs.pop(model, None)
+
+
+def structure_of(module: nn.Module) -> int:
+    """A number that changes when parts of a module are exchanged, its weights get other shapes, or its
+    attention is computed in another way.
+    """
+    config = getattr(module, "config", None)
+    kind = getattr(config, "_attn_implementation", None)
+    parts = tuple((name, type(part)) for name, part in module.named_modules())
+    return hash((kind, parts, tuple(parameter.shape for parameter in module.parameters())))
+
+
+def _sizes(value: Any) -> Any:
+    """The shapes of the tensors among some arguments."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return tuple(_sizes(item) for item in value) if isinstance(value, list | tuple) else None
+
+
+def _signature(value: Any) -> Any:
+    """What kind of arguments these are, whatever their sizes."""
+    if isinstance(value, Tensor):
+        return value.dim(), value.is_floating_point()
+    if isinstance(value, Mapping):
+        return tuple((str(name), _signature(item)) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(_signature(item) for item in value)
+    return type(value), value if isinstance(value, bool | str) else None

@@ -1,0 +1,288 @@
+"""Which weights touch each head, as one run of a model shows it; `weights` says what that means.
+
+Every product with weights takes its other factor as a constant, so that a tensor's history goes back to the
+last weights it passed and no further. At an attention call the head's queries, keys, values and output are
+then differentiated by those weights: what is not zero belongs to the head. Behind the call, the output is
+followed to the product that reads it, and the head's share of that product is differentiated in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from manyheads.capture.call import Call
+from manyheads.capture.interceptor import Interceptor
+from manyheads.capture.site import Site
+from manyheads.common.devices import for_float64
+from manyheads.common.preserved_state import evaluating
+from manyheads.common.run_batch import run
+
+_CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+_PRODUCTS = {
+    F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, Tensor.mm,
+    torch.bmm, Tensor.bmm, torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm, torch.einsum,
+    torch.tensordot, F.bilinear, *_CONVOLUTIONS,
+}  # fmt: skip
+# What may be done to a parameter before it is used as a weight.
+_VIEWS = (
+    "T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Slice", "Select", "Split",
+    "SplitWithSizes", "Unbind", "Narrow", "Unsqueeze", "Squeeze", "Expand", "Cat", "Stack", "ToCopy", "Alias",
+    "Clone", "Index", "IndexSelect", "Mul", "Div",
+)  # fmt: skip
+
+
+def traces(model: nn.Module, batch: Any) -> dict[str, Trace]:
+    """What is known of each site after one run of the model, in eval mode; it is left as it was."""
+    with _ready(model) as names:
+        local = _Local(names)
+        with local, Interceptor(model, local.see), torch.enable_grad():
+            try:
+                run(model, batch)
+            except (RuntimeError, NotImplementedError) as error:
+                raise ValueError(
+                    f"model: it cannot be differentiated, which shows what weights a head has ({error}); "
+                    "expected functions that have a gradient"
+                ) from error
+    for trace in local.traces.values():
+        trace.factors, trace.added = local.factors, local.added
+    return local.traces
+
+
+@contextmanager
+def _ready(model: nn.Module) -> Iterator[dict[int, str]]:
+    """The model in eval mode with gradients for everything it holds: gives the names of those by id."""
+    held = {
+        id(tensor): (name, tensor)
+        for name, tensor in (*_own_buffers(model), *model.named_parameters())
+        if tensor.is_floating_point()
+    }
+    frozen = [tensor for _, tensor in held.values() if not tensor.requires_grad]
+    with evaluating(model):
+        for tensor in frozen:
+            tensor.requires_grad_(True)
+        yield {key: name for key, (name, _) in held.items()}
+
+
+def _own_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers of a model, but for those of torch's own modules: running statistics have no gradient."""
+    for name, buffer in model.named_buffers():
+        holder = model.get_submodule(name.rpartition(".")[0])
+        if not type(holder).__module__.startswith("torch.nn."):
+            yield name, buffer
+
+
+class Trace:
+    """What is known of one site: for each role and parameter, which indices along each axis touch a head."""
+
+    def __init__(self, site: Site, d_key: int | None, d_value: int) -> None:
+        self.site, self.d_key, self.d_value = site, d_key, d_value
+        # (role, parameter) -> for each axis (heads + 1, size): touched by the head, or by one channel of it
+        self.touched: dict[tuple[str, str], list[Tensor]] = {}
+        self.factors: set[str] = set()  # parameters that were a factor of a product
+        self.added: set[str] = set()  # parameters that were added to one
+
+    def touch(self, role: str, name: str, head: int, gradient: Tensor) -> None:
+        """Note that a gradient of this head by this parameter was found; ``head`` is -1 for the channel."""
+        found = gradient != 0  # True for NaN, too
+        axes = self.touched.get((role, name))
+        if axes is None:
+            axes = [torch.zeros(self.site.heads + 1, size, dtype=torch.bool) for size in gradient.shape]
+            self.touched[role, name] = axes
+        for axis, rows in enumerate(axes):
+            others = [other for other in range(found.dim()) if other != axis]
+            rows[head] |= (found.any(others) if others else found).cpu()
+
+
+class _Local(TorchFunctionMode):
+    """Takes the data that goes into products with weights as constants, and looks at what reads heads."""
+
+    def __init__(self, names: dict[int, str]) -> None:
+        super().__init__()
+        self.names = names
+        self.traces: dict[str, Trace] = {}
+        self.gates: dict[int, tuple[Tensor, Trace]] = {}
+        self.factors: set[str] = set()
+        self.added: set[str] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for kind in types:
+            if not issubclass(kind, Tensor):  # it stands for a tensor, and calls again with that
+                with self:
+                    return kind.__torch_function__(func, types, args, kwargs)
+        with _history():
+            if func in _PRODUCTS and torch.is_grad_enabled():
+                return self._product(func, args, kwargs)
+            return func(*args, **kwargs)
+
+    def see(self, call: Call) -> Tensor:
+        """Differentiate one attention call, and put gates behind it."""
+        with torch._C.DisableTorchFunction(), _history():
+            site = call.site
+            trace = self.traces.get(site.name)
+            if trace is None:
+                d_key = None if call.query is None else call.query.shape[-1]
+                trace = self.traces[site.name] = Trace(site, d_key, call.output.shape[-1])
+            for role, tensor in (("query", call.query), ("key", call.key), ("value", call.value)):
+                if tensor is not None:
+                    self._differentiate(trace, role, tensor)
+            biases = [mask for mask in call.mask.tensors if mask.requires_grad and mask.dim() > 2]
+            for tensor in (call.scores, *(mask[(None,) * (4 - mask.dim())] for mask in biases)):
+                if tensor is not None and tensor.shape[1] == site.heads:
+                    self._differentiate(trace, "extra", tensor.masked_fill(tensor.isinf(), 0.0))
+            self._differentiate(trace, "extra", call.output)
+            gate = torch.ones(
+                site.heads, call.output.shape[-1], dtype=call.output.dtype, device=call.output.device
+            )
+            gate.requires_grad_(True)
+            self.gates[id(gate)] = gate, trace
+            return call.output.detach() * gate.unsqueeze(1)
+
+    def _differentiate(self, trace: Trace, role: str, tensor: Tensor) -> None:
+        """Differentiate each head of a tensor (batch, heads or key heads, length, width)."""
+        leaves = [leaf for leaf in _leaves(tensor) if id(leaf) in self.names]
+        if not leaves:
+            return
+        count, heads = tensor.shape[1], trace.site.heads
+        reads = range(heads) if count == heads else trace.site.kv_heads
+        direction = _direction(tensor)
+        parts = [tensor[:, head] * direction[:, head] for head in range(count)]
+        parts.append(parts[0][..., :1])  # one channel, to tell rows from columns where heads cannot
+        for number, part in enumerate(parts):
+            found = torch.autograd.grad(part.sum(), leaves, retain_graph=True, allow_unused=True)
+            mine = [head for head in range(heads) if reads[head] == number] if number < count else [-1]
+            for leaf, gradient in zip(leaves, found, strict=True):
+                for head in mine if isinstance(gradient, Tensor) else ():
+                    trace.touch(role, self.names[id(leaf)], head, gradient)
+
+    def _product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _is_channelwise(func, args, kwargs):
+            return func(*args, **kwargs)
+        tensors = [x for arg in (*args, *kwargs.values()) for x in _tensors(arg)]
+        data = tensors[:1] if func is F.linear else [x for x in tensors if not self._is_weight(x)]
+        if len(data) == len(tensors):
+            return func(*args, **kwargs)
+        constant = {id(x) for x in data}
+        for x in tensors:
+            if id(x) not in constant:
+                names = {self.names[id(leaf)] for leaf in _leaves(x) if id(leaf) in self.names}
+                (self.added if x.dim() == 1 else self.factors).update(names)
+        self._read(data, func, args, kwargs)
+        fixed = [_detached(arg, constant) for arg in args]
+        return func(*fixed, **{name: _detached(arg, constant) for name, arg in kwargs.items()})
+
+    def _read(self, data: list[Tensor], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """If this product reads the output of heads, find out which of its weights read which head."""
+        reads = {id(leaf) for x in data if x.requires_grad for leaf in _leaves(x)} & set(self.gates)
+        if not reads:
+            return
+        out = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            leaves = [leaf for leaf in _leaves(out) if id(leaf) in self.names]
+            direction = _direction(out)
+            for key in reads:
+                gate, trace = self.gates[key]
+                (shares,) = torch.autograd.grad((out * direction).sum(), gate, create_graph=True)
+                if not shares.requires_grad:
+                    continue
+                parts = [*shares.sum(1), shares[0, 0]]
+                for number, share in enumerate(parts):
+                    found = torch.autograd.grad(share, leaves, retain_graph=True, allow_unused=True)
+                    for leaf, gradient in zip(leaves, found, strict=True):
+                        if gradient is not None:
+                            head = number if number < trace.site.heads else -1
+                            trace.touch("output", self.names[id(leaf)], head, gradient)
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        """Whether this is a parameter, or views of parameters."""
+        if id(tensor) in self.names:
+            return True
+        return tensor.grad_fn is not None and all(
+            id(node.variable) in self.names if hasattr(node, "variable") else _kind(node) in _VIEWS
+            for node in _nodes(tensor)
+        )
+
+
+def _history() -> Any:
+    """A context in which tensors keep their history also inside a checkpoint, which would give it up and run
+    things again to have it back.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
+def _is_channelwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """A product in which each channel, or each head, sees only itself: no projection, but something on the
+    way.
+    """
+    if func is torch.einsum and isinstance(args[0], str) and args[0].count(",") == 1 and "->" in args[0]:
+        left, right, out = args[0].replace(" ", "").replace("->", ",").split(",")
+        return bool(set(left) & set(right) & set(out) - {"."})
+    if func not in _CONVOLUTIONS:
+        return False
+    given = dict(
+        zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), args, strict=False)
+    )
+    given |= kwargs
+    return bool(given.get("groups", 1) == given["weight"].shape[0] != 1)
+
+
+def _direction(tensor: Tensor) -> Tensor:
+    """Numbers without pattern, in which nothing cancels, that leave the random numbers of others alone."""
+    steps = torch.arange(1, tensor.numel() + 1, device=for_float64(tensor.device), dtype=torch.float64)
+    return torch.cos(steps * steps * 0.7).add(0.1).to(tensor.dtype).to(tensor.device).view(tensor.shape)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _detached(value: Any, constant: set[int]) -> Any:
+    if isinstance(value, Tensor):
+        return _shown(value.detach()) if id(value) in constant else value
+    if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
+        return type(value)([_detached(item, constant) for item in value])
+    return value
+
+
+def _shown(data: Tensor) -> Tensor:
+    """The data of a product, or other numbers where it is all zeros, which would hide the weights: DETR's
+    decoder begins like that.
+    """
+    return data if bool(data.any()) else _direction(data)
+
+
+def _nodes(tensor: Tensor) -> Iterator[Any]:
+    """The nodes of a tensor's history, each once."""
+    waiting, seen = [tensor.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        waiting += [before for before, _ in node.next_functions]
+
+
+def _kind(node: Any) -> str:
+    """What a node of the history did: "Add", "View", ..."""
+    return str(node.name()).partition("Backward")[0]
+
+
+def _leaves(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a tensor's history starts from."""
+    if tensor.is_leaf:
+        return [tensor] if tensor.requires_grad else []
+    return [node.variable for node in _nodes(tensor) if hasattr(node, "variable")]

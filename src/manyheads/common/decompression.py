@@ -1,0 +1,115 @@
+"""Bytes and pictures out of files and archives: what claims to be enormous is refused, not unpacked."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from manyheads.common.json_files import in_one_sentence, read_bytes, regular_file
+
+# What is packed may grow to this many times its size, or to this many bytes.
+GROWTH, FLOOR = 200, 200_000_000
+MOST_PIXELS = 2**26  # of a picture
+
+
+def content_of(file: Any, name: str) -> bytes:
+    """The bytes of a file, or of a member of an archive (`zipfile.Path`).
+
+    Parameters
+    ----------
+    file: which one.
+    name: what the sentence of a ValueError begins with: an option, as ``data``.
+    """
+    if not isinstance(file, zipfile.Path):
+        return read_bytes(Path(file), name)
+    try:
+        info = file.root.getinfo(file.at)
+        _check_growth(info.file_size, info.compress_size, f"{name}: {file}")
+        return file.read_bytes()
+    except (OSError, EOFError, LookupError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        raise ValueError(f"{name}: {file} cannot be read ({_said(error)}); pack the archive again") from None
+
+
+def open_archive(path: Path, name: str) -> zipfile.ZipFile:
+    """A zip archive; what is in it is read by `content_of`."""
+    try:
+        return zipfile.ZipFile(regular_file(path, name))
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{name}: {path} is no zip archive that can be read ({_said(error)})") from None
+
+
+def check_archive(content: bytes, name: str) -> None:
+    """Raise a ValueError when the members of a zip archive are together much larger than it is."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            total = sum(info.file_size for info in archive.infolist())
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{name} is no archive that can be read ({_said(error)})") from None
+    _check_growth(total, len(content), name)
+
+
+def unpacked(content: bytes, name: str) -> bytes:
+    """What gzip packed; content that is not packed is left as it is.
+
+    >>> unpacked(gzip.compress(b"ACGT"), "data: a.fa.gz"), unpacked(b"ACGT", "data: a.fa")
+    (b'ACGT', b'ACGT')
+    """
+    if content[:2] != b"\x1f\x8b":
+        return content
+    most = max(FLOOR, GROWTH * len(content))
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            found = file.read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{name} is damaged ({_said(error)}); get it again") from None
+    _check_growth(len(found), len(content), name)
+    return found
+
+
+@contextmanager
+def open_picture(file: Any, name: str) -> Iterator[Any]:
+    """A picture of Pillow, from a file or one in an archive; whatever is wrong with it is one sentence.
+
+    Parameters
+    ----------
+    file: which one.
+    name: what the sentence begins with: an option, as ``images``.
+    """
+    try:
+        import PIL
+        from PIL import Image
+    except ImportError:
+        raise ImportError("pictures need Pillow: pip install 'manyheads[train]'") from None
+    content = content_of(file, name)
+    with (
+        in_one_sentence(f"{name}: {file} is no picture that can be read; repair it or take it away"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # about damage that Pillow can live with
+        try:
+            opened = Image.open(io.BytesIO(content))
+        except PIL.UnidentifiedImageError:
+            raise ValueError("of no kind that Pillow knows") from None
+        with opened as picture:
+            if math.prod(picture.size) > MOST_PIXELS:
+                raise ValueError(f"{picture.size[0]:,} x {picture.size[1]:,} pixels, over {MOST_PIXELS:,}")
+            yield picture
+
+
+def _check_growth(size: int, packed: int, name: str) -> None:
+    if size > max(FLOOR, GROWTH * packed):
+        raise ValueError(
+            f"{name} has {packed:,} bytes and would unpack to {size:,}; unpack it yourself if that is right"
+        )
+
+
+def _said(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0] or type(error).__name__

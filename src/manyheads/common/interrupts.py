@@ -1,0 +1,113 @@
+"""Ctrl-C, with one meaning everywhere.
+
+The first one is noted: what runs finishes its unit (a batch, a step), keeps what it has, and says so. The
+second one does what Ctrl-C did before: in the `manyheads` command it leaves at once, in Python it raises
+KeyboardInterrupt. The command's exit code is 130 in both cases. A request to end (SIGTERM) counts alike.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
+
+from manyheads.common.whole_files import remove_unfinished
+
+EXIT_CODE = 130
+# torchrun tells its processes of a Ctrl-C that the terminal has told them already.
+_SAME = 1.0  # second
+
+_noted: threading.Event | None = None  # of the outermost `interruptible`
+Item = TypeVar("Item")
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Inside, the first Ctrl-C is noted, and what this gives says whether it was; the second one is not.
+
+    Contexts inside of each other share what is noted. In threads other than the main one, which no signal
+    reaches, nothing changes.
+
+    >>> with interruptible() as interrupted:
+    ...     before = interrupted()
+    ...     signal.raise_signal(signal.SIGINT)
+    ...     before, interrupted()
+    (False, True)
+    """
+    global _noted
+    if _noted is not None or threading.current_thread() is not threading.main_thread():
+        noted = _noted or threading.Event()
+        yield noted.is_set
+        return
+    noted, at = threading.Event(), 0.0
+    before: dict[int, signal.Handlers | Callable[[int, FrameType | None], object] | int | None] = {}
+
+    def note(kind: int, frame: FrameType | None) -> None:
+        nonlocal at
+        if not noted.is_set():
+            at = time.monotonic()
+            noted.set()
+        elif int(os.environ.get("WORLD_SIZE", 1)) == 1 or time.monotonic() - at > _SAME:
+            previous = before[kind]
+            if callable(previous):
+                previous(kind, frame)
+            else:
+                signal.signal(kind, previous or signal.SIG_DFL)
+                signal.raise_signal(kind)
+
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        before[kind] = signal.getsignal(kind)
+        signal.signal(kind, note)
+    _noted = noted
+    try:
+        yield noted.is_set
+    finally:
+        _noted = None
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, raised between two units, so that nothing is half done."""
+
+
+def interrupted() -> bool:
+    """Whether Ctrl-C was pressed inside the `interruptible` that runs now, if one does."""
+    return _noted is not None and _noted.is_set()
+
+
+def stop_if_interrupted() -> None:
+    """Raise `Interrupted` if Ctrl-C was noted: for calls between two units, deep inside of the work."""
+    if interrupted():
+        raise Interrupted
+
+
+def until_interrupted(items: Iterable[Item]) -> Iterator[Item]:
+    """The items up to Ctrl-C, for work that keeps what it has when there are no more.
+
+    >>> with interruptible():
+    ...     for number in until_interrupted(range(5)):
+    ...         if number == 1:
+    ...             signal.raise_signal(signal.SIGINT)
+    ...         print(number)
+    0
+    1
+    """
+    for item in items:
+        if interrupted():
+            return
+        yield item
+
+
+def leave_at_once(*_: object) -> None:
+    """End this process, without a word: what Ctrl-C does in the command where nothing is to be kept."""
+    remove_unfinished()
+    for stream in (1, 2):
+        if os.isatty(stream):
+            os.write(stream, b"\x1b[?25h\n")  # progress bars hide the cursor
+    os._exit(EXIT_CODE)

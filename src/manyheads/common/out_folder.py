@@ -1,0 +1,41 @@
+"""The folder that results go to: made and held before the work, mistakes said in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from manyheads.common.locks import LOCK, locked
+from manyheads.common.processes import rank
+from manyheads.common.whole_files import tidy
+
+
+@contextmanager
+def prepared(out: Path) -> Iterator[None]:
+    """Make the folder and see that it can be written, before the work and not after it; then hold it, so that
+    no other process mixes its files with ours.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out) as probe:
+            probe.write(b"\0")
+    except OSError as error:
+        raise OSError(f"out: {out} cannot be written ({error.strerror}); give another folder") from error
+    if rank() > 0:
+        yield
+        return
+    with locked(out / LOCK, f"out: {out}"):
+        tidy(out)
+        yield
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"out: writing under {out} failed ({error.strerror}); make room or give another folder"
+        ) from error

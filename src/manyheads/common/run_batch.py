@@ -1,0 +1,21 @@
+"""Running a model on a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+
+def run(model: nn.Module, batch: Any) -> Any:
+    """Run a model on a batch: a dict as keyword arguments, a tuple or list as positional ones, anything
+    else as one.
+
+    >>> import torch
+    >>> run(nn.Identity(), torch.ones(2))
+    tensor([1., 1.])
+    """
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple | list) else model(batch)

@@ -1,0 +1,1 @@
+"""What models read: corpora, batches, examples, and readers of files."""

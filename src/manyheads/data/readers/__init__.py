@@ -1,0 +1,1 @@
+"""Readers of files: text, tables, FASTA, images, audio, archives."""

@@ -1,0 +1,143 @@
+"""DNA from files: FASTA by class, or tables of class and sequence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from manyheads.common.decompression import content_of, unpacked
+from manyheads.data.readers import text
+from manyheads.data.readers.image import PARTS
+
+FASTA = frozenset({".fa", ".fasta", ".fna"})
+TABLES = frozenset({".tsv", ".txt", ".tab"})
+BASES = "ACGT"
+UNSURE = "NRYSWKMBDHV"  # letters for one of several bases
+_KNOWN = frozenset(BASES + UNSURE + "U")
+
+# Classes and sequences, and how many records were left out because they held none.
+Labelled = tuple[list[tuple[str, str]], int]
+
+
+def read_sequences(data: str, part: str) -> Labelled | None:
+    """Sequences with their classes, of one part of some data; None if the data has no such part.
+
+    Parameters
+    ----------
+    data: a folder with a FASTA file for each class, or with such a folder for each part (train, val,
+        test), or with train.tsv, val.tsv and test.tsv; a table, class and sequence with a tab between them;
+        or FASTA files with commas between them. FASTA files are named by class and may be compressed (.gz).
+    part: "train", "valid" or "test"; or "all" for data that has no parts.
+    """
+    path = Path(data).expanduser()
+    if path.is_dir():
+        return _folder(path, part)
+    if part != "all":
+        return None
+    if path.is_file() and path.suffix.lower() in TABLES:
+        return _table(path)
+    files = [Path(name.strip()).expanduser() for name in data.split(",")]
+    for file in files:
+        if not file.is_file() or not _class_of(file):
+            raise ValueError(
+                f"data: there is no {file} to read; expected a folder of FASTA files named by class, such "
+                "files with commas between them, or a table (.tsv) of class and sequence"
+            )
+    return _joined(files)
+
+
+def check(sequence: str, where: str) -> str:
+    """A sequence in capital letters, T for U; raises for letters that stand for no base.
+
+    >>> check("acgun", "here")
+    'ACGTN'
+    """
+    written = sequence.upper()
+    wrong = next((letter for letter in written if letter not in _KNOWN), None)
+    if wrong is not None:
+        raise ValueError(
+            f"data: {where} has {wrong!r}, which stands for no base; expected {BASES}, or {UNSURE} for "
+            "one of several"
+        )
+    return written.replace("U", "T")
+
+
+def read_fasta(path: Path) -> list[str]:
+    """The sequences of a FASTA file; "" for a header without one."""
+    content = unpacked(content_of(path, "data"), f"data: {path}")
+    found: list[list[str]] = []
+    for number, raw in enumerate(content.splitlines(), 1):
+        line = raw.decode("ascii", "replace").strip()
+        if line.startswith(">"):
+            found.append([])
+        elif line and not line.startswith(";"):
+            if not found:
+                raise ValueError(
+                    f"data: line {number} of {path} stands before any header; expected FASTA: a line that "
+                    "begins with >, then the sequence"
+                )
+            found[-1].append(check(line, f"line {number} of {path}"))
+    if not found:
+        raise ValueError(f"data: {path} is empty; expected FASTA, at least one sequence")
+    return ["".join(lines) for lines in found]
+
+
+def _folder(path: Path, part: str) -> Labelled | None:
+    names = () if part == "all" else PARTS[part]
+    inside = sorted(path.iterdir())
+    every = {name for known in PARTS.values() for name in known}
+    tables = [file for file in inside if file.suffix.lower() in TABLES and file.stem.lower() in every]
+    folders = [folder for folder in inside if folder.is_dir() and folder.name.lower() in every]
+    if tables:
+        chosen = [file for file in tables if file.stem.lower() in names]
+        return _table(chosen[0]) if chosen else None
+    if folders:
+        chosen = [folder for folder in folders if folder.name.lower() in names]
+        return _joined(_files(chosen[0])) if chosen else None
+    return _joined(_files(path)) if part == "all" else None
+
+
+def _files(folder: Path) -> list[Path]:
+    found = [file for file in sorted(folder.iterdir()) if _class_of(file)]
+    if not found:
+        raise ValueError(
+            f"data: {folder} holds no FASTA file; expected one for each class, that ends in "
+            f"{', '.join(sorted(FASTA))}"
+        )
+    return found
+
+
+def _joined(files: list[Path]) -> Labelled:
+    pairs = [(_class_of(file), sequence) for file in files for sequence in read_fasta(file)]
+    kept = [(name, sequence) for name, sequence in pairs if sequence]
+    if not kept:
+        raise ValueError(f"data: {files[0].parent} holds headers and no sequence; expected at least one")
+    return kept, len(pairs) - len(kept)
+
+
+def _class_of(file: Path) -> str:
+    """The class that a FASTA file is named by; "" for other files."""
+    name = Path(file.name.removesuffix(".gz"))
+    return name.stem if name.suffix.lower() in FASTA else ""
+
+
+def _table(path: Path) -> Labelled:
+    pairs, empty = [], 0
+    for number, line in enumerate(text.read_text(path).split("\n"), 1):
+        cells = [cell.strip() for cell in line.split("\t")]
+        if cells == [""]:
+            continue
+        if len(cells) != 2:
+            raise ValueError(
+                f"data: line {number} of {path} has {len(cells)} columns; expected two, class and sequence, "
+                "with a tab between them"
+            )
+        if number == 1 and cells[1].lower() == "sequence":
+            continue
+        sequence = check(cells[1], f"line {number} of {path}")
+        if sequence and cells[0]:
+            pairs.append((cells[0], sequence))
+        else:
+            empty += 1
+    if not pairs:
+        raise ValueError(f"data: {path} holds no sequence; expected at least one")
+    return pairs, empty

@@ -1,0 +1,179 @@
+"""Recordings of words: from a folder, an archive or a table, and which of them are held out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.data.readers.archive import listing, table
+from manyheads.data.readers.audio import read_sound
+
+LABELS = "labels.tsv"
+SUFFIXES = frozenset({".wav", ".wave"})
+FIELDS = ("label", "speaker", "take")
+TAKES = "takes"
+HELD_OUT = 10  # one of so many takes
+LOUDEST = 32767
+
+
+@dataclass(eq=False)
+class Recording:
+    """A sound with what is said in it, by whom, and which of this speaker's takes of it it is."""
+
+    samples: Tensor  # (samples,) int16, as loud as they can be: four times less memory than floats need
+    label: str
+    speaker: str = ""
+    take: str = ""
+
+    @classmethod
+    def of(cls, sound: Tensor, label: str, speaker: str = "", take: str = "") -> Recording:
+        """A recording of samples ``(samples,)`` between -1 and 1, whatever its loudness.
+
+        >>> Recording.of(torch.tensor([0.0, -0.1]), "seven").samples
+        tensor([     0, -32767], dtype=torch.int16)
+        """
+        loudness = sound.abs().max().clamp(min=1e-9)
+        return cls((sound / loudness * LOUDEST).round().to(torch.int16), label, speaker, take)
+
+    @property
+    def sound(self) -> Tensor:
+        """Its samples between -1 and 1."""
+        return self.samples.float() / LOUDEST
+
+
+def read_recordings(data: str, rate: int, names: str, longest: float) -> tuple[list[Recording], list[str]]:
+    """Recordings, and what a person should know about those that were left out.
+
+    Parameters
+    ----------
+    data: a folder or a zip archive of WAV files; what is said in them stands in its ``labels.tsv`` or, if it
+        has none, in their names. Or a .tsv file, beside which the WAV files are. Tables have the columns
+        ``file`` and ``label``, and may have ``speaker`` and ``take``.
+    rate: samples a second that are wanted.
+    names: how files are called, such as ``{label}_{speaker}_{take}`` or ``{label}/{speaker}_{take}``.
+    longest: seconds; longer recordings are left out.
+    """
+    path = Path(data).expanduser()
+    labels: Any = path
+    if path.suffix.lower() == ".tsv" and path.is_file():
+        files = listing(str(path.parent), SUFFIXES)
+    else:
+        files = listing(data, SUFFIXES | {".tsv"})
+        labels = files.get(LABELS)
+        files = {name: file for name, file in files.items() if Path(name).suffix.lower() in SUFFIXES}
+    if not files:
+        raise ValueError(f"data: {data} holds no sound; expected WAV files")
+    rows, notes = _from_table(files, labels) if labels is not None else _from_names(files, names, data)
+    found, long = [], 0
+    for file, about in rows:
+        sound = read_sound(file, rate)
+        if len(sound) > longest * rate:
+            long += 1
+        else:
+            found.append(Recording.of(sound, **about))
+    if long:
+        notes.append(f"{long:,} recordings longer than {longest:g} seconds were left out")
+    if not found:
+        raise ValueError(f"data: {data} holds no recording of at most {longest:g} seconds; give more")
+    return found, notes
+
+
+def hold_out(recordings: Sequence[Recording], what: str) -> tuple[list[Recording], list[Recording]]:
+    """Recordings to learn from, and recordings to be measured on.
+
+    Parameters
+    ----------
+    recordings: all.
+    what: ``takes``: the first tenth of the takes that each speaker has of each label; or the name of a
+        speaker: all of theirs.
+
+    Examples
+    --------
+    >>> sound = torch.ones(2)
+    >>> takes = [Recording.of(sound, "one", who, str(n)) for who in ("ann", "bob") for n in range(20)]
+    >>> train, valid = hold_out(takes, "takes")
+    >>> len(train), [(one.speaker, one.take) for one in valid]
+    (36, [('ann', '0'), ('ann', '1'), ('bob', '0'), ('bob', '1')])
+    >>> [len(part) for part in hold_out(takes, "bob")]
+    [20, 20]
+    """
+    if what != TAKES:
+        speakers = sorted({one.speaker for one in recordings} - {""})
+        if what not in speakers or len(speakers) < 2:
+            known = ", ".join(speakers) or "none"
+            raise ValueError(
+                f"held_out: expected takes, or one of two speakers or more ({known}), got {what!r}"
+            )
+        held = {id(one) for one in recordings if one.speaker == what}
+    else:
+        groups: dict[tuple[str, str], list[Recording]] = {}
+        for one in recordings:
+            groups.setdefault((one.label, one.speaker), []).append(one)
+        held = {
+            id(one)
+            for group in groups.values()
+            for one in sorted(group, key=lambda one: _natural(one.take))[: len(group) // HELD_OUT]
+        }
+        if not held:  # nobody has ten takes of anything
+            held = {id(one) for one in recordings[::HELD_OUT]}
+    train = [one for one in recordings if id(one) not in held]
+    if not train:
+        raise ValueError(f"data: {len(recordings)} recordings are too few; expected two or more")
+    return train, [one for one in recordings if id(one) in held]
+
+
+def _natural(take: str) -> list[Any]:
+    """Take 10 comes after take 9."""
+    return [(not part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", take)]
+
+
+def _from_table(files: dict[str, Any], labels: Any) -> tuple[list[tuple[Any, dict[str, str]]], list[str]]:
+    rows, empty = [], 0
+    for number, row in table(labels, ("file", "label")):
+        if row["file"] not in files:
+            raise ValueError(
+                f"data: line {number} of {labels} names {row['file']!r}, which is no WAV file there"
+            )
+        if row["label"]:
+            rows.append((files[row["file"]], {field: row[field] for field in FIELDS if field in row}))
+        else:
+            empty += 1
+    if not rows:
+        raise ValueError(f"data: {labels} has no row with a label; expected at least one")
+    return rows, [f"{empty:,} recordings without a label were left out"] if empty else []
+
+
+def _from_names(
+    files: dict[str, Any], names: str, data: str
+) -> tuple[list[tuple[Any, dict[str, str]]], list[str]]:
+    pattern = _pattern(names)
+    rows = []
+    for name, file in files.items():
+        stem = name[: name.rindex(".")]
+        if found := pattern.fullmatch(stem if "/" in names else stem.rsplit("/", 1)[-1]):
+            rows.append((file, found.groupdict()))
+    if not rows:
+        raise ValueError(
+            f"data: no WAV file in {data} is called like {names} (there is {next(iter(files))}); give names, "
+            f"or a {LABELS} with the columns file and label"
+        )
+    other = len(files) - len(rows)
+    return rows, [f"{other:,} recordings with other names than {names} were left out"] if other else []
+
+
+def _pattern(names: str) -> re.Pattern[str]:
+    """What files are called as a regular expression."""
+    parts = re.split(r"\{(\w*)\}", names)
+    fields = parts[1::2]
+    unknown = [field for field in fields if field not in FIELDS]
+    if unknown or "label" not in fields or len(set(fields)) < len(fields):
+        raise ValueError(f"names: expected {{label}} and perhaps {{speaker}} and {{take}}, got {names!r}")
+    literal = map(re.escape, parts[::2])
+    groups = [f"(?P<{field}>[^/]+?)" for field in fields]
+    return re.compile("".join(a + b for a, b in zip(literal, [*groups, ""], strict=True)))

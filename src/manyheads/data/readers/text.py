@@ -1,0 +1,184 @@
+"""Text files and vocabularies, as tasks need them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from manyheads.common.decompression import content_of
+from manyheads.common.json_files import read_bytes
+from manyheads.common.whole_files import write_whole
+
+SUFFIXES = frozenset({".txt", ".md", ".rst", ".text"})
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_LONGEST = 1000  # characters of a word
+_ENDLESS = re.compile(rf"\S{{{_LONGEST}}}|\s{{{_LONGEST}}}")
+
+
+def read_text(path: Any) -> str:
+    """A file, or one in an archive, as text; a ValueError names the file and the line that is not UTF-8."""
+    content = content_of(path, "data")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"data: line {line} of {path} is not UTF-8 (byte {content[error.start]:#04x}); convert it, "
+            "for instance with `iconv -t UTF-8`"
+        ) from None
+
+
+def read_documents(data: str) -> list[str]:
+    """A text file, the text files of a folder in the order of their names, or a data set of the hub."""
+    path = Path(data).expanduser()
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+        if not files:
+            raise ValueError(f"data: {data} holds no text; expected files in {', '.join(sorted(SUFFIXES))}")
+        texts = [read_text(file) for file in files]
+    elif path.exists():
+        texts = [read_text(path)]
+    elif is_hub_name(data):
+        texts = [str(row["text"] or "") for row in from_hub(data, "train", ["text"])]
+    else:
+        raise ValueError(
+            f"data: there is no {data}; expected a text file, a folder, or a data set (owner/name)"
+        )
+    if not any(text.strip() for text in texts):
+        raise ValueError(f"data: {data} is empty; expected some text")
+    return texts
+
+
+def is_hub_name(data: str) -> bool:
+    """Whether this could be a data set on the hub, ``owner/name``.
+
+    >>> is_hub_name("owner/name"), is_hub_name("folder/file.txt/")
+    (True, False)
+    """
+    return bool(_HUB.fullmatch(data))
+
+
+def from_hub(name: str, split: str, columns: list[str]) -> Any:
+    """A part of a data set on the hub, by the package datasets."""
+    try:
+        import datasets
+    except ImportError:
+        raise ImportError("data sets of the hub need datasets: pip install 'manyheads[data]'") from None
+    try:
+        rows = datasets.load_dataset(name, split=split)
+    except Exception as error:
+        said = (str(error).strip().splitlines() or [""])[0][:200]
+        raise ValueError(
+            f"data: {name!r} is no file here, and the hub gave no data set ({type(error).__name__}: {said})"
+        ) from error
+    if missing := [column for column in columns if column not in rows.column_names]:
+        raise ValueError(f"data: {name} has no column {missing[0]!r}; it has {', '.join(rows.column_names)}")
+    return rows
+
+
+def characters(texts: Iterable[str], special: list[str]) -> Any:
+    """A tokenizer whose tokens are the characters of these texts; others become the last special token.
+
+    >>> tokenizer = characters(["abba\\n"], ["<unknown>"])
+    >>> tokenizer.encode("ab\\nx").ids, tokenizer.decode([2, 3])
+    ([2, 3, 1, 0], 'ab')
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    known = sorted(set().union(*map(set, texts)))
+    vocabulary = {token: number for number, token in enumerate([*special, *known])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=special[-1]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+def pieces(texts: Iterable[str], size: int, special: list[str], *, merge: bool = True) -> Any:
+    """Byte-pair encoding of these texts with ``size`` tokens; without merging, the tokens are bytes.
+
+    >>> tokenizer = pieces([], 256, [], merge=False)
+    >>> tokenizer.get_vocab_size(), tokenizer.decode(tokenizer.encode("äa\\n").ids)
+    (256, 'äa\\n')
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if not merge:
+        vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
+        tokenizer = Tokenizer(models.BPE(vocabulary, []))
+        tokenizer.add_special_tokens(special)
+    else:
+        tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=merge)
+    tokenizer.decoder = decoders.ByteLevel()
+    if merge:
+        least = len(alphabet) + len(special)
+        if size < least:
+            raise ValueError(f"vocabulary: expected at least {least} (bytes and special tokens), got {size}")
+        trainer = trainers.BpeTrainer(
+            vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        )
+        tokenizer.train_from_iterator((part for text in texts for part in _in_parts(text)), trainer)
+    return tokenizer
+
+
+def _in_parts(text: str) -> list[str]:
+    """A text, in parts if it has endless words: learning the pieces of one takes the square of its length."""
+    if not _ENDLESS.search(text):
+        return [text]
+    return [text[start : start + _LONGEST] for start in range(0, len(text), _LONGEST)]
+
+
+def lines_of(text: str) -> Iterator[str]:
+    """A text in pieces that together are the text: encoding them one by one takes little memory.
+
+    >>> list(lines_of("one\\ntwo"))
+    ['one\\n', 'two']
+    """
+    yield from text.splitlines(keepends=True)
+
+
+def save_tokenizer(
+    tokenizer: Any,
+    folder: Path,
+    length: int,
+    names: dict[str, str],
+    *,
+    begins_with: str | None = None,
+    ends_with: str | None = None,
+) -> None:
+    """Write a tokenizer so that transformers' AutoTokenizer reads it, too.
+
+    Parameters
+    ----------
+    tokenizer, folder: what, and where to.
+    length: the longest text the model was made for.
+    names: special tokens by the names that transformers has for them.
+    begins_with, ends_with: tokens that others' calls of the tokenizer put around every text.
+    """
+    from tokenizers import Tokenizer, processors
+
+    written = Tokenizer.from_str(tokenizer.to_str())
+    around = [token for token in (begins_with, ends_with) if token is not None]
+    if around:
+        template = " ".join(filter(None, (begins_with, "$A", ends_with)))
+        ids = [(token, tokenizer.token_to_id(token)) for token in around]
+        written.post_processor = processors.TemplateProcessing(template, special_tokens=ids)
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, **names}
+    write_whole(folder / "tokenizer.json", written.to_str())
+    write_whole(folder / "tokenizer_config.json", json.dumps(kind, indent=1))
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer.json of a folder."""
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_str(read_bytes(path, "tokenizer").decode())
+    except Exception as error:
+        raise ValueError(f"{path}: missing or damaged ({error}); expected what train wrote") from error

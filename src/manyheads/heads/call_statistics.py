@@ -1,0 +1,227 @@
+"""From one attention call to its statistics per head and query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from manyheads.capture.call import Call
+from manyheads.capture.mask_reading import Visible
+from manyheads.common.devices import for_float64, in_float64
+from manyheads.nn.statistics import statistics, statistics_of_scores
+
+Which = Literal["core", "full"]
+
+CORE = ("entropy", "entropy_normalised", "self", "previous", "next", "first", "output_norm")
+FULL = (*CORE, "effective_keys", "confidence", "distance", "distance_spread", "local", "largest_logit")
+# What has no meaning when queries and keys stand in different sequences.
+OF_ONE_SEQUENCE = frozenset({"self", "previous", "next", "distance", "local"})
+# What has none, besides, when the keys are a part of their sequence, or several sequences side by side.
+OF_WHOLE_KEYS = frozenset({"first", "distance_spread"})
+
+
+def measure(
+    call: Call, look: Visible, which: Which, features: Tensor | None = None, rows: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The metrics of `CORE` or `FULL` for each query, and the number of ``keys`` it may attend to.
+
+    Each is (batch, heads, queries); ``features`` (batch, heads, queries, n) and ``received`` (batch, heads,
+    keys) where asked for. Keys past the last query (a cache that is not yet full) are left out, and so are
+    queries where ``rows`` (batch, queries) is False: they attend to nothing. What has no meaning in the call
+    is absent.
+    """
+    keys, start = look.keys, call.memory[0]
+    if call.signed:
+        return _of_signed(call, look)
+    if features is not None:
+        features = features[:, start : start + keys].expand(call.output.shape[0], -1, -1)
+    if call.scores is not None:
+        left, right = call.sinks[0] + start, call.sinks[1] + call.memory[1]
+        scores = call.scores[..., left : left + keys]
+        if rows is not None:
+            scores = scores.masked_fill(~rows[:, None, :, None], -torch.inf)
+        found = statistics_of_scores(scores, which=which, features=features)
+        if call.modified:
+            _scale_shares(found, scores)
+        if left or right:
+            end = call.scores.shape[-1] - right
+            found = _with_sinks(
+                found, scores, torch.cat([call.scores[..., :left], call.scores[..., end:]], -1)
+            )
+    elif call.query is not None and call.key is not None:
+        key, mask = call.key[:, :, :keys], look.mask
+        group = call.site.heads // (max(call.site.kv_heads) + 1)
+        if key.shape[1] == call.site.heads and call.site.kv_heads == tuple(
+            h // group for h in range(call.site.heads)
+        ):
+            key = key[:, ::group]  # the model repeated its key heads
+        if rows is not None:
+            padded = mask.lengths is not None and keys == call.queries
+            mask = replace(mask, queries=mask.lengths) if padded else mask & rows[:, None, :, None]
+        found = statistics(call.query, key, mask=mask, scale=call.scale, which=which, features=features)
+    else:
+        raise ValueError(f"{call.site.name}: a call with neither scores nor queries and keys")
+    exact = found["entropy"].dtype
+    normalised = found["entropy"] / found["keys"].clamp(min=2).log()
+    found["entropy_normalised"] = normalised.masked_fill_(found["keys"] < 2, 0.0)  # not what rounding left
+    found["output_norm"] = _norm(call.output, exact)
+    if which == "full":
+        found["effective_keys"] = 1 / found["collision"]
+    absent = {"output_norm"} if call.partial else set()
+    if call.modified:
+        absent.add("largest_logit")  # the weights are no softmax of logits
+    if not look.aligned:
+        absent |= OF_ONE_SEQUENCE | (OF_WHOLE_KEYS if call.blocked or call.partial else set())
+    return {name: value for name, value in found.items() if name not in absent} if absent else found
+
+
+def _scale_shares(found: dict[str, Tensor], scores: Tensor) -> None:
+    """From the statistics of normalised weights to those of the weights that were used, which need not sum to
+    one. Distances are means, and stay.
+    """
+    used = scores.exp()
+    mass = used.sum(-1)
+    found["entropy"] = mass * found["entropy"] - torch.special.xlogy(mass, mass)
+    for name in ("self", "previous", "next", "first", "local", "confidence"):
+        if name in found:
+            found[name] = found[name] * mass
+    if "collision" in found:
+        found["collision"] = found["collision"] * mass**2
+    if "features" in found:
+        found["features"] = found["features"] * mass.unsqueeze(-1)
+    if "received" in found:
+        found["received"] = used.sum(2)
+
+
+def _of_signed(call: Call, look: Visible) -> dict[str, Tensor]:
+    """What can be said of weights that may be negative: where they are and how large, but no entropy."""
+    assert call.weights is not None
+    weights = call.weights[..., : look.keys].to(torch.promote_types(call.output.dtype, torch.float32))
+    found = {"keys": (weights != 0).sum(-1), "output_norm": _norm(call.output, weights.dtype)}
+    if look.aligned:
+        keys = torch.arange(look.keys, device=weights.device)
+        position = torch.arange(call.queries, device=weights.device)[:, None] + look.offset
+        steps = {"previous": -1, "self": 0, "next": 1}
+        found |= {name: (weights * (keys == position + step)).sum(-1) for name, step in steps.items()}
+        found["first"] = weights[..., 0]
+    return found
+
+
+def _norm(output: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of each head's output (batch, heads, queries, width), read in the order in which memory holds it."""
+    by_query = output.stride(1) < output.stride(2)
+    ordered = output.transpose(1, 2) if by_query else output
+    norm: Tensor = torch.linalg.vector_norm(ordered, dim=-1, dtype=dtype)
+    return norm.transpose(1, 2) if by_query else norm
+
+
+def _with_sinks(found: dict[str, Tensor], scores: Tensor, sinks: Tensor) -> dict[str, Tensor]:
+    """Statistics of a softmax over keys and sinks (batch, heads, queries, n), from those over the keys alone.
+
+    A sink is a place to put attention, but has no position: it counts in entropy, confidence and effective
+    keys, takes its share from every key, and leaves distances alone.
+    """
+    exact = found["entropy"].dtype
+    sinks = sinks.to(exact)
+    total = torch.logsumexp(torch.cat([found["logsumexp"].unsqueeze(-1), sinks], -1), -1)
+    share = (found["logsumexp"] - total).exp()  # of the keys
+    weights = (sinks - total.unsqueeze(-1)).exp()
+    surprise = -torch.special.xlogy(weights, weights).sum(-1) - torch.special.xlogy(share, share)
+    out = found | {"logsumexp": total, "entropy": share * found["entropy"] + surprise}
+    more = (weights > 0).sum(-1)
+    out["keys"] = torch.where(found["keys"] > 0, found["keys"] + more, found["keys"])
+    for name in ("self", "previous", "next", "first", "local"):
+        if name in found:
+            out[name] = share * found[name]
+    if "features" in found:
+        out["features"] = share.unsqueeze(-1) * found["features"]
+    if "confidence" in found:
+        out["confidence"] = torch.maximum(share * found["confidence"], weights.amax(-1))
+        out["collision"] = share**2 * found["collision"] + (weights**2).sum(-1)
+        out["largest_logit"] = torch.maximum(found["largest_logit"], sinks.amax(-1))
+        p = (scores.to(exact) - total.unsqueeze(-1)).exp()
+        out["received"] = p.nan_to_num_(0.0).sum(2)
+    return out
+
+
+class Tally:
+    """Counts, sums and sums of squares of several metrics, in float64, for each head.
+
+    >>> tally = Tally(["entropy"], heads=2)
+    >>> tally.add({"entropy": torch.ones(1, 2, 3)}, torch.ones(1, 2, 3, dtype=torch.bool))
+    >>> tally.sums["entropy"].tolist()  # count, sum and sum of squares of each head
+    [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]
+    """
+
+    def __init__(
+        self, names: Sequence[str], heads: int, device: torch.device | str = "cpu", profiles: bool = False
+    ) -> None:
+        self.names = list(names)
+        self.heads = heads
+        device = for_float64(torch.device(device))
+        self.tokens = torch.zeros(heads, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(3, len(self.names), heads, dtype=torch.float64, device=device)
+        self.profiles: dict[str, Tensor] | None = {} if profiles else None
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """For each metric its count, sum and sum of squares (3, heads)."""
+        return {name: self._sums[:, i].cpu() for i, name in enumerate(self.names)}
+
+    def add(
+        self,
+        values: dict[str, Tensor],
+        counted: Tensor,
+        fewer: dict[str, Tensor] | None = None,
+        start: int = 0,
+    ) -> None:
+        """Add values (batch, heads, queries) where ``counted`` (a shape that broadcasts to theirs).
+
+        ``fewer`` counts fewer queries for a metric, whose values must be zero at the others. ``start`` is the
+        position of query 0, for the profiles. Metrics that are not among the values are left alone.
+        """
+        names = [name for name in self.names if name in values]
+        # (metrics, batch, heads, queries)
+        x = in_float64(torch.stack([values[name] for name in names]))
+        counted = counted.to(x.device)
+        if not bool(counted.all()):
+            x.masked_fill_(~counted, 0.0)
+        weights = {name: counted & narrower.to(x.device) for name, narrower in (fewer or {}).items()}
+        tokens = counted.expand(x.shape[1:]).sum((0, 2))
+        self.tokens += tokens
+        counts = tokens.to(torch.float64).repeat(len(names), 1)
+        for name, weight in weights.items():
+            counts[names.index(name)] = weight.expand(x.shape[1:]).sum((0, 2))
+        if self.profiles is not None:
+            for name, profile in zip(names, x.sum(1), strict=True):
+                self._lengthen(name, 0, weights.get(name, counted).expand(x.shape[1:]).sum(0), start)
+                self._lengthen(name, 1, profile, start)
+        sums = torch.stack((counts, x.sum((1, 3)), x.square_().sum((1, 3))))
+        if len(names) == len(self.names):
+            self._sums += sums
+        else:
+            self._sums[:, [self.names.index(name) for name in names]] += sums
+
+    def received(self, weights: Tensor, real: Tensor) -> None:
+        """Add the attention that keys got: (batch, heads, keys), where ``real`` (batch, keys)."""
+        if self.profiles is not None:
+            weights = in_float64(weights)
+            there = real.to(weights.device).unsqueeze(1).expand(weights.shape)
+            self._lengthen("received", 0, there.sum(0), 0)
+            self._lengthen("received", 1, torch.where(there, weights, 0.0).sum(0), 0)
+
+    def _lengthen(self, name: str, row: int, values: Tensor, start: int) -> None:
+        """Add (heads, length) to a profile (2, heads, positions), making it longer when needed."""
+        assert self.profiles is not None
+        profile = self.profiles.get(name)
+        end = start + values.shape[-1]
+        if profile is None or profile.shape[-1] < end:
+            longer = torch.zeros(2, self.heads, end, dtype=torch.float64, device=values.device)
+            if profile is not None:
+                longer[..., : profile.shape[-1]] = profile
+            profile = self.profiles[name] = longer
+        profile[row, :, start:end] += values

@@ -1,0 +1,66 @@
+"""All that is summed up over batches, for every pair of heads that can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.heads.diversity.attention_distance import RowSums
+from manyheads.heads.diversity.collect import Seen
+from manyheads.heads.diversity.output_moments import Moments, Outputs
+from manyheads.heads.diversity.pair_sums import Pairs
+
+
+class Sums:
+    """All that is summed up over batches."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, int] = {}  # the number of a site's first head
+        self.heads = 0
+        self.tokens: dict[str, int] = {}
+        self.rows = RowSums()
+        self.moments = Moments()
+        self.pairs = Pairs("meetings", "gradients", "gradient meetings")
+
+    def add(self, seen: Iterable[Seen]) -> None:
+        """Add the calls of one batch."""
+        meetings: dict[Any, list[Seen]] = {}
+        for one in seen:
+            if one.site.name not in self.first:
+                self.first[one.site.name] = self.heads
+                self.heads += one.site.heads
+                self.pairs.reserve(self.heads)
+                self.rows.pairs.reserve(self.heads)
+            self.tokens[one.site.name] = self.tokens.get(one.site.name, 0) + one.tokens
+            meetings.setdefault(one.meeting, []).append(one)
+        for together in meetings.values():
+            if together[0].tokens:
+                self._meet(together)
+
+    def _meet(self, together: list[Seen]) -> None:
+        heads = self._numbers(together)
+        self.pairs.add("meetings", heads, torch.ones(len(heads), len(heads)))
+        rows = [one.rows for one in together if one.rows is not None]
+        if rows:
+            self.rows.add(torch.cat(rows), heads, together[0].tokens / rows[0].shape[1])
+        outputs = [Outputs(one.site.name, one.outputs) for one in together if one.outputs is not None]
+        if outputs:
+            self.moments.add(outputs)
+        moved_by = [one for one in together if one.gradient is not None]
+        if moved_by:
+            gradient = torch.cat([one.gradient for one in moved_by if one.gradient is not None], 1)
+            heads = self._numbers(moved_by)
+            self.pairs.add("gradients", heads, gradient.T @ gradient)
+            self.pairs.add("gradient meetings", heads, torch.ones(len(heads), len(heads)))
+
+    def _numbers(self, together: list[Seen]) -> Tensor:
+        starts = [(self.first[one.site.name], one.site.heads) for one in together]
+        return torch.tensor([start + head for start, count in starts for head in range(count)])
+
+    @property
+    def met(self) -> Tensor:
+        """Which heads can be compared: they saw the same queries and keys each time that either was seen."""
+        return self.pairs.where_always("meetings", self.pairs["meetings"]).isfinite()

@@ -1,0 +1,1 @@
+"""What a model says about an input, and what changes when a head is silenced."""

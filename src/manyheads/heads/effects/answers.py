@@ -1,0 +1,321 @@
+"""answer: what a model says about an input, as people read it: next words, a filled gap, a class, a text."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.common.devices import device_of
+from manyheads.heads.importance.losses import causal, classification, fitting, masked, seq2seq
+from manyheads.heads.model_outputs import main_tensor, read
+from manyheads.heads.observer import Forward, moved, observed
+from manyheads.nn.generate import generate
+from manyheads.nn.transformers import Seq2Seq
+
+TOP = 5
+WRITTEN = 48  # tokens of a translation, at most
+SAME = 1e-6  # a sentence this near is the input itself
+_IDS = ("input_ids", "ids", "x", "source")
+_SEEN = {"\n": "⏎", "\r": "⏎", "\t": "⇥"}
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Sentences among which neighbours are found: texts, and the same in batches that the model takes.
+
+    embeddings: (texts, width) as the model gives them, where that is known already.
+    """
+
+    texts: Sequence[str]
+    batches: Sequence[Any]
+    embeddings: Tensor | None = None
+
+
+def kind_of(model: nn.Module, batch: Any) -> str | None:
+    """What the model says about such a batch: ``next``, ``mask``, ``class``, ``translation`` or
+    ``neighbours``; None where nobody could read it.
+
+    The batch needs two tokens or more: one alone does not show that nobody looks ahead.
+
+    Examples
+    --------
+    >>> from manyheads.nn.transformers import Decoder, Encoder
+    >>> kind_of(Decoder(12, heads=3, layers=1, vocabulary=101), torch.randint(101, (1, 5)))
+    'next'
+    >>> kind_of(Encoder(d_model=12, heads=3, layers=1, vocabulary=101), torch.randint(101, (1, 5)))
+    'neighbours'
+    """
+    device = device_of(model)
+    with observed(model) as observer:
+        forward = observer.forward(next(iter(moved([batch], device))))
+        loss = fitting(forward.result, model, observer.sites)
+    value = main_tensor(forward.result)[1]
+    if loss is seq2seq:
+        return "translation" if _writes(model) else None
+    if loss is causal:
+        return "next"
+    if loss is masked and value.dim() == 3:
+        return "mask" if value.shape[-1] == _vocabulary(model) else "class"
+    if loss is classification or "logits" in (forward.result if isinstance(forward.result, Mapping) else ()):
+        return "class" if value.dim() == 2 else None
+    return "neighbours" if ids_of(batch) is not None else None
+
+
+def answer(
+    model: nn.Module,
+    tokenizer: Any,
+    batch: Any,
+    *,
+    kind: str | None = None,
+    known: Known | None = None,
+    result: Any = None,
+    top: int = TOP,
+) -> dict[str, Any] | None:
+    """What the model says about the first sequence of a batch: ``{"kind": ..., "items": [[text, number]]}``.
+
+    Under `silence` it is what the model says without those heads.
+
+    Parameters
+    ----------
+    model: any torch.nn.Module; run in eval mode, without gradients.
+    tokenizer: that made the batch: to turn ids into words. None for pictures.
+    batch: as the model takes it.
+    kind: as `kind_of` finds it, which runs the model once more.
+    known: the sentences among which neighbours are looked for.
+    result: what the model returned for this batch, of one sequence without padding, if it has run already.
+    top: how many items, at most.
+
+    Returns
+    -------
+    Items, the likeliest first: ``next`` and ``mask`` tokens, and ``class`` labels, with probabilities; the
+    nearest ``neighbours`` with cosines; one ``translation`` with the mean probability of its tokens (the
+    geometric one). For ``mask``, ``"place"`` says which token was filled in: the first hidden one, or else
+    the last word, which is then hidden. None where the model says nothing that people read.
+
+    Examples
+    --------
+    >>> from manyheads.models import embedded
+    >>> model, tokenizer = embedded.load()
+    >>> texts = ["Bread is baked in an oven.", "The train left the station.", "A violin has four strings."]
+    >>> known = Known(texts, [tokenizer(texts, padding=True, return_tensors="pt")])
+    >>> said = answer(model, tokenizer, tokenizer("We took the railway.", return_tensors="pt"), known=known)
+    >>> said["kind"], said["items"][0][0]
+    ('neighbours', 'The train left the station.')
+    """
+    device = device_of(model)
+    batch = next(iter(moved([batch], device)))
+    kind = kind or kind_of(model, batch)
+    with torch.no_grad():
+        if kind == "translation":
+            return {"kind": kind, "items": [_translation(model, tokenizer, batch)]}
+        with observed(model) as observer:
+
+            def ran(on: Any) -> Forward:
+                if result is None or on is not batch:
+                    return observer.forward(on)
+                return Forward(result, read(result, model), None, {})
+
+            if kind == "next":
+                forward = ran(batch)
+                logits = forward.output.value[0, _last(forward)]
+                return {"kind": kind, "items": likeliest(logits, tokenizer, top)}
+            if kind == "mask":
+                asked, place = hidden(batch, tokenizer)
+                if place is None:
+                    return None
+                logits = ran(asked).output.value[0, place].clone()
+                logits[tokenizer.mask_token_id] = -torch.inf
+                return {"kind": kind, "items": likeliest(logits, tokenizer, top), "place": place}
+            if kind == "class":
+                return {"kind": kind, "items": _classes(model, ran(batch), tokenizer, batch, top)}
+            if kind == "neighbours" and known is not None:
+                own = ran(batch).output.value[:1]
+                others = known.embeddings
+                if others is None:
+                    parts = [observer.forward(each).output.value for each in moved(known.batches, device)]
+                    others = torch.cat(parts)
+                return {"kind": kind, "items": nearest(own, others, known.texts, top)}
+    return None
+
+
+def shown(text: str) -> str:
+    """A token's text so that a person can see it: line breaks, tabs and lone spaces get a sign.
+
+    >>> [shown(text) for text in (" cat", " ", "a\\n")]
+    [' cat', '␣', 'a⏎']
+    """
+    for character, sign in _SEEN.items():
+        text = text.replace(character, sign)
+    return text if text.strip() else "␣" * len(text)
+
+
+def likeliest(logits: Tensor, tokenizer: Any, top: int) -> list[list[Any]]:
+    """The most probable tokens of logits (vocabulary,)."""
+    probabilities, ids = logits.float().softmax(-1).topk(min(top, logits.shape[-1]))
+    pairs = zip(ids.tolist(), probabilities.tolist(), strict=True)
+    return [[token(tokenizer, number), round(p, 6)] for number, p in pairs]
+
+
+def token(tokenizer: Any, number: int) -> str:
+    """One token as text; its own name where it is only a part of a character.
+
+    >>> token(None, 7)
+    '7'
+    """
+    text = str(tokenizer.decode([number])) if hasattr(tokenizer, "decode") else ""
+    if (not text or "\ufffd" in text) and hasattr(tokenizer, "convert_ids_to_tokens"):
+        text = str(tokenizer.convert_ids_to_tokens(number))
+    return shown(text) or str(number)
+
+
+def _last(forward: Forward) -> int:
+    """Where the first sequence's last token stands."""
+    if forward.output.real is None:
+        return -1
+    real = forward.output.real if forward.real is None else forward.real
+    return int(real[0].nonzero()[-1])
+
+
+def hidden(batch: Any, tokenizer: Any) -> tuple[Any, int | None]:
+    """The batch with a hidden token in its first sequence, and where; None when nothing can be hidden."""
+    ids, mask = ids_of(batch), getattr(tokenizer, "mask_token_id", None)
+    if ids is None or mask is None:
+        return batch, None
+    found = (ids[0] == mask).nonzero()
+    if len(found):
+        return batch, int(found[0])
+    special = set(getattr(tokenizer, "all_special_ids", None) or [])
+    # the last word, not the full stop after it
+    ordinary = [i for i, number in enumerate(ids[0].tolist()) if number not in special]
+    words = [i for i in ordinary if any(map(str.isalnum, token(tokenizer, int(ids[0, i]))))] or ordinary
+    if not words:
+        return batch, None
+    changed = ids.clone()
+    changed[0, words[-1]] = mask
+    if isinstance(batch, Mapping):
+        return {name: changed if item is ids else item for name, item in batch.items()}, words[-1]
+    items = [changed if item is ids else item for item in batch] if not isinstance(batch, Tensor) else changed
+    return items, words[-1]
+
+
+def labels_of(model: nn.Module) -> Mapping[int, str]:
+    """The names of the classes that a model knows: as transformers keeps them, or as our classifiers do.
+
+    >>> from manyheads.tasks.dna import SequenceClassifier
+    >>> labels_of(SequenceClassifier(["no", "yes"], vocabulary=7, d_model=4, heads=2, layers=1))
+    {0: 'no', 1: 'yes'}
+    """
+    named: Mapping[int, str] | None = getattr(getattr(model, "config", None), "id2label", None)
+    return named or dict(enumerate(getattr(model, "labels", None) or []))
+
+
+def _classes(model: nn.Module, forward: Forward, tokenizer: Any, batch: Any, top: int) -> list[list[Any]]:
+    """Labels with their probabilities; of tokens, where each of them is labelled, those that stand out."""
+    labels = labels_of(model)
+    value = main_tensor(forward.result)[1]
+    if value.dim() == 2 and value.shape[-1] == 1:  # a score
+        return [[str(labels.get(0, "0")), round(float(value[0, 0]), 6)]]
+    p = value[0].float().softmax(-1)
+    if value.dim() == 2:
+        found, classes = p.topk(min(top, len(p)))
+        pairs = zip(classes.tolist(), found.tolist(), strict=True)
+        return [[str(labels.get(number, number)), round(x, 6)] for number, x in pairs]
+    ids = ids_of(batch)
+    if ids is None or ids.shape[1] != len(p):
+        return []
+    likeliest, chosen = (x.tolist() for x in p.max(-1))
+    usual = Counter(chosen).most_common(1)[0][0]
+    return [
+        [f"{token(tokenizer, int(ids[0, i]))}: {labels.get(chosen[i], chosen[i])}", round(likeliest[i], 6)]
+        for i in range(len(p))
+        if chosen[i] != usual
+    ][:top]
+
+
+def nearest(own: Tensor, others: Tensor, texts: Sequence[str], top: int) -> list[list[Any]]:
+    """The sentences of the highest cosine with the input, without the input itself."""
+    cosines = nn.functional.cosine_similarity(own.double(), others.double())
+    order = [i for i in cosines.argsort(descending=True).tolist() if cosines[i] < 1 - SAME]
+    return [[texts[i], round(float(cosines[i]), 6)] for i in order[:top]]
+
+
+def translated(model: nn.Module, batch: Any) -> Any:
+    """A batch for an encoder-decoder of transformers whose decoder reads what the model itself writes.
+
+    >>> from transformers import T5Config, T5ForConditionalGeneration
+    >>> sizes = {"vocab_size": 31, "d_model": 12, "d_kv": 5, "d_ff": 11, "num_layers": 1, "num_heads": 3}
+    >>> config = T5Config(decoder_start_token_id=0, **sizes)
+    >>> batch = {"input_ids": torch.ones(1, 5, dtype=torch.long)}
+    >>> sorted(translated(T5ForConditionalGeneration(config).eval(), batch))
+    ['decoder_input_ids', 'input_ids']
+    """
+    own = {name: item for name, item in batch.items() if not name.startswith("decoder_")}
+    with torch.no_grad():
+        return own | {"decoder_input_ids": _generated(model, batch).sequences[:, :-1]}
+
+
+def _translation(model: nn.Module, tokenizer: Any, batch: Any) -> list[Any]:
+    """What an encoder-decoder writes, greedily, and the mean probability of its tokens."""
+    if isinstance(model, Seq2Seq):
+        ids, p = _written_by_own(model, tokenizer, batch)
+    else:
+        found = _generated(model, batch)
+        ids = found.sequences[0, -len(found.logits) :]
+        steps = torch.stack([logits[0] for logits in found.logits]).float().log_softmax(-1)
+        p = steps.gather(1, ids[:, None]).mean()
+    text = tokenizer.decode(ids.tolist(), skip_special_tokens=True) if tokenizer is not None else ids.tolist()
+    return [str(text).strip(), round(math.exp(float(p)), 6)]
+
+
+def _generated(model: Any, batch: Any) -> Any:
+    return model.generate(
+        **{name: batch[name][:1] for name in ("input_ids", "attention_mask") if name in batch},
+        max_new_tokens=WRITTEN,
+        num_beams=1,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+
+
+def _written_by_own(model: Any, tokenizer: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    """The ids that our own `Seq2Seq` writes, and their mean log probability."""
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    source = batch["source"][:1]
+    lengths = batch["source_lengths"][:1] if "source_lengths" in batch else None
+    room = model.decoder.max_length or WRITTEN
+    ids = generate(model, source, lengths=lengths, start=start, end=end, new_tokens=min(WRITTEN, room))
+    target = torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], 1)
+    logits = model(source, target, source_lengths=lengths).float().log_softmax(-1)
+    return ids[0], logits.gather(2, ids[..., None]).mean()
+
+
+def _writes(model: nn.Module) -> bool:
+    """Whether a model can write a text from another one."""
+    can = getattr(model, "can_generate", None)
+    return isinstance(model, Seq2Seq) or (callable(can) and bool(can()))
+
+
+def ids_of(batch: Any) -> Tensor | None:
+    """The token ids of a batch, (batch, length); None for pictures."""
+    if isinstance(batch, Mapping):
+        items = [batch[name] for name in _IDS if name in batch]
+    else:
+        items = list(batch) if isinstance(batch, tuple | list) else [batch]
+    whole = [x for x in items if isinstance(x, Tensor) and x.dim() == 2 and not x.is_floating_point()]
+    return whole[0] if whole else None
+
+
+def _vocabulary(model: nn.Module) -> int:
+    """How many tokens the model knows."""
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if isinstance(size := getattr(config, "vocab_size", None), int):
+        return size
+    return max((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=0)

@@ -1,0 +1,268 @@
+"""Running a model on a batch while its heads' outputs are seen, with gradients, or with some silenced."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.capture.call import Call
+from manyheads.capture.interceptor import Interceptor
+from manyheads.capture.mask_reading import update_site, visible
+from manyheads.capture.site import Site, Unverified
+from manyheads.common.devices import device_of, for_float64
+from manyheads.common.preserved_state import evaluating
+from manyheads.common.run_batch import run
+from manyheads.heads.model_outputs import Output, read
+from manyheads.heads.table import HeadTable
+from manyheads.heads.watch import fingerprint, labels_of, rows_of
+
+
+@dataclass(eq=False)
+class Forward:
+    """One run of a model.
+
+    Attributes
+    ----------
+    result: what the model returned.
+    output: that, read as logits or embeddings.
+    real: (batch, queries) of the last attention within one sequence, False for padding; None without any.
+    heads: for each site the outputs of its heads, (batch, heads, queries, d_value) each, several where the
+        model made its attention in pieces.
+    """
+
+    result: Any
+    output: Output
+    real: Tensor | None
+    heads: dict[str, list[Tensor]]
+
+
+class Observer:
+    """Sees the heads of a model at work. Made by `observed`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.device = device_of(model)
+        taken = inspect.signature(model.forward).parameters.values()
+        self._takes_labels = any(p.name == "labels" or p.kind is p.VAR_KEYWORD for p in taken)
+        self.tokens: dict[str, int] = {}  # queries counted, by site
+        self._interceptor = Interceptor(model, self._see)
+        self.gated_sites: set[str] = set()
+        self._gates: Mapping[str, Tensor] | None = None
+        self._mark: Callable[[str], None] | None = None
+        self._gradients = False
+        self._heads: dict[str, list[Tensor]] = {}
+        self._real: Tensor | None = None
+
+    @property
+    def sites(self) -> list[Site]:
+        """The sites measured so far, in the order of their first call."""
+        return self._interceptor.measured
+
+    def forward(
+        self, batch: Any, gradients: bool = False, mark: Callable[[str], None] | None = None
+    ) -> Forward:
+        """Run the model and see its heads.
+
+        With ``gradients`` the output can be differentiated by them; ``mark`` is told each site when its
+        attention is called.
+        """
+        self._heads, self._real, self._gradients, self._mark = {}, None, gradients, mark
+        with torch.set_grad_enabled(gradients):
+            result = self._run(batch)
+            output = read(result, self.model, self._real)
+        if not self._heads:
+            raise ValueError(
+                "model: no attention was seen in it; expected a transformer whose attention is made of torch "
+                "functions"
+            )
+        if gradients and not output.value.requires_grad:
+            raise ValueError(
+                "model: its output has no gradient (is its forward under torch.no_grad, or quantised?); take "
+                "method='leave-one-out', which needs none"
+            )
+        return Forward(result, output, self._real, self._heads)
+
+    def gated(self, batch: Any, gates: Mapping[str, Tensor], gradients: bool = False) -> Any:
+        """What the model returns when the heads of these sites are multiplied by numbers (heads,).
+
+        `gated_sites` has those where that happened.
+        """
+        self._gates, self.gated_sites = gates, set()
+        try:
+            with torch.set_grad_enabled(gradients):
+                return self._run(batch)
+        finally:
+            self._gates = None
+
+    def check(self, verb: str, unverified: Unverified) -> None:
+        """Raise when nothing was proved of a site that was seen, and ``verb`` would silence its heads."""
+        for site in self.sites:
+            site.check(verb, unverified)
+
+    def output(self, result: Any, full: Forward) -> Output:
+        """What the model returned for a batch, read with the padding seen when the full model ran on it."""
+        return read(result, self.model, full.real)
+
+    def table(self, sums: Mapping[str, Mapping[str, Tensor]], measure: str) -> HeadTable:
+        """A table of sums (3, heads) by column and site, whose text column ``measure`` says what they are.
+
+        Sites that were never summed count nothing.
+        """
+        tokens = [self.tokens.get(site.name, 0) for site in self.sites for _ in range(site.heads)]
+        empty = {site.name: torch.zeros(3, site.heads, dtype=torch.float64) for site in self.sites}
+        joined = {
+            column: torch.cat([found.get(name, empty[name]) for name in empty], 1)
+            for column, found in sums.items()
+        }
+        rows = rows_of(self.model, self.sites)
+        about = {"measure": [measure] * len(rows)} | labels_of(self.sites)
+        return HeadTable(rows, torch.tensor(tokens), joined, fingerprint(self.model), labels=about)
+
+    def _run(self, batch: Any) -> Any:
+        if isinstance(batch, Mapping) and "labels" in batch and not self._takes_labels:
+            batch = {name: item for name, item in batch.items() if name != "labels"}  # they are the loss's
+        try:
+            return run(self.model, batch)
+        except Exception as error:
+            said = (str(error).strip().splitlines() or [""])[0][:300]
+            raise ValueError(
+                f"batches: the model failed on one of {shapes(batch)} ({type(error).__name__}: {said}); "
+                "expected what it can run: other names, shorter sequences, other ids"
+            ) from error
+
+    def _see(self, call: Call) -> Tensor | None:
+        name = call.site.name
+        if self._gates is not None:
+            if name not in self._gates:
+                return None
+            self.gated_sites.add(name)
+            return call.output * self._gates[name][:, None, None].to(call.output)
+        if self._mark is not None:
+            self._mark(name)
+        self._count(call)
+        output = call.output
+        if self._gradients and not output.requires_grad:
+            output = output.detach().requires_grad_()  # the first layer: nothing before it has a gradient
+        self._heads.setdefault(name, []).append(output)
+        return output.clone() if self._gradients else None  # a model may change what it gets in place
+
+    def _count(self, call: Call) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            own = update_site(call, visible(call))  # (batch or 1, queries), False for padding
+            real = None if own is None else own.expand(call.output.shape[0], -1)
+            if not call.site.cross:
+                self._real = real
+            queries = call.output.shape[0] * call.queries if real is None else int(real.sum())
+        if not call.again:
+            self.tokens[call.site.name] = self.tokens.get(call.site.name, 0) + queries
+
+
+@contextmanager
+def observed(model: nn.Module) -> Iterator[Observer]:
+    """A context in which a model runs in eval mode, its parameters need no gradient, and its heads are seen.
+
+    >>> layer = nn.TransformerEncoderLayer(6, nhead=2, dim_feedforward=5, batch_first=True)
+    >>> with observed(layer) as observer:
+    ...     forward = observer.forward(torch.randn(3, 5, 6), gradients=True)
+    >>> forward.output.value.shape, forward.heads["self_attn"][0].shape
+    (torch.Size([3, 6]), torch.Size([3, 2, 5, 3]))
+    """
+    observer = Observer(model)
+    with evaluating(model):
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        with observer._interceptor:
+            yield observer
+
+
+def gate_gradients(
+    heads: Mapping[str, list[Tensor]], value: Tensor, weights: Tensor, again: bool = False
+) -> dict[str, Tensor]:
+    """The gradient of each head's gate, for each sequence: {site: (batch, heads)} in float64.
+
+    A gate g multiplies the head's output o, so d value / d g = sum over tokens of (d value / d o) . o.
+    Where a model folds other things into the batch (windows, pieces), the sequences cannot be told apart and
+    one row (1, heads) is the gradient of a gate for all of them.
+
+    Parameters
+    ----------
+    heads: the outputs of the heads, from `Observer.forward`.
+    value: what is differentiated, with a batch as its first axis.
+    weights: shaped like it: the gradient of value . weights is taken.
+    again: keep the graph for another call.
+    """
+    outputs = [output for found in heads.values() for output in found]
+    gradients = iter(torch.autograd.grad(value, outputs, weights, retain_graph=again, allow_unused=True))
+    found: dict[str, Tensor] = {}
+    for site, pieces in heads.items():
+        total: Any = 0.0
+        for output in pieces:
+            gradient = next(gradients)
+            part = torch.zeros_like(output) if gradient is None else gradient * output.detach()
+            part = part.to(for_float64(part.device)).sum((2, 3), dtype=torch.float64)
+            total = total + (
+                part if len(pieces) == 1 and len(part) == len(value) else part.sum(0, keepdim=True)
+            )
+        found[site] = total.cpu()
+    return found
+
+
+@dataclass(eq=False)
+class Sums:
+    """Count, sum and sum of squares of each head's values, by column and site."""
+
+    found: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    def add(self, values: Mapping[str, Tensor], column: str = "importance") -> None:
+        """Count values {site: (units, heads)}; a unit is a sequence, or a batch."""
+        for site, value in values.items():
+            value = value.cpu().double()
+            parts = torch.stack([torch.ones_like(value).sum(0), value.sum(0), value.pow(2).sum(0)])
+            mine = self.found.setdefault(column, {})
+            mine[site] = mine[site] + parts if site in mine else parts
+
+
+def moved(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    """The batches on the model's device; raises when there are none."""
+    empty = True
+    for batch in batches:
+        empty = False
+        yield _moved(batch, device)
+    if empty:
+        raise ValueError("batches: expected at least one, got none")
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {name: _moved(item, device) for name, item in batch.items()}
+    return tuple(_moved(item, device) for item in batch) if isinstance(batch, tuple | list) else batch
+
+
+def tensors(batch: Any) -> dict[str, Tensor]:
+    """The tensors of a batch by name, or by number."""
+    if isinstance(batch, Tensor):
+        return {"0": batch}
+    named = (
+        batch.items()
+        if isinstance(batch, Mapping)
+        else enumerate(batch)
+        if isinstance(batch, tuple | list)
+        else ()
+    )
+    return {str(name): item for name, item in named if isinstance(item, Tensor)}
+
+
+def shapes(batch: Any) -> str:
+    """What a batch holds, for messages."""
+    return (
+        ", ".join(f"{name} {tuple(item.shape)}" for name, item in tensors(batch).items())
+        or type(batch).__name__
+    )

@@ -1,0 +1,290 @@
+"""roles: what each head of a model does, found by running the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.capture.call import Call
+from manyheads.capture.interceptor import Interceptor
+from manyheads.capture.mask_reading import update_site, visible, without_dead_rows
+from manyheads.common.devices import device_of, in_float64
+from manyheads.common.interrupts import interrupted, interruptible, stop_if_interrupted
+from manyheads.common.preserved_state import evaluating
+from manyheads.common.run_batch import run
+from manyheads.heads.observer import moved
+from manyheads.heads.roles import probe_texts, word_alignment
+from manyheads.heads.roles.attention_rows import Facts, Rows, rows_of
+from manyheads.heads.roles.direct_logits import lens
+from manyheads.heads.roles.judge import LEAST, judge
+from manyheads.heads.roles.probe_texts import BatchFacts, separators
+from manyheads.heads.roles.role import ROLES, Cases, Role
+from manyheads.heads.roles.treebank import read
+from manyheads.heads.table import HeadTable
+from manyheads.heads.watch import fingerprint, labels_of
+from manyheads.heads.watch import rows_of as table_rows
+
+# Told what is being read, how much of it is done, and how much there is.
+Step = Callable[[str, int, int], None]
+
+
+def roles(
+    model: nn.Module,
+    batches: Iterable[Any],
+    treebank: str | PathLike[str] | None = None,
+    *,
+    tokenizer: Any = None,
+    only: Sequence[str] | None = None,
+    least: int = LEAST,
+    step: Step = lambda what, done, total: None,
+) -> HeadTable:
+    """What each head of a model does: its roles, each with the score, the baseline and the number of cases.
+
+    Parameters
+    ----------
+    model: any torch.nn.Module. It runs in eval mode, without gradients.
+    batches: dicts (passed by name), tuples (passed in order) or tensors, as the model takes them. Batches of
+        token ids also show how to feed it what was made up: random tokens that come twice, a planted key.
+    treebank: a CoNLL-U file, for the syntactic role; needs the tokenizer.
+    tokenizer: the model's, of transformers: says which tokens are special, punctuation or part of a word.
+    only: names of roles; all without it.
+    least: with fewer cases than this, nothing is claimed.
+    step: called while it runs, with what is read, how much of it is done and how much there is.
+
+    Ctrl-C ends the reading after the batch that runs; roles are then judged on what was read.
+
+    Returns
+    -------
+    A HeadTable. Text columns: ``roles``, ``evidence``, and ``not_judged``, what could not be said and why.
+    Columns ``<role>_score``, ``<role>_baseline`` and, where the score is the share of largest weights,
+    ``<role>_weight``, with ``<role>:<variant>`` for offsets and relations; ``table.sums[column][0]`` is the
+    number of cases. Claims need ``least`` cases, and must hold two standard errors to either side.
+
+    Examples
+    --------
+    >>> layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True)
+    >>> model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    >>> table = roles(model, [torch.randn(5, 31, 8)], only=["broad", "rare"])
+    >>> table["roles"], table["broad_score"].shape
+    (['broad', 'broad', 'broad', 'broad'], torch.Size([4]))
+    >>> table["not_judged"][0]
+    'rare: the batches hold no token ids'
+    """
+    wanted = _chosen(only, treebank)
+    given_batches = list(moved(batches, device_of(model)))
+    if isinstance(least, bool) or not isinstance(least, int) or least < 2:
+        raise ValueError(f"least: expected a whole number, 2 or more, got {least!r}")
+    given = probe_texts.batch_facts(model, given_batches, tokenizer)
+    collected = _Collected(model, step)
+    with evaluating(model), torch.no_grad(), interruptible():
+        _look(model, given, given_batches, treebank, tokenizer, wanted, collected)
+        table = collected.table()
+    unseen = {role.name: "" for role in wanted if not any(c.startswith(role.name) for c in table.sums)}
+    return judge(table, least, unseen | collected.left_out)
+
+
+def _chosen(only: Sequence[str] | None, treebank: Any) -> list[Role]:
+    if isinstance(only, str):
+        raise TypeError(f"only: expected a list of roles, got the text {only!r}")
+    unknown = [name for name in only or [] if name not in ROLES]
+    if unknown:
+        raise ValueError(
+            f"only: there is no role {', '.join(map(repr, unknown))}; there are {', '.join(ROLES)}"
+        )
+    if only is not None and "syntactic" in only and treebank is None:
+        raise ValueError("only: the role 'syntactic' needs a treebank; give treebank=FILE")
+    return [role for name, role in ROLES.items() if only is None or name in only]
+
+
+def _look(
+    model: nn.Module,
+    given: BatchFacts,
+    batches: list[Any],
+    treebank: str | PathLike[str] | None,
+    tokenizer: Any,
+    wanted: list[Role],
+    collected: _Collected,
+) -> None:
+    """Let the model read one thing after the other, and leave out what cannot be."""
+    by_source = {on: [role for role in wanted if role.on == on] for on in _READING}
+    if by_source["treebank"] and treebank is not None:  # mistakes in the file first, before any work
+        sentences, notes = word_alignment.batches(given, tokenizer, read(treebank), treebank)
+        if notes:
+            collected.left_out["syntactic"] = notes
+    elif by_source["treebank"]:
+        collected.leave_out(by_source["treebank"], "no treebank")
+        by_source["treebank"] = []
+    if by_source["text"]:
+        facts = Facts(
+            special=given.special, separators=separators(given, tokenizer), frequencies=given.frequencies
+        )
+        able = collected.able(by_source["text"], facts, given)
+        collected.read("text", able, [(batch, facts) for batch in batches])
+    for source, make in (("repeated", probe_texts.repeated), ("planted", probe_texts.planted)):
+        roles = by_source[source]
+        if roles and not given.ids:
+            collected.leave_out(roles, "the batches hold no token ids")
+        elif roles:
+            try:
+                made = list(make(given))
+            except ValueError as error:
+                collected.leave_out(roles, str(error))
+                continue
+            if any("lens" in role.needs for role in roles):
+                made = _with_lens(model, given, made, roles, collected)
+            collected.read(source, collected.able(roles, made[0][1], given), made)
+    if by_source["treebank"]:
+        collected.read("treebank", by_source["treebank"], sentences)
+
+
+_READING = {
+    "text": "the batches",
+    "repeated": "random tokens, twice",
+    "planted": "planted keys",
+    "treebank": "the treebank",
+}
+
+
+def _with_lens(
+    model: nn.Module,
+    given: BatchFacts,
+    made: list[tuple[Any, Facts]],
+    roles: list[Role],
+    collected: _Collected,
+) -> list[tuple[Any, Facts]]:
+    try:
+        found = lens(model, given.batch(given.ordinary[:14].view(2, 7)), given.vocabulary)
+    except (ValueError, RuntimeError) as error:
+        collected.leave_out([role for role in roles if "lens" in role.needs], str(error).splitlines()[0])
+        return made
+    return [(batch, replace(facts, lens=found)) for batch, facts in made]
+
+
+class _Collected:
+    """The sums of every column, by site, and why roles were left out."""
+
+    def __init__(self, model: nn.Module, step: Step) -> None:
+        self.model = model
+        self.step = step
+        self.left_out: dict[str, str] = {}
+        self._sums: dict[str, dict[str, Tensor]] = {}
+        self._tokens: dict[str, Tensor] = {}
+        self._roles: list[Role] = []
+        self._facts = Facts()
+        self._interceptor = Interceptor(model, self._see, tokens=True)
+
+    def leave_out(self, roles: Iterable[Role], why: str) -> None:
+        """Remember why these roles were not looked for."""
+        self.left_out |= {role.name: why for role in roles if role.name not in self.left_out}
+
+    def able(self, roles: list[Role], facts: Facts, given: BatchFacts) -> list[Role]:
+        """Those of the roles for which all is known; the others are left out."""
+        lacking = {
+            "tokens": "" if given.ids else "the batches hold no token ids",
+            "tokenizer": "" if facts.separators is not None else "no tokenizer",
+            "lens": "" if facts.lens is not None else "no vocabulary head",
+            "values": "",
+        }
+        for role in roles:
+            for need in sorted(role.needs, reverse=True):
+                if lacking[need]:
+                    self.leave_out([role], lacking[need])
+        return [role for role in roles if role.name not in self.left_out]
+
+    def read(self, source: str, roles: list[Role], made: Sequence[tuple[Any, Facts]]) -> None:
+        """Let the model read some batches, and count the cases of these roles."""
+        if not roles:
+            return
+        self._roles = roles
+        what = _READING[source]
+        with self._interceptor:
+            for number, (batch, self._facts) in enumerate(made):
+                if interrupted():
+                    if number == 0:
+                        self.leave_out(roles, f"Ctrl-C came before {what} was read")
+                    return
+                self.step(what, number, len(made))
+                try:
+                    run(self.model, batch)
+                except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                    raise ValueError(
+                        f"batches: the model failed while reading {what} "
+                        f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+                    ) from error
+            self.step(what, len(made), len(made))
+
+    def _see(self, call: Call) -> None:
+        if call.again:
+            return
+        device = call.output.device.type
+        autocast = (
+            torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+        )
+        with torch._C.DisableTorchFunction(), torch.no_grad(), autocast:
+            call = without_dead_rows(call)
+            look = visible(call)
+            own = update_site(call, look)
+            foreign = bool(call.site.cross) or not look.aligned
+            roles = [role for role in self._roles if role.cross or not foreign]
+            self._sums.setdefault(call.site.name, {})
+            self._tokens.setdefault(call.site.name, torch.zeros(call.site.heads, dtype=torch.float64))
+            if roles:
+                rows = rows_of(call, look, own, self._facts)
+                for part in word_alignment.between_words(rows) if self._facts.words is not None else rows:
+                    self._count(part, roles)
+
+    def _count(self, rows: Rows, roles: list[Role]) -> None:
+        self._tokens[rows.site.name][rows.heads] += rows.counted.sum((0, 2)).cpu()
+        for role in roles:
+            if _lacks(role, rows):
+                continue
+            found = role.find(rows)
+            for variant, cases in [("", found)] if isinstance(found, Cases) else found.items():
+                name = f"{role.name}:{variant}" if variant else role.name
+                self._add(rows, f"{name}_score", cases.score, cases.counted)
+                self._add(rows, f"{name}_baseline", cases.baseline, cases.counted)
+                if cases.weight is not None:
+                    self._add(rows, f"{name}_weight", cases.weight, cases.counted)
+
+    def _add(self, rows: Rows, column: str, values: Tensor, counted: Tensor) -> None:
+        shape = rows.weights.shape[:-1]
+        x = in_float64(values).expand(shape)
+        counted = counted.expand(shape).to(x.device)
+        x = x.masked_fill(~counted, 0.0)
+        sums = torch.stack((counted.sum((0, 2)), x.sum((0, 2)), x.square().sum((0, 2)))).cpu()
+        columns = self._sums[rows.site.name]
+        if column not in columns:
+            columns[column] = torch.zeros(3, rows.site.heads, dtype=torch.float64)
+        columns[column][:, rows.heads] += sums
+
+    def table(self) -> HeadTable:
+        """What was counted."""
+        sites = self._interceptor.measured
+        if not sites:
+            stop_if_interrupted()
+            raise ValueError("model: no attention was seen in it")
+        names = list(dict.fromkeys(name for columns in self._sums.values() for name in columns))
+        nothing = {site.name: torch.zeros(3, site.heads, dtype=torch.float64) for site in sites}
+        sums = {
+            name: torch.cat([self._sums[site.name].get(name, nothing[site.name]) for site in sites], 1)
+            for name in names
+        }
+        tokens = torch.cat([self._tokens[site.name] for site in sites])
+        rows = table_rows(self.model, sites)
+        return HeadTable(rows, tokens, sums, fingerprint(self.model), labels=labels_of(sites))
+
+
+def _lacks(role: Role, rows: Rows) -> bool:
+    """Whether a call does not show what the role needs."""
+    return (
+        ("tokens" in role.needs and rows.tokens is None)
+        or ("values" in role.needs and rows.value_norm is None)
+        or ("lens" in role.needs and rows.site.name not in getattr(rows.facts.lens, "matrices", {}))
+        or ("lens" in role.needs and rows.site.kind != "causal")
+    )

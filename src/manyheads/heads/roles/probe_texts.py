@@ -1,0 +1,234 @@
+"""Texts that a model is given to see what its heads do with them: random tokens twice, a planted key."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.heads.roles.attention_rows import Facts
+
+# How many random tokens stand in one copy, and how many such sequences there are of each. Several lengths: a
+# head that looks back by a fixed number of tokens does not pass for one that finds the same token.
+COPIES = (23, 37, 53)
+SEQUENCES = 4
+# The text around a planted key, in tokens; how many of them, how many tokens are the key and what follows it.
+TEXT = 1024
+PLANTED = 16
+KEY, ANSWER = 3, 8
+# Fewer tokens than this around a key are no long text.
+LONG = 64
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length")
+_SPECIAL = ("bos", "eos", "pad", "sep", "cls", "mask", "unk", "decoder_start")
+
+
+@dataclass(frozen=True, eq=False)
+class BatchFacts:
+    """What can be read off the batches and the model, to make further batches like them.
+
+    ids: the token ids of each batch (sequences, length) with its padding as -1; empty without tokens.
+    like: a batch to copy the form of.
+    prefix, suffix: special tokens that every sequence begins and ends with.
+    """
+
+    ids: list[Tensor]
+    like: Any
+    vocabulary: int
+    special: Tensor
+    prefix: list[int]
+    suffix: list[int]
+    positions: int | None
+
+    @property
+    def frequencies(self) -> Tensor | None:
+        """(vocabulary,) how often each id occurs."""
+        if not self.ids:
+            return None
+        every = torch.cat([ids[ids >= 0].flatten() for ids in self.ids])
+        return torch.bincount(every, minlength=self.vocabulary).to(torch.float32)
+
+    @property
+    def ordinary(self) -> Tensor:
+        """Every id that is no special token."""
+        every = torch.arange(self.vocabulary)
+        return every[~torch.isin(every, self.special)]
+
+    @property
+    def pads(self) -> bool:
+        """Whether padding can be hidden from the model."""
+        return isinstance(self.like, Mapping) and "attention_mask" in self.like
+
+    def batch(self, ids: Tensor) -> Any:
+        """Token ids (sequences, length) in the form of the batches that were given; -1 is padding."""
+        return _like(self.like, ids)
+
+
+def batch_facts(model: nn.Module, batches: Sequence[Any], tokenizer: Any) -> BatchFacts:
+    """Look at the batches: where their token ids are, and which of those are special."""
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    special = set(getattr(tokenizer, "all_special_ids", None) or [])
+    if not special:
+        named = (getattr(config, f"{name}_token_id", None) for name in _SPECIAL)
+        special = {number for number in named if isinstance(number, int)}
+    ids = [found for batch in batches if (found := ids_of(batch)) is not None]
+    tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    size = getattr(config, "vocab_size", None)
+    vocabulary = size if isinstance(size, int) else max(tables, default=0)
+    if ids:
+        vocabulary = max(vocabulary, 1 + max(int(x.max()) for x in ids))
+    positions = (getattr(config, name, None) for name in _POSITIONS)
+    return BatchFacts(
+        ids,
+        batches[0],
+        vocabulary,
+        torch.tensor(sorted(special), dtype=torch.long),
+        _common(ids, special, first=True),
+        _common(ids, special, first=False),
+        next((n for n in positions if isinstance(n, int) and n > 0), None),
+    )
+
+
+def ids_of(batch: Any) -> Tensor | None:
+    """The token ids (sequences, length) of a batch on the CPU, -1 for padding; None when it holds none.
+
+    >>> ids_of({"input_ids": torch.tensor([[7, 8, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])})
+    tensor([[ 7,  8, -1]])
+    >>> ids_of(torch.randn(2, 3, 4))
+    """
+    mask = None
+    if isinstance(batch, Mapping):
+        ids, mask = batch.get("input_ids"), batch.get("attention_mask")
+    elif isinstance(batch, tuple | list):
+        ids = batch[0] if batch else None
+    else:
+        ids = batch
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or not ids.numel():
+        return None
+    ids = ids.cpu().long()
+    if isinstance(mask, Tensor) and mask.shape == ids.shape:
+        ids = ids.masked_fill(mask.cpu() == 0, -1)
+    return ids
+
+
+def _common(ids: Iterable[Tensor], special: set[int], first: bool) -> list[int]:
+    """The special token that every sequence begins (or ends) with, if there is one."""
+    found = set()
+    for batch in ids:
+        for row in batch:
+            real = row[row >= 0]
+            if real.numel():
+                found.add(int(real[0 if first else -1]))
+    return sorted(found) if len(found) == 1 and found <= special else []
+
+
+def _like(batch: Any, ids: Tensor) -> Any:
+    if isinstance(batch, Tensor):
+        return ids.clamp(min=0).to(batch.device)
+    if isinstance(batch, tuple | list):
+        if any(
+            not isinstance(x, Tensor) or x.shape != batch[0].shape or x.is_floating_point() for x in batch
+        ):
+            raise ValueError("a batch holds more than token ids, and nobody knows how to make the rest")
+        masks = [bool((x <= 1).all()) for x in batch]
+        parts = zip(masks, batch, strict=True)
+        return tuple((ids >= 0).to(x) if mask else ids.clamp(min=0).to(x.device) for mask, x in parts)
+    made = {}
+    for name, value in batch.items():
+        if name.endswith("input_ids"):
+            made[name] = ids.clamp(min=0).to(value.device)
+        elif name.endswith("attention_mask"):
+            made[name] = (ids >= 0).to(value)
+        elif isinstance(value, Tensor) and name not in ("token_type_ids", "labels", "position_ids"):
+            raise ValueError(f"the batches hold {name!r}, and nobody knows how to make another")
+        elif not isinstance(value, Tensor):
+            made[name] = value
+    return made
+
+
+def repeated(given: BatchFacts) -> Iterator[tuple[Any, Facts]]:
+    """Batches of random tokens, all different, that come twice; the same ones every time."""
+    generator = torch.Generator().manual_seed(0)
+    ordinary, before = given.ordinary, len(given.prefix)
+    room = min(len(ordinary), ((given.positions or 10**9) - before - len(given.suffix)) // 2)
+    if room < 4:
+        raise ValueError(f"there is room for {room} different random tokens twice, and 4 are needed")
+    for length in sorted({min(length, room) for length in COPIES}):
+        copies = torch.stack(
+            [ordinary[torch.randperm(len(ordinary), generator=generator)[:length]] for _ in range(SEQUENCES)]
+        )
+        ids = _framed(given, torch.cat([copies, copies], 1))
+        second = before + length
+        same = torch.full_like(ids, -1)
+        same[:, second : second + length] = torch.arange(before, second)
+        after = torch.full_like(ids, -1)
+        after[:, second : second + length - 1] = torch.arange(before + 1, second)
+        facts = Facts(
+            special=given.special,
+            targets={"duplicate": same, "induction": after},
+            copy=range(before, second),
+            begin=second,
+        )
+        yield given.batch(ids), facts
+
+
+def planted(given: BatchFacts) -> Iterator[tuple[Any, Facts]]:
+    """A long text with random tokens planted in it, the first of which come again at its end."""
+    generator = torch.Generator().manual_seed(1)
+    text = torch.cat([ids.flatten() for ids in given.ids])
+    text = text[(text >= 0) & ~torch.isin(text, given.special)]
+    extra = 2 * (KEY + ANSWER) - 1 + len(given.prefix) + len(given.suffix)
+    length = min(len(text), TEXT - extra, (given.positions or 10**9) - extra)
+    if length < LONG:
+        raise ValueError(f"there is room for or text of {length} tokens around a key, and {LONG} are needed")
+    unused = given.ordinary[~torch.isin(given.ordinary, text.unique())]
+    if len(unused) < KEY + ANSWER:
+        raise ValueError(f"the text leaves {len(unused)} tokens unused, and a key needs {KEY + ANSWER}")
+    for number in range(PLANTED):
+        start = int(torch.randint(len(text) - length + 1, (1,), generator=generator))
+        around = text[start : start + length]
+        secret = unused[torch.randperm(len(unused), generator=generator)[: KEY + ANSWER]]
+        depth = (2 * number + 1) * length // (2 * PLANTED)
+        ids = _framed(given, torch.cat([around[:depth], secret, around[depth:], secret[:-1]]).unsqueeze(0))
+        place = torch.full_like(ids, -1)
+        again = (
+            len(given.prefix) + length + 2 * KEY + ANSWER - 1
+        )  # the last token of the key, the second time
+        answer = len(given.prefix) + depth + KEY
+        place[0, again : again + ANSWER] = torch.arange(answer, answer + ANSWER)
+        yield given.batch(ids), Facts(special=given.special, targets={"retrieval": place}, begin=again)
+
+
+def _framed(given: BatchFacts, ids: Tensor) -> Tensor:
+    """Ids (sequences, length) between the special tokens that sequences begin and end with."""
+    ends = (
+        torch.tensor(part, dtype=torch.long).expand(len(ids), -1) for part in (given.prefix, given.suffix)
+    )
+    before, behind = ends
+    return torch.cat([before, ids, behind], 1)
+
+
+def separators(given: BatchFacts, tokenizer: Any) -> Tensor | None:
+    """The ids in the batches that are special tokens or nothing but punctuation; None if nobody knows."""
+    if tokenizer is None or not hasattr(tokenizer, "decode") or not given.ids:
+        return None
+    used = torch.cat([ids.flatten() for ids in given.ids]).unique().tolist()
+    special = set(given.special.tolist())
+    chosen = [
+        number for number in used if number >= 0 and (number in special or _stops(tokenizer.decode([number])))
+    ]
+    return torch.tensor(chosen, dtype=torch.long)
+
+
+def _stops(text: str) -> bool:
+    """Whether a text is punctuation or a line break.
+
+    >>> [_stops(text) for text in (" ,", "\\n", "a.", " ", "##")]
+    [True, True, False, False, True]
+    """
+    written = text.strip()
+    return "\n" in text if not written else all(unicodedata.category(mark)[0] == "P" for mark in written)

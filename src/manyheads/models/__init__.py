@@ -1,0 +1,1 @@
+"""Models come and go: opened, described, saved, loaded, and what a cut leaves in them."""

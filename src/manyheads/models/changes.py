@@ -1,0 +1,239 @@
+"""What a cut does to a model besides its numbers, as plain data: kept with the model and in heads.json."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.models.no_heads import NoHeads
+from manyheads.models.per_head_inputs import Narrow
+from manyheads.models.reported_width import Width
+from manyheads.models.torch_attention import TorchAttention
+
+ATTRIBUTE = "_manyheads_changes"  # of a cut model
+
+
+@dataclass
+class Changes:
+    """How a cut model differs from the one that its class and config make.
+
+    shapes: of every parameter and buffer that was cut.
+    attributes: ``{module path: {attribute path: value}}``, such as its number of heads; none where nothing
+        had to change.
+    configs: the same for modules that read a config, which then have a copy of their own.
+    inputs: ``{module path: [options of Narrow]}`` for modules that are given something for every head.
+    widths: ``{module path: options of Width}`` for modules that read the width of all heads off their input.
+    copied: ``{module path: module path}``: the first makes a table for itself as the second does.
+    replaced: paths of modules that were nn.MultiheadAttention and are `TorchAttention` now.
+    emptied: ``{module path: options of NoHeads}`` for modules that lost all heads.
+    settings: ``{module path: {attribute: {axis, size, keep}}}`` for what holds something for every head and
+        is no weight: the entries ``keep`` of ``size`` along ``axis`` are those of the heads that stayed.
+    notes: what could not be shown of the cut, as sentences.
+    counts: of every site, cut or not: heads and key heads ``before`` and ``after``, ``d_key``, and the
+        original numbers of the heads that went, ``removed``.
+    """
+
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    inputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    widths: dict[str, dict[str, int]] = field(default_factory=dict)
+    copied: dict[str, str] = field(default_factory=dict)
+    replaced: list[str] = field(default_factory=list)
+    emptied: dict[str, dict[str, Any]] = field(default_factory=dict)
+    settings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    counts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def follow(self, path: str, name: str, axis: int, size: int, keep: list[int]) -> None:
+        """Note that a setting of every head lost entries, now or once more."""
+        noted = self.settings.setdefault(path, {})
+        if name in noted:
+            size, keep = noted[name]["size"], [noted[name]["keep"][entry] for entry in keep]
+        noted[name] = {"axis": axis, "size": size, "keep": keep}
+
+    def removed(self) -> dict[str, list[int]]:
+        """Which heads of the uncut model are gone, by site."""
+        return {site: count["removed"] for site, count in self.counts.items() if count["removed"]}
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def changes_of(model: nn.Module) -> Changes:
+    """The changes of a cut model, a copy; none for any other model."""
+    known = getattr(model, ATTRIBUTE, None)
+    return copy.deepcopy(known) if isinstance(known, Changes) else Changes()
+
+
+def set_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put another tensor in the place of a parameter or buffer, and of everything tied to it."""
+    old = get_tensor(model, name)
+    new: Any = nn.Parameter(tensor, old.requires_grad) if isinstance(old, nn.Parameter) else tensor
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for key, held in store.items():
+                if held is old:
+                    store[key] = new
+                    _set_features(module, key, old)
+
+
+def get_tensor(model: nn.Module, name: str) -> Tensor:
+    """The parameter or buffer of this name."""
+    path, _, key = name.rpartition(".")
+    tensor: Tensor = getattr(model.get_submodule(path), key)
+    return tensor
+
+
+def _set_features(module: nn.Module, key: str, old: Tensor) -> None:
+    """The sizes that torch's own modules repeat beside their weight."""
+    weight = module._parameters.get("weight")
+    if key != "weight" or weight is None:
+        return
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = weight.shape
+    elif isinstance(module, nn.Embedding):
+        module.num_embeddings, module.embedding_dim = weight.shape
+    elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        if tuple(module.normalized_shape) == tuple(old.shape):  # else each head has weights of its own
+            module.normalized_shape = tuple(weight.shape)
+    elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        if module.groups == old.shape[0] != 1:
+            module.groups = weight.shape[0]
+        module.out_channels, module.in_channels = weight.shape[0], weight.shape[1] * module.groups
+
+
+def set_value(owner: Any, path: Sequence[str], value: Any) -> None:
+    """Set a number inside an attribute: ``("num_heads",)``, or ``("axes", "h")`` inside a dict or tuple."""
+    first, *rest = path
+    inside = owner[first] if isinstance(owner, dict) else getattr(owner, first)
+    new = _with(inside, rest, value) if rest else _like(inside, value)
+    if isinstance(owner, dict):
+        owner[first] = new
+    else:
+        setattr(owner, first, new)
+
+
+def _with(container: Any, path: Sequence[str], value: Any) -> Any:
+    """A copy of a dict, list or tuple with one number in it changed."""
+    first, *rest = path
+    if isinstance(container, dict):
+        changed = dict(container)
+        changed[first] = _with(container[first], rest, value) if rest else _like(container[first], value)
+        return changed
+    items = list(container)
+    place = int(first)
+    items[place] = _with(items[place], rest, value) if rest else _like(items[place], value)
+    return tuple(items) if isinstance(container, tuple) else items
+
+
+def _like(old: Any, new: Any) -> Any:
+    """A new value for an old one of the same type: a file must not put something else there."""
+    if isinstance(old, tuple) and isinstance(new, list):
+        new = tuple(new)  # JSON has no tuples
+    if type(old) is not type(new):
+        raise TypeError(f"expected {type(old).__name__} for {type(old).__name__}, got {type(new).__name__}")
+    return new
+
+
+def own_config(module: nn.Module, values: dict[str, Any]) -> None:
+    """Give a module a copy of its config, with other values."""
+    config = copy.copy(module.config)
+    for name, value in values.items():
+        setattr(config, name, _like(getattr(config, name), value))
+    module.config = config
+
+
+def copy_source(model: nn.Module, path: str, source: str) -> None:
+    """Have a module make for itself what another made for it: it takes over what only that one has."""
+    receiver, maker = model.get_submodule(path), model.get_submodule(source)
+    for name, module in maker._modules.items():
+        if name not in receiver._modules and module is not None:
+            receiver.add_module(name, copy.deepcopy(module))
+    for name, value in vars(maker).items():
+        if isinstance(value, bool) and getattr(receiver, name, None) is not value and name != "training":
+            setattr(receiver, name, value)
+
+
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
+    """Put a module in the place of another, everywhere; gives the model, for the path '' the module."""
+    if not path:
+        return module
+    old = model.get_submodule(path)
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = module
+    for parent in model.modules():
+        if isinstance(parent, nn.TransformerEncoder) and any(part is module for part in parent.modules()):
+            parent.use_nested_tensor = False  # its fast path takes what it needs from torch's own attention
+    return model
+
+
+def reshape(model: nn.Module, changes: Changes) -> nn.Module:
+    """Make a fresh model of the same class and config look as the cut one did; its cut tensors are empty."""
+    for path in changes.replaced:
+        model = replace_module(model, path, TorchAttention.like(model.get_submodule(path)))
+    for path, source in changes.copied.items():
+        if path not in changes.emptied:
+            copy_source(model, path, source)
+    for path, options in changes.emptied.items():
+        model = replace_module(model, path, NoHeads(**options))
+    for name, shape in changes.shapes.items():
+        set_tensor(model, name, torch.empty(shape, dtype=get_tensor(model, name).dtype))
+    for path, settings in changes.settings.items():
+        module = model.get_submodule(path)
+        for name, options in settings.items():
+            setattr(module, name, followed(getattr(module, name), options["axis"], options["keep"]))
+    settle(model, changes)
+    return model
+
+
+def followed(value: Any, axis: int, keep: list[int]) -> Any:
+    """The entries of a setting, by head number, that stay.
+
+    >>> followed((5, 6, 7), 0, [0, 2]), followed({0: "a", 1: "b"}, 0, [1])
+    ((5, 7), {0: 'b'})
+    """
+    if isinstance(value, Tensor):
+        chosen = value.detach().index_select(axis, torch.tensor(keep, device=value.device))
+        return nn.Parameter(chosen, value.requires_grad) if isinstance(value, nn.Parameter) else chosen
+    if isinstance(value, dict):
+        return {number: value[head] for number, head in enumerate(keep)}
+    entries = [value[head] for head in keep]
+    return entries if isinstance(value, list) else tuple(entries)
+
+
+def forget(changes: Changes, path: str) -> None:
+    """Drop what was noted of modules and tensors at and under a path that is replaced."""
+    lists: tuple[dict[str, Any], ...] = (
+        changes.shapes, changes.attributes, changes.configs, changes.inputs, changes.widths, changes.copied,
+        changes.settings,
+    )  # fmt: skip
+    for noted in lists:
+        for name in list(noted):
+            if name == path or name.startswith(f"{path}.") or not path:
+                del noted[name]
+    changes.replaced = [name for name in changes.replaced if name != path]
+
+
+def settle(model: nn.Module, changes: Changes) -> None:
+    """Set the numbers of heads and narrow the inputs that changes name, and let the model remember them."""
+    for path, values in changes.attributes.items():
+        for name, value in values.items():
+            set_value(model.get_submodule(path), name.split("."), value)
+    for path, values in changes.configs.items():
+        own_config(model.get_submodule(path), values)
+    for path, narrowed in changes.inputs.items():
+        module = model.get_submodule(path)
+        for options in narrowed:
+            Narrow(**options).attach(module)
+    for path, width in changes.widths.items():
+        Width(**width).attach(model.get_submodule(path))
+    setattr(model, ATTRIBUTE, changes)

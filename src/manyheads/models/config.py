@@ -1,0 +1,113 @@
+"""Models that manyheads trained: described in a config.json, from which they are built again.
+
+``{"format": "manyheads", "class": "package.module:Class", "options": {...}, "task": {...}}``: a class of
+ours, what it is called with, and what it was trained for. A model that `build` made carries its description
+through copies and cuts, so that a pruned model still knows its task.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict, get_type_hints
+
+from torch import nn
+
+from manyheads.common.json_files import check_fields, in_one_sentence, read_json
+from manyheads.common.whole_files import write_whole
+from manyheads.models.size_limits import no_larger_than
+
+FORMAT = "manyheads"
+CONFIG = "config.json"
+
+
+def build(description: Mapping[str, Any]) -> nn.Module:
+    """The model of a description, with new weights. Only classes inside manyheads are made.
+
+    Parameters
+    ----------
+    description: ``{"class": "package.module:Class", "options": {...}}`` and more, which is kept as
+        ``model.description``.
+
+    Examples
+    --------
+    >>> options = {"d_model": 12, "heads": 3, "layers": 2, "vocabulary": 101}
+    >>> model = build({"class": "manyheads.nn.transformers:Decoder", "options": options})
+    >>> type(model).__name__, model.description["options"]["heads"]
+    ('Decoder', 3)
+    """
+    name, options = description.get("class"), description.get("options")
+    if not isinstance(name, str) or not isinstance(options, Mapping):
+        raise ValueError(f"description: expected 'class' and 'options', got {sorted(description)}")
+    where, _, what = name.partition(":")
+    if where.split(".")[0] != "manyheads" or not what.isidentifier():
+        raise ValueError(f"class: expected one of manyheads ('manyheads.module:Class'), got {name!r}")
+    try:
+        kind = getattr(importlib.import_module(where), what, None)
+    except ImportError as error:
+        raise ValueError(f"class: {name!r} is not in this manyheads ({error}); update it") from error
+    if not isinstance(kind, type) or not issubclass(kind, nn.Module):
+        raise ValueError(f"class: {name!r} is no model of this manyheads; update it")
+    with in_one_sentence(f"options: {name} cannot be made with them"):
+        check_fields(options, get_type_hints(kind.__init__), "options")
+        model: nn.Module = kind(**options)
+    model.description = dict(description)  # type: ignore[assignment]
+    return model
+
+
+class Training(TypedDict):
+    """What a run was trained on and how: the options of `train`, and the data it was given."""
+
+    data: str | None
+    valid: str | None
+
+
+Description = TypedDict(
+    "Description",
+    {
+        "format": str,
+        "class": str,
+        "options": dict[str, Any],
+        "task": NotRequired[dict[str, Any]],
+        "training": NotRequired[Training],
+    },
+)
+
+
+def read(folder: Path) -> Description | None:
+    """The description in a folder; None when there is none, or something else."""
+    path = folder / CONFIG
+    try:
+        other = read_json(path, dict[str, Any], "config").get("format") != FORMAT
+    except ValueError:
+        return None
+    return None if other else read_json(path, Description, "config")
+
+
+def write(model: nn.Module, folder: Path) -> None:
+    """Write a model's description, if it has one."""
+    description = getattr(model, "description", None)
+    if description is not None:
+        write_whole(folder / CONFIG, json.dumps({"format": FORMAT} | description, indent=1))
+
+
+def load(folder: Path, description: Mapping[str, Any]) -> nn.Module:
+    """The model that train left in a folder, with its best weights."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    path = folder / "model.safetensors"
+    if not path.exists():
+        raise ValueError(
+            f"{folder}: training was not evaluated yet, so there are no best weights; go on with --resume"
+        )
+    with no_larger_than(path):
+        model = build(description)
+    try:
+        load_model(model, path)
+    except (RuntimeError, OSError, SafetensorError) as error:
+        lines = str(error).splitlines() or [""]
+        raise ValueError(f"{path}: damaged, or not the weights of this model ({lines[0]})") from error
+    return model.eval()

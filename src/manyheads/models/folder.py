@@ -1,0 +1,261 @@
+"""save and load: a cut model in a folder, and back, to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict, get_type_hints
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import manyheads
+from manyheads.common.json_files import check, check_fields, in_one_sentence, read_json
+from manyheads.common.whole_files import whole_folder, write_whole
+from manyheads.models import config, native, transformers_config
+from manyheads.models.changes import ATTRIBUTE, Changes, changes_of, reshape, set_tensor
+from manyheads.models.size_limits import no_larger_than, shapes
+
+_FORMAT, _VERSION = "manyheads model", 1
+_PLAN, _WEIGHTS, _BUFFERS = "heads.json", "model.safetensors", "buffers.safetensors"
+_NAMELESS = 2**24  # numbers of a tensor that was cut and is in the file by another name, if at all
+
+
+def save(model: nn.Module, dir: str | PathLike[str], tokenizer: Any = None) -> None:
+    """Write a model, cut or not, to a folder: weights as safetensors, its config, and ``heads.json``.
+
+    The folder appears whole or not at all. If every layer kept as many heads as the others, and the class can
+    say so in its config, plain ``from_pretrained`` loads it, too; ``heads.json`` tells ("plain").
+
+    Parameters
+    ----------
+    model: a module; one of transformers or of manyheads can be loaded without a factory.
+    dir: a folder that does not exist yet, or is empty.
+    tokenizer: written beside the model; anything with ``save_pretrained``. Default: ``model.tokenizer``, if
+        there is one.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> layer = manyheads.MultiHeadAttention(6, heads=3)
+    >>> x = torch.randn(2, 5, 6)
+    >>> smaller = manyheads.cut(layer, {0: [1]}, x)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(smaller, f"{folder}/small")
+    ...     again = load(f"{folder}/small")
+    >>> torch.equal(again(x), smaller(x)), again.original_heads
+    (True, {'': [0, 2]})
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    folder = Path(dir)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"dir: {folder} exists already; choose another folder, or remove it first")
+    with whole_folder(folder) as unfinished:
+        _write(model, unfinished, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None))
+
+
+def _write(model: nn.Module, folder: Path, tokenizer: Any) -> None:
+    persistent, others = _state(model)
+    save_file(persistent, folder / _WEIGHTS, metadata={"format": "pt"})
+    if others:
+        save_file(others, folder / _BUFFERS)
+    if hasattr(tokenizer, "save_pretrained"):
+        tokenizer.save_pretrained(str(folder))
+    changes = changes_of(model)
+    description: dict[str, Any] = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "manyheads": manyheads.__version__,
+        "class": f"{type(model).__module__}.{type(model).__qualname__}",
+        "options": native.describe(model, {site: c["before"] for site, c in changes.counts.items()}),
+        "attention": getattr(getattr(model, "config", None), "_attn_implementation", None),
+        "original_heads": getattr(model, "original_heads", None) or {},
+        "removed": changes.removed(),
+        "plain": False,
+        "changes": changes.as_json(),
+    }
+    if transformers_config.is_transformers(model):
+        description["plain"] = transformers_config.write_config(model, folder, changes)
+    else:
+        config.write(model, folder)
+    description["files"] = {path.name: _hash(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    description["sha256"] = _hash_of(description)
+    write_whole(folder / _PLAN, json.dumps(description, indent=1))
+
+
+def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What the model's class says is its state, and floating buffers beside it; each tensor once."""
+    seen: set[int] = set()
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor) and id(tensor) not in seen:
+            seen.add(id(tensor))
+            state[name] = tensor.detach().cpu().contiguous().clone()
+    others = {
+        name: buffer.detach().cpu().contiguous().clone()
+        for name, buffer in model.named_buffers()
+        if id(buffer) not in seen and buffer.is_floating_point()
+    }
+    return state, others
+
+
+def load(dir: str | PathLike[str], factory: Callable[[], nn.Module] | None = None) -> nn.Module:
+    """The model that `save` or `train` wrote, in eval mode; equal to the bit.
+
+    Nothing in the folder is run or unpickled.
+
+    Parameters
+    ----------
+    dir: the folder.
+    factory: a function without arguments that makes the model as it was before anything was cut, with any
+        weights. Not needed for classes of transformers and manyheads.
+
+    Raises
+    ------
+    ValueError when the folder is none that `save` wrote, is damaged or incomplete, was written by a newer
+    manyheads, or holds other weights than the model needs.
+
+    Examples
+    --------
+    See `save`.
+    """
+    folder = Path(dir)
+    trained = config.read(folder)
+    if trained is not None and not (folder / _PLAN).is_file():
+        return config.load(folder, trained)
+    description = _read(folder)
+    model = _made(folder, description, factory)
+    with in_one_sentence(f"{folder}: heads.json does not fit {type(model).__name__}"):
+        changes = Changes(**description["changes"])
+        _check_shapes(folder, changes)
+        model = reshape(model, changes)
+    _fill(model, folder, description)
+    if changes.counts:
+        setattr(model, ATTRIBUTE, changes)
+    if description["original_heads"]:
+        setattr(model, "original_heads", description["original_heads"])  # noqa: B010
+    return model.eval()
+
+
+class _Count(TypedDict):
+    before: list[int]
+    after: list[int]
+    removed: list[int]
+
+
+_Description = TypedDict(
+    "_Description",
+    {
+        "class": str,
+        "options": dict[str, Any] | None,
+        "attention": str | None,
+        "original_heads": dict[str, list[int]],
+        "changes": dict[str, Any],
+        "files": dict[str, str],
+        "sha256": NotRequired[str],
+    },
+)
+
+
+def _read(folder: Path) -> _Description:
+    """heads.json, checked against itself and against the files it names."""
+    path = folder / _PLAN
+    if not path.is_file():
+        raise ValueError(
+            f"dir: {folder} has no {_PLAN}: it is no folder that manyheads.save wrote, or an incomplete one"
+        )
+    description = read_json(path, _Description, "heads.json", format=_FORMAT, version=_VERSION)
+    if description.pop("sha256", None) != _hash_of(description):
+        raise ValueError(f"{path}: damaged, it does not say what it said when it was written")
+    check_fields(description["changes"], get_type_hints(Changes), f"{path}: changes")
+    counts = description["changes"].get("counts", {})
+    check(counts, dict[str, _Count], f"{path}: changes.counts")
+    for site, heads in description["original_heads"].items():
+        if len(set(heads)) < len(heads) or site not in counts or counts[site]["after"][:1] != [len(heads)]:
+            raise ValueError(f"{path}: damaged, it does not say which heads of {site[:60]!r} are left")
+    for name, digest in (description["files"] | {_WEIGHTS: description["files"].get(_WEIGHTS, "")}).items():
+        file = folder / name
+        if Path(name).name != name or not file.is_file():
+            raise ValueError(f"{folder}: {name} is missing; the folder is incomplete, get the model again")
+        if _hash(file) != digest:
+            raise ValueError(f"{file}: damaged, or changed since it was written; get the model again")
+    return description
+
+
+def _made(folder: Path, description: _Description, factory: Callable[[], nn.Module] | None) -> nn.Module:
+    """The uncut model, with any weights."""
+    kind = description["class"]
+    if factory is not None:
+        model = factory()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"factory: expected it to return a torch.nn.Module, got {type(model).__name__}")
+        return model
+    package, _, name = kind.rpartition(".")
+    with in_one_sentence(f"{folder}: no {name} can be made of it"), no_larger_than(folder / _WEIGHTS):
+        trained = config.read(folder)
+        if trained is not None:
+            return config.build(trained)
+        if package.startswith("manyheads.") and description["options"] is not None:
+            return native.build(name, description["options"])
+        if package.startswith("transformers."):
+            return transformers_config.build(folder, name, description["attention"])
+    raise ValueError(
+        f"factory: {folder} holds a {kind}, which is no class of transformers or manyheads; give a function "
+        "that makes the uncut model"
+    )
+
+
+def _check_shapes(folder: Path, changes: Changes) -> None:
+    """See that the sizes a cut is to bring tensors to are those of the tensors in the file."""
+    held = shapes(folder / _WEIGHTS)
+    if (folder / _BUFFERS).is_file():
+        held |= shapes(folder / _BUFFERS)
+    for name, shape in changes.shapes.items():
+        if name in held and held[name] != tuple(shape):
+            raise ValueError(
+                f"{folder}: heads.json says that {name} is {tuple(shape)}, and it is {held[name]}; get the "
+                "model again"
+            )
+        if name not in held and math.prod(shape) > _NAMELESS:
+            raise ValueError(f"{folder}: heads.json says that {name} is {tuple(shape)}, and it is not there")
+
+
+def _fill(model: nn.Module, folder: Path, description: _Description) -> None:
+    """Put the tensors of the files into the model; they must be exactly those that it needs."""
+    try:
+        persistent = load_file(folder / _WEIGHTS)
+        others = load_file(folder / _BUFFERS) if _BUFFERS in description["files"] else {}
+    except SafetensorError as error:
+        raise ValueError(f"{folder}: its weights cannot be read ({error})") from error
+    held = {**dict(model.named_buffers()), **model.state_dict(keep_vars=True)}
+    for name, tensor in (persistent | others).items():
+        if name not in held:
+            raise ValueError(f"{folder}: its weights hold {name}, which {type(model).__name__} does not have")
+        if held[name].shape != tensor.shape:
+            raise ValueError(
+                f"{folder}: {name} is {tuple(tensor.shape)}, but {type(model).__name__} needs "
+                f"{tuple(held[name].shape)}; is the factory's model the one that was cut?"
+            )
+        if held[name].is_floating_point() != tensor.is_floating_point():
+            raise ValueError(f"{folder}: {name} is {tensor.dtype}, but {held[name].dtype} is needed")
+    filled = {id(held[name]) for name in persistent}
+    lost = [name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) not in filled]
+    if lost:
+        raise ValueError(f"{folder}: its weights lack {len(lost)} tensors, {lost[0]} among them")
+    for name, tensor in (persistent | others).items():
+        set_tensor(model, name, tensor)
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_of(description: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,97 @@
+"""Modules that are given something for every head, such as ALiBi: they get it for the heads they kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.nn.mask import Mask
+
+
+class Input(NamedTuple):
+    """An argument that holds something for every head, along ``axis``: entry i is for head
+    ``of[i % len(of)]``, and for none that is there any more where that is None.
+    """
+
+    argument: str | int
+    axis: int
+    of: tuple[int | None, ...]
+
+    def keep(self, removed: Sequence[int]) -> list[int]:
+        """The entries of one batch element that stay when these heads go."""
+        return [place for place, head in enumerate(self.of) if head is not None and head not in removed]
+
+
+class Narrow:
+    """A forward pre-hook that picks the kept heads out of one argument.
+
+    Parameters
+    ----------
+    argument: the name of a keyword argument, or the number of a positional one.
+    axis: of the heads in it.
+    heads: how many there are on that axis; a multiple of them is batch * heads.
+    keep: the numbers of those that stay; None sets the argument to None.
+
+    Examples
+    --------
+    >>> layer = nn.Identity()
+    >>> Narrow(argument=0, axis=1, heads=3, keep=[0, 2]).attach(layer)
+    >>> layer(torch.arange(6).view(2, 3))
+    tensor([[0, 2],
+            [3, 5]])
+    """
+
+    def __init__(self, argument: str | int, axis: int, heads: int, keep: Sequence[int] | None) -> None:
+        self.argument, self.axis, self.heads = argument, axis, heads
+        self.keep = None if keep is None else list(keep)
+
+    def attach(self, module: nn.Module) -> None:
+        """Put it on a module, in the place of one for the same argument."""
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, Narrow) and hook.argument == self.argument:
+                del module._forward_pre_hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+        module.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if isinstance(self.argument, int):
+            if self.argument < len(args):
+                new = self.narrowed(args[self.argument])
+                args = (*args[: self.argument], new, *args[self.argument + 1 :])
+        elif self.argument in kwargs:
+            kwargs = kwargs | {self.argument: self.narrowed(kwargs[self.argument])}
+        return args, kwargs
+
+    def narrowed(self, value: Any) -> Any:
+        """What the module gets in the place of this value."""
+        if self.keep is None:
+            return None
+        if isinstance(value, Mask):
+            return value if value.slopes is None else replace(value, slopes=self.narrowed(value.slopes))
+        if not isinstance(value, Tensor):
+            return value
+        size = value.shape[self.axis]
+        if size == 1 or size % self.heads:
+            return value
+        keep = torch.tensor(self.keep, dtype=torch.long, device=value.device)
+        split = value.reshape(
+            *value.shape[: self.axis], size // self.heads, self.heads, *value.shape[self.axis + 1 :]
+        )
+        return split.index_select(self.axis + 1, keep).flatten(self.axis, self.axis + 1)
+
+
+def hooks(module: nn.Module) -> dict[str | int, Narrow]:
+    """What is narrowed already, by argument."""
+    return {hook.argument: hook for hook in module._forward_pre_hooks.values() if isinstance(hook, Narrow)}
+
+
+def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str | int, Any]]:
+    """The arguments of a call with their places or names."""
+    yield from enumerate(args)
+    yield from kwargs.items()

@@ -1,0 +1,134 @@
+"""Cut models of transformers: their config, and whether plain from_pretrained can load them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from manyheads.common.compare_outputs import difference, seeded_evaluation, tolerance
+from manyheads.common.json_files import read_json
+from manyheads.common.whole_files import write_whole
+from manyheads.models.changes import Changes
+from manyheads.models.probe_batch import probe_batch
+
+_CONFIG = "config.json"
+_HEADS = re.compile(r"head|kv")
+_WIDTH = re.compile(r"^(head_dim|d_kv|attention_head_dim|attention_head_size|kv_channels)$")
+
+
+def is_transformers(model: nn.Module) -> bool:
+    """Whether this is a model of transformers that can be made from its config alone."""
+    return type(model).__module__.startswith("transformers.") and hasattr(model, "config")
+
+
+def build(folder: Path, name: str, attention: str | None) -> nn.Module:
+    """A model of transformers from the config in a folder, with weights to be filled in."""
+    import transformers
+
+    cls: Any = getattr(transformers, name, None)
+    known = isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)
+    if not known:
+        raise ValueError(
+            f"factory: transformers {transformers.__version__} has no model {name}; give a function that "
+            "makes the uncut model, or install the version that the model was saved with"
+        )
+    values = read_json(folder / _CONFIG, dict[str, Any], "config")
+    config = cls.config_class.from_dict(values)
+    options = {} if attention is None else {"attn_implementation": attention}
+    with torch.random.fork_rng():
+        model: nn.Module = cls._from_config(config, dtype=torch.float32, **options)
+    return model
+
+
+def write_config(model: Any, folder: Path, changes: Changes) -> bool:
+    """Write config.json, such that from_pretrained loads the folder if that can be; tells if so."""
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(str(folder))
+    config = _own(model, copy.deepcopy(model.config))
+    uniform = _uniform(config, changes)
+    if uniform is not None and _fits(model, uniform):
+        _dump(uniform, folder)
+        if _loads(model, folder):
+            return True
+    _dump(config, folder)
+    return not changes.counts
+
+
+def _own(model: Any, config: Any) -> Any:
+    config.architectures = [type(model).__name__]
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    return config
+
+
+def _dump(config: Any, folder: Path) -> None:
+    write_whole(folder / _CONFIG, config.to_json_string(use_diff=True))
+
+
+def _uniform(config: Any, changes: Changes) -> Any:
+    """The config with the new numbers of heads, if every number became one other; None if not."""
+    if not changes.counts or changes.copied or changes.inputs or changes.replaced:
+        return None
+    became: dict[int, set[int]] = {}
+    widths = set()
+    for count in changes.counts.values():
+        for before, after in zip(count["before"], count["after"], strict=True):
+            became.setdefault(before, set()).add(after)
+        widths.add(count["d_key"])
+    if any(len(after) > 1 or 0 in after for after in became.values()):
+        return None
+    uniform = copy.deepcopy(config)
+    for part in _parts(uniform):
+        for name, value in list(vars(part).items()):
+            if type(value) is int and _HEADS.search(name) and not _WIDTH.search(name) and value in became:
+                setattr(part, name, next(iter(became[value])))
+            elif _WIDTH.search(name) and len(widths) == 1 and widths != {None}:
+                setattr(part, name, next(iter(widths)))
+    return uniform
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    yield config
+    for value in vars(config).values():
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            yield from _parts(value)
+
+
+def _fits(model: Any, config: Any) -> bool:
+    """Whether a model of this config has tensors of the same shapes."""
+    try:
+        with torch.device("meta"):
+            empty = type(model)._from_config(copy.deepcopy(config))
+    except Exception:  # a number of heads that this class does not take
+        return False
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    return {name: tensor.shape for name, tensor in empty.state_dict().items()} == shapes
+
+
+def _loads(model: Any, folder: Path) -> bool:
+    """Whether from_pretrained gives the same model."""
+    import transformers
+
+    logging: Any = transformers.utils.logging
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        again = type(model).from_pretrained(
+            str(folder), local_files_only=True, attn_implementation=model.config._attn_implementation
+        )
+        batch = probe_batch(model)
+        with seeded_evaluation(model), seeded_evaluation(again):
+            off = difference(model(**batch), again.to(model.device)(**batch))
+    except Exception:  # it needs heads.json, then
+        return False
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+    return off <= tolerance(model)

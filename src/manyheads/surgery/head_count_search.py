@@ -1,0 +1,188 @@
+"""The numbers of heads that a module has written down: found by value, changed, and tried.
+
+A module that lost heads must also be told so: ``num_heads``, ``split_size``, ``num_key_value_groups``, and
+whatever else its author called it. Every whole number that the module reads and that could be one of them is
+a candidate; the module is run on its own until it gives what the silenced one gave. Then each number is put
+back: what is right with the number it had keeps it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from manyheads.models.changes import own_config, set_value
+from manyheads.surgery.attribute_tracing import Reads
+
+_TRIES = 4000
+_LARGE = 16  # widths are at least this, in models that are not toys
+_COUNTS = re.compile(r"head(?!_?(dim|size))|groups?$|^h$|^n_rep$|^all_head|_heads?_size$")
+_MODEL = re.compile(
+    r"embed|hidden|model|input|width|layer|window|position|patch|vocab|kernel|idx|index|head_?(dim|size)$"
+)
+_OF_TORCH = ("groups", "num_groups", "num_channels")  # of torch's own modules; their weights say the rest
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Something in a module that may have to change: where it is, and the values to try, likeliest first.
+
+    axes: for a setting of every head, the axis and the number of entries of each option but the first.
+    """
+
+    module: str  # path inside the region
+    path: tuple[str, ...]
+    options: tuple[Any, ...]
+    old: Any
+    config: bool = False
+    axes: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What it has in common with the same number in the next layer."""
+        return self.module, self.path, self.config
+
+    @property
+    def attribute(self) -> str:
+        """The name of the attribute that it is, or is in."""
+        return f"config.{self.path[0]}" if self.config else self.path[0]
+
+    @property
+    def name(self) -> str:
+        """How a person would find it."""
+        return ".".join(part for part in (self.module, "config" * self.config, *self.path) if part)
+
+
+def candidates(
+    modules: Mapping[str, nn.Module], sizes: Mapping[int, list[int]], configs: bool, reads: Reads
+) -> list[Candidate]:
+    """The numbers that these modules read and that are among the sizes."""
+    found = []
+    for name, module in modules.items():
+        theirs = type(module).__module__.startswith("torch.nn.")
+        for attribute, value in vars(module).items():
+            hidden = attribute.startswith("_") and attribute != "_axes_lengths"
+            if hidden or (theirs and attribute not in _OF_TORCH) or attribute not in reads.get(name, ()):
+                continue
+            for path, old in _numbers(value, (attribute,)):
+                if old in sizes:
+                    found.append(Candidate(name, path, _ordered(path, old, sizes[old]), old))
+        config = getattr(module, "config", None)
+        if configs and config is not None and not theirs:
+            for attribute, old in vars(config).items():
+                if type(old) is int and old in sizes and f"config.{attribute}" in reads.get(name, ()):
+                    options = _ordered((attribute,), old, sizes[old])
+                    found.append(Candidate(name, (attribute,), options, old, config=True))
+    return found
+
+
+def _numbers(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Whole numbers in a value, also inside dicts, lists and tuples."""
+    if type(value) is int:
+        yield path, value
+    elif isinstance(value, dict) and len(path) < 4:
+        for key, item in value.items():
+            if isinstance(key, str) and "." not in key:
+                yield from _numbers(item, (*path, key))
+    elif type(value) in (list, tuple) and len(path) < 4 and len(value) < 9:
+        for place, item in enumerate(value):
+            yield from _numbers(item, (*path, str(place)))
+
+
+def _ordered(path: tuple[str, ...], old: int, new: list[int]) -> tuple[int, ...]:
+    return (*new, old) if _likely(path, old) else (old, *new)
+
+
+def _likely(path: tuple[str, ...], old: int) -> bool:
+    """Whether a number's name says that it is one of heads."""
+    name = ".".join(path).lower()
+    return bool(_COUNTS.search(name)) or (old >= _LARGE and not _MODEL.search(name))
+
+
+def find(
+    region: nn.Module,
+    found: list[Candidate],
+    holds: Callable[[], bool],
+    known: Mapping[tuple[Any, ...], int],
+) -> dict[Candidate, Any] | None:
+    """Set the candidates inside a region so that ``holds`` is true, and as few of them as will do; None when
+    nothing makes it so.
+
+    known: which option was right for the same candidate in another layer; tried first.
+    """
+    orders = []
+    for candidate in found:
+        options = list(candidate.options)
+        if candidate.key in known and known[candidate.key] < len(options):
+            options.insert(0, options.pop(known[candidate.key]))
+        orders.append(options)
+    values = Values(region, found)
+    for number, choice in enumerate(_choices(orders)):
+        if number >= _TRIES:
+            break
+        chosen = {c: value for c, value in zip(found, choice, strict=True) if value is not c.old}
+        places = {(c.module, c.path[0]) for c in chosen if c.axes}
+        if any((c.module, c.path[0]) in places for c in chosen if not c.axes):
+            continue  # a number inside a setting that is another one now
+        values.put(chosen)
+        if holds():
+            return _fewest(chosen, values, holds)
+    values.put({})
+    return None
+
+
+def _fewest(chosen: dict[Candidate, Any], values: Values, holds: Callable[[], bool]) -> dict[Candidate, Any]:
+    """Put back what need not change: those first whose names do not speak of heads."""
+    order = sorted(chosen, key=lambda c: not c.axes and _likely(c.path, c.old))
+    again = True
+    while again:
+        again = False
+        for candidate in order:
+            fewer = {c: value for c, value in chosen.items() if c is not candidate}
+            if len(fewer) < len(chosen):
+                values.put(fewer)
+                if holds():
+                    chosen, again = fewer, True
+    values.put(chosen)
+    return chosen
+
+
+def _choices(orders: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
+    """Every choice of one option each, those with the fewest second thoughts first."""
+    for flips in range(len(orders) + 1):
+        for places in itertools.combinations(range(len(orders)), flips):
+            later = [orders[i][1:] if i in places else orders[i][:1] for i in range(len(orders))]
+            yield from itertools.product(*later)
+
+
+class Values:
+    """The values of candidates in a region, to be set and to go back to."""
+
+    def __init__(self, region: nn.Module, found: list[Candidate]) -> None:
+        self.region = region
+        self.before = [
+            (self.owner(c), c.path[0], getattr(self.owner(c), c.path[0])) for c in found if not c.config
+        ]
+        modules = {c.module for c in found if c.config}
+        self.configs = [(region.get_submodule(m), region.get_submodule(m).config) for m in modules]
+
+    def owner(self, candidate: Candidate) -> nn.Module:
+        """The module that has it."""
+        return self.region.get_submodule(candidate.module)
+
+    def put(self, chosen: Mapping[Candidate, Any]) -> None:
+        """Set these, and all others to what they were."""
+        for owner, name, value in self.before:
+            setattr(owner, name, value)
+        for owner, config in self.configs:
+            owner.config = config
+        for candidate, value in chosen.items():
+            if candidate.config:
+                own_config(self.owner(candidate), {candidate.path[0]: value})
+            else:
+                set_value(self.owner(candidate), candidate.path, value)

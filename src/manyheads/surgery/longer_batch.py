@@ -1,0 +1,269 @@
+"""A batch made longer: what a cut is held to besides the batch that it was found with.
+
+A number that has nothing to do with heads (a window, a number of buckets, a limit) may equal one that has,
+and a short batch does not show which is which. Which axes of a batch are those of sequences is found by
+trying: an axis is one if the model still runs when it is longer, and attention then has more queries or
+keys.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from manyheads.capture.call import Call
+from manyheads.capture.interceptor import Interceptor
+from manyheads.common.compare_outputs import seeded_evaluation
+from manyheads.common.run_batch import run
+
+LENGTH = 257  # that sequences should have at least
+_WORK = 1e11  # at most so many parameters times tokens
+_MUCH = 5e9  # from so many on, one sequence has to do
+_MANY = 2**22  # and from so many scores on
+_SCORES = 2**25  # at most so many scores of one attention call
+_TRIES = 8
+
+Side = tuple[str, str]  # site, and "queries" or "keys"
+Axes = tuple[tuple[int, int], ...]  # (number of a tensor, axis)
+
+
+@dataclass
+class Seen:
+    """What a run of a model showed: how many queries and keys there are at each site, and how large its
+    batch is.
+    """
+
+    lengths: dict[Side, int] = field(default_factory=dict)
+    batch: dict[str, int] = field(default_factory=dict)
+    heads: dict[str, int] = field(default_factory=dict)
+
+    def note(self, call: Call) -> None:
+        """Take one call in."""
+        name = call.site.name
+        for side, length in (("queries", call.queries), ("keys", call.keys)):
+            self.lengths[name, side] = max(length, self.lengths.get((name, side), 0))
+        self.batch[name] = max(call.output.shape[0], self.batch.get(name, 0))
+        self.heads[name] = call.site.heads
+
+    def longest(self, sites: Iterable[str]) -> int:
+        """The most queries or keys at any of these sites."""
+        return max(self.lengths.get((site, side), 0) for site in sites for side in ("queries", "keys"))
+
+
+@dataclass
+class Group:
+    """Axes of a batch that are as long as each other and grow together, and what grows with them."""
+
+    axes: Axes
+    size: int
+    sides: dict[Side, float]  # how: 1 with the size, 2 with its square
+
+
+def lengths(model: nn.Module, batch: Any) -> Seen:
+    """How long the sequences at each site are on a batch.
+
+    >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
+    >>> lengths(layer, (torch.ones(1, 3, 6), torch.ones(1, 5, 6), torch.ones(1, 5, 6))).lengths
+    {('', 'queries'): 3, ('', 'keys'): 5}
+    """
+    seen = Seen()
+
+    with seeded_evaluation(model), Interceptor(model, seen.note):
+        run(model, batch)
+    return seen
+
+
+def longer(model: nn.Module, batch: Any, seen: Seen, wanted: int) -> tuple[Any, Seen] | None:
+    """A batch on which the attention of a model is longer than ``wanted``, or as long as the model allows
+    and as memory and time do, and its lengths; None where it cannot be made longer than it is.
+
+    seen: the lengths on the batch itself.
+
+    Examples
+    --------
+    >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
+    >>> x = torch.randn(2, 5, 6)
+    >>> made, seen = longer(layer, (x, x, x), lengths(layer, (x, x, x)), 80)
+    >>> [part.shape[1] for part in made], seen.longest([""])
+    ([83, 83, 83], 83)
+    """
+    leaves, spec = tree_flatten(dict(batch) if isinstance(batch, Mapping) else batch)
+    trial = _Trial(model, leaves, spec, seen)
+    groups = list(trial.groups())
+    trial.one_row(groups, wanted)
+    sizes: dict[Axes, int] = {}
+    alone: list[tuple[dict[Axes, int], Seen]] = []
+    for group in groups:
+        size, after = trial.longest(group, trial.affordable(group, wanted))
+        if after is not None:
+            sizes[group.axes] = size
+            alone.append(({group.axes: size}, after))
+    if len(alone) > 1:
+        together = trial.run(sizes)
+        if together is not None:
+            return trial.batch(sizes), together
+    return (trial.batch(alone[0][0]), alone[0][1]) if alone else None
+
+
+class _Trial:
+    """Runs a model on batches that are longer along some axes."""
+
+    def __init__(self, model: nn.Module, leaves: list[Any], spec: Any, seen: Seen) -> None:
+        self.model, self.leaves, self.spec, self.seen = model, leaves, spec, seen
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.rows: Axes = ()  # the axes of the batch
+
+    def batch(self, sizes: Mapping[Axes, int]) -> Any:
+        """The batch with these axes so long."""
+        generator = torch.Generator().manual_seed(7)
+        leaves = list(self.leaves)
+        for axes, size in sizes.items():
+            for number, axis in axes:
+                leaves[number] = _extended(leaves[number], axis, size, generator)
+        made = tree_unflatten(leaves, self.spec)
+        if isinstance(made, dict) and "use_cache" in inspect.signature(self.model.forward).parameters:
+            made.setdefault("use_cache", False)
+        return made
+
+    def run(self, sizes: Mapping[Axes, int]) -> Seen | None:
+        """The lengths on such a batch; None where the model does not run on it."""
+        try:
+            return lengths(self.model, self.batch(sizes))
+        except Exception:  # whatever it is, this is not what the model takes
+            return None
+
+    def groups(self) -> Iterator[Group]:
+        """The axes of sequences."""
+        by_size: dict[int, list[tuple[int, int]]] = {}
+        for number, leaf in enumerate(self.leaves):
+            if isinstance(leaf, Tensor) and not leaf.is_nested:
+                for axis, size in enumerate(leaf.shape):
+                    by_size.setdefault(size, []).append((number, axis))
+        grown: set[Side] = set()
+        for size, axes in sorted(by_size.items(), reverse=True):
+            for part in _parts(axes):
+                group = self._group(part, size)
+                if group is not None and not group.sides.keys() <= grown:
+                    grown |= group.sides.keys()
+                    yield group
+                    break
+
+    def _group(self, axes: Axes, size: int) -> Group | None:
+        for larger in (2 * size, size + 1):
+            seen = self.run({axes: larger})
+            if seen is None:
+                continue
+            before, after = self.seen.lengths, seen.lengths
+            sides = {side: after[side] / before[side] for side in before if after.get(side, 0) > before[side]}
+            rows = {site: seen.batch.get(site) for site in self.seen.batch}
+            if not sides and rows == {site: larger // size * many for site, many in self.seen.batch.items()}:
+                self.rows = axes
+            if sides and all(rows[site] == self.seen.batch[site] for site, _ in sides):
+                powers = {side: math.log(ratio, larger / size) for side, ratio in sides.items()}
+                return Group(axes, size, {side: max(power, 0.5) for side, power in powers.items()})
+            return None
+        return None
+
+    def one_row(self, groups: list[Group], wanted: int) -> None:
+        """Keep only the last row of the batch where more would take long."""
+        length = max((self.affordable(group, wanted) for group in groups), default=0)
+        rows, heads = max(self.seen.batch.values()), max(self.seen.heads.values())
+        few = rows * length * self.parameters < _MUCH and rows * heads * length**2 < _MANY
+        if not self.rows or few:
+            return
+        before = list(self.leaves)
+        for number, axis in self.rows:
+            self.leaves[number] = before[number].narrow(axis, before[number].shape[axis] - 1, 1)
+        seen = self.run({})
+        if seen is None:
+            self.leaves = before
+        else:
+            self.seen = seen
+
+    def affordable(self, group: Group, wanted: int) -> int:
+        """How long a group should be: so that its sites are longer than wanted, within what is affordable."""
+        sizes = []
+        for (site, side), power in group.sides.items():
+            batch = self.seen.batch[site]
+            scores = math.isqrt(_SCORES // (batch * self.seen.heads[site]))
+            length = min(wanted, max(min(scores, int(_WORK // (batch * max(self.parameters, 1)))), LENGTH))
+            growth = (length + 1) / self.seen.lengths[site, side]
+            sizes.append(math.ceil(group.size * growth ** (1 / power)))
+        return int(max(sizes))
+
+    def longest(self, group: Group, size: int) -> tuple[int, Seen | None]:
+        """The largest size up to this one, or a little above, that the model runs on, and the lengths."""
+        multiple = -(-size // group.size) * group.size
+        for tried in dict.fromkeys((_prime(size), multiple, 1 << (size - 1).bit_length())):
+            seen = self.run({group.axes: tried}) if tried > group.size else None
+            if seen is not None:
+                return tried, seen
+        low, high, best = group.size, size, None
+        for _ in range(_TRIES):
+            middle = (low + high) // 2
+            if middle <= low:
+                break
+            for tried in (middle, middle // group.size * group.size):
+                seen = self.run({group.axes: tried}) if tried > low else None
+                if seen is not None:
+                    low, best = tried, seen
+                    break
+            else:
+                high = middle
+        return low, best
+
+
+def _parts(axes: list[tuple[int, int]]) -> Iterator[Axes]:
+    """Axes of one size that may belong together: all, or those at the same place of each tensor, or the
+    others.
+    """
+    yield tuple(axes)
+    places = sorted({axis for _, axis in axes}, reverse=True)
+    if len(places) > 1:
+        for place in places:
+            yield tuple(each for each in axes if each[1] == place)
+        yield tuple(each for each in axes if each[1] != 0)
+
+
+def _prime(least: int) -> int:
+    """The first prime from here on.
+
+    >>> _prime(8), _prime(13)
+    (11, 13)
+    """
+    while any(least % divisor == 0 for divisor in range(2, math.isqrt(least) + 1)):
+        least += 1
+    return least
+
+
+def _extended(tensor: Tensor, axis: int, size: int, generator: torch.Generator) -> Tensor:
+    """A tensor that is longer along one axis: masks stretched, positions counted on, other things drawn from
+    what is there, with some noise.
+
+    >>> _extended(torch.tensor([[1, 1, 1, 0]]), 1, 8, torch.Generator())
+    tensor([[1, 1, 1, 1, 1, 1, 0, 0]])
+    >>> _extended(torch.tensor([[3, 4, 5]]), 1, 6, torch.Generator())
+    tensor([[3, 4, 5, 6, 7, 8]])
+    """
+    before, device = tensor.shape[axis], tensor.device
+    stretched = torch.arange(size, device=device) * before // size
+    values = set(tensor.unique().tolist()) if not tensor.is_complex() else set()
+    if tensor.dtype == torch.bool or values <= {0, 1} or min(values) < -1e4:  # the last are added to scores
+        return tensor.index_select(axis, stretched)
+    drawn = tensor.index_select(axis, torch.randint(before, (size,), generator=generator).to(device))
+    if tensor.is_floating_point():
+        noise = torch.randn(drawn.shape, generator=generator).to(device, tensor.dtype)
+        return drawn + noise * (tensor.std() / 4 if len(values) > 2 else 1.0)
+    if before > 1 and bool((tensor.diff(dim=axis) == 1).all()):
+        steps = torch.arange(size, device=device, dtype=tensor.dtype)
+        return tensor.narrow(axis, 0, 1) + steps.view(-1, *[1] * (tensor.dim() - axis - 1))
+    if len(values) < 3:
+        drawn = torch.randint(int(max(values)) + 1, drawn.shape, generator=generator).to(drawn)
+    return drawn

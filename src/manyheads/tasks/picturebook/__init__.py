@@ -1,0 +1,1 @@
+"""Picture book: the task, its models, captions, synthetic pictures."""

@@ -1,0 +1,1 @@
+"""Speech: the task, its models, synthetic recordings, strings of words."""

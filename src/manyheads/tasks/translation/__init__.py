@@ -1,0 +1,1 @@
+"""Translation: the task, and synthetic sentences."""

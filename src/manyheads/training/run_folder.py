@@ -1,0 +1,90 @@
+"""The folder of a run: what is trained and how, the best weights, checkpoints, numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import manyheads
+from manyheads.common.json_files import check, check_fields
+from manyheads.common.whole_files import tidy, write_whole
+from manyheads.models import config as described
+from manyheads.training.options import Options
+from manyheads.training.task import Task
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run keeps what. ``config.json`` and ``model.safetensors`` are what `manyheads.load` reads."""
+
+    out: Path
+
+    @property
+    def config(self) -> Path:
+        return self.out / described.CONFIG
+
+    @property
+    def weights(self) -> Path:
+        return self.out / "model.safetensors"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.out / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        return self.out / "log.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.out / "metrics.json"
+
+    def tidy(self) -> None:
+        """Remove what killed processes left unfinished."""
+        tidy(self.out)
+        tidy(self.checkpoints)
+
+    def free(self) -> None:
+        """Refuse a folder that holds a run."""
+        if self.config.exists() or self.checkpoints.exists():
+            raise ValueError(
+                f"out: {self.out} holds a run already; --resume goes on with it, or give another folder"
+            )
+
+    def begin(self, task: Task, options: Options, data: str | None, valid: str | None) -> None:
+        """Write down what is trained and how."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        task.save(self.out)
+        document = {"format": described.FORMAT, "version": manyheads.__version__, **self._what(task, options)}
+        document["training"] |= {"data": data, "valid": valid}
+        write_whole(self.config, json.dumps(document, indent=1))
+
+    def check(self, task: Task, options: Options) -> None:
+        """Refuse to go on with something else than what was begun."""
+        begun, now = read_config(self.out), json.loads(json.dumps(self._what(task, options)))
+        pairs = [(begun["task"], now["task"]), (begun["training"], now["training"])]
+        for before, after in [*pairs, (begun, {"class": now["class"], "options": now["options"]})]:
+            for name, value in after.items():
+                if name not in before or before[name] != value:
+                    raise ValueError(
+                        f"{name}: the run in {self.out} began with {before.get(name)!r}, got {value!r}; "
+                        "--resume goes on with what was begun: leave the option out, or begin a new run"
+                    )
+
+    @staticmethod
+    def _what(task: Task, options: Options) -> dict[str, Any]:
+        fields: dict[str, Any] = asdict(task)  # type: ignore[call-overload]
+        return {**task.describe(), "task": {"name": task.name, **fields}, "training": asdict(options)}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a run; a ValueError says what is wrong with it."""
+    config = described.read(folder)
+    if config is None or "task" not in config or "training" not in config:
+        raise ValueError(f"{folder}: no model that manyheads trained; expected a folder that train wrote")
+    where = f"{folder / described.CONFIG}: "
+    check(config["task"].get("name"), str, f"{where}task.name")
+    check_fields(config["training"], get_type_hints(Options), f"{where}training")
+    return dict(config)

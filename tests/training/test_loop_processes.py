@@ -1,0 +1,53 @@
+"""Two processes learn what one learns alone: the same global batches, weighted by tokens."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from manyheads.tasks.translation.task import Translation
+from manyheads.training.log import read
+from manyheads.training.loop import train
+
+MODEL = {"d_model": 10, "heads": 5, "layers": 1, "dropout": 0.0, "vocabulary": 280}
+OPTIONS = {
+    "steps": 4, "batch_tokens": 61, "warmup": 1, "learning_rate": 0.01, "evaluate_every": 4,
+    "evaluate_examples": 5, "watch_every": 2, "seed": 3,
+}  # fmt: skip
+# What `accelerate launch` runs; the command itself also imports all else that accelerate can do.
+LAUNCH = [
+    sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+    "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
+]  # fmt: skip
+# Every Python that starts leaves a file behind: there really were two.
+SEEN = "import os; open(f\"{0}/rank-{{os.environ.get('RANK')}}\", 'w')"
+
+
+def test_two_processes_are_one(tmp_path):
+    """Sentences of very different lengths: an average of the processes' averages would be something else."""
+    data = tmp_path / "train"
+    lines = ["a", "some words", "rather many more words in this sentence", "no", "two of them here"] * 9
+    (tmp_path / "train.en").write_text("\n".join(lines))
+    (tmp_path / "train.de").write_text("\n".join(line.upper() for line in reversed(lines)))
+    given = {"data": data, "out": tmp_path / "two", "tracker": "none", "accumulate": 2, **MODEL, **OPTIONS}
+    (tmp_path / "sitecustomize.py").write_text(SEEN.format(tmp_path))
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    done = subprocess.run(
+        [*LAUNCH, "-m", "manyheads", "train", "translation", *flags],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "4 steps" in done.stdout
+    assert {"rank-0", "rank-1"} <= {path.name for path in tmp_path.iterdir()}
+    train(Translation(**MODEL), str(data), out=tmp_path / "one", **OPTIONS)
+    one, two = (read(tmp_path / name / "log.jsonl") for name in ("one", "two"))
+    assert len(one) == len(two) == 4
+    assert len({line["tokens"] for line in one}) > 1
+    for a, b in zip(one, two, strict=True):
+        assert a["tokens"] == b["tokens"]
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-4)
+        assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-4)
+    assert one[-1]["valid"] == pytest.approx(two[-1]["valid"], abs=1e-4)
