@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from manyheads.common.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from manyheads.heads.diversity import diversity as diversity

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-import manyheads
 from manyheads.common.json_files import check, check_fields, in_one_sentence, read_json
+from manyheads.common.version import __version__
 from manyheads.common.whole_files import whole_folder, write_whole
 from manyheads.models import config, native, transformers_config
 from manyheads.models.changes import ATTRIBUTE, Changes, changes_of, reshape, set_tensor
@@ -42,9 +42,10 @@ def save(model: nn.Module, dir: str | PathLike[str], tokenizer: Any = None) -> N
     Examples
     --------
     >>> import tempfile, torch
-    >>> layer = manyheads.MultiHeadAttention(6, heads=3)
+    >>> import manyheads as mh
+    >>> layer = mh.MultiHeadAttention(6, heads=3)
     >>> x = torch.randn(2, 5, 6)
-    >>> smaller = manyheads.cut(layer, {0: [1]}, x)
+    >>> smaller = mh.cut(layer, {0: [1]}, x)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(smaller, f"{folder}/small")
     ...     again = load(f"{folder}/small")
@@ -71,7 +72,7 @@ def _write(model: nn.Module, folder: Path, tokenizer: Any) -> None:
     description: dict[str, Any] = {
         "format": _FORMAT,
         "version": _VERSION,
-        "manyheads": manyheads.__version__,
+        "manyheads": __version__,
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
         "options": native.describe(model, {site: c["before"] for site, c in changes.counts.items()}),
         "attention": getattr(getattr(model, "config", None), "_attn_implementation", None),

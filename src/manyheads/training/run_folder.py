@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import manyheads
 from manyheads.common.json_files import check, check_fields
+from manyheads.common.version import __version__
 from manyheads.common.whole_files import tidy, write_whole
 from manyheads.models import config as described
 from manyheads.training.options import Options
@@ -57,7 +57,7 @@ class Run:
         """Write down what is trained and how."""
         self.out.mkdir(parents=True, exist_ok=True)
         task.save(self.out)
-        document = {"format": described.FORMAT, "version": manyheads.__version__, **self._what(task, options)}
+        document = {"format": described.FORMAT, "version": __version__, **self._what(task, options)}
         document["training"] |= {"data": data, "valid": valid}
         write_whole(self.config, json.dumps(document, indent=1))
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-import manyheads
 from manyheads.common.devices import device_of
 from manyheads.common.interrupts import Interrupted, interruptible, stop_if_interrupted
 from manyheads.common.json_numbers import plain
 from manyheads.common.preserved_state import evaluating
+from manyheads.common.version import __version__
 from manyheads.heads.diversity import diversity
 from manyheads.heads.importance import importance
 from manyheads.heads.observer import moved
@@ -98,7 +98,7 @@ def document(
     made: dict[str, Any] = {
         "version": VERSION,
         "made": {
-            "manyheads": manyheads.__version__,
+            "manyheads": __version__,
             "model": about.model,
             "fingerprint": table.model,
             "corpus": about.corpus,
