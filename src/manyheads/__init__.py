@@ -12,6 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from manyheads import tasks as tasks  # these two register what lower rooms ask of them
+from manyheads import view as view
 from manyheads.common.version import __version__ as __version__
 
 if TYPE_CHECKING:

@@ -80,7 +80,7 @@ def test_mistakes_are_told():
 def test_nothing_of_it_is_loaded_before_it_is_wanted():
     code = (
         "import sys, manyheads.heads.watch, manyheads.heads.table; "
-        "print([n for n in sys.modules if n.startswith(('anywidget', 'ipywidgets', 'manyheads.view'))])"
+        "print([n for n in sys.modules if n.startswith(('anywidget', 'ipywidgets', 'manyheads.view.'))])"
     )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -15,6 +15,7 @@ from torch import Tensor
 from manyheads.common.decompression import open_picture
 from manyheads.common.errors import UnreadDataError
 from manyheads.common.json_files import in_one_sentence, read_bytes
+from manyheads.common.registry import registered
 from manyheads.data.batches import BATCH_TOKENS, Corpus, groups, padded, unknown_share
 from manyheads.data.examples import spread
 from manyheads.data.text_lines import pieces, read_lines
@@ -154,15 +155,13 @@ def examples(
 
     With ``labels``, batches also have those of their examples, for a loss.
     """
-    from manyheads.tasks import held_out
-
     task, folder = loaded.task, loaded.folder
     if task is None or folder is None:
         raise ValueError(
             f"data: {loaded.name} was not trained by manyheads; give --text, --images or --tokens"
         )
     try:
-        found = held_out(folder, task) if data is None else task.read(data)
+        found = registered("tasks.held_out")(folder, task) if data is None else task.read(data)
     except (OSError, ValueError) as error:
         if data is not None or str(error).startswith("MODEL:"):
             raise

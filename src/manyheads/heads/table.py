@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from manyheads.common.registry import registered
+
 if TYPE_CHECKING:
     import pandas
 
@@ -145,9 +147,7 @@ class HeadTable:
 
     def _repr_mimebundle_(self, **wanted: Any) -> Any:
         """In a notebook it shows itself as a page."""
-        from manyheads.view.widget import bundle
-
-        return bundle(self, self, **wanted)
+        return registered("view.notebook")(self, self, **wanted)
 
     def merge(self, *others: HeadTable) -> HeadTable:
         """One table as if all had been collected together. The tables must be of the same model and

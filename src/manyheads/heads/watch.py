@@ -17,6 +17,7 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import Visible, shown, update_site, visible, without_dead_rows
 from manyheads.capture.site import Site
 from manyheads.capture.unseen import missed
+from manyheads.common.registry import registered
 from manyheads.heads.call_statistics import CORE, FULL, OF_ONE_SEQUENCE, Tally, Which, measure
 from manyheads.heads.table import HeadTable, Row
 
@@ -163,9 +164,7 @@ class Watch:
 
     def _repr_mimebundle_(self, **wanted: Any) -> Any:
         """In a notebook it shows what was collected as a page."""
-        from manyheads.view.widget import bundle
-
-        return bundle(self, self.table if self._tallies else None, **wanted)
+        return registered("view.notebook")(self, self.table if self._tallies else None, **wanted)
 
     def _see(self, call: Call) -> None:
         """Count one call."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import choose_device
+from manyheads.common.registry import registered
 from manyheads.models import config as described
 from manyheads.models import embedded
 from manyheads.models.folder import load as load_own
@@ -210,9 +211,7 @@ def _own(name: str) -> Loaded:
     loaded = Loaded(name, model, tokenizer, lambda: _no_processor(name))
     description = described.read(folder)
     if description is not None and "task" in description:
-        from manyheads.tasks import restore
-
-        task = restore(folder)
+        task = registered("tasks.restore")(folder)
         loaded.task, loaded.folder = task, folder
         if isinstance(task, ReadsText):
             loaded.arrange = lambda ids, lengths: task.arrange(model, ids, lengths)

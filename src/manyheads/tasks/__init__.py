@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from manyheads.common.errors import UnreadDataError
+from manyheads.common.registry import register
 
 if TYPE_CHECKING:
     from torch import nn
 
     from manyheads.data.examples import Examples
     from manyheads.training.task import Task
+
+# How the folder of a trained model is opened, and which examples its training held out.
+register("tasks.restore", "manyheads.tasks:restore")
+register("tasks.held_out", "manyheads.tasks:held_out")
 
 # Where each task lives, and what it is, for people who have not loaded torch yet.
 TASKS = {
