@@ -32,6 +32,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 # Where Node is, the tests also build the page again and compare; without it they compare the sources' hash only.
 # Not `npm ci`: it insists on packages of every platform, which a registry may lack.
