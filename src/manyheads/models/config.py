@@ -1,13 +1,12 @@
 """Models that manyheads trained: described in a config.json, from which they are built again.
 
-``{"format": "manyheads", "class": "package.module:Class", "options": {...}, "task": {...}}``: a class of
-ours, what it is called with, and what it was trained for. A model that `build` made carries its description
-through copies and cuts, so that a pruned model still knows its task.
+``{"format": "manyheads", "class": "speech.ctc", "options": {...}, "task": {...}}``: a class of ours by its
+registered name, what it is called with, and what it was trained for. A model that `build` made carries its
+description through copies and cuts, so that a pruned model still knows its task.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, NotRequired, TypedDict, get_type_hints
 from torch import nn
 
 from manyheads.common.json_files import check_fields, in_one_sentence, read_json
+from manyheads.common.registry import registered
 from manyheads.common.whole_files import write_whole
 from manyheads.models.size_limits import no_larger_than
 
@@ -24,32 +24,29 @@ CONFIG = "config.json"
 
 
 def build(description: Mapping[str, Any]) -> nn.Module:
-    """The model of a description, with new weights. Only classes inside manyheads are made.
+    """The model of a description, with new weights. Only classes that manyheads registered are made.
 
     Parameters
     ----------
-    description: ``{"class": "package.module:Class", "options": {...}}`` and more, which is kept as
+    description: ``{"class": "language.next", "options": {...}}`` and more, which is kept as
         ``model.description``.
 
     Examples
     --------
     >>> options = {"d_model": 12, "heads": 3, "layers": 2, "vocabulary": 101}
-    >>> model = build({"class": "manyheads.nn.transformers:Decoder", "options": options})
+    >>> model = build({"class": "language.next", "options": options})
     >>> type(model).__name__, model.description["options"]["heads"]
     ('Decoder', 3)
     """
     name, options = description.get("class"), description.get("options")
     if not isinstance(name, str) or not isinstance(options, Mapping):
         raise ValueError(f"description: expected 'class' and 'options', got {sorted(description)}")
-    where, _, what = name.partition(":")
-    if where.split(".")[0] != "manyheads" or not what.isidentifier():
-        raise ValueError(f"class: expected one of manyheads ('manyheads.module:Class'), got {name!r}")
     try:
-        kind = getattr(importlib.import_module(where), what, None)
-    except ImportError as error:
-        raise ValueError(f"class: {name!r} is not in this manyheads ({error}); update it") from error
+        kind = registered(name)
+    except KeyError:
+        raise ValueError(f"class: {name!r:.60} is no model of this manyheads; update it") from None
     if not isinstance(kind, type) or not issubclass(kind, nn.Module):
-        raise ValueError(f"class: {name!r} is no model of this manyheads; update it")
+        raise ValueError(f"class: {name!r:.60} is no model of this manyheads; update it")
     with in_one_sentence(f"options: {name} cannot be made with them"):
         check_fields(options, get_type_hints(kind.__init__), "options")
         model: nn.Module = kind(**options)

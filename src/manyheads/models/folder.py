@@ -73,7 +73,7 @@ def _write(model: nn.Module, folder: Path, tokenizer: Any) -> None:
         "format": _FORMAT,
         "version": _VERSION,
         "manyheads": __version__,
-        "class": f"{type(model).__module__}.{type(model).__qualname__}",
+        "class": _class_name(model),
         "options": native.describe(model, {site: c["before"] for site, c in changes.counts.items()}),
         "attention": getattr(getattr(model, "config", None), "_attn_implementation", None),
         "original_heads": getattr(model, "original_heads", None) or {},
@@ -88,6 +88,13 @@ def _write(model: nn.Module, folder: Path, tokenizer: Any) -> None:
     description["files"] = {path.name: _hash(path) for path in sorted(folder.iterdir()) if path.is_file()}
     description["sha256"] = _hash_of(description)
     write_whole(folder / _PLAN, json.dumps(description, indent=1))
+
+
+def _class_name(model: nn.Module) -> str:
+    """Where its class is; for one of ours its public name, whatever module it is in."""
+    kind = type(model)
+    ours = kind.__module__.partition(".")[0] == "manyheads"
+    return f"{'manyheads' if ours else kind.__module__}.{kind.__qualname__}"
 
 
 def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -202,7 +209,7 @@ def _made(folder: Path, description: _Description, factory: Callable[[], nn.Modu
         trained = config.read(folder)
         if trained is not None:
             return config.build(trained)
-        if package.startswith("manyheads.") and description["options"] is not None:
+        if package == "manyheads" and description["options"] is not None:
             return native.build(name, description["options"])
         if package.startswith("transformers."):
             return transformers_config.build(folder, name, description["attention"])

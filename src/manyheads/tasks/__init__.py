@@ -22,6 +22,19 @@ if TYPE_CHECKING:
 register("tasks.restore", "manyheads.tasks:restore")
 register("tasks.held_out", "manyheads.tasks:held_out")
 
+# The models of the tasks, by the names that config.json has for them: modules may move, these names stay.
+register("language.next", "manyheads.nn.transformers:Decoder")
+register("language.masked", "manyheads.tasks.language:MaskedLanguage")
+register("images.class", "manyheads.tasks.images:PictureClassifier")
+register("series.forecast", "manyheads.tasks.series:Forecaster")
+register("dna.class", "manyheads.tasks.dna:SequenceClassifier")
+register("translation.seq2seq", "manyheads.nn.transformers:Seq2Seq")
+register("speech.class", "manyheads.tasks.speech.models:Classifier")
+register("speech.ctc", "manyheads.tasks.speech.models:Speller")
+register("speech.decoder", "manyheads.tasks.speech.models:Transcriber")
+register("picturebook.cross", "manyheads.tasks.picturebook.models:Describer")
+register("picturebook.single", "manyheads.tasks.picturebook.models:Stream")
+
 # Where each task lives, and what it is, for people who have not loaded torch yet.
 TASKS = {
     "language": ("manyheads.tasks.language:Language", "Learn a text: the next token, or hidden ones."),

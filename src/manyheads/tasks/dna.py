@@ -133,7 +133,7 @@ class DNA(Classification):
             "vocabulary": len(self.known),
             "pooling": self.pooling,
         }
-        return {"class": f"{__name__}:SequenceClassifier", "options": options}
+        return {"class": "dna.class", "options": options}
 
     def collate(self, examples: list[Any]) -> dict[str, Tensor]:
         """Ids ``(batch, length)``, their lengths and labels (batch,)."""

@@ -164,7 +164,7 @@ class Images(Classification):
             "stem": self.stem,
             "pooling": self.pooling,
         }
-        return {"class": f"{__name__}:PictureClassifier", "options": options}
+        return {"class": "images.class", "options": options}
 
     def collate(self, examples: list[Any]) -> dict[str, Tensor]:
         """Pixels ``(batch, channels, height, width)`` from 0 to 1, and labels (batch,)."""

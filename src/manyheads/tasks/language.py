@@ -108,9 +108,9 @@ class Language(Architecture):
 
     def describe(self) -> dict[str, Any]:
         """A `Decoder`, or a `MaskedLanguage`."""
-        where = f"{__name__}:MaskedLanguage" if self.masked else "manyheads.nn.transformers:Decoder"
+        kind = "language.masked" if self.masked else "language.next"
         options = self.of_the_stack(max_length=self.context)
-        return {"class": where, "options": options | {"vocabulary": self.tokenizer.get_vocab_size()}}
+        return {"class": kind, "options": options | {"vocabulary": self.tokenizer.get_vocab_size()}}
 
     def collate(self, examples: list[Any]) -> dict[str, Tensor]:
         """Ids and what is to be predicted, ``(batch, context)`` each; nothing is where there is no token."""

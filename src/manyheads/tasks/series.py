@@ -191,7 +191,7 @@ class Series(Architecture):
             "stride": self.stride,
             "output_dropout": self.output_dropout,
         }
-        return {"class": f"{__name__}:Forecaster", "options": options}
+        return {"class": "series.forecast", "options": options}
 
     def collate(self, examples: list[Any]) -> dict[str, Tensor]:
         """The past ``x (batch, context)`` and what came then, ``y (batch, horizon)``."""

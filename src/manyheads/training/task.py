@@ -43,7 +43,7 @@ class Task(Protocol):
         """Whether data has a part for testing, which `read` reads."""
 
     def describe(self) -> dict[str, Any]:
-        """The model: ``{"class": "package.module:Class", "options": {...}}``."""
+        """The model: ``{"class": "language.masked", "options": {...}}``, by a registered name."""
 
     def collate(self, examples: list[Any]) -> Any:
         """Examples as one batch of tensors: a dict."""

@@ -24,7 +24,7 @@ from manyheads.tasks.picturebook.captions import Page, drawn, pairs, picture, re
 from manyheads.training.options import option
 from manyheads.training.task import Data
 
-KINDS = {"cross": "Describer", "single": "Stream"}
+KINDS = ("cross", "single")
 END = "<end>"
 HELD_OUT = 10  # one of so many pictures or captions
 
@@ -127,7 +127,7 @@ class Picturebook(Architecture):
         options["vocabulary"] = self.tokenizer.get_vocab_size()
         if self._cross:
             options["decoder_layers"] = self.decoder_layers
-        return {"class": f"manyheads.tasks.picturebook.models:{KINDS[self.kind]}", "options": options}
+        return {"class": f"picturebook.{self.kind}", "options": options}
 
     def collate(self, examples: list[Any]) -> dict[str, Tensor]:
         """Pictures ``(batch, 3, height, width)`` from 0 to 1; ids ``(batch, length)`` with their lengths."""

@@ -27,7 +27,7 @@ from manyheads.training.options import option
 from manyheads.training.run_folder import read_config
 from manyheads.training.task import Data
 
-KINDS = {"class": "Classifier", "ctc": "Speller", "decoder": "Transcriber"}
+KINDS = ("class", "ctc", "decoder")
 BLANK, START, END = "<blank>", "<start>", "<end>"
 SPECIAL: dict[str, list[str]] = {"class": [], "ctc": [BLANK], "decoder": [START, END]}
 _NAMED = {"class": "labels", "ctc": "words", "decoder": "words"}  # what the models call what they may say
@@ -132,7 +132,7 @@ class Speech(Architecture):
         options |= {"width": self.join * self.mels, _NAMED[self.kind]: self.words}
         if self.kind == "decoder":
             options["decoder_layers"] = self.decoder_layers
-        return {"class": f"manyheads.tasks.speech.models:{KINDS[self.kind]}", "options": options}
+        return {"class": f"speech.{self.kind}", "options": options}
 
     def collate(self, examples: list[Any]) -> dict[str, Tensor]:
         """Frames ``(batch, length, width)`` and words ``(batch, words)`` with their lengths; or classes."""

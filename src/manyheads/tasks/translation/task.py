@@ -108,7 +108,7 @@ class Translation(Architecture):
         """A `Seq2Seq` whose source, target and output share one embedding."""
         options = self.of_the_stack(max_length=self.max_tokens + 1)
         options |= {"vocabulary": self.tokenizer.get_vocab_size(), "decoder_layers": self.decoder_layers}
-        return {"class": "manyheads.nn.transformers:Seq2Seq", "options": options}
+        return {"class": "translation.seq2seq", "options": options}
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Ids ``(batch, length)`` of both sides with their lengths, and the sentences themselves if known."""
