@@ -130,7 +130,8 @@ def _other_batches(
     """
     batches = list(variations(model, batch))
     small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL
-    made = longer(model, batch, seen, max(LENGTH - 1, 4 * stake, 4 * LENGTH * small))
+    enough = max(LENGTH - 1, 4 * stake)
+    made = longer(model, batch, seen, max(enough, 4 * LENGTH * small), enough)
     if made is None:
         changes.notes.append(
             f"the batch, of length {seen.longest(seen.batch)}, could not be made longer, so that nothing is "

@@ -43,10 +43,12 @@ class Seen:
     lengths: dict[Side, int] = field(default_factory=dict)
     batch: dict[str, int] = field(default_factory=dict)
     heads: dict[str, int] = field(default_factory=dict)
+    calls: int = 0
 
     def note(self, call: Call) -> None:
         """Take one call in."""
         name = call.site.name
+        self.calls += 1
         for side, length in (("queries", call.queries), ("keys", call.keys)):
             self.lengths[name, side] = max(length, self.lengths.get((name, side), 0))
         self.batch[name] = max(call.output.shape[0], self.batch.get(name, 0))
@@ -59,11 +61,15 @@ class Seen:
 
 @dataclass
 class Group:
-    """Axes of a batch that are as long as each other and grow together, and what grows with them."""
+    """Axes of a batch that are as long as each other and grow together, and what grows with them.
+
+    looped: so does the number of calls, as in a loop over queries.
+    """
 
     axes: Axes
     size: int
     sides: dict[Side, float]  # how: 1 with the size, 2 with its square
+    looped: bool
 
 
 def lengths(model: nn.Module, batch: Any) -> Seen:
@@ -80,11 +86,14 @@ def lengths(model: nn.Module, batch: Any) -> Seen:
     return seen
 
 
-def longer(model: nn.Module, batch: Any, seen: Seen, wanted: int) -> tuple[Any, Seen] | None:
+def longer(
+    model: nn.Module, batch: Any, seen: Seen, wanted: int, enough: int | None = None
+) -> tuple[Any, Seen] | None:
     """A batch on which the attention of a model is longer than ``wanted``, or as long as the model allows
     and as memory and time do, and its lengths; None where it cannot be made longer than it is.
 
     seen: the lengths on the batch itself.
+    enough: how long it has to be where each query takes a call of its own, which takes long.
 
     Examples
     --------
@@ -95,7 +104,7 @@ def longer(model: nn.Module, batch: Any, seen: Seen, wanted: int) -> tuple[Any, 
     ([83, 83, 83], 83)
     """
     leaves, spec = tree_flatten(dict(batch) if isinstance(batch, Mapping) else batch)
-    trial = _Trial(model, leaves, spec, seen)
+    trial = _Trial(model, leaves, spec, seen, wanted if enough is None else min(enough, wanted))
     groups = list(trial.groups())
     trial.one_row(groups, wanted)
     sizes: dict[Axes, int] = {}
@@ -115,8 +124,8 @@ def longer(model: nn.Module, batch: Any, seen: Seen, wanted: int) -> tuple[Any, 
 class _Trial:
     """Runs a model on batches that are longer along some axes."""
 
-    def __init__(self, model: nn.Module, leaves: list[Any], spec: Any, seen: Seen) -> None:
-        self.model, self.leaves, self.spec, self.seen = model, leaves, spec, seen
+    def __init__(self, model: nn.Module, leaves: list[Any], spec: Any, seen: Seen, enough: int) -> None:
+        self.model, self.leaves, self.spec, self.seen, self.enough = model, leaves, spec, seen, enough
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.rows: Axes = ()  # the axes of the batch
 
@@ -167,7 +176,8 @@ class _Trial:
                 self.rows = axes
             if sides and all(rows[site] == self.seen.batch[site] for site, _ in sides):
                 powers = {side: math.log(ratio, larger / size) for side, ratio in sides.items()}
-                return Group(axes, size, {side: max(power, 0.5) for side, power in powers.items()})
+                grown = {side: max(power, 0.5) for side, power in powers.items()}
+                return Group(axes, size, grown, looped=seen.calls > self.seen.calls)
             return None
         return None
 
@@ -190,7 +200,10 @@ class _Trial:
     def affordable(self, group: Group, wanted: int) -> int:
         """How long a group should be: so that its sites are longer than wanted, within what is affordable."""
         sizes = []
+        wanted = min(wanted, self.enough) if group.looped else wanted
         for (site, side), power in group.sides.items():
+            if power < max(other for (name, _), other in group.sides.items() if name == site):
+                continue  # pieces of the queries grow more slowly than the keys they all read
             batch = self.seen.batch[site]
             scores = math.isqrt(_SCORES // (batch * self.seen.heads[site]))
             length = min(wanted, max(min(scores, int(_WORK // (batch * max(self.parameters, 1)))), LENGTH))
