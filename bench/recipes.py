@@ -109,5 +109,6 @@ INPUTS: dict[str, Callable[[nn.Module], Iterator[dict[str, Any]]]] = {
 # Softmaxes in modules named attention that are no attention of queries to keys: by class, what they are.
 # (Those of a linear map of one sequence, `bench.coverage_spy` knows by itself.)
 NO_QUERIES_AND_KEYS = {
+    "SplitAttn": "the softmax is over branches of channels",
     "GroupViTAssignAttention": "each patch chooses a group: the softmax is over the groups, not the keys",
 }

@@ -361,9 +361,17 @@ def _rows(
         weights, end = (right, -1) if fixed[added + 1] else (left, -2)
         if weights.dim() < 2 or out.dim() < 2:
             return ()
-        lead = [axis for axis in range(-weights.dim(), -2) if weights.shape[axis] > 1]
+        lead = [axis for axis in range(-weights.dim(), -2) if not _is_repeated(weights, axis)]
         return (*lead, end)
     return (-1,)
+
+
+def _is_repeated(weights: Tensor, axis: int) -> bool:
+    """Whether weights are the same at every index of an axis, as those that were expanded to a batch."""
+    if weights.shape[axis] == 1 or weights.stride(axis) == 0:
+        return True
+    first = weights.narrow(axis, 0, 1)
+    return bool(torch.equal(weights, first.expand_as(weights)))
 
 
 def _rows_of_einsum(args: tuple[Any, ...], fixed: list[bool]) -> tuple[int, ...]:
