@@ -48,7 +48,7 @@ def _nothing(*_: Any) -> None:
 class Frame:
     """One running module."""
 
-    __slots__ = ("calls", "contractions", "module", "name", "number", "parts", "path", "piece")
+    __slots__ = ("asked", "calls", "contractions", "module", "name", "number", "parts", "path", "piece")
 
     def __init__(self, module: nn.Module, path: str, number: int) -> None:
         self.module = module
@@ -56,6 +56,7 @@ class Frame:
         self.number = number  # which run of the module this is
         self.piece: Piece | None = None  # the queries last seen here
         self.calls = 0  # attention calls seen here
+        self.asked = 0  # queries of a sequence seen here, where they come in pieces
         self.contractions = 0  # products of weights and values seen here, attention or not
         self.name: str | None = None  # of the site, where all calls are of one
         self.parts: list[Call] = []  # calls for some heads each, until all are there
@@ -279,6 +280,9 @@ class Interceptor:
         """
         if call.site.refuted and not self.parts:
             return None
+        if call.site.in_order and not call.again:
+            call.own = 0 if frame.asked + call.queries > call.keys else frame.asked
+            frame.asked = call.own + call.queries
         if self.parts or call.output.shape[1] == call.site.heads:
             return self.callback(call)
         frame.parts.append(call)

@@ -251,18 +251,22 @@ def _cycle(calls: list[Record]) -> int:
     heads = calls[:cycle]
     shapes = {(*r.call.output.shape[1:], r.call.keys) for r in heads}
     distinct = len(frozenset().union(*(r.rows for r in heads))) == sum(len(r.rows) for r in heads)
-    width = sum(r.call.output.shape[1] * r.call.output.shape[3] for r in heads)
-    summed = any(reader.calls > 1 and reader.width < width for r in heads for reader in r.readers)
-    return 0 if len(shapes) > 1 or not distinct or summed else cycle
+    return 0 if len(shapes) > 1 or not distinct else cycle
 
 
-def _causal_pieces(proof: Proof, names: list[str], records: list[Record]) -> None:
-    """Whether pieces of a site's queries, one after the other, read nothing that comes after them."""
+def _look_at_pieces(proof: Proof, names: list[str], records: list[Record], token: list[Rows]) -> None:
+    """Whether pieces of a site's queries come one after the other, and read nothing that comes after them."""
     for name, site in proof.sites.items():
         if site.scattered:
-            pieces = [record for record, other in zip(records, names, strict=True) if other == name]
+            numbers = [number for number, other in enumerate(names) if other == name]
             reached, asked, causal = 0, 0, True
-            for piece in pieces:
+            replaced_queries: set[int] = set()
+            replaced_keys: set[int] = set()
+            for number in numbers:
+                piece, rows = records[number], token[number]
+                if rows is not None:
+                    replaced_queries |= {asked + i for i in rows[0].any(0).nonzero().flatten().tolist()}
+                    replaced_keys |= set(rows[1].any(0).nonzero().flatten().tolist())
                 asked += piece.call.queries
                 weights = weight_rows(
                     piece.call, list(range(piece.call.output.shape[1])), list(range(piece.call.queries))
@@ -271,6 +275,7 @@ def _causal_pieces(proof: Proof, names: list[str], records: list[Record]) -> Non
                 reached = max(reached, int(last[-1]) + 1 if last.numel() else 0)
                 causal &= reached <= asked
             site.causal = causal and asked > 1
+            site.in_order = len(replaced_queries) == 1 and replaced_queries == replaced_keys
 
 
 def _same_queries(first: Record, second: Record) -> bool:
@@ -312,7 +317,7 @@ def _second_runs(
             proof.cycles.get(path) == 1 and record.call.queries < record.call.keys and not site.memory
         )
         site.content_masks |= sequence.hidden[number]
-    _causal_pieces(proof, names, records)
+    _look_at_pieces(proof, names, records, token.rows)
     proof.token_embeddings = token.embeddings
     leaks = {*sequence.leaks, *token.leaks}
     proof.missed = reasons(leaks, first, {record.origin.frame[0] for record in records})

@@ -29,7 +29,7 @@ class SiteProof:
     notes: what one should know to read its numbers.
     own: how many keys stand before and after those of the queries themselves; ``memory``: they are learned.
     scattered: each call has some of the queries, standing somewhere among the keys; ``causal``: none reads
-        ahead.
+        ahead; ``in_order``: they come in the order of the keys.
     content_masks: which keys are hidden depends on the tokens.
     """
 
@@ -40,6 +40,7 @@ class SiteProof:
     own: tuple[int, int | None] | None = None
     memory: bool = False
     scattered: bool = False
+    in_order: bool = False
     causal: bool = False
     content_masks: bool = False
 
@@ -74,7 +75,7 @@ class Proof:
             site.reason = self.failed or "the probe did not reach it"
             return
         site.verified, site.reason, site.own = proved.verified, proved.reason, proved.own
-        site.refuted = proved.refuted
+        site.refuted, site.in_order = proved.refuted, proved.in_order
         site.causal |= proved.causal
         site.memory, site.scattered, site.content_masks = (
             proved.memory,

@@ -208,8 +208,6 @@ class Perturbed(Baseline):
             return False  # a vector for each sequence, as pooling gives
         if (new.shape[-2], new.shape[-1]) in self.pairs:
             return False
-        if of_tokens[-1] and of_tokens[-2] and new.shape[-1] == new.shape[-2]:
-            return False
         return not (self._is_confined(changed) or self._is_reordered(new, old))
 
     def _is_reordered(self, new: Tensor, old: Tensor) -> bool:
