@@ -91,7 +91,7 @@ class Marks(TorchFunctionMode):
         self._constant: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # made of constants alone, and when
         self.leaves: dict[int, Leaf] = {}
         self.outputs: dict[int, Tensor] = {}  # what attention calls gave, as leaves of their own
-        self.readers: dict[int, list[Reader]] = {}
+        self.readers: dict[int, list[bool]] = {}  # products that read them: whether nothing else
         self._of_heads: dict[
             int, weakref.ref[Tensor]
         ] = {}  # made of what attention calls gave, and of no product since
@@ -200,20 +200,8 @@ class Marks(TorchFunctionMode):
                 _double(data.detach() * weights).abs().sum(),
             )
             linear = bool((whole - sum(parts)).abs() <= 1e-3 * size + 1e-12)
-        reader = Reader(int(data.shape[-1]), len(heads), linear)
         for leaf in heads:
-            self.readers.setdefault(id(leaf), []).append(reader)
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A product with weights that reads heads: the width of its input, how many calls' outputs are in it, and
-    whether it is nothing else than those, moved and scaled.
-    """
-
-    width: int
-    calls: int
-    linear: bool
+            self.readers.setdefault(id(leaf), []).append(linear)
 
 
 def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.capture.axes import Roles
 from manyheads.capture.call import Call, Origin
 from manyheads.capture.call_rows import weight_rows
-from manyheads.capture.dependence import NO_WEIGHTS, Leaf, Marks, Reader, leaves_of
+from manyheads.capture.dependence import NO_WEIGHTS, Leaf, Marks, leaves_of
 from manyheads.capture.head_axes import Axis, agree, keys_are_tokens, origins, roles_from
 from manyheads.capture.mask_reading import shown
 
@@ -27,7 +27,7 @@ class Record:
     problem: why nothing is proved of it.
     wanted: what the axes of its product are and the heads in a merged one, where custom has it wrong.
     tokens: its keys are tokens.
-    readers: the products with weights that read its output.
+    readers: for each product with weights that reads its output, whether it reads nothing else.
     """
 
     call: Call
@@ -37,7 +37,7 @@ class Record:
     problem: str = ""
     wanted: tuple[Roles, int] | None = None
     tokens: bool = True
-    readers: list[Reader] = field(default_factory=list)
+    readers: list[bool] = field(default_factory=list)
     query: Tensor | None = None
     key: Tensor | None = None
     hidden: Tensor | None = None  # which scores are not those of a mask

@@ -308,7 +308,7 @@ def _second_runs(
             site.reason = (
                 record.problem or "its heads are not where custom has them, and other calls disagree"
             )
-        if any(not reader.linear for reader in record.readers) and _ALSO_READ not in site.notes:
+        if not all(record.readers) and _ALSO_READ not in site.notes:
             site.notes.append(_ALSO_READ)
         site.own = _own_keys(record, sequence.rows[number], token.rows[number], start[number])
         site.memory = _are_learned(record, site.own, token.rows[number])
