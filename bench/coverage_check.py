@@ -275,9 +275,7 @@ def _absent(site: Any, p: Tensor, blocked: bool) -> set[str]:
         return set(OF_ONE_SEQUENCE)
     if queries == keys:
         return set()
-    if (
-        site.own is not None and site.own[1] is None
-    ):  # class attention: some tokens read all
+    if site.own is not None and site.own[1] is None:  # class attention: some tokens read all
         return set(OF_ONE_SEQUENCE)
     if blocked:
         return {*OF_ONE_SEQUENCE, *OF_WHOLE_KEYS}

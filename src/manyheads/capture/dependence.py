@@ -82,11 +82,12 @@ class Marks(TorchFunctionMode):
 
     constants: tensors that hold no data: parameters and buffers.
     see: told each function that runs.
+    forced: a model that switches gradients off is differentiated all the same.
     """
 
-    def __init__(self, constants: Sequence[Tensor], see: Callable[[Any], None]) -> None:
+    def __init__(self, constants: Sequence[Tensor], see: Callable[[Any], None], forced: bool = False) -> None:
         super().__init__()
-        self._see = see
+        self._see, self._forced = see, forced
         self._storages = {memory_of(x) for x in constants}
         self._constant: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # made of constants alone, and when
         self.leaves: dict[int, Leaf] = {}
@@ -100,8 +101,8 @@ class Marks(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch._C._set_grad_enabled:
-            return None  # a model that runs without gradients is differentiated all the same
+        if self._forced and func is torch._C._set_grad_enabled:
+            return None
         for kind in types:
             if not issubclass(kind, Tensor):
                 with self:

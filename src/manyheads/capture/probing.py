@@ -136,6 +136,8 @@ def _proof(copied: nn.Module, path: str, inputs: Inputs) -> Proof:
     proof = Proof()
     for _ in range(_TRIES):
         records, first = _first_run(copied, path, inputs, proof)
+        if records and all(record.problem == NOTHING_TELLS for record in records):
+            records, first = _first_run(copied, path, inputs, proof, forced=True)
         if not _put_right(proof, records):
             break
     _keep(proof, records)
@@ -146,11 +148,13 @@ def _proof(copied: nn.Module, path: str, inputs: Inputs) -> Proof:
     return proof
 
 
-def _first_run(copied: nn.Module, path: str, inputs: Inputs, proof: Proof) -> tuple[list[Record], Baseline]:
+def _first_run(
+    copied: nn.Module, path: str, inputs: Inputs, proof: Proof, forced: bool = False
+) -> tuple[list[Record], Baseline]:
     """Run the copy with everything marked."""
     records: list[Record] = []
     first = Baseline(copied, module_paths(copied, path))
-    marks = Marks([*copied.parameters(), *copied.buffers()], first.see)
+    marks = Marks([*copied.parameters(), *copied.buffers()], first.see, forced)
     with marks:
 
         def see(call: Call) -> Tensor:
