@@ -236,7 +236,7 @@ def _indices(
     plain: Sequence[Tensor | None],
 ) -> list[Tensor]:
     """The index that each element of each input goes to, counted over these axes of ``tensor`` together."""
-    base, slack = (_WHOLE, 0.05) if torch.finfo(tensor.dtype).eps < 1e-5 else (8, 0.25)
+    base, slack = (_WHOLE, 0.05) if torch.finfo(tensor.dtype).eps < 1e-5 else (4, 0.3)
     shape = [size if axis in axes else 1 for axis, size in enumerate(tensor.shape)]
     size, unit = math.prod(shape), 1
     order = sorted(range(len(axes)), key=lambda i: axes[i])

@@ -308,7 +308,8 @@ def _second_runs(
             continue
         if record.problem or record.wanted:
             site.verified = False
-            site.refuted |= record.problem != NOTHING_TELLS
+            coarse = torch.finfo(record.call.output.dtype).eps > 1e-5  # too much so to refute anything
+            site.refuted |= record.problem != NOTHING_TELLS and not coarse
             site.reason = (
                 record.problem or "its heads are not where custom has them, and other calls disagree"
             )
