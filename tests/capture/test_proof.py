@@ -137,7 +137,7 @@ def test_what_is_refuted_is_named_and_not_measured(monkeypatch: pytest.MonkeyPat
     assert "does not give its output" in seen.missed["0"]
     with pytest.raises(ValueError, match="no attention was seen"):
         _ = seen.table
-    with pytest.raises(ValueError, match="maps: the heads of '0' are not what they seem"):
+    with pytest.raises(ValueError, match="heads: those of '0' are not what they seem"):
         mh.maps(model, (x,), {"0": [1]})
     with pytest.raises(ValueError, match="could not be proved"), mh.silence(model, {"0": [1]}):
         model(x)

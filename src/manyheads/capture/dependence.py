@@ -112,6 +112,10 @@ class Marks(TorchFunctionMode):
         fixed = [self.is_constant(x) for x in tensors]
         if func in _PRODUCTS and any(fixed) and not all(fixed):
             return self._product(func, args, kwargs, tensors, fixed)
+        if func is F.linear and all(fixed):  # learned queries: they have weights behind them like others
+            out = self.leaf(func(*args, **kwargs), (-1,), tensors[1:2])
+            self._remember(out)
+            return out
         if func is F.embedding:
             return self.leaf(func(*args, **kwargs), (-1,), tensors[-1:])
         out = func(*args, **kwargs)
@@ -214,10 +218,10 @@ def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) ->
     plain = _gradients(tensor, inputs, start)
     sizes = [tensor.shape[axis] for axis in axes]
     if math.prod(sizes) <= _WHOLE and torch.finfo(tensor.dtype).eps < 1e-5:
-        together = _indices(tensor, inputs, axes, start, plain)
+        together = _indices(tensor, leaves, axes, start, plain)
         if not any(_is_often_mixed(index) for index in together):  # few are, by rounding
             return [_unravelled(index, sizes) for index in together]
-    alone = [_indices(tensor, inputs, [axis], start, plain) for axis in axes]
+    alone = [_indices(tensor, leaves, [axis], start, plain) for axis in axes]
     return [torch.stack([found[place] for found in alone]) for place in range(len(inputs))]
 
 
@@ -230,12 +234,13 @@ def _gradients(tensor: Tensor, inputs: Sequence[Tensor], start: Tensor) -> Seque
 
 def _indices(
     tensor: Tensor,
-    inputs: Sequence[Tensor],
+    leaves: Sequence[Leaf],
     axes: Sequence[int],
     start: Tensor,
     plain: Sequence[Tensor | None],
 ) -> list[Tensor]:
-    """The index that each element of each input goes to, counted over these axes of ``tensor`` together."""
+    """The index that each element of each leaf goes to, counted over these axes of ``tensor`` together."""
+    inputs = [leaf.tensor for leaf in leaves]
     base, slack = (_WHOLE, 0.05) if torch.finfo(tensor.dtype).eps < 1e-5 else (4, 0.3)
     shape = [size if axis in axes else 1 for axis, size in enumerate(tensor.shape)]
     size, unit = math.prod(shape), 1
@@ -243,7 +248,7 @@ def _indices(
     counted = torch.arange(size, device=tensor.device).view([tensor.shape[axis] for axis in axes])
     counted = counted.permute(order).reshape(shape)
     result = [torch.full(x.shape, UNUSED, dtype=torch.long) for x in inputs]
-    used = [None if g is None else _is_used(g) for g in plain]
+    used = [None if g is None else _is_used(g, leaf) for g, leaf in zip(plain, leaves, strict=True)]
     while unit == 1 or unit < size:
         factor = (1 + counted // unit % base / base).to(tensor.dtype)
         coded = _gradients(tensor, inputs, start * factor)
@@ -281,10 +286,15 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().double()
 
 
-def _is_used(gradient: Tensor) -> Tensor:
-    """Where a gradient is not zero but for rounding."""
+def _is_used(gradient: Tensor, leaf: Leaf) -> Tensor:
+    """Where a gradient is not zero but for rounding, among those of the same row of weights."""
     size = gradient.abs()
-    return size > 1e-4 * size.max() if size.numel() else size.bool()
+    if not size.numel():
+        return size.bool()
+    rows = {axis % size.dim() for axis in leaf.rows}
+    data = [axis for axis in range(size.dim()) if axis not in rows]
+    largest = size.amax(data, keepdim=True) if data else size
+    return (size > 1e-4 * largest) & (largest > 1e-6 * size.max())
 
 
 def cotangent(tensor: Tensor) -> Tensor:

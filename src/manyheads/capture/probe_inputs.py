@@ -47,10 +47,13 @@ def candidates(called: Inputs) -> Iterator[Inputs]:
     yield called.changed(lambda x: x.detach().clone())
 
 
-def replaced(inputs: Inputs, axis: int, at: Callable[[int], int] | None = None) -> Inputs | None:
+def replaced(
+    inputs: Inputs, axis: int, at: Callable[[int], int] | None = None, ids: bool = True
+) -> Inputs | None:
     """The inputs with other contents at one index along an axis of every tensor that has contents; None when
     there is no such tensor. For images and the like the last axes take the place of the second one. ``at``
-    says which index, given the size; the middle without it.
+    says which index, given the size; the middle without it. Without ``ids`` whole numbers stay: they may be
+    sizes, of packed images, say.
     """
     chosen = at or position
     shown = False
@@ -62,6 +65,7 @@ def replaced(inputs: Inputs, axis: int, at: Callable[[int], int] | None = None) 
             or _is_mask(x)
             or x.dtype == torch.bool
             or (x.is_floating_point() and x.dim() == 2 and axis)
+            or not (ids or x.is_floating_point())
         ):
             return x.detach().clone()
         index: list[Any] = [slice(None)] * x.dim()

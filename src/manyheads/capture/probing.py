@@ -362,7 +362,27 @@ def _second_run(
     axis: int,
     at: Callable[[int], int] | None = None,
 ) -> Second:
-    other = replaced(inputs, axis, at)
+    """Run the copy with something replaced; numbers that it does not take are left alone."""
+    if len({x.is_floating_point() for x in inputs.tensors()}) > 1:
+        try:
+            return _run_replaced(copied, path, inputs, proof, records, first, axis, at, ids=True)
+        except Exception:  # whatever it says, it was asked too much
+            return _run_replaced(copied, path, inputs, proof, records, first, axis, at, ids=False)
+    return _run_replaced(copied, path, inputs, proof, records, first, axis, at, ids=True)
+
+
+def _run_replaced(
+    copied: nn.Module,
+    path: str,
+    inputs: Inputs,
+    proof: Proof,
+    records: list[Record],
+    first: Baseline,
+    axis: int,
+    at: Callable[[int], int] | None,
+    ids: bool,
+) -> Second:
+    other = replaced(inputs, axis, at, ids)
     run = Second(rows=[None] * len(records), hidden=[False] * len(records))
     size = max((x.shape[axis] for x in inputs.tensors() if 1 < x.dim() < 4), default=0) if axis else 0
     if axis and not size:  # images: a pixel

@@ -167,7 +167,14 @@ class Selection:
         return chosen
 
     def finish(self, sites: Iterable[Site]) -> None:
-        """Raise when something named was never called."""
+        """Raise when something named was never called, or is not what it was taken for."""
+        sites = list(sites)
+        for site in sites:
+            if site.refuted and self.at(site):
+                raise ValueError(
+                    f"heads: those of {site.name!r} are not what they seem to be ({site.reason}); expected "
+                    "heads of another site"
+                )
         missing = [key for key in self.heads if key not in self._found]
         if missing:
             seen = ", ".join(f"{site.name!r} (layer {site.layer})" for site in sites) or "none"

@@ -242,11 +242,12 @@ class Perturbed(Baseline):
         return False
 
     def _share(self, size: int) -> int:
-        """How many of so many indices may belong to what was replaced. Where there is padding, or a class
-        token, beside the tokens, it is one in every sequence.
+        """How many of so many indices may belong to what was replaced: its share of the tokens; one in every
+        sequence where they are others (a class token, padding, another input) and one behind the other.
         """
-        part = size // self.count
-        return max(1, part if size % self.count == 0 else min(part, self.sequences))
+        if size % self.count == 0:
+            return size // self.count
+        return self.sequences if size % self.sequences == 0 and size > self.sequences else 1
 
 
 def _is_leaf(module: nn.Module) -> bool:
