@@ -17,9 +17,8 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,12 +32,12 @@ from manyheads.capture.axes import Roles
 from manyheads.capture.call import Call
 from manyheads.capture.call_rows import weight_rows
 from manyheads.capture.dependence import Marks
-from manyheads.capture.interceptor import Interceptor, module_paths
-from manyheads.capture.mask_reading import shown
-from manyheads.capture.probe_inputs import Inputs, candidates, position, replaced, structure_copy
+from manyheads.capture.interceptor import module_paths
+from manyheads.capture.probe_inputs import Inputs, candidates, structure_copy
 from manyheads.capture.probed_call import NOTHING_TELLS, Record, record_call
 from manyheads.capture.proof import Proof, SiteProof
-from manyheads.capture.token_mixing import Baseline, Perturbed, is_beside_attention, reasons
+from manyheads.capture.second_run import Rows, probe_interceptor, second_run
+from manyheads.capture.token_mixing import Baseline, is_beside_attention, reasons
 from manyheads.capture.torch_patches import without_checkpoints
 
 _SLOW = 2.0  # seconds after which people are told
@@ -165,7 +164,7 @@ def _first_run(
                 return marks.follow(written)
 
         probe = inputs.changed(lambda x: _leaf(x, marks))
-        interceptor = _interceptor(copied, see, proof, path)
+        interceptor = probe_interceptor(copied, see, proof, path)
         interceptor.embedded = first.ids
         with interceptor, first, torch.enable_grad():
             torch.manual_seed(0)  # a model that draws numbers draws the same in every run
@@ -173,15 +172,6 @@ def _first_run(
     for record in records:
         record.readers = marks.readers.get(id(record.output), [])
     return records, first
-
-
-def _interceptor(
-    copied: nn.Module, see: Callable[[Call], Tensor | None], proof: Proof, path: str
-) -> Interceptor:
-    """What sees the calls of a probe; whose sequence is whose does not matter here."""
-    interceptor = Interceptor(copied, see, parts=True, proof=proof, prefix=path)
-    interceptor.follows_streams = False
-    return interceptor
 
 
 def _leaf(x: Tensor, marks: Marks) -> Tensor:
@@ -293,11 +283,11 @@ def _second_runs(
     copied: nn.Module, path: str, inputs: Inputs, proof: Proof, records: list[Record], first: Baseline
 ) -> None:
     """Run the copy with a sequence and with a token replaced: what changes where, and what it is called."""
-    sequence = _second_run(copied, path, inputs, proof, records, first, axis=0)
-    token = _second_run(copied, path, inputs, proof, records, first, axis=1)
+    sequence = second_run(copied, path, inputs, proof, records, first, axis=0)
+    token = second_run(copied, path, inputs, proof, records, first, axis=1)
     names = token.names or sequence.names
     if any(_reads_more(record, rows) for record, rows in zip(records, token.rows, strict=True)):
-        start = _second_run(copied, path, inputs, proof, records, first, axis=1, at=lambda size: 0).rows
+        start = second_run(copied, path, inputs, proof, records, first, axis=1, at=lambda size: 0).rows
     else:
         start = [None] * len(records)
     if len(names) != len(records):
@@ -335,113 +325,6 @@ def _second_runs(
             site.notes += [half_seen] * (half_seen not in site.notes)
         elif site.verified:
             site.verified, site.reason = False, half_seen
-
-
-Rows = tuple[Tensor, Tensor] | None  # which queries and keys of a call changed
-
-
-@dataclass
-class Second:
-    """What a second run shows: for each call the name of its site, and which rows of its queries and keys
-    changed."""
-
-    names: list[str] = field(default_factory=list)
-    rows: list[Rows] = field(default_factory=list)
-    hidden: list[bool] = field(default_factory=list)  # other keys are hidden now
-    leaks: set[str] = field(default_factory=set)
-    embeddings: frozenset[int] | None = None
-
-
-def _second_run(
-    copied: nn.Module,
-    path: str,
-    inputs: Inputs,
-    proof: Proof,
-    records: list[Record],
-    first: Baseline,
-    axis: int,
-    at: Callable[[int], int] | None = None,
-) -> Second:
-    """Run the copy with something replaced; numbers that it does not take are left alone."""
-    if len({x.is_floating_point() for x in inputs.tensors()}) > 1:
-        try:
-            return _run_replaced(copied, path, inputs, proof, records, first, axis, at, ids=True)
-        except Exception:  # whatever it says, it was asked too much
-            return _run_replaced(copied, path, inputs, proof, records, first, axis, at, ids=False)
-    return _run_replaced(copied, path, inputs, proof, records, first, axis, at, ids=True)
-
-
-def _run_replaced(
-    copied: nn.Module,
-    path: str,
-    inputs: Inputs,
-    proof: Proof,
-    records: list[Record],
-    first: Baseline,
-    axis: int,
-    at: Callable[[int], int] | None,
-    ids: bool,
-) -> Second:
-    other = replaced(inputs, axis, at, ids)
-    run = Second(rows=[None] * len(records), hidden=[False] * len(records))
-    size = max((x.shape[axis] for x in inputs.tensors() if 1 < x.dim() < 4), default=0) if axis else 0
-    if axis and not size:  # images: a pixel
-        size = max((x.shape[-1] * x.shape[-2] for x in inputs.tensors() if x.dim() >= 4), default=0)
-    size = size or max((x.shape[0] for x in inputs.tensors() if x.dim() > 1), default=1)
-    asked = {(record.call.queries, record.call.keys) for record in records}
-    index = (at or position)(size)
-    sequences = max((x.shape[0] for x in inputs.tensors() if x.dim() > 1), default=1)
-    perturbed = Perturbed(first, max(2, size), index, sequences, asked)
-
-    def see(call: Call) -> Tensor | None:
-        with torch._C.DisableTorchFunction():
-            number = len(run.names)
-            run.names.append(call.site.name)
-            if number >= len(records) or records[number].output.shape != call.output.shape:
-                return None
-            record, changed = records[number], None
-            if (
-                record.query is not None
-                and call.query is not None
-                and call.key is not None
-                and record.key is not None
-            ):
-                changed = run.rows[number] = (
-                    _changed_rows(call.query, record.query),
-                    _changed_rows(call.key, record.key),
-                )
-            if (
-                call.scores is not None
-                and record.hidden is not None
-                and record.hidden.shape == call.scores.shape
-            ):
-                run.hidden[number] = not torch.equal(shown(call.scores), record.hidden)
-            kept = record.output.detach()
-            if changed is None or changed[0].shape != (kept.shape[0], kept.shape[2]):
-                return kept
-            return torch.where(
-                changed[0][:, None, :, None], call.output, kept
-            )  # the replaced token's own row
-
-    probe = other if other is not None else inputs.changed(lambda x: x.detach().clone())
-    interceptor = _interceptor(copied, see, proof, path)
-    interceptor.embedded = perturbed.ids
-    with interceptor, perturbed, torch.no_grad():
-        torch.manual_seed(0)
-        copied(*probe.args, **probe.kwargs)
-    run.leaks = perturbed.leaks if other is not None else set()
-    if axis and other is not None and len(perturbed.ids) == len(first.ids):
-        pairs = zip(perturbed.ids, first.ids, strict=True)
-        run.embeddings = frozenset(i for i, (now, then) in enumerate(pairs) if not torch.equal(now, then))
-    return run
-
-
-def _changed_rows(now: Tensor, before: Tensor) -> Tensor:
-    """Which tokens of (batch, heads, tokens, width) changed, in any sequence and head: (batch, tokens)."""
-    if now.shape != before.shape:
-        return torch.zeros(now.shape[0], now.shape[2], dtype=torch.bool)
-    tiny = 1e-5 * float(before.abs().max().nan_to_num(1.0)) if before.numel() else 0.0
-    return ((now - before).abs() > tiny).any(3).any(1)
 
 
 def _reads_more(record: Record, token: Rows) -> bool:

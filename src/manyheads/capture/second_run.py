@@ -1,0 +1,136 @@
+"""A further run of the probe, with a sequence or a token replaced: which queries and keys of every call
+change, and which modules carry something to other tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.capture.call import Call
+from manyheads.capture.interceptor import Interceptor
+from manyheads.capture.mask_reading import shown
+from manyheads.capture.probe_inputs import Inputs, position, replaced
+from manyheads.capture.probed_call import Record
+from manyheads.capture.proof import Proof
+from manyheads.capture.token_mixing import Baseline, Perturbed
+
+Rows = tuple[Tensor, Tensor] | None  # which queries and keys of a call changed
+
+
+@dataclass
+class Second:
+    """What a second run shows: for each call the name of its site, and which rows of its queries and keys
+    changed."""
+
+    names: list[str] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+    hidden: list[bool] = field(default_factory=list)  # other keys are hidden now
+    leaks: set[str] = field(default_factory=set)
+    embeddings: frozenset[int] | None = None
+
+
+def second_run(
+    copied: nn.Module,
+    path: str,
+    inputs: Inputs,
+    proof: Proof,
+    records: list[Record],
+    first: Baseline,
+    axis: int,
+    at: Callable[[int], int] | None = None,
+) -> Second:
+    """Run the copy of a model with the sequence (``axis`` 0) or token (1) replaced that ``at`` chooses;
+    numbers that it does not take are left alone.
+    """
+    if len({x.is_floating_point() for x in inputs.tensors()}) > 1:
+        try:
+            return _run_replaced(copied, path, inputs, proof, records, first, axis, at, ids=True)
+        except Exception:  # whatever it says, it was asked too much
+            return _run_replaced(copied, path, inputs, proof, records, first, axis, at, ids=False)
+    return _run_replaced(copied, path, inputs, proof, records, first, axis, at, ids=True)
+
+
+def _run_replaced(
+    copied: nn.Module,
+    path: str,
+    inputs: Inputs,
+    proof: Proof,
+    records: list[Record],
+    first: Baseline,
+    axis: int,
+    at: Callable[[int], int] | None,
+    ids: bool,
+) -> Second:
+    other = replaced(inputs, axis, at, ids)
+    run = Second(rows=[None] * len(records), hidden=[False] * len(records))
+    size = max((x.shape[axis] for x in inputs.tensors() if 1 < x.dim() < 4), default=0) if axis else 0
+    if axis and not size:  # images: a pixel
+        size = max((x.shape[-1] * x.shape[-2] for x in inputs.tensors() if x.dim() >= 4), default=0)
+    size = size or max((x.shape[0] for x in inputs.tensors() if x.dim() > 1), default=1)
+    asked = {(record.call.queries, record.call.keys) for record in records}
+    index = (at or position)(size)
+    sequences = max((x.shape[0] for x in inputs.tensors() if x.dim() > 1), default=1)
+    perturbed = Perturbed(first, max(2, size), index, sequences, asked)
+
+    def see(call: Call) -> Tensor | None:
+        with torch._C.DisableTorchFunction():
+            number = len(run.names)
+            run.names.append(call.site.name)
+            if number >= len(records) or records[number].output.shape != call.output.shape:
+                return None
+            record, changed = records[number], None
+            if (
+                record.query is not None
+                and call.query is not None
+                and call.key is not None
+                and record.key is not None
+            ):
+                changed = run.rows[number] = (
+                    _changed_rows(call.query, record.query),
+                    _changed_rows(call.key, record.key),
+                )
+            if (
+                call.scores is not None
+                and record.hidden is not None
+                and record.hidden.shape == call.scores.shape
+            ):
+                run.hidden[number] = not torch.equal(shown(call.scores), record.hidden)
+            kept = record.output.detach()
+            if changed is None or changed[0].shape != (kept.shape[0], kept.shape[2]):
+                return kept
+            return torch.where(
+                changed[0][:, None, :, None], call.output, kept
+            )  # the replaced token's own row
+
+    probe = other if other is not None else inputs.changed(lambda x: x.detach().clone())
+    interceptor = probe_interceptor(copied, see, proof, path)
+    interceptor.embedded = perturbed.ids
+    with interceptor, perturbed, torch.no_grad():
+        torch.manual_seed(0)
+        copied(*probe.args, **probe.kwargs)
+    run.leaks = perturbed.leaks if other is not None else set()
+    if axis and other is not None and len(perturbed.ids) == len(first.ids):
+        pairs = zip(perturbed.ids, first.ids, strict=True)
+        run.embeddings = frozenset(i for i, (now, then) in enumerate(pairs) if not torch.equal(now, then))
+    return run
+
+
+def _changed_rows(now: Tensor, before: Tensor) -> Tensor:
+    """Which tokens of (batch, heads, tokens, width) changed, in any sequence and head: (batch, tokens)."""
+    if now.shape != before.shape:
+        return torch.zeros(now.shape[0], now.shape[2], dtype=torch.bool)
+    tiny = 1e-5 * float(before.abs().max().nan_to_num(1.0)) if before.numel() else 0.0
+    return ((now - before).abs() > tiny).any(3).any(1)
+
+
+def probe_interceptor(
+    copied: nn.Module, see: Callable[[Call], Tensor | None], proof: Proof, path: str
+) -> Interceptor:
+    """What sees the calls of a probe; whose sequence is whose does not matter here."""
+    interceptor = Interceptor(copied, see, parts=True, proof=proof, prefix=path)
+    interceptor.follows_streams = False
+    return interceptor
