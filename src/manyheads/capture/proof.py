@@ -57,6 +57,7 @@ class Proof:
     token_embeddings: which embeddings of a forward are those of tokens; None when nobody could tell.
     missed: modules that mix tokens in a way that was not seen, and how.
     failed: why nothing could be proved, or nothing.
+    length: of the sequences that it was asked for with.
     """
 
     roles: dict[Key, tuple[Roles, int]] = field(default_factory=dict)
@@ -67,6 +68,7 @@ class Proof:
     token_embeddings: frozenset[int] | None = None
     missed: dict[str, str] = field(default_factory=dict)
     failed: str = ""
+    length: int = 0
 
     def tell(self, site: Site) -> None:
         """Let a site know what was proved of it."""
@@ -90,6 +92,7 @@ Prover = Callable[[nn.Module, str, tuple[Any, ...], Mapping[str, Any]], Proof]
 _prover: Prover | None = None
 _proofs: weakref.WeakKeyDictionary[nn.Module, dict[Any, Proof]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
+_TELLING = 13  # tokens from which on more tell no more: of two, a choice of the three largest hides none
 
 
 def register(prover: Prover) -> None:
@@ -117,8 +120,10 @@ def proof_of(
     with _lock:
         proofs = _proofs.setdefault(model, {})
         proof = proofs.get(key) or proofs.get(failed := (*key, _sizes((args, dict(kwargs)))))
-        if proof is None:
+        length = _length((args, dict(kwargs)))
+        if proof is None or proof.length < min(length, _TELLING):
             proof = _prover(module, path, args, kwargs)
+            proof.length = length
             proofs[failed if proof.failed else key] = proof  # what fails may only have been too long
     return proof
 
@@ -146,6 +151,15 @@ def _sizes(value: Any) -> Any:
     if isinstance(value, Mapping):
         value = list(value.values())
     return tuple(_sizes(item) for item in value) if isinstance(value, list | tuple) else None
+
+
+def _length(value: Any) -> int:
+    """The most tokens that tensors (batch, tokens) or (batch, tokens, width) among some arguments have."""
+    if isinstance(value, Tensor):
+        return int(value.shape[1]) if value.dim() in (2, 3) and not value.is_nested else 0
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return max(map(_length, value), default=0) if isinstance(value, list | tuple) else 0
 
 
 def _signature(value: Any) -> Any:
