@@ -92,8 +92,10 @@ def replaced(
 
 
 def position(size: int) -> int:
-    """The index that is replaced along an axis: neither the first nor the last, where there are others."""
-    return (size - 1) // 2 if size > 2 else size - 1
+    """The index that is replaced along an axis: neither the first nor the last, where there are others; of
+    two the first, which causal attention reads.
+    """
+    return (size - 1) // 2
 
 
 def structure_copy(module: nn.Module) -> nn.Module:

@@ -121,7 +121,7 @@ def proof_of(
         proofs = _proofs.setdefault(model, {})
         proof = proofs.get(key) or proofs.get(failed := (*key, _sizes((args, dict(kwargs)))))
         length = _length((args, dict(kwargs)))
-        if proof is None or proof.length < min(length, _TELLING):
+        if proof is None or 0 < proof.length < min(length, _TELLING):
             proof = _prover(module, path, args, kwargs)
             proof.length = length
             proofs[failed if proof.failed else key] = proof  # what fails may only have been too long

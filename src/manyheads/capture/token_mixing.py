@@ -215,7 +215,7 @@ class Perturbed(Baseline):
         sorted by the expert they go to.
         """
         rows, before = (x.flatten(0, -2).float().nan_to_num() for x in (new, old))
-        if len(rows) > _SORTED:
+        if len(rows) > _SORTED or int((rows != before).any(-1).sum()) <= self._share(len(rows)):
             return False
         tiny = _TINY * float(before.norm(dim=-1).max())
         unknown = (torch.cdist(rows, before, compute_mode="donot_use_mm_for_euclid_dist") > tiny).all(1)
@@ -238,6 +238,8 @@ class Perturbed(Baseline):
             others = [other for other in range(changed.dim()) if other != axis]
             indices = changed.any(others) if others else changed
             if size > 1 and int(indices.sum()) <= self._share(size):
+                if size == self.count and not bool(indices[self.index]):
+                    continue  # one token alone, and another than the one replaced
                 return True
         return False
 
