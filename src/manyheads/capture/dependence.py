@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from manyheads.capture.tensor_tags import memory_of
+from manyheads.common.nested_tensors import tensors_in
 
 _CONVOLUTIONS = {torch.conv1d, torch.conv2d, torch.conv3d}
 _MATMULS = {
@@ -317,15 +318,6 @@ def leaves_of(tensor: Tensor) -> list[Tensor]:
             leaves.append(node.variable)
         waiting += [before for before, _ in node.next_functions]
     return leaves
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in an argument, also in lists and tuples of them."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
 
 
 def _detached(value: Any, data: set[int]) -> Any:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.nested_tensors import tensors_in
+
 SAMPLES = 3  # sequences of a probe
 LENGTH = 13  # tokens of each, where a model can be given fewer than it was called with
 _LONG = 32  # sequences up to this long are taken whole
@@ -26,7 +28,7 @@ class Inputs:
 
     def tensors(self) -> list[Tensor]:
         """The tensors among them."""
-        return list(_tensors((self.args, dict(self.kwargs))))
+        return list(tensors_in((self.args, dict(self.kwargs))))
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """The same with each tensor changed; everything else is copied, so that nothing is written to
@@ -189,17 +191,6 @@ def _other_ids(ids: Tensor, among: Tensor) -> Tensor:
     places = torch.searchsorted(plain, ids.contiguous()).clamp(max=len(plain) - 1)
     others = plain[(places + 1 + len(plain) // 3) % len(plain)]
     return torch.where(torch.isin(ids, ends), ids, others)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.capture.tensor_tags import version_of
+from manyheads.common.nested_tensors import tensors_in
 
 # What people call the functions by which tokens are mixed; the first that ran in a module names the kind.
 _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -274,18 +275,6 @@ def _replace(place: Tensor, new: Tensor, old: Tensor) -> None:
     largest, size = float(change.abs().max()), float(old.abs().nan_to_num(0.0, 0.0, 0.0).max())
     factor = max(1.0, _ENOUGH * size / largest) if largest and math.isfinite(largest) else 1.0
     place += change * factor
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in what a module takes or gives."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
 
 
 def rebuilt(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

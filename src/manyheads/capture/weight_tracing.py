@@ -21,6 +21,7 @@ from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.site import Site
 from manyheads.common.devices import for_float64
+from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.run_batch import run
 
@@ -167,7 +168,7 @@ class _Local(TorchFunctionMode):
     def _product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _is_channelwise(func, args, kwargs):
             return func(*args, **kwargs)
-        tensors = [x for arg in (*args, *kwargs.values()) for x in _tensors(arg)]
+        tensors = [x for arg in (*args, *kwargs.values()) for x in tensors_in(arg)]
         data = tensors[:1] if func is F.linear else [x for x in tensors if not self._is_weight(x)]
         if len(data) == len(tensors):
             return func(*args, **kwargs)
@@ -239,14 +240,6 @@ def _direction(tensor: Tensor) -> Tensor:
     """Numbers without pattern, in which nothing cancels, that leave the random numbers of others alone."""
     steps = torch.arange(1, tensor.numel() + 1, device=for_float64(tensor.device), dtype=torch.float64)
     return torch.cos(steps * steps * 0.7).add(0.1).to(tensor.dtype).to(tensor.device).view(tensor.shape)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _detached(value: Any, constant: set[int]) -> Any:
