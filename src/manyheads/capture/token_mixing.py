@@ -135,7 +135,7 @@ class Perturbed(Baseline):
     ) -> None:
         super().__init__(first.module, first.paths)
         self.first, self.count, self.index, self.sequences = first, count, index, sequences
-        self.pairs = pairs
+        self.pairs, self._whole = pairs, False
         self.leaks: set[str] = set()
         self._judged: dict[tuple[int, int], tuple[weakref.ref[Tensor], int, bool]] = {}  # by both ids
         self._changed_runs: dict[str, set[int]] = {}
@@ -144,6 +144,7 @@ class Perturbed(Baseline):
         with torch._C.DisableTorchFunction():
             parent = self.innermost
             now = self.enter_run(module)
+            self._whole = False
             if _is_leaf(module):  # what comes out of it tells enough
                 return None
             return self._contained((args, kwargs), self.first.inputs.get(now), parent, now)
@@ -151,6 +152,7 @@ class Perturbed(Baseline):
     def _end(self, module: nn.Module, args: Any, output: Any) -> Any:
         with torch._C.DisableTorchFunction():
             now = self.leave_run()
+            self._whole = not _is_leaf(module)  # inside a module tokens may be rolled, and back
             kept = self._contained(output, self.first.outputs.get(now), now[0], now)
             if kept is not None and _is_leaf(module) and self._any_leaks(args, self.first.inputs.get(now)):
                 self.leaks.discard(now[0])
@@ -239,7 +241,7 @@ class Perturbed(Baseline):
             others = [other for other in range(changed.dim()) if other != axis]
             indices = changed.any(others) if others else changed
             if size > 1 and int(indices.sum()) <= self._share(size):
-                if size == self.count and not bool(indices[self.index]):
+                if self._whole and size == self.count and not bool(indices[self.index]):
                     continue  # one token alone, and another than the one replaced
                 return True
         return False
