@@ -9,9 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# {layer number or site: [head numbers]}; a Mapping is invariant in its keys, so each kind is spelt out
-Heads = Mapping[int | str, Iterable[int]] | Mapping[int, Iterable[int]] | Mapping[str, Iterable[int]]
-
+from manyheads.common.types import Heads
 
 Unverified = Literal["refuse", "allow"]
 

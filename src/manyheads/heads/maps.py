@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from manyheads.capture.call import Call
 from manyheads.capture.call_rows import weight_rows
 from manyheads.capture.interceptor import Interceptor, module_paths
-from manyheads.capture.site import Heads, Selection, Site
+from manyheads.capture.site import Selection, Site
 from manyheads.common.preserved_state import untouched
 from manyheads.common.run_batch import run
+from manyheads.common.types import Heads
 
 _ROWS = 256  # queries at a time
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor, module_paths
-from manyheads.capture.site import Heads, Selection, Site, Unverified
+from manyheads.capture.site import Selection, Site, Unverified
+from manyheads.common.types import Heads
 
 GateValues = Mapping[int | str, Tensor] | Mapping[int, Tensor] | Mapping[str, Tensor]
 

@@ -10,10 +10,11 @@ from torch import nn
 
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor, module_paths
-from manyheads.capture.site import Heads, Selection, Site, Unverified
+from manyheads.capture.site import Selection, Site, Unverified
 from manyheads.capture.weights import Projections, projections
 from manyheads.common.compare_outputs import Captured, seeded_evaluation
 from manyheads.common.run_batch import run
+from manyheads.common.types import Heads
 from manyheads.models.changes import Changes, changes_of, forget, replace_module, settle
 from manyheads.models.no_heads import emptied
 from manyheads.models.probe_batch import probe_batch, variations

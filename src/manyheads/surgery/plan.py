@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from manyheads.capture.interceptor import Interceptor
-from manyheads.capture.site import Heads, Selection, Site
+from manyheads.capture.site import Selection, Site
 from manyheads.common.compare_outputs import seeded_evaluation
 from manyheads.common.json_files import read_json
 from manyheads.common.run_batch import run
+from manyheads.common.types import Heads
 from manyheads.common.whole_files import write_whole
 from manyheads.heads.roles.role import ROLES
 from manyheads.heads.table import HeadTable

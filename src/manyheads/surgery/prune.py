@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from manyheads.capture.site import Heads, Selection, Site, Unverified
+from manyheads.capture.site import Selection, Site, Unverified
+from manyheads.common.types import Heads
 from manyheads.heads.importance import importance
 from manyheads.heads.table import HeadTable
 from manyheads.surgery.cut import cut

@@ -1,0 +1,19 @@
+"""The types that every room takes and gives: batches, heads, JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+# What a model runs on: keyword arguments, positional arguments, or one tensor.
+Batch: TypeAlias = Mapping[str, Any] | tuple[Any, ...] | list[Any] | Tensor
+
+# Heads by layer number or site name: {3: [5, 7], "encoder.layer.4.attention.self": [0]}.
+Heads: TypeAlias = (
+    Mapping[int | str, Iterable[int]] | Mapping[int, Iterable[int]] | Mapping[str, Iterable[int]]
+)
+
+# What a JSON file holds.
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
