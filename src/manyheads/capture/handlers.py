@@ -25,6 +25,7 @@ from manyheads.nn.mask import Mask, as_mask
 
 if TYPE_CHECKING:
     from manyheads.capture.interceptor import Frame, Mode, State
+    from manyheads.capture.proof import Step
 
 Channel = Callable[["Mode", Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -102,8 +103,12 @@ def _softmax(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _proved(mode: Mode, kind: str, out: Tensor) -> tuple[str, handwritten.Proved | None]:
     """The module that is running, and what was proved of the axes that its functions of this kind give."""
-    frames, proof = mode.state.frames, mode.owner.proof
+    frames = mode.state.frames
     path = frames[-1].path if frames else ""
+    if frames:
+        ran, frames[-1].functions = frames[-1].functions, 0
+        mode.owner.reach(mode.state, (path, kind, out.dim(), ran))
+    proof = mode.owner.proof
     found = proof.roles.get((path, kind, out.dim())) if proof is not None and proof.roles else None
     return path, None if found is None else handwritten.Proved(*found)
 
@@ -151,6 +156,8 @@ def _fused(mode: Mode, out: Tensor, given: Fused, scores: Tensor | None = None) 
     lead: Roles = custom if proved is None else proved.roles[:-2]
     mask = given.mask
     geometry = mask.causal, mask.window, mask.chunk, given.scale, *mask.tensors
+    heads_seen = out.shape[1] if lead == ("b", "h") else 0
+    mode.owner.reach(state, _form(frame, heads_seen, out.shape[-2], given.key.shape[-2]))
     name, again, part = state.name(frame, given.query, given.key, geometry)
     mine, theirs = flow.streams(given.query), flow.streams(given.value)
     query, key, value, output = given.query, given.key, given.value, out
@@ -200,6 +207,11 @@ def _fused(mode: Mode, out: Tensor, given: Fused, scores: Tensor | None = None) 
     return out
 
 
+def _form(frame: Frame, heads: int, queries: int, keys: int) -> Step:
+    """What calls of one code path have in common: the heads, and whether queries come in pieces."""
+    return "call", frame.path, heads, 1 < queries < keys
+
+
 def _site(
     mode: Mode, frame: Frame, name: str, heads: int, key: Tensor | None, value: Tensor, cross: bool | None
 ) -> Site:
@@ -232,6 +244,10 @@ def _written(
         return out
     weights, product = found.weights, found.weights.product
     if weights.name is None:
+        sizes = dict(zip(found.output_roles, out.shape, strict=True))
+        keys = found.value.shape[found.value_roles.index("k")]
+        if mode.owner.reach(state, _form(frame, sizes.get("h", 0), sizes["q"], keys)) and "h" in sizes:
+            state.unreached.add(_origin(weights, frame, 1).key)  # its axes were read by the proof before
         name, _, part = state.name(frame, out if product is None else product.query)
         weights.name, weights.part, again = name, part, False
     else:

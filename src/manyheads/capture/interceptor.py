@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,14 @@ from torch.overrides import TorchFunctionMode
 
 from manyheads.capture import handlers, torch_patches
 from manyheads.capture.call import Call, joined
-from manyheads.capture.proof import Proof, proof_of, structure_of
+from manyheads.capture.proof import Key, Proof, Step, proof_of, proof_reaching, structure_of
 from manyheads.capture.site import Site, Sites
 from manyheads.capture.tensor_tags import Flow, memory_of
 
 Callback = Callable[[Call], Tensor | None]
+_MOVES_AXES = {torch.transpose, torch.permute, torch.movedim, torch.swapaxes} | {
+    getattr(Tensor, name) for name in ("transpose", "permute", "movedim", "swapaxes")
+}
 
 
 class Hook:
@@ -48,7 +51,10 @@ def _nothing(*_: Any) -> None:
 class Frame:
     """One running module."""
 
-    __slots__ = ("asked", "calls", "contractions", "module", "name", "number", "parts", "path", "piece")
+    __slots__ = (
+        "asked", "calls", "contractions", "functions", "is_leaf", "module", "name", "number", "parts", "path",
+        "piece",
+    )  # fmt: skip
 
     def __init__(self, module: nn.Module, path: str, number: int) -> None:
         self.module = module
@@ -60,6 +66,8 @@ class Frame:
         self.contractions = 0  # products of weights and values seen here, attention or not
         self.name: str | None = None  # of the site, where all calls are of one
         self.parts: list[Call] = []  # calls for some heads each, until all are there
+        self.functions = 0  # a hash of the functions that ran since the last step
+        self.is_leaf = True  # no other module ran inside
 
 
 class Piece:
@@ -101,8 +109,9 @@ class Piece:
 class State:
     """What one thread knows while a forward of the model runs in it."""
 
-    def __init__(self, owner: Interceptor, tracing: bool) -> None:
+    def __init__(self, owner: Interceptor, tracing: bool, args: Any = (), kwargs: Any = None) -> None:
         self.owner = owner
+        self.args, self.kwargs = args, kwargs or {}  # of the outermost module
         self.frames: list[Frame] = []
         self.runs: dict[str, int] = {}
         self.counts: dict[str, int] = {}
@@ -110,6 +119,7 @@ class State:
         self.flow.token_embeddings = None if owner.proof is None else owner.proof.token_embeddings
         self.heads = 0  # of the nn.MultiheadAttention that is running
         self.resumed = False
+        self.unreached: set[Key] = set()  # functions of attention of which no probe can tell anything
         self.mode = Mode(owner, self)
 
     def name(
@@ -125,19 +135,31 @@ class State:
         """
         here = Piece(query, key, mask)
         last, frame.piece = frame.piece, here
-        proof = self.owner.proof
-        cycle = 0 if proof is None else proof.cycles.get(frame.path, 0)
         if last is not None and here.same(last):
             here.name = last.name
-            return last.name, True, max(0, frame.calls - 1) % max(1, cycle)
+            return last.name, True, max(0, frame.calls - 1) % max(1, self._cycle(frame))
         number, frame.calls = frame.calls, frame.calls + 1
+        here.name = self._next_name(frame, last, here)
+        if self.owner.reach(self, ("site", here.name)):
+            here.name = self._next_name(frame, last, here)  # the proof that there is now knows better
+        if here.name != frame.name:
+            frame.name = here.name
+            self.counts[frame.path] = self.counts.get(frame.path, 0) + 1
+        return here.name, False, number % max(1, self._cycle(frame))
+
+    def _cycle(self, frame: Frame) -> int:
+        proof = self.owner.proof
+        return 0 if proof is None else proof.cycles.get(frame.path, 0)
+
+    def _next_name(self, frame: Frame, last: Piece | None, here: Piece) -> str:
+        proof = self.owner.proof
         guess = proof is None or bool(proof.failed)
-        if frame.name is not None and (cycle or (guess and last is not None and here.follows(last))):
-            here.name = frame.name
-        else:
-            count = self.counts[frame.path] = self.counts.get(frame.path, 0) + 1
-            here.name = frame.name = frame.path if count == 1 else f"{frame.path}#{count}"
-        return here.name, False, number % max(1, cycle)
+        if frame.name is not None and (
+            self._cycle(frame) or (guess and last is not None and here.follows(last))
+        ):
+            return frame.name
+        count = self.counts.get(frame.path, 0) + 1
+        return frame.path if count == 1 else f"{frame.path}#{count}"
 
 
 class Mode(TorchFunctionMode):
@@ -154,6 +176,10 @@ class Mode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        frames = self.state.frames
+        if frames:
+            axes = repr(args[1:]) if func in _MOVES_AXES else None
+            frames[-1].functions = hash((frames[-1].functions, func, axes))
         channel = self.channels.get(func)
         if channel is not None:
             return channel(self, func, args, kwargs)
@@ -210,6 +236,8 @@ class Interceptor:
         self.tokens = tokens
         self.parts = parts
         self.proof = proof
+        self.proofs = [] if proof is None else [proof]  # all that were needed
+        self.steps: set[Step] | None = None  # what happens, where somebody wants it
         self._proves = proof is None
         self._structures: dict[str, int] = {}  # of the parts that were called from outside
         self.sites = Sites()
@@ -259,15 +287,44 @@ class Interceptor:
         self, name: str, heads: int, kv_heads: Callable[[], tuple[int, ...]], cross: bool | None
     ) -> Site:
         """The site of this name, made when it is new."""
-        known = self.sites.by_name.get(name)
-        if known is None:
-            known = self.sites.find(name, heads, kv_heads(), cross)
+        site = self.sites.by_name.get(name)
+        if site is None:
+            site = self.sites.find(name, heads, kv_heads(), cross)
             self._tracing = True
-            if self.proof is not None:
-                self.proof.tell(known)
-        if known.cross is None:
-            known.cross = cross
-        return known
+        if self.proof is not None and site.proof is not self.proof:
+            self.proof.describe(site)
+        if site.cross is None:
+            site.cross = cross
+        return site
+
+    def reach(self, state: State, step: Step) -> bool:
+        """Something happens in a forward that depends on the code path: a function of attention runs, with
+        what ran before it in its module; a call has so many heads; a site gets its name; a module makes no
+        call. Where the probe did not come to it, as when a model takes another path for long sequences,
+        another probe is made that does. Returns whether there is another proof now.
+        """
+        if self.steps is not None:
+            self.steps.add(step)
+        if not self._proves or state.resumed or self.proof is None or self.proof.failed:
+            return False
+        if step in self.proof.steps or not state.frames:
+            return False
+        module, path = state.frames[0].module, state.frames[0].path
+        structure = self._structures[path]
+        proof = proof_reaching(step, self.model, module, path, state.args, state.kwargs, structure)
+        if proof is None:
+            key = step[:3]
+            if len(step) == 4 and not any(other[:3] == key for other in self.proof.steps):
+                state.unreached.add(cast(Key, key))
+            return False
+        self._adopt(proof)
+        state.flow.token_embeddings = proof.token_embeddings
+        return True
+
+    def _adopt(self, proof: Proof) -> None:
+        self.proof = proof
+        if proof not in self.proofs:
+            self.proofs.append(proof)
 
     @property
     def measured(self) -> list[Site]:
@@ -278,6 +335,9 @@ class Interceptor:
         """Call the callback, with calls for some heads each joined to one unless it takes parts. What a site
         was wrongly taken for is of use to nobody.
         """
+        state = self.state
+        if state is not None and call.origin is not None and call.origin.key in state.unreached:
+            call.site.verified, call.site.reason = False, "it runs code that no probe came to"
         if call.site.refuted and not self.parts:
             return None
         if call.site.in_order and not call.again:
@@ -311,10 +371,12 @@ class Interceptor:
             if self._proves:
                 if path not in self._structures:
                     self._structures[path] = structure_of(module)
-                self.proof = proof_of(self.model, module, path, args, kwargs, self._structures[path])
+                self._adopt(proof_of(self.model, module, path, args, kwargs, self._structures[path]))
             tracing, self._tracing = (self._tracing or self.tokens) and self.follows_streams, False
-            state = self._local.state = State(self, tracing)
+            state = self._local.state = State(self, tracing, args, kwargs)
             state.mode.__enter__()
+        if state.frames:
+            state.frames[-1].is_leaf = False
         number = state.runs[path] = state.runs.get(path, 0) + 1
         state.frames.append(Frame(module, path, number))
         self.ran.add(path)
@@ -325,7 +387,15 @@ class Interceptor:
             return
         for depth in range(len(state.frames) - 1, -1, -1):
             if state.frames[depth].module is module:
+                frame = state.frames[depth]
+                if not frame.calls and (
+                    self.steps is not None or (self.proof is not None and frame.path in self.proof.attending)
+                ):
+                    self.reach(state, ("no call", frame.path))
                 del state.frames[depth:]
+                if depth and frame.is_leaf:  # what it does is a part of what runs around it
+                    parent = state.frames[-1]
+                    parent.functions = hash((parent.functions, frame.functions))
                 break
         if not state.frames and not state.resumed:
             self._stop(state)

@@ -16,6 +16,7 @@ from manyheads.common.nested_tensors import tensors_in
 
 SAMPLES = 3  # sequences of a probe
 LENGTH = 13  # tokens of each, where a model can be given fewer than it was called with
+LONGER = (67, 131, 257, 521, 1031, 2053)  # where so few do not show what a model does with many
 _LONG = 32  # sequences up to this long are taken whole
 
 
@@ -30,6 +31,11 @@ class Inputs:
         """The tensors among them."""
         return list(tensors_in((self.args, dict(self.kwargs))))
 
+    @property
+    def length(self) -> int:
+        """The most tokens that tensors (batch, tokens) or (batch, tokens, width) among them have."""
+        return max((x.shape[1] for x in self.tensors() if x.dim() in (2, 3) and not x.is_nested), default=0)
+
     def changed(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """The same with each tensor changed; everything else is copied, so that nothing is written to
         twice."""
@@ -37,14 +43,15 @@ class Inputs:
         return Inputs(args, kwargs)
 
 
-def candidates(called: Inputs) -> Iterator[Inputs]:
+def candidates(called: Inputs, lengths: tuple[int, ...] = (LENGTH,)) -> Iterator[Inputs]:
     """Batches to try on a model, the smallest first: a few short sequences, a few whole ones, what it was
     given."""
     tensors = [x for x in called.tensors() if x.dim() > 1]
     if tensors:
         batch, length = _batch(tensors), _length(tensors)
-        if length > _LONG:
-            yield called.changed(lambda x: _few(_short(x, length), batch))
+        for short in lengths:
+            if length > max(short, _LONG):
+                yield called.changed(lambda x, short=short: _few(_short(x, length, short), batch))  # type: ignore[misc]
         yield called.changed(lambda x: _few(x, batch))
     yield called.changed(lambda x: x.detach().clone())
 
@@ -158,11 +165,12 @@ def _few(x: Tensor, batch: int) -> Tensor:
     return torch.cat([x, more])
 
 
-def _short(x: Tensor, length: int) -> Tensor:
+def _short(x: Tensor, length: int, short: int) -> Tensor:
+    """The first ``short`` of ``length`` tokens, or the last ones, where the first are padding."""
     for axis in range(1, x.dim()):
         if x.shape[axis] == length:
-            left = axis == 1 and _is_mask(x) and not bool(x[:, :LENGTH].any(1).all())
-            x = x.narrow(axis, length - LENGTH if left else 0, LENGTH)
+            left = axis == 1 and _is_mask(x) and not bool(x[:, :short].any(1).all())
+            x = x.narrow(axis, length - short if left else 0, short)
     return x
 
 

@@ -33,9 +33,9 @@ from manyheads.capture.call import Call
 from manyheads.capture.call_rows import weight_rows
 from manyheads.capture.dependence import Marks
 from manyheads.capture.interceptor import module_paths
-from manyheads.capture.probe_inputs import Inputs, candidates, structure_copy
+from manyheads.capture.probe_inputs import LONGER, Inputs, candidates, structure_copy
 from manyheads.capture.probed_call import NOTHING_TELLS, Record, record_call
-from manyheads.capture.proof import Proof, SiteProof
+from manyheads.capture.proof import Proof, SiteProof, Step
 from manyheads.capture.second_run import Rows, probe_interceptor, second_run
 from manyheads.capture.token_mixing import Baseline, is_beside_attention, reasons
 from manyheads.capture.torch_patches import without_checkpoints
@@ -48,8 +48,12 @@ _ALSO_READ = (
 )
 
 
-def prove(module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Proof:
-    """What can be proved of the sites of ``module``, at ``path``, which is about to be called so."""
+def prove(
+    module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step | None = None
+) -> Proof:
+    """What can be proved of the sites of ``module``, at ``path``, which is about to be called so; with
+    ``step``, by the shortest probe in which that happens (`Interceptor.reach`).
+    """
     called = Inputs(args, kwargs)
     unfit = _unfit(module, called)
     if unfit:
@@ -57,7 +61,7 @@ def prove(module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[s
     with _undisturbed(module), _said_when_slow():
         try:
             copied = structure_copy(getattr(module, "_orig_mod", module))
-            return _prove(copied, path, called)
+            return _prove(copied, path, called, step)
         except Exception as error:
             first = (str(error).strip().splitlines() or [""])[0][:200]
             return Proof(failed=f"the probe failed ({type(error).__name__}: {first})")
@@ -120,19 +124,30 @@ def _said_when_slow() -> Iterator[None]:
         timer.cancel()
 
 
-def _prove(copied: nn.Module, path: str, called: Inputs) -> Proof:
+def _prove(copied: nn.Module, path: str, called: Inputs, step: Step | None) -> Proof:
     problem: Exception | None = None
-    for inputs in candidates(called):
+    for inputs in candidates(called) if step is None else candidates(called, LONGER):
         try:
-            return _proof(copied, path, inputs)
+            if step is None or step in _steps(copied, path, inputs):
+                return _proof(copied, path, inputs)
         except Exception as error:
             problem = problem or error
-    assert problem is not None
-    raise problem
+    raise problem or ValueError("it does something else each time it is run")
+
+
+def _steps(copied: nn.Module, path: str, inputs: Inputs) -> set[Step]:
+    """What happens when the copy runs on these inputs."""
+    interceptor = probe_interceptor(copied, lambda call: None, Proof(), path)
+    interceptor.steps = set()
+    probe = inputs.changed(lambda x: x.detach().clone())
+    with interceptor, torch.no_grad():
+        torch.manual_seed(0)
+        copied(*probe.args, **probe.kwargs)
+    return interceptor.steps
 
 
 def _proof(copied: nn.Module, path: str, inputs: Inputs) -> Proof:
-    proof = Proof()
+    proof = Proof(length=inputs.length)
     for _ in range(_TRIES):
         records, first = _first_run(copied, path, inputs, proof)
         if records and all(record.problem == NOTHING_TELLS for record in records):

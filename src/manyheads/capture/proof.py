@@ -10,14 +10,17 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
 
 from manyheads.capture.axes import Roles
+from manyheads.capture.probe_inputs import Inputs
 from manyheads.capture.site import Site
 
 Key = tuple[str, str, int]  # the module, the kind of function, the number of axes
+Step = tuple[str | int | bool, ...]  # something that happens on a code path of a model (`Interceptor.reach`)
 
 
 @dataclass
@@ -45,7 +48,7 @@ class SiteProof:
     content_masks: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Proof:
     """What was proved of a model.
 
@@ -57,7 +60,9 @@ class Proof:
     token_embeddings: which embeddings of a forward are those of tokens; None when nobody could tell.
     missed: modules that mix tokens in a way that was not seen, and how.
     failed: why nothing could be proved, or nothing.
-    length: of the sequences that it was asked for with.
+    length: tokens of the probe.
+    steps: what happened in the probe. A run in which something else happens takes another code path, of which
+        nothing is proved by it.
     """
 
     roles: dict[Key, tuple[Roles, int]] = field(default_factory=dict)
@@ -69,15 +74,26 @@ class Proof:
     missed: dict[str, str] = field(default_factory=dict)
     failed: str = ""
     length: int = 0
+    steps: set[Step] = field(default_factory=set)
 
-    def tell(self, site: Site) -> None:
-        """Let a site know what was proved of it."""
+    @cached_property
+    def attending(self) -> frozenset[str]:
+        """The modules that make calls."""
+        return frozenset(name.partition("#")[0] for name in self.sites)
+
+    def describe(self, site: Site) -> None:
+        """Write to a site what was proved of it. What another proof could not verify, for the code path of
+        shorter sequences, say, stays so.
+        """
         proved = self.sites.get(site.name)
+        before, site.proof = site.proof, self
         if proved is None:
-            site.reason = self.failed or "the probe did not reach it"
+            site.verified, site.reason = False, self.failed or "the probe did not reach it"
             return
-        site.verified, site.reason, site.own = proved.verified, proved.reason, proved.own
-        site.refuted, site.in_order = proved.refuted, proved.in_order
+        if before is None or site.verified:
+            site.verified, site.reason = proved.verified, proved.reason
+        site.own, site.in_order = proved.own, proved.in_order
+        site.refuted |= proved.refuted
         site.causal |= proved.causal
         site.memory, site.scattered, site.content_masks = (
             proved.memory,
@@ -88,10 +104,22 @@ class Proof:
             site.note(note)
 
 
-Prover = Callable[[nn.Module, str, tuple[Any, ...], Mapping[str, Any]], Proof]
+Prover = Callable[[nn.Module, str, tuple[Any, ...], Mapping[str, Any], Step | None], Proof]
+
+
+@dataclass
+class _Proofs:
+    """The proofs for one way of calling a model, one for each code path that was met."""
+
+    proofs: list[Proof] = field(default_factory=list)
+    failures: dict[Any, Proof] = field(default_factory=dict)  # by sizes: it may only have been too long
+    unreachable: set[Step] = field(default_factory=set)  # steps that no probe came to
+
+
 _prover: Prover | None = None
-_proofs: weakref.WeakKeyDictionary[nn.Module, dict[Any, Proof]] = weakref.WeakKeyDictionary()
+_proofs: weakref.WeakKeyDictionary[nn.Module, dict[Any, _Proofs]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
+_MOST = 8  # code paths of one model that are proved, and steps that are looked for in vain
 _TELLING = 13  # tokens from which on more tell no more: of two, a choice of the three largest hides none
 
 
@@ -109,23 +137,70 @@ def proof_of(
     kwargs: Mapping[str, Any],
     structure: int | None = None,
 ) -> Proof:
-    """The proof for a model whose part ``module`` at ``path`` is about to be called with these arguments.
+    """The proof for a model whose part ``module`` at ``path`` is about to be called with these arguments: of
+    those that there are, the one whose probe is closest in length and no longer.
 
     ``structure`` is that of the part (`structure_of`), where it is at hand.
     """
     if _prover is None:
         return Proof(failed="nothing was proved")
+    with _lock:
+        entry = _entry(model, module, path, args, kwargs, structure)
+        length = Inputs(args, kwargs).length
+        shorter = [proof for proof in entry.proofs if proof.length <= length]
+        longest = max(shorter or entry.proofs, key=lambda proof: proof.length, default=None)
+        if longest is not None and (not longest.length or longest.length >= min(length, _TELLING)):
+            return longest
+        sizes = _sizes((args, dict(kwargs)))
+        if sizes in entry.failures:
+            return entry.failures[sizes]
+        proof = _prover(module, path, args, kwargs, None)
+        if proof.failed:
+            entry.failures[sizes] = proof
+        else:
+            entry.proofs.append(proof)
+    return proof
+
+
+def proof_reaching(
+    step: Step,
+    model: nn.Module,
+    module: nn.Module,
+    path: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    structure: int | None = None,
+) -> Proof | None:
+    """The proof for a code path on which ``step`` happens, for a call as in `proof_of`; None where no probe
+    comes to it.
+    """
+    if _prover is None:
+        return None
+    with _lock:
+        entry = _entry(model, module, path, args, kwargs, structure)
+        known = next((proof for proof in entry.proofs if step in proof.steps), None)
+        if known or step in entry.unreachable or len(entry.proofs) + len(entry.unreachable) > _MOST:
+            return known
+        proof = _prover(module, path, args, kwargs, step)
+        if proof.failed:
+            entry.unreachable.add(step)
+            return None
+        proof.steps.add(step)
+        entry.proofs.append(proof)
+    return proof
+
+
+def _entry(
+    model: nn.Module,
+    module: nn.Module,
+    path: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    structure: int | None,
+) -> _Proofs:
     structure = structure_of(module) if structure is None else structure
     key = path, structure, _signature((args, dict(kwargs)))
-    with _lock:
-        proofs = _proofs.setdefault(model, {})
-        proof = proofs.get(key) or proofs.get(failed := (*key, _sizes((args, dict(kwargs)))))
-        length = _length((args, dict(kwargs)))
-        if proof is None or 0 < proof.length < min(length, _TELLING):
-            proof = _prover(module, path, args, kwargs)
-            proof.length = length
-            proofs[failed if proof.failed else key] = proof  # what fails may only have been too long
-    return proof
+    return _proofs.setdefault(model, {}).setdefault(key, _Proofs())
 
 
 def forget(model: nn.Module) -> None:
@@ -151,15 +226,6 @@ def _sizes(value: Any) -> Any:
     if isinstance(value, Mapping):
         value = list(value.values())
     return tuple(_sizes(item) for item in value) if isinstance(value, list | tuple) else None
-
-
-def _length(value: Any) -> int:
-    """The most tokens that tensors (batch, tokens) or (batch, tokens, width) among some arguments have."""
-    if isinstance(value, Tensor):
-        return int(value.shape[1]) if value.dim() in (2, 3) and not value.is_nested else 0
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return max(map(_length, value), default=0) if isinstance(value, list | tuple) else 0
 
 
 def _signature(value: Any) -> Any:

@@ -108,7 +108,7 @@ def _run_replaced(
 
     probe = other if other is not None else inputs.changed(lambda x: x.detach().clone())
     interceptor = probe_interceptor(copied, see, proof, path)
-    interceptor.embedded = perturbed.ids
+    interceptor.embedded, interceptor.steps = perturbed.ids, proof.steps
     with interceptor, perturbed, torch.no_grad():
         torch.manual_seed(0)
         copied(*probe.args, **probe.kwargs)

@@ -7,9 +7,12 @@ import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from manyheads.common.types import Heads
+
+if TYPE_CHECKING:
+    from manyheads.capture.proof import Proof
 
 Unverified = Literal["refuse", "allow"]
 
@@ -34,6 +37,7 @@ class Site:
     ahead: bool = False  # seen: a query that may look ahead
     cached: bool = False  # seen: fewer queries than keys, of the same sequence
     verified: bool = False  # what it is was proved on a probe
+    proof: Proof | None = field(default=None, repr=False)  # the last one that said so
     reason: str = ""  # why not
     refuted: bool = False  # it is not what it was taken for, and not measured
     notes: list[str] = field(default_factory=list)  # what one should know to read its numbers

@@ -16,11 +16,11 @@ _HIDDEN_CALL = re.compile(r"scaled_dot_product|softmax")
 
 
 def missed(
-    model: nn.Module, ran: Iterable[str], sites: Iterable[Site], proof: Proof | None
+    model: nn.Module, ran: Iterable[str], sites: Iterable[Site], proofs: Iterable[Proof] = ()
 ) -> dict[str, str]:
     """The paths of such modules, and the names of such sites, with the reason.
 
-    >>> missed(nn.Identity(), [""], [Site("attn", 0, 2, (0, 1), reason="nothing was proved")], None)
+    >>> missed(nn.Identity(), [""], [Site("attn", 0, 2, (0, 1), reason="nothing was proved")])
     {'attn': 'nothing was proved'}
     """
     paths = module_paths(model)
@@ -30,7 +30,7 @@ def missed(
         module = modules[path]
         if isinstance(module, torch.jit.ScriptModule) and _HIDDEN_CALL.search(str(module.inlined_graph)):
             reasons[path] = "it is traced or scripted, which shows nothing of what it does"
-    if proof is not None:
+    for proof in proofs:
         reasons = proof.missed | reasons
         if proof.failed and "" in set(ran) | {""}:
             reasons.setdefault("", f"nothing was proved of this model: {proof.failed}")

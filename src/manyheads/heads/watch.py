@@ -131,8 +131,7 @@ class Watch:
         """Modules that mix tokens in a way that was not seen, and how; and sites of which nothing was proved,
         and why.
         """
-        proof = self._interceptor.proof
-        return missed(self.model, self._interceptor.ran, self.sites, proof)
+        return missed(self.model, self._interceptor.ran, self.sites, self._interceptor.proofs)
 
     @property
     def table(self) -> HeadTable:
