@@ -16,6 +16,7 @@ from tests.zoo import (
     models,
     opaque,
     padding,
+    paths,
     projections,
     scores,
     weights,
@@ -24,8 +25,7 @@ from tests.zoo.base import CASES
 
 THEMES = (
     axes, loops, weights, scores, masks, biases, padding, grouped, calls, blocks, bands, flows,
-        projections, models,
-    opaque, mixers,
+    projections, models, paths, opaque, mixers,
 )  # fmt: skip
 
 __all__ = ["CASES", "THEMES"]
