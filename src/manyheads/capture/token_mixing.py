@@ -207,8 +207,8 @@ class Perturbed(Baseline):
         if not bool(changed.any()):
             return False
         of_tokens = [size % self.count == 0 for size in new.shape]
-        if new.dim() == 2 and not any(of_tokens):
-            return False  # a vector for each sequence, as pooling gives
+        if all(size == 1 for size in new.shape[1:-1]) and not any(of_tokens):
+            return False  # a vector for each sequence, as pooling gives, or a sequence of one token
         if (new.shape[-2], new.shape[-1]) in self.pairs:
             return False
         return not (self._is_confined(changed) or self._is_reordered(new, old))
