@@ -15,7 +15,6 @@ from torch import Tensor
 from manyheads.capture.axes import Roles
 from manyheads.capture.dependence import MIXED, UNUSED, Leaf, destinations
 
-
 _EVERYWHERE = 0.9  # of the indices; no head has more than half of them
 
 
