@@ -6,14 +6,15 @@ Roles: ``b`` batch, ``h`` heads, ``g`` query heads of one key head, ``n`` batch 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from manyheads.common.types import Arguments, Function, Keywords
+
 Roles = tuple[str, ...]
-_ORDER = {role: place for place, role in enumerate("bnhgqkd")}
+_ORDER = {role: position for position, role in enumerate("bnhgqkd")}
 
 SWAPS = {
     torch.transpose, Tensor.transpose, Tensor.transpose_, torch.swapaxes, Tensor.swapaxes, torch.swapdims,
@@ -26,9 +27,9 @@ _LOSES = {Tensor.T.__get__, Tensor.H.__get__}  # type: ignore[attr-defined]
 
 
 def roles_after(
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    func: Function,
+    args: Arguments,
+    kwargs: Keywords,
     roles: Roles,
     before: Tensor,
     after: Tensor,
@@ -139,7 +140,7 @@ def _group(roles: Roles, olds: tuple[int, ...], news: tuple[int, ...]) -> list[s
     if not olds or not news:  # axes of size 1 that came or went
         return ["b"] * len(news)
     kept = tuple(role for role, size in zip(roles, olds, strict=True) if size != 1) or roles[-1:]
-    real = [place for place, size in enumerate(news) if size != 1] or [len(news) - 1]
+    real = [axis for axis, size in enumerate(news) if size != 1] or [len(news) - 1]
     if len(kept) > 1 and len(real) == 1:
         joined = {
             "bh": "n",
@@ -167,8 +168,8 @@ def _group(roles: Roles, olds: tuple[int, ...], news: tuple[int, ...]) -> list[s
     if into is None:
         return None
     named = ["b"] * len(news)
-    for place, role in zip(real, into, strict=True):
-        named[place] = role
+    for axis, role in zip(real, into, strict=True):
+        named[axis] = role
     return named
 
 
@@ -186,7 +187,7 @@ def canonical(tensor: Tensor, roles: Roles, heads: int) -> Tensor:
         tensor, roles = tensor.unflatten(axis, (heads, -1)), _split(roles, axis)
     tensor = tensor.permute(_arranged(roles))
     sizes = dict.fromkeys("bnhg", 1)
-    for role, size in zip(roles, (tensor.shape[i] for i in _places(roles)), strict=True):
+    for role, size in zip(roles, (tensor.shape[i] for i in _inverse_order(roles)), strict=True):
         if role in sizes:
             sizes[role] *= size
     merged = sizes["n"] // heads if "n" in roles else 1
@@ -201,7 +202,7 @@ def restore(tensor: Tensor, roles: Roles, shape: torch.Size) -> Tensor:
         parts = torch.Size((*shape[:axis], heads, shape[axis] // heads, *shape[axis + 1 :]))
         return restore(tensor, _split(roles, axis), parts).reshape(shape)
     order = _arranged(roles)
-    return tensor.reshape([shape[i] for i in order]).permute(_places(roles))
+    return tensor.reshape([shape[i] for i in order]).permute(_inverse_order(roles))
 
 
 def _split(roles: Roles, axis: int) -> Roles:
@@ -213,7 +214,7 @@ def _arranged(roles: Roles) -> list[int]:
     return sorted(range(len(roles)), key=lambda i: _ORDER[roles[i]])
 
 
-def _places(roles: Roles) -> list[int]:
+def _inverse_order(roles: Roles) -> list[int]:
     """Where `_arranged` puts each axis: its inverse."""
     order = _arranged(roles)
     return [order.index(i) for i in range(len(order))]

@@ -11,6 +11,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from manyheads.capture.axes import Roles
 from manyheads.capture.site import Site
+from manyheads.common.types import Arguments, Keywords
 from manyheads.nn.mask import Mask
 
 
@@ -62,8 +63,8 @@ class Call:
     again: the weights are those of the call before, now on further values.
     blocked: the batch holds pieces of one sequence (blocks, windows).
     partial: value and output are those of some keys only; the model adds the others' to it.
-    own: the column of `scores` at which the queries' own keys begin, where several sets of keys stand side
-        by side; -1 otherwise.
+    own_start: the column of `scores` at which the queries' own keys begin, where several sets of keys stand
+        side by side; -1 otherwise.
     modified: the model changed its weights after the softmax; `scores` are then the logarithm of the weights
         that multiply the values.
     logits: what went into that softmax, where it is still there.
@@ -88,7 +89,7 @@ class Call:
     again: bool = False
     blocked: bool = False
     partial: bool = False
-    own: int = -1
+    own_start: int = -1
     modified: bool = False
     logits: Tensor | None = None
     signed: bool = False
@@ -132,12 +133,12 @@ class Fused:
     dropout: float = 0.0
 
 
-def from_sdpa(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fused:
+def from_sdpa(args: Arguments, kwargs: Keywords) -> Fused:
     """Read the arguments of torch's scaled_dot_product_attention, whose causal mask is aligned at the first
     key.
     """
-    given = dict(zip(_SDPA, args, strict=False)) | kwargs
-    mask, top_left = given.get("attn_mask"), bool(given.get("is_causal"))
+    arguments = dict(zip(_SDPA, args, strict=False)) | kwargs
+    mask, top_left = arguments.get("attn_mask"), bool(arguments.get("is_causal"))
     conditions = Mask()
     if isinstance(mask, CausalBias):  # an object that stands for a mask: its own memory holds nothing
         top_left = mask.variant is CausalVariant.UPPER_LEFT
@@ -145,23 +146,23 @@ def from_sdpa(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fused:
     elif mask is not None:
         conditions = Mask(tensors=(mask,))
     if top_left:
-        queries, keys = given["query"].shape[-2], given["key"].shape[-2]
+        queries, keys = arguments["query"].shape[-2], arguments["key"].shape[-2]
         if queries == keys:
             conditions = conditions & Mask(causal=True)
         else:
-            allowed = torch.ones(queries, keys, dtype=torch.bool, device=given["query"].device).tril()
+            allowed = torch.ones(queries, keys, dtype=torch.bool, device=arguments["query"].device).tril()
             conditions = conditions & allowed
     return Fused(
-        given["query"],
-        given["key"],
-        given["value"],
+        arguments["query"],
+        arguments["key"],
+        arguments["value"],
         conditions,
-        given.get("scale"),
-        given.get("dropout_p", 0.0),
+        arguments.get("scale"),
+        arguments.get("dropout_p", 0.0),
     )
 
 
-def flex_scores(args: tuple[Any, ...]) -> Tensor:
+def flex_scores(args: Arguments) -> Tensor:
     """The scores (batch, heads, queries, keys) that FlexAttention takes the softmax of, as its eager form
     makes them.
     """

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from manyheads.capture.tensor_tags import memory_of
 from manyheads.common.nested_tensors import tensors_in
+from manyheads.common.types import Arguments, Function, Keywords
 
 _CONVOLUTIONS = {torch.conv1d, torch.conv2d, torch.conv3d}
 _MATMULS = {
@@ -86,7 +87,9 @@ class Marks(TorchFunctionMode):
     forced: a model that switches gradients off is differentiated all the same.
     """
 
-    def __init__(self, constants: Sequence[Tensor], see: Callable[[Any], None], forced: bool = False) -> None:
+    def __init__(
+        self, constants: Sequence[Tensor], see: Callable[[Function], None], forced: bool = False
+    ) -> None:
         super().__init__()
         self._see, self._forced = see, forced
         self._storages = {memory_of(x) for x in constants}
@@ -99,7 +102,11 @@ class Marks(TorchFunctionMode):
         ] = {}  # made of what attention calls gave, and of no product since
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Function,
+        types: Iterable[Any],
+        args: Arguments = (),
+        kwargs: Keywords | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if self._forced and func is torch._C._set_grad_enabled:
@@ -137,8 +144,8 @@ class Marks(TorchFunctionMode):
         if not out.is_floating_point() or torch._C._functorch.is_functorch_wrapped_tensor(out):
             return out
         tensor = out.detach().requires_grad_()
-        place = hash(tuple((memory_of(x), x.storage_offset(), x.shape, x.stride()) for x in weights))
-        self.leaves[id(tensor)] = Leaf(tensor, rows, place)
+        address = hash(tuple((memory_of(x), x.storage_offset(), x.shape, x.stride()) for x in weights))
+        self.leaves[id(tensor)] = Leaf(tensor, rows, address)
         return tensor.clone()  # which may be written to
 
     def output(self, out: Tensor) -> Tensor:
@@ -173,9 +180,9 @@ class Marks(TorchFunctionMode):
 
     def _product(
         self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        func: Function,
+        args: Arguments,
+        kwargs: Keywords,
         tensors: list[Tensor],
         fixed: list[bool],
     ) -> Any:
@@ -223,14 +230,14 @@ def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) ->
         if not any(_is_often_mixed(index) for index in together):  # few are, by rounding
             return [_unravelled(index, sizes) for index in together]
     alone = [_indices(tensor, leaves, [axis], start, plain) for axis in axes]
-    return [torch.stack([found[place] for found in alone]) for place in range(len(inputs))]
+    return [torch.stack([indices[number] for indices in alone]) for number in range(len(inputs))]
 
 
 def _gradients(tensor: Tensor, inputs: Sequence[Tensor], start: Tensor) -> Sequence[Tensor | None]:
-    found: Sequence[Tensor | None] = torch.autograd.grad(
+    gradients: Sequence[Tensor | None] = torch.autograd.grad(
         tensor, inputs, start, retain_graph=True, allow_unused=True
     )
-    return found
+    return gradients
 
 
 def _indices(
@@ -253,21 +260,21 @@ def _indices(
     while unit == 1 or unit < size:
         factor = (1 + counted // unit % base / base).to(tensor.dtype)
         coded = _gradients(tensor, inputs, start * factor)
-        for place, (g, c, alive) in enumerate(zip(plain, coded, used, strict=True)):
+        for number, (g, c, alive) in enumerate(zip(plain, coded, used, strict=True)):
             if g is None or c is None or alive is None:
                 continue
             ratio = (_double(c) / _double(torch.where(alive, g, 1)) - 1) * base
             index = ratio.round()
             index = torch.where((ratio - index).abs() < slack, index, -1).long()
             index = torch.where((index >= 0) & (index < base), index, MIXED)
-            before, alive = result[place], alive.cpu()
+            before, alive = result[number], alive.cpu()
             sums = torch.where(
                 (before == MIXED) | (index == MIXED), MIXED, before.clamp(min=0) + index * unit
             )
-            result[place] = torch.where(alive, sums, UNUSED)
+            result[number] = torch.where(alive, sums, UNUSED)
         unit *= base
-    for found in result:
-        found[found >= size] = MIXED
+    for index in result:
+        index[index >= size] = MIXED
     return result
 
 
@@ -328,7 +335,7 @@ def _detached(value: Any, data: set[int]) -> Any:
     return value
 
 
-def _keeps_last(args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> bool:
+def _keeps_last(args: Arguments, kwargs: Keywords, out: Tensor) -> bool:
     """Whether a reduction is over the last axis and keeps it, as the normaliser of a norm written by hand."""
     before = next((x for value in (*args, *kwargs.values()) for x in tensors_in(value)), None)
     if before is None or before.dim() != out.dim() or before.dim() < 2:
@@ -337,7 +344,7 @@ def _keeps_last(args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> b
 
 
 def _rows(
-    func: Any, args: tuple[Any, ...], tensors: list[Tensor], fixed: list[bool], out: Tensor
+    func: Function, args: Arguments, tensors: list[Tensor], fixed: list[bool], out: Tensor
 ) -> tuple[int, ...]:
     """The axes of a product's result that belong to its weights."""
     if func in _CONVOLUTIONS:
@@ -365,7 +372,7 @@ def _is_repeated(weights: Tensor, axis: int) -> bool:
     return bool(torch.equal(weights, first.expand_as(weights)))
 
 
-def _rows_of_einsum(args: tuple[Any, ...], fixed: list[bool]) -> tuple[int, ...]:
+def _rows_of_einsum(args: Arguments, fixed: list[bool]) -> tuple[int, ...]:
     if not isinstance(args[0], str) or "->" not in args[0] or "..." in args[0]:
         return (-1,)
     left, out = args[0].replace(" ", "").split("->")

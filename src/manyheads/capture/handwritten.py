@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,10 @@ from torch.nn import functional as F
 
 from manyheads.capture.axes import Roles
 from manyheads.capture.tensor_tags import NOT_MERGED, Flow, Product, Tag, Weights, memory_of, version_of
+from manyheads.common.types import Arguments, Function, Keywords
+
+if TYPE_CHECKING:
+    from manyheads.capture.interceptor import Frame
 
 _aten = torch.ops.aten
 MATMULS = {
@@ -41,9 +45,7 @@ class Contraction(NamedTuple):
     output_roles: Roles
 
 
-def operands(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor, Tensor] | None:
+def operands(func: Function, args: Arguments, kwargs: Keywords) -> tuple[Tensor, Tensor] | None:
     """The two factors of a matrix product."""
     if func in ADDED_MATMULS:
         named = [kwargs.get("batch1", args[1] if len(args) > 1 else None), kwargs.get("batch2")]
@@ -137,10 +139,10 @@ def _begin(flow: Flow, begun: Product, out: Tensor) -> None:
 
 def softmax(
     flow: Flow,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Arguments,
+    kwargs: Keywords,
     out: Tensor,
-    place: tuple[Any, ...],
+    frames: tuple[Frame, ...],
     proved: Proved | None = None,
 ) -> None:
     """Tag the result of a softmax that may be attention."""
@@ -150,7 +152,7 @@ def softmax(
         return
     tag = flow.get(scores)
     roles = tag.roles if tag is not None else None
-    found = tag.product if tag is not None else None
+    scores_product = tag.product if tag is not None else None
     if roles is None and scores.dim() == 4 and dim % 4 == 3:  # scores made by means that were not seen
         roles = proved.roles if proved is not None else ("b", "h", "q", "k")
     if roles is None or roles[dim] not in ("q", "k"):
@@ -158,17 +160,22 @@ def softmax(
         return
     if roles[dim] == "q":  # rows and columns were the other way round
         roles = _exchanged(roles)
-        if found is not None:
-            found = replace(
-                found, query=found.key, key=found.query, query_roles=_exchanged(found.key_roles),
-                key_roles=_exchanged(found.query_roles), streams=found.key_streams,
-                key_streams=found.streams, axes=found.key_axes, key_axes=found.axes,
-            )  # fmt: skip
+        if scores_product is not None:
+            scores_product = _transposed(scores_product)
     streams = tag.streams if tag is not None else flow.streams(scores)
     merged = tag.merged if tag is not None else NOT_MERGED
-    weights = Weights(scores, roles, found, place, version_of(scores))
+    weights = Weights(scores, roles, scores_product, frames, version_of(scores))
     overwritten = memory_of(out) == memory_of(scores)  # softmax(out=scores): what went into it is gone
     flow.put(out, Tag(streams, merged, roles, None, weights, modified=overwritten))
+
+
+def _transposed(scores: Product) -> Product:
+    """The product with queries and keys exchanged."""
+    return replace(
+        scores, query=scores.key, key=scores.query, query_roles=_exchanged(scores.key_roles),
+        key_roles=_exchanged(scores.query_roles), streams=scores.key_streams, key_streams=scores.streams,
+        axes=scores.key_axes, key_axes=scores.axes,
+    )  # fmt: skip
 
 
 def _exchanged(roles: Roles) -> Roles:
@@ -177,7 +184,7 @@ def _exchanged(roles: Roles) -> Roles:
 
 def einsum(
     flow: Flow,
-    args: tuple[Any, ...],
+    args: Arguments,
     out: Tensor,
     heads: Collection[int],
     path: str,
@@ -190,10 +197,10 @@ def einsum(
     letters = _letters(args[0], [factor.dim() for factor in factors], out.dim())
     if letters is None:
         return None
-    for mine, other in ((0, 1), (1, 0)):
-        tag = flow.get(factors[mine])
+    for weighting, other in ((0, 1), (1, 0)):
+        tag = flow.get(factors[weighting])
         if tag is not None and tag.weights is not None and tag.roles is not None:
-            role = dict(zip(letters[mine], tag.roles, strict=True))
+            role = dict(zip(letters[weighting], tag.roles, strict=True))
             key = next((letter for letter, name in role.items() if name == "k"), None)
             if key is None or key in letters[2] or key not in letters[other]:
                 return None
@@ -201,7 +208,7 @@ def einsum(
             result = tuple(role.get(letter, "d") for letter in letters[2])
             if result.count("d") != 1 or "q" not in result or factors[other].dim() < 3:
                 return None
-            return Contraction(tag.weights, factors[mine], tag, factors[other], values, result)
+            return Contraction(tag.weights, factors[weighting], tag, factors[other], values, result)
     if any(factor.dim() < 3 or id(factor) in flow.constants for factor in factors):
         return None
     sizes = {
@@ -209,11 +216,11 @@ def einsum(
         for word, x in zip(letters, factors, strict=False)
         for c, size in zip(word, x.shape, strict=True)
     }
-    found = _roles_of_scores(letters, sizes, heads)
-    if found is not None:
+    roles = _roles_of_scores(letters, sizes, heads)
+    if roles is not None:
         if proved is not None:
-            found |= dict(zip(letters[2], proved.roles, strict=True))
-        named = [tuple(found[letter] for letter in word) for word in letters]
+            roles |= dict(zip(letters[2], proved.roles, strict=True))
+        named = [tuple(roles[letter] for letter in word) for word in letters]
         where = [tuple(letters[2].find(letter) for letter in word) for word in letters[:2]]
         begun = Product(
             factors[0], factors[1], named[0], named[1], 0, 0, NOT_MERGED, origin=(path, "product", out.dim()),

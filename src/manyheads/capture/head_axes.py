@@ -50,9 +50,9 @@ def origins(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) -> Orig
     sets: list[list[Tensor]] = [[] for _ in axes]  # for each axis, for each row the indices it goes to
     rows: set[object] = set()
     data: set[object] = set()
-    for leaf, places in zip(leaves, going, strict=True):
-        by_row = leaf.by_row(places)  # (axes, rows, data)
-        used = by_row[0] != UNUSED if len(axes) else leaf.by_row(places[None]) != UNUSED
+    for leaf, targets in zip(leaves, going, strict=True):
+        by_row = leaf.by_row(targets)  # (axes, rows, data)
+        used = by_row[0] != UNUSED if len(axes) else leaf.by_row(targets[None]) != UNUSED
         alive = used.any(1)
         if not bool(alive.any()):
             continue
@@ -62,18 +62,18 @@ def origins(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) -> Orig
             sets[number].append(_indices(by_row[number][alive], tensor.shape[axis]))
     if not rows:
         return None
-    found = [
+    proved = [
         _axis(torch.cat(parts))._replace(joint=_is_joint(parts)) if parts else Axis("?", 0) for parts in sets
     ]
-    return Origins(found, frozenset(rows), frozenset(data))
+    return Origins(proved, frozenset(rows), frozenset(data))
 
 
-def _indices(places: Tensor, size: int) -> Tensor:
+def _indices(targets: Tensor, size: int) -> Tensor:
     """Which of ``size`` indices the elements of each row (rows, data) go to: (rows, size)."""
-    out = torch.zeros(places.shape[0], size, dtype=torch.bool)
-    row, _ = (places >= 0).nonzero(as_tuple=True)
-    out[row, places[places >= 0]] = True
-    out |= (places == MIXED).any(1, keepdim=True)
+    out = torch.zeros(targets.shape[0], size, dtype=torch.bool)
+    row, _ = (targets >= 0).nonzero(as_tuple=True)
+    out[row, targets[targets >= 0]] = True
+    out |= (targets == MIXED).any(1, keepdim=True)
     return out
 
 
@@ -154,8 +154,8 @@ def keys_are_tokens(value: Tensor, leaves: Sequence[Leaf]) -> bool:
     middle = value.shape[0] // 2  # of one block alone: a neighbour's keys may be the same tokens
     value = value[middle : middle + 1]
     tokens, rows, count = 0.0, 0.0, 0
-    for leaf, places in zip(leaves, destinations(value, [2], leaves), strict=True):
-        by_row = leaf.by_row(places)[0]  # (rows, data)
+    for leaf, targets in zip(leaves, destinations(value, [2], leaves), strict=True):
+        by_row = leaf.by_row(targets)[0]  # (rows, data)
         if bool((by_row != UNUSED).any()):
             reach = [
                 _indices(x[(x != UNUSED).any(1)], value.shape[2]).float().mean() for x in (by_row, by_row.T)

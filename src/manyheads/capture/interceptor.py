@@ -8,19 +8,21 @@ Nothing is left when the context ends.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from manyheads.capture import handlers, torch_patches
 from manyheads.capture.call import Call, joined
 from manyheads.capture.proof import Key, Proof, Step, proof_of, proof_reaching, structure_of
 from manyheads.capture.site import Site, Sites
 from manyheads.capture.tensor_tags import Flow, memory_of
+from manyheads.common.types import Arguments, Function, Keywords
 
 Callback = Callable[[Call], Tensor | None]
 _MOVES_AXES = {torch.transpose, torch.permute, torch.movedim, torch.swapaxes} | {
@@ -34,17 +36,17 @@ class Hook:
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function
 
-    def __call__(self, module: nn.Module, *args: Any) -> None:
+    def __call__(self, module: nn.Module, *args: object) -> None:
         self.function(module, *args)
 
-    def __deepcopy__(self, memo: Any) -> Hook:
+    def __deepcopy__(self, memo: object) -> Hook:
         return Hook(_nothing)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[Hook], tuple[Function]]:
         return Hook, (_nothing,)
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: object) -> None:
     pass
 
 
@@ -109,7 +111,9 @@ class Piece:
 class State:
     """What one thread knows while a forward of the model runs in it."""
 
-    def __init__(self, owner: Interceptor, tracing: bool, args: Any = (), kwargs: Any = None) -> None:
+    def __init__(
+        self, owner: Interceptor, tracing: bool, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> None:
         self.owner = owner
         self.args, self.kwargs = args, kwargs or {}  # of the outermost module
         self.frames: list[Frame] = []
@@ -173,7 +177,11 @@ class Mode(TorchFunctionMode):
         self.channels = handlers.CHANNELS
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Function,
+        types: Iterable[type[Tensor]],
+        args: Arguments = (),
+        kwargs: Keywords | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         frames = self.state.frames
@@ -250,7 +258,7 @@ class Interceptor:
         self._tracing = True
         self.follows_streams = True  # tell self-attention from cross-attention, which costs a little
         self._local = threading.local()
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         self._depth = 0
         # torch's own leaves (linear maps, norms, dropout) make no attention calls: leave them their speed
         self._hooked = [module for module in modules if not _is_torch_leaf(module)]
@@ -341,8 +349,8 @@ class Interceptor:
         if call.site.refuted and not self.parts:
             return None
         if call.site.in_order and not call.again:
-            call.own = 0 if frame.asked + call.queries > call.keys else frame.asked
-            frame.asked = call.own + call.queries
+            call.own_start = 0 if frame.asked + call.queries > call.keys else frame.asked
+            frame.asked = call.own_start + call.queries
         if self.parts or call.output.shape[1] == call.site.heads:
             return self.callback(call)
         frame.parts.append(call)
@@ -356,7 +364,7 @@ class Interceptor:
             raise ValueError(f"{message}: expected all heads in one call")
         return None
 
-    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _begin(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         path = self.paths.get(id(module))
         if path is None:  # a copy or a replica that carries our hooks
             return
@@ -381,7 +389,7 @@ class Interceptor:
         state.frames.append(Frame(module, path, number))
         self.ran.add(path)
 
-    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _end(self, module: nn.Module, args: Arguments, output: object) -> None:
         state = self.state
         if state is None:
             return

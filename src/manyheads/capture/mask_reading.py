@@ -75,8 +75,8 @@ def visible(call: Call) -> Visible:
     if site.content_masks and (call.logits is None or bool(shown(call.logits).all())):
         look = look._replace(real=None)
     keys = call.keys - sum(call.memory)
-    if site.own is not None and site.own[1] is None and call.queries < keys:
-        return look._replace(offset=site.own[0], ahead=True, keys=keys, aligned=False)
+    if site.key_margins is not None and site.key_margins[1] is None and call.queries < keys:
+        return look._replace(offset=site.key_margins[0], ahead=True, keys=keys, aligned=False)
     if site.scattered and call.queries < keys:
         return look._replace(ahead=None, keys=keys, aligned=False)
     if call.queries == keys or not (call.blocked or look.ahead):
@@ -111,12 +111,14 @@ def update_site(call: Call, look: Visible) -> Tensor | None:
     """
     site = call.site
     if site.cross is None and call.queries > 1:
-        known = site.memory or site.scattered or (site.own is not None and site.own[1] is None)
-        site.cross = call.queries != call.keys and bool(look.ahead) and not call.blocked and not known
+        is_proved = (
+            site.memory or site.scattered or (site.key_margins is not None and site.key_margins[1] is None)
+        )
+        site.cross = call.queries != call.keys and bool(look.ahead) and not call.blocked and not is_proved
     site.ahead |= bool(look.ahead)
     site.causal |= look.ahead is False
     site.cached |= call.queries < call.keys and not site.cross and look.aligned
-    first = look.offset if look.aligned else call.own
+    first = look.offset if look.aligned else call.own_start
     if look.real is None or site.cross or first < 0:
         return None
     return look.real[:, first : first + call.queries].to(call.output.device)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.nested_tensors import tensors_in
+from manyheads.common.types import Arguments
 
 SAMPLES = 3  # sequences of a probe
 LENGTH = 13  # tokens of each, where a model can be given fewer than it was called with
@@ -24,8 +25,8 @@ _LONG = 32  # sequences up to this long are taken whole
 class Inputs:
     """What a module is called with."""
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: Arguments
+    kwargs: Mapping[str, object]
 
     def tensors(self) -> list[Tensor]:
         """The tensors among them."""
@@ -77,7 +78,7 @@ def replaced(
             or not (ids or x.is_floating_point())
         ):
             return x.detach().clone()
-        index: list[Any] = [slice(None)] * x.dim()
+        index: list[int | slice] = [slice(None)] * x.dim()
         if axis == 0 or x.dim() < 4:
             index[axis] = chosen(x.shape[axis])
             if x.shape[axis] < 2:
@@ -113,13 +114,13 @@ def structure_copy(module: nn.Module) -> nn.Module:
 
     Hooks that people registered stay behind, but for torch's own (old weight norms compute weights in them).
     """
-    memo: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
+    memo: dict[int, object] = {id(parameter): parameter for parameter in module.parameters()}
     memo |= {id(buffer): buffer.detach().clone() for buffer in module.buffers()}
     copied = copy.deepcopy(module, memo)
     for part in copied.modules():
         for hooks in (part._forward_pre_hooks, part._forward_hooks):
             for key, hook in list(hooks.items()):
-                if not _is_part(hook):
+                if not _belongs_to_model(hook):
                     del hooks[key]
                     part._forward_hooks_with_kwargs.pop(key, None)
                     part._forward_pre_hooks_with_kwargs.pop(key, None)
@@ -129,7 +130,7 @@ def structure_copy(module: nn.Module) -> nn.Module:
     return copied.eval()
 
 
-def _is_part(hook: Any) -> bool:
+def _belongs_to_model(hook: object) -> bool:
     """Whether a hook is a part of what the model computes: torch's weight norms, what a cut model needs."""
     return type(hook).__module__.startswith(("torch.nn.utils", "manyheads.models"))
 
@@ -196,8 +197,8 @@ def _other_ids(ids: Tensor, among: Tensor) -> Tensor:
         plain, ends = values, ends[:0]
     if len(plain) < 2:
         return ids.clone()
-    places = torch.searchsorted(plain, ids.contiguous()).clamp(max=len(plain) - 1)
-    others = plain[(places + 1 + len(plain) // 3) % len(plain)]
+    positions = torch.searchsorted(plain, ids.contiguous()).clamp(max=len(plain) - 1)
+    others = plain[(positions + 1 + len(plain) // 3) % len(plain)]
     return torch.where(torch.isin(ids, ends), ids, others)
 
 

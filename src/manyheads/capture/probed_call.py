@@ -64,12 +64,12 @@ def record_call(call: Call, marks: Marks) -> Record:
         return record
     axes = [axis for axis, role in enumerate(origin.roles) if role not in ("k", "d")]
     leaves = _leaves(origin.tensor, marks)
-    found = origins(origin.tensor, axes, leaves)
-    if found is None:
+    sources = origins(origin.tensor, axes, leaves)
+    if sources is None:
         record.problem = _heads_of_values(call, value_leaves)
     else:
-        record.rows, record.data = found.rows, found.data
-        _judge(record, axes, found.axes, value_leaves)
+        record.rows, record.data = sources.rows, sources.data
+        _judge(record, axes, sources.axes, value_leaves)
         if record.wanted and all(leaf.weights == NO_WEIGHTS for leaf in leaves):
             record.wanted, record.problem = None, NOTHING_TELLS
     if not (record.problem or record.wanted or _is_formula(call)):
@@ -83,47 +83,47 @@ def _leaves(tensor: Tensor, marks: Marks) -> list[Leaf]:
 
 def _heads_of_values(call: Call, leaves: list[Leaf]) -> str:
     """Why the heads of queries that no weights made cannot be told, unless their values tell."""
-    found = origins(call.value, [0, 1], leaves) if call.value.shape[1] == call.output.shape[1] else None
+    sources = origins(call.value, [0, 1], leaves) if call.value.shape[1] == call.output.shape[1] else None
     if call.output.shape[1] == 1 or (
-        found is not None and found.axes[1].role == "h" and found.axes[0].role == "b"
+        sources is not None and sources.axes[1].role == "h" and sources.axes[0].role == "b"
     ):
         return ""
     return NOTHING_TELLS
 
 
-def _judge(record: Record, axes: list[int], found: list[Axis], value_leaves: list[Leaf]) -> None:
+def _judge(record: Record, axes: list[int], proved: list[Axis], value_leaves: list[Leaf]) -> None:
     """Compare what custom says of the axes of the queries with what the weights show."""
     origin, call = record.origin, record.call
     sizes = [origin.tensor.shape[axis] for axis in axes]
     roles = [origin.roles[axis] for axis in axes]
     fits = [
         agree("b" if role == "q" else role, origin.heads, axis, size)
-        for role, axis, size in zip(roles, found, sizes, strict=True)
+        for role, axis, size in zip(roles, proved, sizes, strict=True)
     ]
     query = roles.index("q")
-    if found[query].joint and any(axis.role in "hnm" and not axis.joint for axis in found):
+    if proved[query].joint and any(axis.role in "hnm" and not axis.joint for axis in proved):
         fits[query] = True  # tokens of two kinds, each with weights of its own
     if all(fits):
         return
     shared = all(
         fit or (role in ("h", "g") and axis.role == "b")
-        for fit, role, axis in zip(fits, roles, found, strict=True)
+        for fit, role, axis in zip(fits, roles, proved, strict=True)
     )
     if shared and not _heads_of_values(call, value_leaves):
         return  # heads that share their queries and differ in what they read
-    if found[query].role == "h" and sizes[query] > 1:  # heads were taken for queries
-        other = [i for i, role in enumerate(roles) if role in ("h", "g") and found[i].role == "b"]
+    if proved[query].role == "h" and sizes[query] > 1:  # heads were taken for queries
+        other = [i for i, role in enumerate(roles) if role in ("h", "g") and proved[i].role == "b"]
         if len(other) == 1:
             query = other[0]
-    named = roles_from([axis for i, axis in enumerate(found) if i != query])
-    if named is None or (found[query].role != "b" and sizes[query] > 1):
+    named = roles_from([axis for i, axis in enumerate(proved) if i != query])
+    if named is None or (proved[query].role != "b" and sizes[query] > 1):
         record.problem = "its heads could not be told apart by the weights behind its queries"
         return
     new = [*named[:query], "q", *named[query:]]
     result = list(origin.result)
     for axis, role in zip(axes, new, strict=True):
         result[origin.axes[axis]] = role
-    merged = next((axis.heads for axis in found if axis.role in ("n", "m")), 1)
+    merged = next((axis.heads for axis in proved if axis.role in ("n", "m")), 1)
     record.wanted = tuple(result), merged
 
 

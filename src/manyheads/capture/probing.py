@@ -19,7 +19,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +38,7 @@ from manyheads.capture.proof import Proof, SiteProof, Step
 from manyheads.capture.second_run import Rows, probe_interceptor, second_run
 from manyheads.capture.token_mixing import Baseline, is_beside_attention, reasons
 from manyheads.capture.torch_patches import without_checkpoints
+from manyheads.common.types import Arguments
 
 _SLOW = 2.0  # seconds after which people are told
 _TRIES = 3  # first runs until custom and proof agree
@@ -49,7 +49,7 @@ _ALSO_READ = (
 
 
 def prove(
-    module: nn.Module, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step | None = None
+    module: nn.Module, path: str, args: Arguments, kwargs: Mapping[str, object], step: Step | None = None
 ) -> Proof:
     """What can be proved of the sites of ``module``, at ``path``, which is about to be called so; with
     ``step``, by the shortest probe in which that happens (`Interceptor.reach`).
@@ -199,8 +199,8 @@ def _put_right(proof: Proof, records: list[Record]) -> bool:
     for record in records:
         if record.wanted is not None:
             wanted.setdefault(record.origin.key, set()).add(record.wanted)
-    fresh = {key: next(iter(found)) for key, found in wanted.items() if len(found) == 1}
-    fresh = {key: found for key, found in fresh.items() if proof.roles.get(key) != found}
+    fresh = {key: next(iter(roles)) for key, roles in wanted.items() if len(roles) == 1}
+    fresh = {key: roles for key, roles in fresh.items() if proof.roles.get(key) != roles}
     proof.roles |= fresh
     return bool(fresh)
 
@@ -217,7 +217,7 @@ def _keep(proof: Proof, records: list[Record]) -> None:
             roles = tuple("b" if single and role == "n" else role for role in origin.result)
             kept.setdefault(origin.key, set()).add((roles, origin.heads))
     proof.roles |= {
-        key: next(iter(found)) for key, found in kept.items() if len(found) == 1 and key not in proof.roles
+        key: next(iter(roles)) for key, roles in kept.items() if len(roles) == 1 and key not in proof.roles
     }
 
 
@@ -320,8 +320,8 @@ def _second_runs(
             )
         if not all(record.readers) and _ALSO_READ not in site.notes:
             site.notes.append(_ALSO_READ)
-        site.own = _own_keys(record, sequence.rows[number], token.rows[number], start[number])
-        site.memory = _are_learned(record, site.own, token.rows[number])
+        site.key_margins = _key_margins(record, sequence.rows[number], token.rows[number], start[number])
+        site.memory = _are_learned(record, site.key_margins, token.rows[number])
         path = record.origin.frame[0]
         site.scattered |= (
             proof.cycles.get(path) == 1 and record.call.queries < record.call.keys and not site.memory
@@ -348,7 +348,7 @@ def _reads_more(record: Record, token: Rows) -> bool:
     return token is not None and record.call.queries < record.call.keys and not bool(token[0].any())
 
 
-def _own_keys(record: Record, sequence: Rows, token: Rows, start: Rows) -> tuple[int, int | None] | None:
+def _key_margins(record: Record, sequence: Rows, token: Rows, start: Rows) -> tuple[int, int | None] | None:
     """How many keys stand before and after those of the queries themselves; None when nobody can tell.
 
     Where the queries are some of the tokens that are read, as in class attention, what stands after is not
@@ -377,17 +377,23 @@ def _offset(changed: tuple[Tensor, Tensor]) -> int | None:
     return int(keys[0] - queries[0]) if len(queries) == len(keys) == 1 else None
 
 
-def _are_learned(record: Record, own: tuple[int, int | None] | None, token: Rows) -> bool:
+def _are_learned(record: Record, margins: tuple[int, int | None] | None, token: Rows) -> bool:
     """Whether the keys before and after those of the queries are the same for every sequence, as parameters
     are."""
-    if own is None or own[1] is None or not own[0] + own[1] or record.key is None or record.key.shape[0] < 2:
+    if (
+        margins is None
+        or margins[1] is None
+        or not margins[0] + margins[1]
+        or record.key is None
+        or record.key.shape[0] < 2
+    ):
         return False
     keys, call = record.key.shape[2], record.call
     real = [] if token is None else token[0].any(0).nonzero().flatten().tolist()  # others may be padding
     weights = weight_rows(call, list(range(call.output.shape[1])), real or list(range(call.queries)))
-    if not bool(torch.cat([weights[..., : own[0]], weights[..., keys - own[1] :]], -1).any()):
+    if not bool(torch.cat([weights[..., : margins[0]], weights[..., keys - margins[1] :]], -1).any()):
         return False  # a cache that is not yet full
-    extra = torch.cat([record.key[:, :, : own[0]], record.key[:, :, keys - own[1] :]], 2)
+    extra = torch.cat([record.key[:, :, : margins[0]], record.key[:, :, keys - margins[1] :]], 2)
     return bool(torch.isclose(extra, extra[:1], rtol=1e-4, atol=1e-6).all())
 
 

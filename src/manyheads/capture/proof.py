@@ -11,13 +11,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor, nn
 
 from manyheads.capture.axes import Roles
 from manyheads.capture.probe_inputs import Inputs
 from manyheads.capture.site import Site
+from manyheads.common.types import Arguments
 
 Key = tuple[str, str, int]  # the module, the kind of function, the number of axes
 Step = tuple[str | int | bool, ...]  # something that happens on a code path of a model (`Interceptor.reach`)
@@ -30,7 +30,8 @@ class SiteProof:
     verified: heads, weights and values are what they were taken for; ``reason`` says why not.
     refuted: they are not, so that its numbers would be wrong; otherwise there was nothing to prove it by.
     notes: what one should know to read its numbers.
-    own: how many keys stand before and after those of the queries themselves; ``memory``: they are learned.
+    key_margins: how many keys stand before and after those of the queries themselves; ``memory``: they are
+        learned.
     scattered: each call has some of the queries, standing somewhere among the keys; ``causal``: none reads
         ahead; ``in_order``: they come in the order of the keys.
     content_masks: which keys are hidden depends on the tokens.
@@ -40,7 +41,7 @@ class SiteProof:
     reason: str = ""
     refuted: bool = False
     notes: list[str] = field(default_factory=list)
-    own: tuple[int, int | None] | None = None
+    key_margins: tuple[int, int | None] | None = None
     memory: bool = False
     scattered: bool = False
     in_order: bool = False
@@ -92,7 +93,7 @@ class Proof:
             return
         if before is None or site.verified:
             site.verified, site.reason = proved.verified, proved.reason
-        site.own, site.in_order = proved.own, proved.in_order
+        site.key_margins, site.in_order = proved.key_margins, proved.in_order
         site.refuted |= proved.refuted
         site.causal |= proved.causal
         site.memory, site.scattered, site.content_masks = (
@@ -104,7 +105,7 @@ class Proof:
             site.note(note)
 
 
-Prover = Callable[[nn.Module, str, tuple[Any, ...], Mapping[str, Any], Step | None], Proof]
+Prover = Callable[[nn.Module, str, Arguments, Mapping[str, object], Step | None], Proof]
 
 
 @dataclass
@@ -112,12 +113,12 @@ class _Proofs:
     """The proofs for one way of calling a model, one for each code path that was met."""
 
     proofs: list[Proof] = field(default_factory=list)
-    failures: dict[Any, Proof] = field(default_factory=dict)  # by sizes: it may only have been too long
+    failures: dict[object, Proof] = field(default_factory=dict)  # by sizes: it may only have been too long
     unreachable: set[Step] = field(default_factory=set)  # steps that no probe came to
 
 
 _prover: Prover | None = None
-_proofs: weakref.WeakKeyDictionary[nn.Module, dict[Any, _Proofs]] = weakref.WeakKeyDictionary()
+_proofs: weakref.WeakKeyDictionary[nn.Module, dict[object, _Proofs]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
 _MOST = 8  # code paths of one model that are proved, and steps that are looked for in vain
 _TELLING = 13  # tokens from which on more tell no more: of two, a choice of the three largest hides none
@@ -133,8 +134,8 @@ def proof_of(
     model: nn.Module,
     module: nn.Module,
     path: str,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: Arguments,
+    kwargs: Mapping[str, object],
     structure: int | None = None,
 ) -> Proof:
     """The proof for a model whose part ``module`` at ``path`` is about to be called with these arguments: of
@@ -167,8 +168,8 @@ def proof_reaching(
     model: nn.Module,
     module: nn.Module,
     path: str,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: Arguments,
+    kwargs: Mapping[str, object],
     structure: int | None = None,
 ) -> Proof | None:
     """The proof for a code path on which ``step`` happens, for a call as in `proof_of`; None where no probe
@@ -178,9 +179,9 @@ def proof_reaching(
         return None
     with _lock:
         entry = _entry(model, module, path, args, kwargs, structure)
-        known = next((proof for proof in entry.proofs if step in proof.steps), None)
-        if known or step in entry.unreachable or len(entry.proofs) + len(entry.unreachable) > _MOST:
-            return known
+        reached = next((proof for proof in entry.proofs if step in proof.steps), None)
+        if reached or step in entry.unreachable or len(entry.proofs) + len(entry.unreachable) > _MOST:
+            return reached
         proof = _prover(module, path, args, kwargs, step)
         if proof.failed:
             entry.unreachable.add(step)
@@ -194,8 +195,8 @@ def _entry(
     model: nn.Module,
     module: nn.Module,
     path: str,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: Arguments,
+    kwargs: Mapping[str, object],
     structure: int | None,
 ) -> _Proofs:
     structure = structure_of(module) if structure is None else structure
@@ -219,7 +220,7 @@ def structure_of(module: nn.Module) -> int:
     return hash((kind, parts, tuple(parameter.shape for parameter in module.parameters())))
 
 
-def _sizes(value: Any) -> Any:
+def _sizes(value: object) -> object:
     """The shapes of the tensors among some arguments."""
     if isinstance(value, Tensor):
         return tuple(value.shape)
@@ -228,7 +229,7 @@ def _sizes(value: Any) -> Any:
     return tuple(_sizes(item) for item in value) if isinstance(value, list | tuple) else None
 
 
-def _signature(value: Any) -> Any:
+def _signature(value: object) -> object:
     """What kind of arguments these are, whatever their sizes."""
     if isinstance(value, Tensor):
         return value.dim(), value.is_floating_point()

@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from manyheads.common.types import Heads
 
@@ -41,7 +41,7 @@ class Site:
     reason: str = ""  # why not
     refuted: bool = False  # it is not what it was taken for, and not measured
     notes: list[str] = field(default_factory=list)  # what one should know to read its numbers
-    own: tuple[int, int | None] | None = (
+    key_margins: tuple[int, int | None] | None = (
         None  # keys before and after those of the queries themselves, as proved
     )
     memory: bool = False  # those keys are learned, and stand for no token
@@ -133,14 +133,14 @@ class Selection:
     def __init__(self, heads: Heads, paths: Iterable[str] | None = None) -> None:
         if not isinstance(heads, Mapping):
             raise TypeError(f"heads: expected {{layer or site: [head numbers]}}, got {type(heads).__name__}")
-        known = None if paths is None else set(paths)
+        existing = None if paths is None else set(paths)
         self.heads: dict[int | str, list[int]] = {}
-        self._found: dict[int | str, str] = {}
-        numbers: Any
-        for key, numbers in heads.items():
+        self._site_of: dict[int | str, str] = {}
+        anything: Mapping[int | str, object] = heads  # type: ignore[assignment]  # people pass what they like
+        for key, numbers in anything.items():
             if not isinstance(key, str):
                 key = _whole(key, "heads: a layer number")
-            elif known is not None and key.partition("#")[0] not in known:
+            elif existing is not None and key.partition("#")[0] not in existing:
                 raise ValueError(f"heads: the model has no module {key.partition('#')[0]!r}")
             if isinstance(numbers, str) or not isinstance(numbers, Iterable):
                 raise TypeError(f"heads: expected a list of head numbers for {key!r}, got {numbers!r}")
@@ -153,10 +153,10 @@ class Selection:
             numbers = self.heads.get(key)
             if numbers is None:
                 continue
-            found = self._found.setdefault(key, site.name)
-            if found != site.name:
+            name = self._site_of.setdefault(key, site.name)
+            if name != site.name:
                 raise ValueError(
-                    f"heads: layer {key} fits several sites: {found!r} and {site.name!r}; "
+                    f"heads: layer {key} fits several sites: {name!r} and {site.name!r}; "
                     "name the one you mean"
                 )
             for number in numbers:
@@ -177,7 +177,7 @@ class Selection:
                     f"heads: those of {site.name!r} are not what they seem to be ({site.reason}); expected "
                     "heads of another site"
                 )
-        missing = [key for key in self.heads if key not in self._found]
+        missing = [key for key in self.heads if key not in self._site_of]
         if missing:
             seen = ", ".join(f"{site.name!r} (layer {site.layer})" for site in sites) or "none"
             named = ", ".join(repr(key) if isinstance(key, str) else f"layer {key}" for key in missing)

@@ -16,15 +16,19 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.capture.axes import LAST_SWAPS, MOVEDIMS, PERMUTES, SWAPS, Roles, roles_after
+from manyheads.common.types import Arguments, Function, Keywords
+
+if TYPE_CHECKING:
+    from manyheads.capture.interceptor import Frame
 
 Merged = tuple[int, int]  # the number of heads in an axis batch * heads, and the size of that axis
 NOT_MERGED: Merged = (0, 0)
@@ -44,7 +48,7 @@ class Product:
     joint: bool = (
         False  # the scores of several sets of keys side by side, which have values of their own each
     )
-    own: int = -1  # of those, the column at which the queries' own keys begin; -1 when nobody can tell
+    own_start: int = -1  # of those, the column at which the queries' own keys begin; -1 when nobody can tell
     origin: tuple[str, str, int] = ("", "", 0)  # the module, the kind of function and the number of axes
     axes: tuple[int, ...] = ()  # for each axis of the queries the axis of the product, -1 for none
     key_axes: tuple[int, ...] = ()
@@ -59,7 +63,7 @@ class Weights:
     scores: Tensor
     roles: Roles  # of the scores
     product: Product | None
-    place: tuple[Any, ...]  # the modules that were running
+    frames: tuple[Frame, ...]  # the modules that were running
     version: int  # of the scores' memory, when the softmax had read them
     name: str | None = None  # of the site, once they have multiplied values
     part: int = 0  # which of the calls for some heads each
@@ -94,7 +98,7 @@ class Flow:
     embeddings: int = 0  # of this forward so far
     token_embeddings: frozenset[int] | None = None  # those of tokens, where that was proved
 
-    def get(self, tensor: Any) -> Tag | None:
+    def get(self, tensor: object) -> Tag | None:
         entry = self.tags.get(id(tensor))
         return None if entry is None or entry[0]() is not tensor else entry[1]
 
@@ -130,15 +134,15 @@ class Flow:
         where that was proved; otherwise those of the largest vocabulary.
         """
         proved = self.token_embeddings
-        found = [
+        candidates = [
             (size, ids) for stream, (ids, size, number) in self.ids.items()
             if stream & streams and ids.dim() == 2 and ids.shape[1] == length and ids.shape[0] in (1, batch)
             and (proved is None or number in proved)
         ]  # fmt: skip
-        return max(found, key=lambda pair: pair[0])[1] if found else None
+        return max(candidates, key=lambda pair: pair[0])[1] if candidates else None
 
     def follow(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        self, func: Function, args: Arguments, kwargs: Keywords, result: Tensor | Sequence[object]
     ) -> None:
         """Tag the result of any call by the tags of its arguments."""
         streams, merged, carrier, source = 0, NOT_MERGED, None, None
@@ -181,9 +185,9 @@ class Flow:
 
     def _softmax_begun(
         self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        func: Function,
+        args: Arguments,
+        kwargs: Keywords,
         scores: Tensor,
         out: Tensor,
     ) -> Tensor | None:
@@ -201,26 +205,28 @@ class Flow:
 
     def _joined(self, parts: Sequence[Tensor]) -> Product | None:
         """The product that scores side by side are."""
-        found: list[Product] = []
-        own: list[int] = []
+        products: list[Product] = []
+        starts: list[int] = []
         column = 0
         for part in parts:
             tag = self.get(part)
             if tag is not None and tag.product is not None:
-                found.append(tag.product)
+                products.append(tag.product)
                 if (
                     tag.roles is not None
                     and tag.roles[-2:] == ("q", "k")
                     and part.shape[-2] == part.shape[-1]
                 ):
-                    own.append(column)
+                    starts.append(column)
             column += part.shape[-1]
-        if len(found) < 2:
-            return found[0] if found else None
-        streams = functools.reduce(operator.or_, (product.key_streams for product in found))
-        return replace(found[0], key_streams=streams, joint=True, own=own[0] if len(own) == 1 else -1)
+        if len(products) < 2:
+            return products[0] if products else None
+        streams = functools.reduce(operator.or_, (product.key_streams for product in products))
+        return replace(
+            products[0], key_streams=streams, joint=True, own_start=starts[0] if len(starts) == 1 else -1
+        )
 
-    def _merged(self, args: tuple[Any, ...], out: Tensor, known: Merged) -> Merged:
+    def _merged(self, args: Arguments, out: Tensor, merged: Merged) -> Merged:
         """What is known of an axis batch * heads in ``out``: a reshape may just have made it."""
         before = args[0] if args else None
         if out.dim() >= 3 and isinstance(before, Tensor) and before.numel() == out.numel():
@@ -229,7 +235,7 @@ class Flow:
                 return int(old[-3]), int(new[-3])  # (..., batch, heads, length, width)
             if len(old) == len(new) == 3 and old[0] == new[0] and 0 < new[2] < old[2]:
                 return int(old[2] // new[2]), int(new[1])  # (length, batch, d_model) to (length, n, width)
-        return known if known[1] in out.shape else NOT_MERGED
+        return merged if merged[1] in out.shape else NOT_MERGED
 
 
 def version_of(tensor: Tensor) -> int:
@@ -245,7 +251,7 @@ def memory_of(tensor: Tensor) -> int:
         return id(tensor)
 
 
-def _moves(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+def _moves(func: Function, args: Arguments) -> bool:
     """Whether a function moves, views or casts numbers and does nothing else to them."""
     if func is Tensor.__getitem__:
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -253,7 +259,7 @@ def _moves(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     return func in _MOVES
 
 
-def _drops_in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _drops_in_place(func: Function, args: Arguments, kwargs: Keywords) -> bool:
     """Whether a dropout overwrites the weights it drops."""
     named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
     in_place = func is torch.dropout_ or bool(named.get("inplace"))
@@ -275,7 +281,7 @@ _JOINS = {torch.cat, torch.concat, torch.concatenate}
 _DROPOUTS = {F.dropout, torch.dropout, torch.dropout_, F.alpha_dropout, torch.native_dropout}
 
 
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+def _tensors(args: Arguments, kwargs: Keywords) -> Iterator[Tensor]:
     for value in args:
         if isinstance(value, Tensor):
             yield value
@@ -286,7 +292,7 @@ def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
             yield value
 
 
-def _start(index: Any) -> int:
+def _start(index: object) -> int:
     """Where the slice of the last axis begins in ``x[..., 1:]``."""
     last = index[-1] if isinstance(index, tuple) and index else None
     return (

@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from manyheads.capture.tensor_tags import version_of
 from manyheads.common.nested_tensors import tensors_in
+from manyheads.common.types import Arguments, Function, Keywords
 
 # What people call the functions by which tokens are mixed; the first that ran in a module names the kind.
 _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -67,7 +69,7 @@ class Baseline:
         self.ids: list[Tensor] = []  # of every embedding
         self._stack: list[tuple[str, int]] = []
         self._runs: dict[str, int] = {}
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         self._copies: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}  # by id, with the version
 
     def __enter__(self) -> Baseline:
@@ -81,7 +83,7 @@ class Baseline:
         for handle in self._handles:
             handle.remove()
 
-    def see(self, func: Any) -> None:
+    def see(self, func: Function) -> None:
         """Note that a function runs now."""
         path = self._stack[-1][0] if self._stack else ""
         name = getattr(func, "__name__", "") or str(func)
@@ -105,13 +107,17 @@ class Baseline:
         """The module that runs now."""
         return self._stack[-1][0] if self._stack else None
 
-    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _begin(
+        self, module: nn.Module, args: Arguments, kwargs: Keywords
+    ) -> tuple[Arguments, Keywords] | None:
         with torch._C.DisableTorchFunction():
             self.inputs[self.enter_run(module)] = [self._copy(x) for x in tensors_in((args, kwargs))]
+        return None  # the arguments stay
 
-    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _end(self, module: nn.Module, args: Arguments, output: object) -> object:
         with torch._C.DisableTorchFunction():
             self.outputs[self.leave_run()] = [self._copy(x) for x in tensors_in(output)]
+        return None  # the output stays
 
     def _copy(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor; the one that there is, where nothing was written to it since."""
@@ -140,16 +146,19 @@ class Perturbed(Baseline):
         self._judged: dict[tuple[int, int], tuple[weakref.ref[Tensor], int, bool]] = {}  # by both ids
         self._changed_runs: dict[str, set[int]] = {}
 
-    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _begin(
+        self, module: nn.Module, args: Arguments, kwargs: Keywords
+    ) -> tuple[Arguments, Keywords] | None:
         with torch._C.DisableTorchFunction():
             parent = self.innermost
             now = self.enter_run(module)
             self._whole = False
             if _is_leaf(module):  # what comes out of it tells enough
                 return None
-            return self._contained((args, kwargs), self.first.inputs.get(now), parent, now)
+            contained = self._contained((args, kwargs), self.first.inputs.get(now), parent, now)
+            return cast("tuple[Arguments, Keywords] | None", contained)
 
-    def _end(self, module: nn.Module, args: Any, output: Any) -> Any:
+    def _end(self, module: nn.Module, args: Arguments, output: object) -> object:
         with torch._C.DisableTorchFunction():
             now = self.leave_run()
             self._whole = not _is_leaf(module)  # inside a module tokens may be rolled, and back
@@ -159,13 +168,13 @@ class Perturbed(Baseline):
                 self.leaks.update([self.innermost] if self.innermost is not None else [])
             return kept
 
-    def _any_leaks(self, value: Any, before: list[Tensor] | None) -> bool:
+    def _any_leaks(self, value: object, before: list[Tensor] | None) -> bool:
         pairs = zip(tensors_in(value), before or (), strict=False)
         return any(new.shape == old.shape and self._leaks(new, old) for new, old in pairs)
 
     def _contained(
-        self, value: Any, before: list[Tensor] | None, path: str | None, run: tuple[str, int]
-    ) -> Any:
+        self, value: object, before: list[Tensor] | None, path: str | None, run: tuple[str, int]
+    ) -> object:
         """The value with what got too far put back; None when nothing did. ``path`` is to blame, ``run``
         runs."""
         now = list(tensors_in(value))
@@ -269,14 +278,14 @@ def _one_place(new: Tensor, old: Tensor) -> Tensor:
     return kept
 
 
-def _replace(place: Tensor, new: Tensor, old: Tensor) -> None:
+def _replace(part: Tensor, new: Tensor, old: Tensor) -> None:
     """Change a place of a tensor, enough to be seen by the modules behind: what one token changes fades
     where every module mixes some more.
     """
-    change = new - place
+    change = new - part
     largest, size = float(change.abs().max()), float(old.abs().nan_to_num(0.0, 0.0, 0.0).max())
     factor = max(1.0, _ENOUGH * size / largest) if largest and math.isfinite(largest) else 1.0
-    place += change * factor
+    part += change * factor
 
 
 def rebuilt(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -8,7 +8,7 @@ followed to the product that reads it, and the head's share of that product is d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from manyheads.common.devices import for_float64
 from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.run_batch import run
+from manyheads.common.types import Arguments, Batch, Function, Keywords
 
 _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 _PRODUCTS = {
@@ -39,7 +40,7 @@ _VIEWS = (
 )  # fmt: skip
 
 
-def traces(model: nn.Module, batch: Any) -> dict[str, Trace]:
+def traces(model: nn.Module, batch: Batch) -> dict[str, Trace]:
     """What is known of each site after one run of the model, in eval mode; it is left as it was."""
     with _ready(model) as names:
         local = _Local(names)
@@ -91,14 +92,14 @@ class Trace:
 
     def touch(self, role: str, name: str, head: int, gradient: Tensor) -> None:
         """Note that a gradient of this head by this parameter was found; ``head`` is -1 for the channel."""
-        found = gradient != 0  # True for NaN, too
+        is_touched = gradient != 0  # True for NaN, too
         axes = self.touched.get((role, name))
         if axes is None:
             axes = [torch.zeros(self.site.heads + 1, size, dtype=torch.bool) for size in gradient.shape]
             self.touched[role, name] = axes
         for axis, rows in enumerate(axes):
-            others = [other for other in range(found.dim()) if other != axis]
-            rows[head] |= (found.any(others) if others else found).cpu()
+            others = [other for other in range(is_touched.dim()) if other != axis]
+            rows[head] |= (is_touched.any(others) if others else is_touched).cpu()
 
 
 class _Local(TorchFunctionMode):
@@ -113,7 +114,11 @@ class _Local(TorchFunctionMode):
         self.added: set[str] = set()
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Function,
+        types: Iterable[Any],
+        args: Arguments = (),
+        kwargs: Keywords | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         for kind in types:
@@ -159,13 +164,13 @@ class _Local(TorchFunctionMode):
         parts = [tensor[:, head] * direction[:, head] for head in range(count)]
         parts.append(parts[0][..., :1])  # one channel, to tell rows from columns where heads cannot
         for number, part in enumerate(parts):
-            found = torch.autograd.grad(part.sum(), leaves, retain_graph=True, allow_unused=True)
-            mine = [head for head in range(heads) if reads[head] == number] if number < count else [-1]
-            for leaf, gradient in zip(leaves, found, strict=True):
-                for head in mine if isinstance(gradient, Tensor) else ():
+            gradients = torch.autograd.grad(part.sum(), leaves, retain_graph=True, allow_unused=True)
+            reading = [head for head in range(heads) if reads[head] == number] if number < count else [-1]
+            for leaf, gradient in zip(leaves, gradients, strict=True):
+                for head in reading if isinstance(gradient, Tensor) else ():
                     trace.touch(role, self.names[id(leaf)], head, gradient)
 
-    def _product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _product(self, func: Function, args: Arguments, kwargs: Keywords) -> Any:
         if _is_channelwise(func, args, kwargs):
             return func(*args, **kwargs)
         tensors = [x for arg in (*args, *kwargs.values()) for x in tensors_in(arg)]
@@ -181,7 +186,7 @@ class _Local(TorchFunctionMode):
         fixed = [_detached(arg, constant) for arg in args]
         return func(*fixed, **{name: _detached(arg, constant) for name, arg in kwargs.items()})
 
-    def _read(self, data: list[Tensor], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _read(self, data: list[Tensor], func: Function, args: Arguments, kwargs: Keywords) -> None:
         """If this product reads the output of heads, find out which of its weights read which head."""
         reads = {id(leaf) for x in data if x.requires_grad for leaf in _leaves(x)} & set(self.gates)
         if not reads:
@@ -197,8 +202,8 @@ class _Local(TorchFunctionMode):
                     continue
                 parts = [*shares.sum(1), shares[0, 0]]
                 for number, share in enumerate(parts):
-                    found = torch.autograd.grad(share, leaves, retain_graph=True, allow_unused=True)
-                    for leaf, gradient in zip(leaves, found, strict=True):
+                    gradients = torch.autograd.grad(share, leaves, retain_graph=True, allow_unused=True)
+                    for leaf, gradient in zip(leaves, gradients, strict=True):
                         if gradient is not None:
                             head = number if number < trace.site.heads else -1
                             trace.touch("output", self.names[id(leaf)], head, gradient)
@@ -220,7 +225,7 @@ def _history() -> Any:
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
-def _is_channelwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_channelwise(func: Function, args: Arguments, kwargs: Keywords) -> bool:
     """A product in which each channel, or each head, sees only itself: no projection, but something on the
     way.
     """
@@ -229,11 +234,11 @@ def _is_channelwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return bool(set(left) & set(right) & set(out) - {"."})
     if func not in _CONVOLUTIONS:
         return False
-    given = dict(
+    arguments = dict(
         zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), args, strict=False)
     )
-    given |= kwargs
-    return bool(given.get("groups", 1) == given["weight"].shape[0] != 1)
+    arguments |= kwargs
+    return bool(arguments.get("groups", 1) == arguments["weight"].shape[0] != 1)
 
 
 def _direction(tensor: Tensor) -> Tensor:

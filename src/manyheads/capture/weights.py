@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.capture.site import Site
 from manyheads.capture.weight_tracing import Trace, traces
+from manyheads.common.types import Batch
 
 ROLES = ("query", "key", "value", "output")
 
@@ -72,7 +73,7 @@ class Projections:
     d_value: int
 
 
-def projections(model: nn.Module, batch: Any) -> dict[str, Projections]:
+def projections(model: nn.Module, batch: Batch) -> dict[str, Projections]:
     """Which weights belong to which head, at every site that the batch reaches.
 
     Parameters
@@ -131,9 +132,9 @@ def _projections(trace: Trace) -> Projections:
             if part.indices:
                 _put(head, role, part, name in trace.factors, name in trace.added)
     for head in heads:  # what has a role of its own, in a call seen before or after, is no extra
-        known = {part.parameter for role in ROLES for part in getattr(head, role)}
-        known |= {part.parameter for parts in head.biases.values() for part in parts}
-        head.extras = tuple(part for part in dict.fromkeys(head.extras) if part.parameter not in known)
+        named = {part.parameter for role in ROLES for part in getattr(head, role)}
+        named |= {part.parameter for parts in head.biases.values() for part in parts}
+        head.extras = tuple(part for part in dict.fromkeys(head.extras) if part.parameter not in named)
     readers = {name for role, name in trace.touched if role == "output" and name in trace.factors}
     makers = {name for role, name in trace.touched if role in ("query", "key", "value")}
     alone = any(head.query for head in heads)

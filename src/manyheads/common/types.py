@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -17,3 +17,8 @@ Heads: TypeAlias = (
 
 # What a JSON file holds.
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+
+# What torch hands to a function mode or a hook: a function, its arguments by position, those by name.
+Function: TypeAlias = Callable[..., Any]
+Arguments: TypeAlias = tuple[Any, ...]
+Keywords: TypeAlias = dict[str, Any]
