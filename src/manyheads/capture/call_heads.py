@@ -42,7 +42,7 @@ def call_form(frame: Frame, heads: int, queries: int, keys: int) -> Step:
 def site_of(
     mode: Mode, frame: Frame, name: str, heads: int, key: Tensor | None, value: Tensor, cross: bool | None
 ) -> Site:
-    """The site of a call with so many heads, which may be some of all."""
+    """The site of a call with this many heads, which may be some of the site's heads."""
     proof = mode.owner.proof
     count = heads if proof is None else proof.heads.get(frame.path, heads)
 

@@ -102,7 +102,7 @@ def product(
 
 
 def _lead(left: Tensor, right: Tensor, out: Tensor, heads: Collection[int]) -> Roles | None:
-    """What the axes before the last two of a product are, by the customs of people who write attention."""
+    """What the axes before the last two of a product are, by convention."""
     if out.dim() == 3:
         return ("n",)
     if out.dim() == 4:

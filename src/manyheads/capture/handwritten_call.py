@@ -190,7 +190,7 @@ def _used(contraction: handwritten.Contraction, heads: int, partial: bool) -> tu
 
 
 def _overwritten(contraction: handwritten.Contraction) -> bool:
-    """Whether somebody wrote to the memory of the scores after the softmax had read them."""
+    """Whether the memory of the scores was written to after the softmax had read them."""
     scores, version = contraction.weights.scores, contraction.weights.version
     if version >= 0:
         return version != version_of(scores)

@@ -73,7 +73,7 @@ class Frame:
 
 
 class Piece:
-    """Where in memory the queries and keys of a call are, kept so that nobody reuses it."""
+    """Where in memory the queries and keys of a call are, kept so that it is not reused."""
 
     __slots__ = ("end", "kept", "key", "mask", "name", "query", "start", "storage")
 
@@ -133,7 +133,7 @@ class State:
         those of the last call again (the same queries and keys, for further values); and which of the calls
         for some heads each it is, where a module makes several.
 
-        Calls of one site are told by the proof. Where there is none, queries that continue where the last
+        The proof says which calls belong to one site. Where there is none, queries that continue where the last
         call's ended, in the same memory, are a piece of the same attention (models that loop over packed
         sequences).
         """
@@ -145,7 +145,7 @@ class State:
         number, frame.calls = frame.calls, frame.calls + 1
         here.name = self._next_name(frame, last, here)
         if self.owner.reach(self, ("site", here.name)):
-            here.name = self._next_name(frame, last, here)  # the proof that there is now knows better
+            here.name = self._next_name(frame, last, here)  # by the new proof
         if here.name != frame.name:
             frame.name = here.name
             self.counts[frame.path] = self.counts.get(frame.path, 0) + 1
@@ -245,12 +245,12 @@ class Interceptor:
         self.parts = parts
         self.proof = proof
         self.proofs = [] if proof is None else [proof]  # all that were needed
-        self.steps: set[Step] | None = None  # what happens, where somebody wants it
+        self.steps: set[Step] | None = None  # what happens, if it is to be recorded
         self._proves = proof is None
         self._structures: dict[str, int] = {}  # of the parts that were called from outside
         self.sites = Sites()
         self.ran: set[str] = set()
-        self.embedded: list[Tensor] | None = None  # the ids of every embedding, where somebody wants them
+        self.embedded: list[Tensor] | None = None  # the ids of every embedding, if they are to be recorded
         modules = list(model.modules())
         self.constants = frozenset(
             id(tensor) for part in modules for tensor in (*part._parameters.values(), *part._buffers.values())
@@ -307,7 +307,7 @@ class Interceptor:
 
     def reach(self, state: State, step: Step) -> bool:
         """Something happens in a forward that depends on the code path: a function of attention runs, with
-        what ran before it in its module; a call has so many heads; a site gets its name; a module makes no
+        what ran before it in its module; a call has a number of heads; a site gets its name; a module makes no
         call. Where the probe did not come to it, as when a model takes another path for long sequences,
         another probe is made that does. Returns whether there is another proof now.
         """
@@ -340,8 +340,8 @@ class Interceptor:
         return [site for site in self.sites.by_name.values() if self.parts or not site.refuted]
 
     def emit(self, call: Call, frame: Frame) -> Tensor | None:
-        """Call the callback, with calls for some heads each joined to one unless it takes parts. What a site
-        was wrongly taken for is of use to nobody.
+        """Call the callback, with calls for some heads each joined to one unless it takes parts. Calls of a
+        refuted site are dropped.
         """
         state = self.state
         if state is not None and call.origin is not None and call.origin.key in state.unreached:

@@ -22,7 +22,7 @@ PIECE = 2**22
 class Visible(NamedTuple):
     """What the mask of a call says.
 
-    real: (batch or 1, keys) False for a key that nobody may attend to, i.e. padding; None when all are real.
+    real: (batch or 1, keys) False for a key that no query may attend to, i.e. padding; None when all are real.
     offset: the position among the keys at which query 0 stands.
     ahead: whether a query may attend to a key after its own; None when one query alone cannot tell.
     keys: how many keys there are up to the last query: a cache that is longer than it is filled has more.
@@ -185,7 +185,7 @@ def _look(allowed: Tensor, queries: int, keys: int, mask: Mask) -> Visible:
 def _without_padding(allowed: Tensor) -> Tensor:
     """Which keys are no padding (batch or 1, keys), from (batch or 1, heads or 1, queries, keys).
 
-    Padding is what a mask of keys hides from everybody. A key that nobody reads because of where it stands,
+    Padding is what a mask of keys hides from every query. A key that no query reads because of its position,
     as the last one where queries read only what is before them, is a token like others.
     """
     real = allowed.any(2).any(1)
@@ -198,7 +198,7 @@ def _without_padding(allowed: Tensor) -> Tensor:
     if not steps.numel():
         return real
     lowest, highest = steps.min(), steps.max()
-    reached = ((i - j >= lowest) & (i - j <= highest)).any(0)  # (keys,) from where somebody stands
+    reached = ((i - j >= lowest) & (i - j <= highest)).any(0)  # (keys,) within reach of some query
     padding = ~real & reached
     beside = torch.zeros_like(padding)
     beside[:, 1:] |= padding[:, :-1]

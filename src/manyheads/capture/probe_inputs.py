@@ -112,7 +112,7 @@ def structure_copy(module: nn.Module) -> nn.Module:
     """A copy of a module that shares its parameters: what it does to itself while it runs stays with the
     copy.
 
-    Hooks that people registered stay behind, but for torch's own (old weight norms compute weights in them).
+    Hooks that users registered stay behind, except torch's own (old weight norms compute weights in them).
     """
     memo: dict[int, object] = {id(parameter): parameter for parameter in module.parameters()}
     memo |= {id(buffer): buffer.detach().clone() for buffer in module.buffers()}

@@ -40,7 +40,7 @@ from manyheads.capture.token_mixing import Baseline, is_beside_attention, reason
 from manyheads.capture.torch_patches import without_checkpoints
 from manyheads.common.types import Arguments
 
-_SLOW = 2.0  # seconds after which people are told
+_SLOW = 2.0  # seconds after which a message is shown
 _TRIES = 3  # first runs until custom and proof agree
 _ALSO_READ = (
     "more than attention's output flows into what reads this head (a norm, a convolution, a residual): "
@@ -86,7 +86,7 @@ def _stands_for_another(x: Tensor) -> bool:
 
 @contextmanager
 def _undisturbed(module: nn.Module) -> Iterator[None]:
-    """A context in which no mode of anybody sees the probe, and random numbers go on afterwards as before."""
+    """A context in which no other mode sees the probe, and the random state is restored afterwards."""
     modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
     devices = {x.device.index for x in module.parameters() if x.device.type == "cuda"}
     try:
@@ -112,8 +112,8 @@ def _undisturbed(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _said_when_slow() -> Iterator[None]:
-    """Tell people at a terminal what is going on when it takes long."""
-    text = "manyheads: finding out what the heads of this model are, once, on a small probe ..."
+    """Show a message at a terminal when the probe takes long."""
+    text = "manyheads: probing the model once to find out what its heads are ..."
     timer = threading.Timer(_SLOW, lambda: print(text, file=sys.stderr))
     if sys.stderr is not None and sys.stderr.isatty():
         timer.daemon = True
@@ -349,7 +349,7 @@ def _reads_more(record: Record, token: Rows) -> bool:
 
 
 def _key_margins(record: Record, sequence: Rows, token: Rows, start: Rows) -> tuple[int, int | None] | None:
-    """How many keys stand before and after those of the queries themselves; None when nobody can tell.
+    """How many keys stand before and after those of the queries themselves; None when unknown.
 
     Where the queries are some of the tokens that are read, as in class attention, what stands after is not
     known.

@@ -58,7 +58,7 @@ class Proof:
         products).
     cycles: for modules that make several calls for one site, after how many the same heads come again.
     sites: by name.
-    token_embeddings: which embeddings of a forward are those of tokens; None when nobody could tell.
+    token_embeddings: which embeddings of a forward are those of tokens; None when unknown.
     missed: modules that mix tokens in a way that was not seen, and how.
     failed: why nothing could be proved, or nothing.
     length: tokens of the probe.
@@ -121,7 +121,7 @@ _prover: Prover | None = None
 _proofs: weakref.WeakKeyDictionary[nn.Module, dict[object, _Proofs]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
 _MOST = 8  # code paths of one model that are proved, and steps that are looked for in vain
-_TELLING = 13  # tokens from which on more tell no more: of two, a choice of the three largest hides none
+_TELLING = 13  # tokens that are enough: of two tokens, a choice of the three largest hides none
 
 
 def register(prover: Prover) -> None:

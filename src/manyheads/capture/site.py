@@ -32,7 +32,7 @@ class Site:
     layer: int
     heads: int
     kv_heads: tuple[int, ...]  # the key head that each head reads
-    cross: bool | None = None  # keys come from another sequence; None as long as nobody could tell
+    cross: bool | None = None  # keys come from another sequence; None while unknown
     causal: bool = False  # seen: several queries, none of them looking ahead
     ahead: bool = False  # seen: a query that may look ahead
     cached: bool = False  # seen: fewer queries than keys, of the same sequence
@@ -136,7 +136,7 @@ class Selection:
         existing = None if paths is None else set(paths)
         self.heads: dict[int | str, list[int]] = {}
         self._site_of: dict[int | str, str] = {}
-        anything: Mapping[int | str, object] = heads  # type: ignore[assignment]  # people pass what they like
+        anything: Mapping[int | str, object] = heads  # type: ignore[assignment]  # checked below
         for key, numbers in anything.items():
             if not isinstance(key, str):
                 key = _whole(key, "heads: a layer number")

@@ -48,7 +48,7 @@ class Product:
     joint: bool = (
         False  # the scores of several sets of keys side by side, which have values of their own each
     )
-    own_start: int = -1  # of those, the column at which the queries' own keys begin; -1 when nobody can tell
+    own_start: int = -1  # of those, the column at which the queries' own keys begin; -1 when unknown
     origin: tuple[str, str, int] = ("", "", 0)  # the module, the kind of function and the number of axes
     axes: tuple[int, ...] = ()  # for each axis of the queries the axis of the product, -1 for none
     key_axes: tuple[int, ...] = ()
@@ -191,7 +191,7 @@ class Flow:
         scores: Tensor,
         out: Tensor,
     ) -> Tensor | None:
-        """The scores whose softmax somebody writes as ``exp(scores - logsumexp(scores))``, when the result
+        """The scores whose softmax is written as ``exp(scores - logsumexp(scores))``, when the result
         is a step of it.
         """
         if func in _LOGSUMEXPS and out.shape[:-1] == scores.shape[:-1]:

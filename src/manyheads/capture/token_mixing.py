@@ -21,7 +21,7 @@ from manyheads.capture.tensor_tags import version_of
 from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.types import Arguments, Function, Keywords
 
-# What people call the functions by which tokens are mixed; the first that ran in a module names the kind.
+# Names of the functions that mix tokens; the first that ran in a module names the kind.
 _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("convolution", ("conv1d", "conv2d", "conv3d", "conv_transpose", "unfold")),
     ("recurrence", ("gru", "lstm", "rnn_tanh", "rnn_relu", "gru_cell", "lstm_cell")),
@@ -234,7 +234,7 @@ class Perturbed(Baseline):
         return int(unknown.sum()) <= self._share(len(rows))
 
     def _put_back(self, new: Tensor, old: Tensor) -> Tensor:
-        """The old values, but for those of what was replaced; of one place where nobody can tell which they
+        """The old values, but for those of what was replaced; of one position where it is unknown which they
         are.
         """
         axes = [axis for axis, size in enumerate(new.shape) if size == self.count]
@@ -256,7 +256,7 @@ class Perturbed(Baseline):
         return False
 
     def _share(self, size: int) -> int:
-        """How many of so many indices may belong to what was replaced: its share of the tokens; one in every
+        """How many of ``size`` indices may belong to what was replaced: its share of the tokens; one in every
         sequence where they are others (a class token, padding, another input) and one behind the other.
         """
         if size % self.count == 0:

@@ -68,7 +68,7 @@ def remove(interceptor: Interceptor) -> None:
 
 
 def stay_eager() -> None:
-    """Make compiled code run as plain Python, which can be seen into. Does nothing while nobody uses the
+    """Make compiled code run as plain Python, which can be seen into. Does nothing unless something uses the
     compiler.
     """
     global _stance
@@ -89,7 +89,7 @@ def _ignore(message: str) -> Any:
 
 
 def _unfilter(filters: list[Any]) -> None:
-    """Take back warning filters; somebody else's context may already have done so."""
+    """Take back warning filters; another context may already have done so."""
     for added in filters:
         if added in warnings.filters:
             warnings.filters.remove(added)  # type: ignore[attr-defined]
