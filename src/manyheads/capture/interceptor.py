@@ -133,9 +133,9 @@ class State:
         those of the last call again (the same queries and keys, for further values); and which of the calls
         for some heads each it is, where a module makes several.
 
-        The proof says which calls belong to one site. Where there is none, queries that continue where the last
-        call's ended, in the same memory, are a piece of the same attention (models that loop over packed
-        sequences).
+        The proof says which calls belong to one site. Where there is none, queries that continue where the
+        last call's ended, in the same memory, are a piece of the same attention (models that loop over
+        packed sequences).
         """
         here = Piece(query, key, mask)
         last, frame.piece = frame.piece, here
@@ -307,8 +307,8 @@ class Interceptor:
 
     def reach(self, state: State, step: Step) -> bool:
         """Something happens in a forward that depends on the code path: a function of attention runs, with
-        what ran before it in its module; a call has a number of heads; a site gets its name; a module makes no
-        call. Where the probe did not come to it, as when a model takes another path for long sequences,
+        what ran before it in its module; a call has a number of heads; a site gets its name; a module makes
+        no call. Where the probe did not come to it, as when a model takes another path for long sequences,
         another probe is made that does. Returns whether there is another proof now.
         """
         if self.steps is not None:

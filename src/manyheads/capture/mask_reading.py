@@ -22,7 +22,7 @@ PIECE = 2**22
 class Visible(NamedTuple):
     """What the mask of a call says.
 
-    real: (batch or 1, keys) False for a key that no query may attend to, i.e. padding; None when all are real.
+    real: (batch or 1, keys) False for a key that no query may attend to (padding); None when all are real.
     offset: the position among the keys at which query 0 stands.
     ahead: whether a query may attend to a key after its own; None when one query alone cannot tell.
     keys: how many keys there are up to the last query: a cache that is longer than it is filled has more.
