@@ -46,7 +46,7 @@ def emit_handwritten(
         sizes = dict(zip(contraction.output_roles, out.shape, strict=True))
         keys = contraction.value.shape[contraction.value_roles.index("k")]
         if mode.owner.reach(state, call_form(frame, sizes.get("h", 0), sizes["q"], keys)) and "h" in sizes:
-            state.unreached.add(_origin(weights, frame, 1).key)  # its axes were read by the proof before
+            state.unreached.add(frame.path)  # its axes were read by the proof before
         name, _, part = state.name(frame, out if product is None else product.query)
         weights.name, weights.part, again = name, part, False
     else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from manyheads.capture import handlers, torch_patches
 from manyheads.capture.call import Call, joined
-from manyheads.capture.proof import Key, Proof, Step, proof_of, proof_reaching, structure_of
+from manyheads.capture.proof import Proof, Step, proof_of, proof_reaching, structure_of
 from manyheads.capture.site import Site, Sites
 from manyheads.capture.tensor_tags import Flow, memory_of
 from manyheads.common.types import Arguments, Function, Keywords
@@ -123,7 +123,7 @@ class State:
         self.flow.token_embeddings = None if owner.proof is None else owner.proof.token_embeddings
         self.heads = 0  # of the nn.MultiheadAttention that is running
         self.resumed = False
-        self.unreached: set[Key] = set()  # functions of attention of which no probe can tell anything
+        self.unreached: set[str] = set()  # modules that run code which no probe comes to
         self.mode = Mode(owner, self)
 
     def name(
@@ -321,9 +321,7 @@ class Interceptor:
         structure = self._structures[path]
         proof = proof_reaching(step, self.model, module, path, state.args, state.kwargs, structure)
         if proof is None:
-            key = step[:3]
-            if len(step) == 4 and not any(other[:3] == key for other in self.proof.steps):
-                state.unreached.add(cast(Key, key))
+            state.unreached.add(state.frames[-1].path)
             return False
         self._adopt(proof)
         state.flow.token_embeddings = proof.token_embeddings
@@ -344,7 +342,7 @@ class Interceptor:
         refuted site are dropped.
         """
         state = self.state
-        if state is not None and call.origin is not None and call.origin.key in state.unreached:
+        if state is not None and state.unreached and _makers(call) & state.unreached:
             call.site.verified, call.site.reason = False, "it runs code that no probe came to"
         if call.site.refuted and not self.parts:
             return None
@@ -426,6 +424,11 @@ class Interceptor:
                     yield
             finally:
                 self._local.state = before
+
+
+def _makers(call: Call) -> set[str]:
+    """The modules that computed the scores of a call, and its output."""
+    return set() if call.origin is None else {call.origin.key[0], call.origin.frame[0]}
 
 
 def _is_torch_leaf(module: nn.Module) -> bool:
