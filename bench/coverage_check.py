@@ -275,7 +275,7 @@ def _absent(site: Any, p: Tensor, blocked: bool) -> set[str]:
         return set(OF_ONE_SEQUENCE)
     if queries == keys:
         return set()
-    if site.own is not None and site.own[1] is None:  # class attention: some tokens read all
+    if site.key_margins is not None and site.key_margins[1] is None:  # class attention: some tokens read all
         return set(OF_ONE_SEQUENCE)
     if blocked:
         return {*OF_ONE_SEQUENCE, *OF_WHOLE_KEYS}

@@ -1,6 +1,7 @@
 """The ways in which a model can make an attention call, each turned into a `Call`.
 
-A channel is a function (mode, func, args, kwargs) -> what the torch function returns, perhaps edited.
+A channel is a function (mode, func, args, kwargs, out) -> what takes the place of ``out``, which the torch
+function returned.
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ from manyheads.nn.mask import Mask, as_mask
 if TYPE_CHECKING:
     from manyheads.capture.interceptor import Mode
 
-Channel = Callable[["Mode", Function, Arguments, Keywords], Any]
+Channel = Callable[["Mode", Function, Arguments, Keywords, Any], Any]
 
 
-def _sdpa(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> Any:
-    return emit_fused(mode, func(*args, **kwargs), from_sdpa(args, kwargs))
+def _sdpa(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
+    return emit_fused(mode, out, from_sdpa(args, kwargs))
 
 
-def _ours(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> Any:
-    out = func(*args, **kwargs)
+def _manyheads_attention(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
     mask = as_mask(kwargs.get("mask")) & Mask(
         causal=bool(kwargs.get("causal")), window=kwargs.get("window"), chunk=kwargs.get("chunk")
     )
@@ -42,14 +42,14 @@ def _ours(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> Any:
     )
 
 
-def _flex(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> Any:
-    out, *rest = func(*args, **kwargs)
+def _flex(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
+    attended, *rest = out
     with torch.no_grad():
         scores = flex_scores(args)
-    return (emit_fused(mode, out, Fused(args[0], args[1], args[2], Mask(), args[5]), scores), *rest)
+    return (emit_fused(mode, attended, Fused(args[0], args[1], args[2], Mask(), args[5]), scores), *rest)
 
 
-def _multi_head(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> Any:
+def multi_head(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> Any:
     """torch's own module dispatches once more before it does anything, so a copy that does not is run
     instead.
     """
@@ -67,8 +67,7 @@ def _multi_head(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -
         mode.state.heads = before
 
 
-def _matmul(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> Any:
-    out = func(*args, **kwargs)
+def _matmul(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
     factors = handwritten.operands(func, args, kwargs)
     contraction = None
     if factors is not None and isinstance(out, Tensor) and not out.is_nested:
@@ -78,25 +77,22 @@ def _matmul(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> An
     return emit_handwritten(mode, func, args, kwargs, out, contraction)
 
 
-def _einsum(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> Any:
-    out = func(*args, **kwargs)
+def _einsum(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
     named = named_head_counts(mode) if out.dim() == 5 else ()
     path, proved = proved_roles(mode, "product", out)
     contraction = handwritten.einsum(mode.state.flow, args, out, named, path, proved)
     return emit_handwritten(mode, func, args, kwargs, out, contraction)
 
 
-def _softmax(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> Any:
-    out = func(*args, **kwargs)
+def _softmax(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
     if isinstance(out, Tensor) and not out.is_nested:
         proved = proved_roles(mode, "softmax", out)[1]
         handwritten.softmax(mode.state.flow, args, kwargs, out, tuple(mode.state.frames), proved)
     return out
 
 
-def _exp(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> Any:
+def _exp(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
     """The last step of a softmax written as ``exp(scores - logsumexp(scores))``, or any other."""
-    out = func(*args, **kwargs)
     tag = mode.flow.get(args[0]) if args else None
     if tag is not None and tag.of is not None and tag.of.shape == out.shape:
         handwritten.softmax(mode.flow, (tag.of, -1), {}, out, tuple(mode.state.frames))
@@ -105,8 +101,7 @@ def _exp(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> Any:
     return out
 
 
-def _setitem(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> None:
-    func(*args, **kwargs)
+def _setitem(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> None:
     tag = mode.flow.get(args[0])
     if tag is not None and tag.weights is not None:
         tag.modified = True
@@ -114,8 +109,7 @@ def _setitem(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> N
         mode.flow.follow(func, args, kwargs, args[0])
 
 
-def _embedding(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> Any:
-    out = func(*args, **kwargs)
+def _embedding(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
     ids, table = (args[0] if args else kwargs["input"]), (args[1] if len(args) > 1 else kwargs["weight"])
     mode.state.flow.embedded(ids, table.shape[0], out)
     if mode.owner.embedded is not None:
@@ -126,8 +120,7 @@ def _embedding(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) ->
 CHANNELS: dict[Function, Channel] = (
     dict.fromkeys(SDPA, _sdpa)
     | {
-        attention: _ours,
-        F.multi_head_attention_forward: _multi_head,
+        attention: _manyheads_attention,
         torch.einsum: _einsum,
         F.embedding: _embedding,
     }

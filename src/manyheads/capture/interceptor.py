@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
@@ -166,6 +167,17 @@ class State:
         return frame.path if count == 1 else f"{frame.path}#{count}"
 
 
+class _Ours(threading.local):
+    """Whether functions that run now are those of an interceptor, which others must not take for the
+    model's.
+    """
+
+    running = False
+
+
+_ours = _Ours()
+
+
 class Mode(TorchFunctionMode):
     """Hands every torch function of one forward pass to the channel that knows it."""
 
@@ -185,16 +197,21 @@ class Mode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         frames = self.state.frames
-        if frames:
+        if frames and not _ours.running:
             axes = repr(args[1:]) if func in _MOVES_AXES else None
             frames[-1].functions = hash((frames[-1].functions, func, axes))
-        channel = self.channels.get(func)
-        if channel is not None:
-            return channel(self, func, args, kwargs)
+        if func is F.multi_head_attention_forward:
+            return handlers.multi_head(self, func, args, kwargs)
         out = func(*args, **kwargs)
-        flow = self.flow
-        if (flow.tracing or flow.tags) and isinstance(out, Tensor | tuple | list):
-            flow.follow(func, args, kwargs, out)
+        channel, flow = self.channels.get(func), self.flow
+        before, _ours.running = _ours.running, True
+        try:
+            if channel is not None:
+                return channel(self, func, args, kwargs, out)
+            if (flow.tracing or flow.tags) and isinstance(out, Tensor | tuple | list):
+                flow.follow(func, args, kwargs, out)
+        finally:
+            _ours.running = before
         return out
 
 
