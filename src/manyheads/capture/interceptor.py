@@ -167,15 +167,24 @@ class State:
         return frame.path if count == 1 else f"{frame.path}#{count}"
 
 
-class _Ours(threading.local):
+class _Internal(threading.local):
     """Whether functions that run now are those of an interceptor, which others must not take for the
     model's.
     """
 
     running = False
 
+    @contextmanager
+    def marked(self, running: bool) -> Iterator[None]:
+        """A context in which functions are, or are not, an interceptor's."""
+        before, self.running = self.running, running
+        try:
+            yield
+        finally:
+            self.running = before
 
-_ours = _Ours()
+
+internal = _Internal()
 
 
 class Mode(TorchFunctionMode):
@@ -197,21 +206,22 @@ class Mode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         frames = self.state.frames
-        if frames and not _ours.running:
+        before, flow = internal.running, self.flow
+        if frames and not before:
             axes = repr(args[1:]) if func in _MOVES_AXES else None
             frames[-1].functions = hash((frames[-1].functions, func, axes))
         if func is F.multi_head_attention_forward:
             return handlers.multi_head(self, func, args, kwargs)
         out = func(*args, **kwargs)
-        channel, flow = self.channels.get(func), self.flow
-        before, _ours.running = _ours.running, True
+        channel = None if before else self.channels.get(func)
+        internal.running = True
         try:
             if channel is not None:
                 return channel(self, func, args, kwargs, out)
             if (flow.tracing or flow.tags) and isinstance(out, Tensor | tuple | list):
                 flow.follow(func, args, kwargs, out)
         finally:
-            _ours.running = before
+            internal.running = before
         return out
 
 
@@ -394,7 +404,8 @@ class Interceptor:
             if self._proves:
                 if path not in self._structures:
                     self._structures[path] = structure_of(module)
-                self._adopt(proof_of(self.model, module, path, args, kwargs, self._structures[path]))
+                with internal.marked(True):
+                    self._adopt(proof_of(self.model, module, path, args, kwargs, self._structures[path]))
             tracing, self._tracing = (self._tracing or self.tokens) and self.follows_streams, False
             state = self._local.state = State(self, tracing, args, kwargs)
             state.mode.__enter__()

@@ -31,7 +31,7 @@ from manyheads.capture.axes import Roles
 from manyheads.capture.call import Call
 from manyheads.capture.call_rows import weight_rows
 from manyheads.capture.dependence import Marks
-from manyheads.capture.interceptor import module_paths
+from manyheads.capture.interceptor import internal, module_paths
 from manyheads.capture.probe_inputs import LONGER, Inputs, candidates, structure_copy
 from manyheads.capture.probed_call import NOTHING_TELLS, Record, record_call
 from manyheads.capture.proof import Proof, SiteProof, Step
@@ -96,6 +96,7 @@ def _undisturbed(module: nn.Module) -> Iterator[None]:
                     stack.enter_context(mode)
             if all(type(mode).__module__.startswith("torch.") for mode in _get_current_dispatch_mode_stack()):
                 stack.enter_context(_disable_current_modes())  # those that count or trace
+            stack.enter_context(internal.marked(False))  # what runs now is a model
             stack.enter_context(without_checkpoints())
             stack.enter_context(torch.random.fork_rng(devices=[d for d in devices if d is not None]))
             stack.enter_context(torch.inference_mode(False))

@@ -148,7 +148,7 @@ def proof_of(
     with _lock:
         entry = _entry(model, module, path, args, kwargs, structure)
         length = Inputs(args, kwargs).length
-        shorter = [proof for proof in entry.proofs if proof.length <= length]
+        shorter = [proof for proof in entry.proofs if proof.length <= max(length, _TELLING)]
         longest = max(shorter or entry.proofs, key=lambda proof: proof.length, default=None)
         if longest is not None and (not longest.length or longest.length >= min(length, _TELLING)):
             return longest
