@@ -168,11 +168,13 @@ class State:
 
 
 class _Internal(threading.local):
-    """Whether functions that run now are those of an interceptor, which others must not take for the
-    model's.
+    """What this thread does besides running models.
+
+    running: an interceptor computes something, which others must not take for the model's functions.
+    repeating: a forward that was seen before is repeated in part, so that its code path tells nothing.
     """
 
-    running = False
+    running = repeating = False
 
     @contextmanager
     def marked(self, running: bool) -> Iterator[None]:
@@ -342,7 +344,7 @@ class Interceptor:
             self.steps.add(step)
         if not self._proves or state.resumed or self.proof is None or self.proof.failed:
             return False
-        if step in self.proof.steps or not state.frames:
+        if step in self.proof.steps or not state.frames or internal.repeating:
             return False
         module, path = state.frames[0].module, state.frames[0].path
         structure = self._structures[path]

@@ -16,6 +16,8 @@ from typing import Any
 
 from torch import nn
 
+from manyheads.capture.interceptor import internal
+
 
 class _Call:
     """One call of a module: what was called inside it, and what it returned."""
@@ -95,11 +97,13 @@ class Recording:
             return forward
 
         changed = {call.module: vars(call.module).get("forward") for call in waiting}
+        before, internal.repeating = internal.repeating, True
         try:
             for module in changed:
                 vars(module)["forward"] = returning(module)
             yield
         finally:
+            internal.repeating = before
             for module, own in changed.items():
                 if own is None:
                     del vars(module)["forward"]
