@@ -95,6 +95,8 @@ def _checked(
         place = f"{Path(where.filename).name}:{where.lineno}"
         if "the reference does not run" in str(error):
             return {"status": NOT_RUN, "reason": _one_line(error)}
+        if "tokens are mixed unseen in" in str(error):
+            return {"status": NAMED, "sites": 0, "reason": _one_line(error)}
         return {"status": WRONG, "sites": 0, "reason": f"raised under watch: {_one_line(error)} ({place})"}
     status = (NAMED if verdict.named else RIGHT) if verdict.attention else NO_ATTENTION
     if not verdict.right:

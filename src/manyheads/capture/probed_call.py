@@ -96,8 +96,9 @@ def _judge(record: Record, axes: list[int], proved: list[Axis], value_leaves: li
     origin, call = record.origin, record.call
     sizes = [origin.tensor.shape[axis] for axis in axes]
     roles = [origin.roles[axis] for axis in axes]
+    heads = origin.heads if origin.heads > 1 else call.output.shape[1]  # or the model unfolds them later
     fits = [
-        agree("b" if role == "q" else role, origin.heads, axis, size)
+        agree("b" if role == "q" else role, heads, axis, size)
         for role, axis, size in zip(roles, proved, sizes, strict=True)
     ]
     query = roles.index("q")

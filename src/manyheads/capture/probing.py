@@ -214,6 +214,8 @@ def _keep(proof: Proof, records: list[Record]) -> None:
         if record.tokens and not (
             record.problem or record.wanted or record.call.again or "h" in origin.result[1:2]
         ):
+            if origin.heads == 1 < record.call.output.shape[1] and "n" in origin.result:
+                continue  # the model unfolds its heads later, which shows how many there are
             single = origin.heads == 1 and "n" in origin.result
             roles = tuple("b" if single and role == "n" else role for role in origin.result)
             kept.setdefault(origin.key, set()).add((roles, origin.heads))
