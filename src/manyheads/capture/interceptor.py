@@ -210,18 +210,20 @@ class Mode(TorchFunctionMode):
         frames = self.state.frames
         before, flow = internal.running, self.flow
         if frames and not before:
+            frame = frames[-1]
             axes = repr(args[1:]) if func in _MOVES_AXES else None
-            frames[-1].functions = hash((frames[-1].functions, func, axes))
+            frame.functions = hash((frame.functions, func, axes))
         if func is F.multi_head_attention_forward:
             return handlers.multi_head(self, func, args, kwargs)
         out = func(*args, **kwargs)
         channel = None if before else self.channels.get(func)
+        if channel is None and not ((flow.tracing or flow.tags) and isinstance(out, Tensor | tuple | list)):
+            return out
         internal.running = True
         try:
             if channel is not None:
                 return channel(self, func, args, kwargs, out)
-            if (flow.tracing or flow.tags) and isinstance(out, Tensor | tuple | list):
-                flow.follow(func, args, kwargs, out)
+            flow.follow(func, args, kwargs, out)
         finally:
             internal.running = before
         return out
