@@ -92,6 +92,8 @@ def replaced(
             other[tuple(index)] = part + (x.detach().float().std(correction=0).to(x) + 0.5) * (
                 1 + noise.abs()
             )
+        elif x.dim() == 3:  # boxes and the like, whose numbers belong together
+            other[tuple(index)] = _of_another(x, axis, chosen(x.shape[axis]))
         else:
             other[tuple(index)] = _other_ids(part, x)
         shown = shown or not torch.equal(other, x)
@@ -162,7 +164,10 @@ def _few(x: Tensor, batch: int) -> Tensor:
         noise = torch.randn(more.shape, generator=torch.Generator().manual_seed(3)).to(more)
         more = more + noise * (x.float().std(correction=0).to(more) + 0.1)
     elif x.dtype != torch.bool and x.dim() > 1 and not _is_mask(x):
-        more = torch.stack([_other_ids(row.roll(step + 1), x) for step, row in enumerate(more)])
+        if x.dim() > 2:
+            more = torch.stack([row.roll(step + 1, 0) for step, row in enumerate(more)])
+        else:
+            more = torch.stack([_other_ids(row.roll(step + 1), x) for step, row in enumerate(more)])
     return torch.cat([x, more])
 
 
@@ -184,6 +189,15 @@ def _is_mask(x: Tensor) -> bool:
     return bool(((x == 0) | (x == 1)).all()) or (
         x.is_floating_point() and bool(((x == 0) | (x < -1e3)).all())
     )
+
+
+def _of_another(x: Tensor, axis: int, index: int) -> Tensor:
+    """What stands at another index along an axis and differs from what stands at ``index``, if anything
+    does.
+    """
+    here = x.select(axis, index)
+    others = (x.select(axis, (index + step) % x.shape[axis]) for step in range(1, x.shape[axis]))
+    return next((other for other in others if not torch.equal(other, here)), here)
 
 
 def _other_ids(ids: Tensor, among: Tensor) -> Tensor:
