@@ -12,7 +12,7 @@ import types
 import pytest
 import torch
 import transformers as hf
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import manyheads as mh
@@ -666,3 +666,26 @@ def test_flags_and_random_numbers_stay_as_they_were():
         assert [module.training for module in each.modules()] == flags
         assert [parameter.requires_grad for parameter in each.parameters()] == gradients
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in each.modules())
+
+
+class MappedConfig(nn.Module):
+    """Reads its number of heads from a config by a name that stands for another (Moonshine)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = hf.T5Config(num_heads=4)
+        self.q, self.k, self.v, self.o = (nn.Linear(24, 24) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.config.num_attention_heads
+        q, k, v = (f(x).view(*x.shape[:2], heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_a_number_that_a_config_keeps_under_another_name() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(MappedConfig()).eval(), torch.randn(2, 7, 24)
+    small = mh.cut(model, {0: [1]}, batch=x)
+    with torch.no_grad(), mh.silence(model, {0: [1]}):
+        expected = model(x)
+    torch.testing.assert_close(small(x), expected, atol=1e-5, rtol=1e-5)

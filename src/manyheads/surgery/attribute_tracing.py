@@ -116,7 +116,8 @@ class _Config:
 
     def __getattr__(self, name: str) -> Any:
         own = vars(self)
-        return own["_reading"].read(own["_path"], f"config.{name}", getattr(own["_real"], name))
+        stored = getattr(own["_real"], "attribute_map", {}).get(name, name)  # the name that vars() has
+        return own["_reading"].read(own["_path"], f"config.{stored}", getattr(own["_real"], name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(vars(self)["_real"], name, value)
