@@ -14,6 +14,8 @@ from torch import nn
 
 from bench import harness
 from manyheads.capture import probing
+from manyheads.capture.probe_inputs import Inputs
+from manyheads.capture.proof import Forward
 
 REPEATS = 7
 PASSES = 3.0  # of the small batch, for a hundred sites, wanted
@@ -34,6 +36,10 @@ def models() -> dict[str, nn.Module]:
         "GPT-2": GPT2LMHeadModel(GPT2Config()),
         "SmolLM2's sizes": LlamaForCausalLM(llama),
     }
+
+
+def _forward(model: nn.Module, ids: torch.Tensor) -> Forward:
+    return Forward(model, model, "", Inputs((), {"input_ids": ids}))
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:
@@ -58,10 +64,10 @@ def run(quick: bool = False) -> str:
         with torch.no_grad():
             plain = seconds(lambda m=model, x=small: m(input_ids=x), repeats + 2)  # type: ignore[misc]
         parts: dict[str, float] = {}
-        whole = seconds(lambda m=model: probing.prove(m, "", (), {"input_ids": ids}), repeats)  # type: ignore[misc]
+        whole = seconds(lambda m=model: probing.prove(_forward(m, ids)), repeats)  # type: ignore[misc]
         for part in ("_first_run", "second_run"):
             parts[part] = _spent(part, model, ids) / plain
-        sites = len(probing.prove(model, "", (), {"input_ids": ids}).sites)
+        sites = len(probing.prove(_forward(model, ids)).sites)
         worst = max(worst, whole / plain)
         rows.append(
             [
@@ -104,7 +110,7 @@ def _spent(name: str, model: nn.Module, ids: torch.Tensor) -> float:
 
     setattr(probing, name, timed)
     try:
-        probing.prove(model, "", (), {"input_ids": ids})
+        probing.prove(_forward(model, ids))
     finally:
         setattr(probing, name, before)
     return spent

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 import manyheads as mh
 from manyheads.capture import probed_call
-from manyheads.capture.proof import proof_of
+from manyheads.capture.probe_inputs import Inputs
+from manyheads.capture.proof import Forward, proof_of
 from manyheads.heads.table import HeadTable
 
 
@@ -62,11 +63,15 @@ def test_the_probe_leaves_the_model_and_hooks_of_others_alone(model: nn.Module, 
     assert torch.equal(state, torch.random.get_rng_state())
 
 
+def forward(model: nn.Module, x: Tensor) -> Forward:
+    return Forward(model, model, "", Inputs((x,), {}))
+
+
 def test_a_proof_is_made_once(model: nn.Module, x: Tensor) -> None:
-    first = proof_of(model, model, "", (x,), {})
-    assert proof_of(model, model, "", (x[:2, :5],), {}) is first
+    first = proof_of(forward(model, x))
+    assert proof_of(forward(model, x[:2, :5])) is first
     model[1] = nn.Identity()
-    assert proof_of(model, model, "", (x,), {}) is not first
+    assert proof_of(forward(model, x)) is not first
 
 
 def test_what_mixes_tokens_unseen_is_named_by_what_it_does(x: Tensor) -> None:

@@ -20,7 +20,8 @@ from torch.utils.hooks import RemovableHandle
 
 from manyheads.capture import handlers, torch_patches
 from manyheads.capture.call import Call, joined
-from manyheads.capture.proof import Proof, Step, proof_of, proof_reaching, structure_of
+from manyheads.capture.probe_inputs import Inputs
+from manyheads.capture.proof import Forward, Proof, Step, proof_of, proof_reaching, structure_of
 from manyheads.capture.site import Site, Sites
 from manyheads.capture.tensor_tags import Flow, memory_of
 from manyheads.common.types import Arguments, Function, Keywords
@@ -112,11 +113,9 @@ class Piece:
 class State:
     """What one thread knows while a forward of the model runs in it."""
 
-    def __init__(
-        self, owner: Interceptor, tracing: bool, args: Arguments = (), kwargs: Keywords | None = None
-    ) -> None:
+    def __init__(self, owner: Interceptor, tracing: bool, forward: Forward | None = None) -> None:
         self.owner = owner
-        self.args, self.kwargs = args, kwargs or {}  # of the outermost module
+        self.forward = forward  # what runs, where it is to be proved
         self.frames: list[Frame] = []
         self.runs: dict[str, int] = {}
         self.counts: dict[str, int] = {}
@@ -344,13 +343,11 @@ class Interceptor:
         """
         if self.steps is not None:
             self.steps.add(step)
-        if not self._proves or state.resumed or self.proof is None or self.proof.failed:
+        if state.forward is None or self.proof is None or self.proof.failed or internal.repeating:
             return False
-        if step in self.proof.steps or not state.frames or internal.repeating:
+        if step in self.proof.steps or not state.frames:
             return False
-        module, path = state.frames[0].module, state.frames[0].path
-        structure = self._structures[path]
-        proof = proof_reaching(step, self.model, module, path, state.args, state.kwargs, structure)
+        proof = proof_reaching(step, state.forward)
         if proof is None:
             state.unreached.add(state.frames[-1].path)
             return False
@@ -405,13 +402,15 @@ class Interceptor:
             if not self.reruns and torch_patches.in_backward():
                 return
             torch_patches.stay_eager()
+            forward = None
             if self._proves:
                 if path not in self._structures:
                     self._structures[path] = structure_of(module)
+                forward = Forward(self.model, module, path, Inputs(args, kwargs), self._structures[path])
                 with internal.marked(True):
-                    self._adopt(proof_of(self.model, module, path, args, kwargs, self._structures[path]))
+                    self._adopt(proof_of(forward))
             tracing, self._tracing = (self._tracing or self.tokens) and self.follows_streams, False
-            state = self._local.state = State(self, tracing, args, kwargs)
+            state = self._local.state = State(self, tracing, forward)
             state.mode.__enter__()
         if state.frames:
             state.frames[-1].is_leaf = False

@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -34,11 +34,10 @@ from manyheads.capture.dependence import Marks
 from manyheads.capture.interceptor import internal, module_paths
 from manyheads.capture.probe_inputs import LONGER, Inputs, candidates, structure_copy
 from manyheads.capture.probed_call import NOTHING_TELLS, Record, record_call
-from manyheads.capture.proof import Proof, SiteProof, Step
+from manyheads.capture.proof import Forward, Proof, SiteProof, Step
 from manyheads.capture.second_run import Rows, probe_interceptor, second_run
 from manyheads.capture.token_mixing import Baseline, is_beside_attention, reasons
 from manyheads.capture.torch_patches import without_checkpoints
-from manyheads.common.types import Arguments
 
 _SLOW = 2.0  # seconds after which a message is shown
 _TRIES = 3  # first runs until custom and proof agree
@@ -48,13 +47,11 @@ _ALSO_READ = (
 )
 
 
-def prove(
-    module: nn.Module, path: str, args: Arguments, kwargs: Mapping[str, object], step: Step | None = None
-) -> Proof:
-    """What can be proved of the sites of ``module``, at ``path``, which is about to be called so; with
-    ``step``, by the shortest probe in which that happens (`Interceptor.reach`).
+def prove(forward: Forward, step: Step | None = None) -> Proof:
+    """What can be proved of the sites of a model that is about to run; with ``step``, by the shortest probe
+    in which that happens (`Interceptor.reach`).
     """
-    called = Inputs(args, kwargs)
+    module, path, called = forward.module, forward.path, forward.inputs
     unfit = _unfit(module, called)
     if unfit:
         return Proof(failed=unfit)

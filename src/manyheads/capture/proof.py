@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from manyheads.capture.axes import Roles
 from manyheads.capture.probe_inputs import Inputs
 from manyheads.capture.site import Site
-from manyheads.common.types import Arguments
 
 Key = tuple[str, str, int]  # the module, the kind of function, the number of axes
 Step = tuple[str | int | bool, ...]  # something that happens on a code path of a model (`Interceptor.reach`)
@@ -105,7 +104,22 @@ class Proof:
             site.note(note)
 
 
-Prover = Callable[[nn.Module, str, Arguments, Mapping[str, object], Step | None], Proof]
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """A call of a model, or of a part of it, from outside.
+
+    module: what is called, at ``path`` inside the model.
+    structure: that of the module (`structure_of`), where it is at hand.
+    """
+
+    model: nn.Module
+    module: nn.Module
+    path: str
+    inputs: Inputs
+    structure: int | None = None
+
+
+Prover = Callable[[Forward, Step | None], Proof]
 
 
 @dataclass
@@ -130,32 +144,22 @@ def register(prover: Prover) -> None:
     _prover = prover
 
 
-def proof_of(
-    model: nn.Module,
-    module: nn.Module,
-    path: str,
-    args: Arguments,
-    kwargs: Mapping[str, object],
-    structure: int | None = None,
-) -> Proof:
-    """The proof for a model whose part ``module`` at ``path`` is about to be called with these arguments: of
-    those that there are, the one whose probe is closest in length and no longer.
-
-    ``structure`` is that of the part (`structure_of`), where it is at hand.
+def proof_of(forward: Forward) -> Proof:
+    """The proof for a forward that is about to run: of those that there are, the one whose probe is closest
+    in length and no longer.
     """
     if _prover is None:
         return Proof(failed="nothing was proved")
     with _lock:
-        entry = _entry(model, module, path, args, kwargs, structure)
-        length = Inputs(args, kwargs).length
+        entry, length = _entry(forward), forward.inputs.length
         shorter = [proof for proof in entry.proofs if proof.length <= max(length, _TELLING)]
         longest = max(shorter or entry.proofs, key=lambda proof: proof.length, default=None)
         if longest is not None and (not longest.length or longest.length >= min(length, _TELLING)):
             return longest
-        sizes = _sizes((args, dict(kwargs)))
+        sizes = tuple(x.shape for x in forward.inputs.tensors())
         if sizes in entry.failures:
             return entry.failures[sizes]
-        proof = _prover(module, path, args, kwargs, None)
+        proof = _prover(forward, None)
         if proof.failed:
             entry.failures[sizes] = proof
         else:
@@ -163,26 +167,16 @@ def proof_of(
     return proof
 
 
-def proof_reaching(
-    step: Step,
-    model: nn.Module,
-    module: nn.Module,
-    path: str,
-    args: Arguments,
-    kwargs: Mapping[str, object],
-    structure: int | None = None,
-) -> Proof | None:
-    """The proof for a code path on which ``step`` happens, for a call as in `proof_of`; None where no probe
-    comes to it.
-    """
+def proof_reaching(step: Step, forward: Forward) -> Proof | None:
+    """The proof for a code path on which ``step`` happens; None where no probe comes to it."""
     if _prover is None:
         return None
     with _lock:
-        entry = _entry(model, module, path, args, kwargs, structure)
+        entry = _entry(forward)
         reached = next((proof for proof in entry.proofs if step in proof.steps), None)
         if reached or step in entry.unreachable or len(entry.proofs) + len(entry.unreachable) > _MOST:
             return reached
-        proof = _prover(module, path, args, kwargs, step)
+        proof = _prover(forward, step)
         if proof.failed:
             entry.unreachable.add(step)
             return None
@@ -191,17 +185,10 @@ def proof_reaching(
     return proof
 
 
-def _entry(
-    model: nn.Module,
-    module: nn.Module,
-    path: str,
-    args: Arguments,
-    kwargs: Mapping[str, object],
-    structure: int | None,
-) -> _Proofs:
-    structure = structure_of(module) if structure is None else structure
-    key = path, structure, _signature((args, dict(kwargs)))
-    return _proofs.setdefault(model, {}).setdefault(key, _Proofs())
+def _entry(forward: Forward) -> _Proofs:
+    structure = structure_of(forward.module) if forward.structure is None else forward.structure
+    key = forward.path, structure, _signature((forward.inputs.args, dict(forward.inputs.kwargs)))
+    return _proofs.setdefault(forward.model, {}).setdefault(key, _Proofs())
 
 
 def forget(model: nn.Module) -> None:
@@ -218,15 +205,6 @@ def structure_of(module: nn.Module) -> int:
     kind = getattr(config, "_attn_implementation", None)
     parts = tuple((name, type(part)) for name, part in module.named_modules())
     return hash((kind, parts, tuple(parameter.shape for parameter in module.parameters())))
-
-
-def _sizes(value: object) -> object:
-    """The shapes of the tensors among some arguments."""
-    if isinstance(value, Tensor):
-        return tuple(value.shape)
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return tuple(_sizes(item) for item in value) if isinstance(value, list | tuple) else None
 
 
 def _signature(value: object) -> object:

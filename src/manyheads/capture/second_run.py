@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -42,29 +43,19 @@ def second_run(
     first: Baseline,
     axis: int,
     at: Callable[[int], int] | None = None,
+    ids: bool | None = None,
 ) -> Second:
-    """Run the copy of a model with the sequence (``axis`` 0) or token (1) replaced that ``at`` chooses;
-    numbers that it does not take are left alone.
+    """Run the copy of a model with the sequence (``axis`` 0) or token (1) replaced that ``at`` chooses. With
+    ``ids`` whole numbers are replaced, too; unless it is given, where the model takes others.
     """
-    if len({x.is_floating_point() for x in inputs.tensors()}) > 1:
+    if ids is None:
+        again = partial(second_run, copied, path, inputs, proof, records, first, axis, at)
+        if len({x.is_floating_point() for x in inputs.tensors()}) == 1:
+            return again(ids=True)
         try:
-            return _run_replaced(copied, path, inputs, proof, records, first, axis, at, ids=True)
+            return again(ids=True)
         except Exception:  # whatever it says, it was asked too much
-            return _run_replaced(copied, path, inputs, proof, records, first, axis, at, ids=False)
-    return _run_replaced(copied, path, inputs, proof, records, first, axis, at, ids=True)
-
-
-def _run_replaced(
-    copied: nn.Module,
-    path: str,
-    inputs: Inputs,
-    proof: Proof,
-    records: list[Record],
-    first: Baseline,
-    axis: int,
-    at: Callable[[int], int] | None,
-    ids: bool,
-) -> Second:
+            return again(ids=False)
     other = replaced(inputs, axis, at, ids)
     run = Second(rows=[None] * len(records), hidden=[False] * len(records))
     size = max((x.shape[axis] for x in inputs.tensors() if 1 < x.dim() < 4), default=0) if axis else 0
