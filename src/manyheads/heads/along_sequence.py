@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from manyheads.capture.call_rows import weight_rows
 from manyheads.capture.interceptor import Interceptor
 from manyheads.common.preserved_state import untouched
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Along:
     weights: Tensor
 
 
-def along(model: nn.Module, batches: Iterable[Any], query: int | None = None) -> Along:
+def along(model: nn.Module, batches: Iterable[Batch], query: int | None = None) -> Along:
     """The mean attention of every self-attention head on each place of sequences of one length.
 
     Parameters
@@ -43,8 +43,8 @@ def along(model: nn.Module, batches: Iterable[Any], query: int | None = None) ->
     --------
     >>> from manyheads.nn.transformers import Encoder
     >>> model = Encoder(12, heads=3, layers=2, vocabulary=7)
-    >>> found = along(model, [torch.randint(7, (5, 11))], query=0)
-    >>> found.heads[:4], found.weights.shape
+    >>> attention = along(model, [torch.randint(7, (5, 11))], query=0)
+    >>> attention.heads[:4], attention.weights.shape
     (['0.0', '0.1', '0.2', '1.0'], torch.Size([6, 11]))
     """
     sums: dict[str, Tensor] = {}

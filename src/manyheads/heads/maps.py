@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from manyheads.capture.interceptor import Interceptor, module_paths
 from manyheads.capture.site import Selection, Site
 from manyheads.common.preserved_state import untouched
 from manyheads.common.run_batch import run
-from manyheads.common.types import Heads
+from manyheads.common.types import Batch, Heads
 
 _ROWS = 256  # queries at a time
 
@@ -38,7 +37,7 @@ class Map:
 
 
 def maps(
-    model: nn.Module, batch: Any, heads: Heads, queries: Sequence[int] | None = None, size: int | None = 512
+    model: nn.Module, batch: Batch, heads: Heads, queries: Sequence[int] | None = None, size: int | None = 512
 ) -> dict[str, Map]:
     """Run the model once and return the exact attention of the chosen heads.
 
@@ -56,30 +55,39 @@ def maps(
     ``{site: Map}``; pieces of one site's attention, where a model loops over them, stand one after the other
     in the batch, as they come, if they are of one shape; otherwise the last is kept.
 
+    See Also
+    --------
+    watch: numbers of every head.
+    silence: switch heads off.
+
+    References
+    ----------
+    Vig, "A multiscale visualization of attention in the transformer model" (2019).
+
     Examples
     --------
     >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
     >>> x = torch.randn(3, 5, 6)
-    >>> found = maps(layer, (x, x, x), {0: [1]})[""]
-    >>> found.weights.shape, torch.allclose(found.weights.sum(-1), torch.ones(3, 1, 5))
+    >>> attention = maps(layer, (x, x, x), {0: [1]})[""]
+    >>> attention.weights.shape, torch.allclose(attention.weights.sum(-1), torch.ones(3, 1, 5))
     (torch.Size([3, 1, 5, 5]), True)
     """
     chosen = Selection(heads, module_paths(model).values())
     if size is not None and size < 1:
         raise ValueError(f"size: expected at least 1, got {size}")
-    found: dict[str, Map] = {}
+    site_maps: dict[str, Map] = {}
 
     def see(call: Call) -> None:
         numbers = chosen.at(call.site)
         if numbers and not call.again:
             with torch._C.DisableTorchFunction():
-                piece, before = _map(call, numbers, queries, size), found.get(call.site.name)
-                found[call.site.name] = piece if before is None else _joined(before, piece)
+                piece, before = _map(call, numbers, queries, size), site_maps.get(call.site.name)
+                site_maps[call.site.name] = piece if before is None else _joined(before, piece)
 
     with untouched(model), torch.no_grad(), Interceptor(model, see) as interceptor:
         run(model, batch)
     chosen.finish(interceptor.sites.by_name.values())
-    return found
+    return site_maps
 
 
 def _joined(before: Map, piece: Map) -> Map:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +41,7 @@ class Output:
         return f"KL(full || silenced), nats a {'sequence' if self.whole else 'token'}"
 
 
-def read(result: Any, model: nn.Module, real: Tensor | None = None) -> Output:
+def read(result: object, model: nn.Module, real: Tensor | None = None) -> Output:
     """The output in what a model returned.
 
     ``logits`` by name, or a tensor whose last axis is as wide as the model's vocabulary, are logits. Else it
@@ -84,7 +83,7 @@ def read(result: Any, model: nn.Module, real: Tensor | None = None) -> Output:
     return Output((value * weights).sum(1) / weights.sum(1).clamp(min=1.0), None)
 
 
-def main_tensor(result: Any) -> tuple[str, Tensor]:
+def main_tensor(result: object) -> tuple[str, Tensor]:
     """The tensor that matters in what a model returned, and its name if it has one.
 
     >>> main_tensor((None, torch.ones(2)))

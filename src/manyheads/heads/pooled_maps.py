@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible
 from manyheads.capture.site import Site
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 
 THUMBNAIL = 48
 # A map of at most so many entries is short: every head is kept exactly.
@@ -56,13 +56,13 @@ class SiteMaps:
 class Seen:
     """What was seen of a forward pass: what the model returned, and the maps of each site."""
 
-    result: Any = None
+    result: object = None
     maps: list[SiteMaps] = field(default_factory=list)
 
 
 def see(
     model: nn.Module,
-    batch: Any,
+    batch: Batch,
     *,
     exact: Callable[[Site], Sequence[int]] | None = None,
     pooled: int = 128,
@@ -82,33 +82,35 @@ def see(
 
     >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
     >>> x = torch.randn(1, 5, 6)
-    >>> found = see(layer, (x, x, x)).maps[0]
-    >>> found.thumbnails.shape, found.exact[1].shape
+    >>> site_maps = see(layer, (x, x, x)).maps[0]
+    >>> site_maps.thumbnails.shape, site_maps.exact[1].shape
     (torch.Size([2, 5, 5]), torch.Size([5, 5]))
     """
     seen = Seen()
-    found: dict[str, SiteMaps] = {}
+    site_maps: dict[str, SiteMaps] = {}
 
-    def look(call: Call) -> None:
+    def collect(call: Call) -> None:
         if call.again:
             return
         with torch._C.DisableTorchFunction():
             also(call)
-            found[call.site.name] = _look(call, exact, pooled, thumbnail)
+            site_maps[call.site.name] = _site_maps(call, exact, pooled, thumbnail)
 
-    with torch.no_grad(), Interceptor(model, look, tokens=True):
+    with torch.no_grad(), Interceptor(model, collect, tokens=True):
         seen.result = run(model, batch)
-    seen.maps = list(found.values())
+    seen.maps = list(site_maps.values())
     return seen
 
 
-def _look(call: Call, exact: Callable[[Site], Sequence[int]] | None, most: int, thumbnail: int) -> SiteMaps:
-    look = visible(call)
-    update_site(call, look)
+def _site_maps(
+    call: Call, exact: Callable[[Site], Sequence[int]] | None, most: int, thumbnail: int
+) -> SiteMaps:
+    visibility = visible(call)
+    update_site(call, visibility)
     site, device = call.site, call.output.device
     keys = torch.arange(call.keys, device=device)
-    if look.real is not None:
-        keys = look.real[0, : call.keys].to(device).nonzero().flatten()
+    if visibility.real is not None:
+        keys = visibility.real[0, : call.keys].to(device).nonzero().flatten()
     square = call.queries == call.keys and not site.cross
     queries = keys if square else torch.arange(call.queries, device=device)
     rows, columns = len(queries), len(keys)
@@ -120,7 +122,7 @@ def _look(call: Call, exact: Callable[[Site], Sequence[int]] | None, most: int, 
     parts: list[Tensor] = []
     pooled: list[Tensor] = []
     bins = None
-    if not site.cross and look.aligned and not call.blocked and columns:
+    if not site.cross and visibility.aligned and not call.blocked and columns:
         bins = torch.zeros(site.heads, len(EDGES) * 2 + 1, device=device, dtype=torch.float64)
     step = max(1, _HELD // max(1, site.heads * call.keys))
     step = max(row_size, step // row_size * row_size)
@@ -136,7 +138,7 @@ def _look(call: Call, exact: Callable[[Site], Sequence[int]] | None, most: int, 
         if not brief:
             pooled.append(_pooled(weights, row_size, column_size))
         if bins is not None:
-            away = bin_of(keys[None] - (chosen + look.offset)[:, None]).flatten()
+            away = bin_of(keys[None] - (chosen + visibility.offset)[:, None]).flatten()
             bins.scatter_add_(1, away.expand(site.heads, -1), weights.flatten(1).double())
     return SiteMaps(
         site,
@@ -164,8 +166,8 @@ def area(size: int, cells: int, device: torch.device | None = None) -> Tensor:
         return torch.zeros(0, size, device=device)
     width = size / cells
     start = torch.arange(cells, device=device, dtype=torch.float64)[:, None] * width
-    place = torch.arange(size, device=device, dtype=torch.float64)
-    shared = (torch.minimum(start + width, place + 1) - torch.maximum(start, place)).clamp(min=0.0)
+    position = torch.arange(size, device=device, dtype=torch.float64)
+    shared = (torch.minimum(start + width, position + 1) - torch.maximum(start, position)).clamp(min=0.0)
     return (shared / width).float()
 
 

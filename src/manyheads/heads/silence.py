@@ -39,6 +39,16 @@ def silence(
     not verified, or when a layer number fits several sites, and on leaving when something named was never
     called.
 
+    See Also
+    --------
+    gates: multiply by any number.
+    cut: remove heads for good.
+    importance: which heads matter.
+
+    References
+    ----------
+    Michel, Levy, Neubig, "Are sixteen heads really better than one?" (2019).
+
     Examples
     --------
     >>> layer = nn.MultiheadAttention(6, num_heads=2, bias=False, batch_first=True)
@@ -71,7 +81,7 @@ class Gates(Mapping[str, Tensor]):
     """The gates of a model by site, each (heads,); new ones appear when their site is first called."""
 
     def __init__(self, values: GateValues | None, paths: set[str]) -> None:
-        self._given: dict[int | str, Tensor] = {}
+        self._values: dict[int | str, Tensor] = {}
         self.sites: dict[str, Site] = {}
         self._gates: dict[str, Tensor] = {}
         self._lock = threading.Lock()
@@ -87,7 +97,7 @@ class Gates(Mapping[str, Tensor]):
                     raise ValueError(
                         f"gates[{key!r}]: expected a floating tensor (heads,) or (batch, heads), got {got}"
                     )
-                self._given[key] = value
+                self._values[key] = value
             self._chosen = Selection({key: range(value.shape[-1]) for key, value in values.items()}, paths)
 
     def __getitem__(self, site: str) -> Tensor:
@@ -109,7 +119,7 @@ class Gates(Mapping[str, Tensor]):
                 if not self._chosen.at(site):
                     return None
                 key = site.name if site.name in self._chosen.heads else site.layer
-                gate = self._gates[site.name] = self._given[key]
+                gate = self._gates[site.name] = self._values[key]
             elif gate is None:
                 dtype = torch.promote_types(call.output.dtype, torch.float32)
                 gate = torch.ones(site.heads, dtype=dtype, device=call.output.device, requires_grad=True)
@@ -142,26 +152,36 @@ def gates(
     -------
     A context that gives a mapping from site names to gates. Errors as for `silence`.
 
+    See Also
+    --------
+    silence: gates of zero.
+    importance: rankings by the gradient of gates, or by learned gates.
+
+    References
+    ----------
+    Michel, Levy, Neubig, "Are sixteen heads really better than one?" (2019).
+    Voita, Talbot, Moiseev, Sennrich, Titov, "Analyzing multi-head self-attention" (2019).
+
     Examples
     --------
     >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
     >>> x = torch.randn(3, 5, 6)
-    >>> with gates(nn.Sequential(layer)) as found:
+    >>> with gates(nn.Sequential(layer)) as gate:
     ...     layer(x, x, x)[0].sum().backward()
-    >>> found["0"], found["0"].grad.shape
+    >>> gate["0"], gate["0"].grad.shape
     (tensor([1., 1.], requires_grad=True), torch.Size([2]))
     """
     return _gates(model, Gates(values, set(module_paths(model).values())), unverified)
 
 
 @contextmanager
-def _gates(model: nn.Module, found: Gates, unverified: Unverified) -> Iterator[Gates]:
+def _gates(model: nn.Module, site_gates: Gates, unverified: Unverified) -> Iterator[Gates]:
     def edit(call: Call) -> Tensor | None:
-        gate = found.at(call)
+        gate = site_gates.at(call)
         if gate is not None:
             call.site.check("gates", unverified)
         return None if gate is None else call.output * gate[..., call.heads, None, None].to(call.output)
 
     with Interceptor(model, edit, reruns=True, parts=True):
-        yield found
-    found.finish()
+        yield site_gates
+    site_gates.finish()

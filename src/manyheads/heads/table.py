@@ -50,6 +50,15 @@ class HeadTable:
         read.
     matrices: numbers for each pair of heads, (heads, heads): ``js``, ``cka``. `merge` leaves them out, too.
 
+    See Also
+    --------
+    watch, inspect, roles, diversity, importance: which make tables.
+    plan: which reads one.
+
+    References
+    ----------
+    Clark, Khandelwal, Levy, Manning, "What does BERT look at?" (2019).
+
     Examples
     --------
     >>> rows = [Row("h.0.attn", 0, head, head, head, "causal") for head in range(2)]
@@ -145,9 +154,9 @@ class HeadTable:
         seen = int(self.tokens.max()) if len(self) else 0
         return f"HeadTable({len(self)} heads at {sites} sites, {seen} tokens: {', '.join(self.metrics)})"
 
-    def _repr_mimebundle_(self, **wanted: Any) -> Any:
+    def _repr_mimebundle_(self, **options: object) -> object:
         """In a notebook it shows itself as a page."""
-        return registered("view.notebook")(self, self, **wanted)
+        return registered("view.notebook")(self, self, **options)
 
     def merge(self, *others: HeadTable) -> HeadTable:
         """One table as if all had been collected together. The tables must be of the same model and
@@ -184,9 +193,9 @@ class HeadTable:
             for name, value in table.sums.items():
                 sums[name][:, index] += value
             for site, by_metric in table.profiles.items():
-                mine = profiles.setdefault(site, {})
+                joined = profiles.setdefault(site, {})
                 for name, profile in by_metric.items():
-                    mine[name] = _longer(mine.get(name), profile)
+                    joined[name] = _longer(joined.get(name), profile)
         labels = {name: _joined_labels(name, tables, order) for name in ("verified", "notes")}
         labels = {name: words for name, words in labels.items() if any(name in t.labels for t in tables)}
         return HeadTable([rows[key] for key in order], tokens, sums, self.model, profiles, labels)
@@ -196,10 +205,9 @@ class HeadTable:
         ``received``.
         """
         if site not in self.profiles or metric not in self.profiles[site]:
-            known = {name: sorted(found) for name, found in self.profiles.items()}
-            raise KeyError(
-                f"no profile of {metric!r} at {site!r}; there are {known or 'none: watch with profiles=True'}"
-            )
+            available = {name: sorted(by_metric) for name, by_metric in self.profiles.items()}
+            hint = available or "none: watch with profiles=True"
+            raise KeyError(f"no profile of {metric!r} at {site!r}; there are {hint}")
         count, total = self.profiles[site][metric].unbind()
         return total / count
 

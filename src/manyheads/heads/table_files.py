@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, get_type_hints
@@ -15,6 +15,8 @@ import torch
 
 from manyheads.common.csv_cells import from_cell, to_cell
 from manyheads.common.json_files import check_fields, in_one_sentence, read_bytes, read_json
+from manyheads.common.json_numbers import plain
+from manyheads.common.types import Json
 from manyheads.common.whole_files import write_whole
 from manyheads.heads.table import HeadTable, Row
 
@@ -24,6 +26,7 @@ _PARTS = ("count", "sum", "squares")
 _KINDS = (".json", ".csv", ".parquet")
 _LARGEST = 2_000_000_000  # bytes of a file
 _MOST_CELLS = 100_000_000
+_Cell = str | int | float
 
 
 def save(table: HeadTable, path: str | PathLike[str]) -> None:
@@ -88,7 +91,7 @@ class _Document(TypedDict):
     matrices: NotRequired[dict[str, list[list[float | None]]]]
 
 
-def _csv_columns(content: bytes) -> dict[str, list[str]]:
+def _csv_columns(content: bytes) -> Mapping[str, Sequence[_Cell]]:
     try:
         rows = list(csv.reader(io.StringIO(content.decode(), newline="")))
     except (csv.Error, UnicodeError) as error:
@@ -99,12 +102,12 @@ def _csv_columns(content: bytes) -> dict[str, list[str]]:
     return dict(zip(names, map(list, zip(*rows[1:], strict=True)), strict=True)) if rows[1:] else {}
 
 
-def _parquet_columns(content: bytes) -> dict[str, list[Any]]:
+def _parquet_columns(content: bytes) -> Mapping[str, Sequence[_Cell]]:
     pyarrow, parquet = _pyarrow()
     file = parquet.ParquetFile(pyarrow.BufferReader(content))
     if file.metadata.num_rows * max(file.metadata.num_columns, 1) > _MOST_CELLS:
         raise ValueError(f"it says that it has more than {_MOST_CELLS:,} cells")
-    columns: dict[str, list[Any]] = file.read(use_threads=False).to_pydict()
+    columns: dict[str, list[_Cell]] = file.read(use_threads=False).to_pydict()
     return columns
 
 
@@ -125,10 +128,10 @@ def _pyarrow() -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-def _as_json(table: HeadTable) -> dict[str, Any]:
+def _as_json(table: HeadTable) -> Json:
     profiles = {
-        site: {name: value.tolist() for name, value in found.items()}
-        for site, found in table.profiles.items()
+        site: {name: value.tolist() for name, value in by_metric.items()}
+        for site, by_metric in table.profiles.items()
     }
     sums = {name: dict(zip(_PARTS, value.tolist(), strict=True)) for name, value in table.sums.items()}
     document = {
@@ -137,17 +140,8 @@ def _as_json(table: HeadTable) -> dict[str, Any]:
         "profiles": profiles, "labels": table.labels,
         "matrices": {name: matrix.tolist() for name, matrix in table.matrices.items()},
     }  # fmt: skip
-    plain: dict[str, Any] = _finite(document)
-    return plain
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: null stands for it."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    numbers: Json = plain(document)
+    return numbers
 
 
 def _from_json(document: _Document) -> HeadTable:
@@ -156,8 +150,8 @@ def _from_json(document: _Document) -> HeadTable:
         for name, parts in document["sums"].items()
     }
     profiles = {
-        site: {name: _numbers(value) for name, value in found.items()}
-        for site, found in document["profiles"].items()
+        site: {name: _numbers(value) for name, value in by_metric.items()}
+        for site, by_metric in document["profiles"].items()
     }
     rows = [_row(values) for values in document["rows"]]
     matrices = {name: _numbers(matrix) for name, matrix in document.get("matrices", {}).items()}
@@ -170,28 +164,28 @@ def _row(values: Sequence[Any]) -> Row:
     return Row(*values)
 
 
-def _numbers(value: Any) -> torch.Tensor:
-    def known(item: Any) -> Any:
-        return [known(x) for x in item] if isinstance(item, list) else math.nan if item is None else item
+def _numbers(value: object) -> torch.Tensor:
+    def with_nan(item: object) -> object:
+        return [with_nan(x) for x in item] if isinstance(item, list) else math.nan if item is None else item
 
-    return torch.tensor(known(value), dtype=torch.float64)
+    return torch.tensor(with_nan(value), dtype=torch.float64)
 
 
-def _flat(table: HeadTable) -> dict[str, list[Any]]:
+def _flat(table: HeadTable) -> dict[str, list[_Cell]]:
     """Columns for people first, then the sums that make merging exact, and the model on each row."""
-    known = {c: table[c] for c in table.columns}
-    columns = {c: x.tolist() if isinstance(x, torch.Tensor) else x for c, x in known.items()}
+    cells = {c: table[c] for c in table.columns}
+    columns = {c: x.tolist() if isinstance(x, torch.Tensor) else x for c, x in cells.items()}
     for name in table.metrics:
         for part, values in zip(_PARTS, table.sums[name].tolist(), strict=True):
             columns[f"{name}_{part}"] = values
     return columns | {"model": [table.model] * len(table)}
 
 
-def _from_flat(columns: dict[str, list[Any]]) -> HeadTable:
-    whole = {"layer", "head", "original_head", "kv_head"}
+def _from_flat(columns: Mapping[str, Sequence[_Cell]]) -> HeadTable:
+    integers = {"layer", "head", "original_head", "kv_head"}
     if missing := [name for name in (*Row._fields, "tokens", "model") if name not in columns]:
         raise ValueError(f"it has no column {missing[0]!r}")
-    keys = [[int(x) if c in whole else from_cell(str(x)) for x in columns[c]] for c in Row._fields]
+    keys = [[int(x) if c in integers else from_cell(str(x)) for x in columns[c]] for c in Row._fields]
     before = list(columns)[: list(columns).index("tokens")]
     labels = {c: [from_cell(str(x)) for x in columns[c]] for c in before if c not in Row._fields}
     names = [c.removesuffix("_squares") for c in columns if c.endswith("_squares")]

@@ -37,9 +37,9 @@ class Reading:
     ...     def forward(self, x):
     ...         return x.unflatten(-1, (self.heads, -1))
     >>> layer = Layer()
-    >>> with Reading(layer, {"": {"heads"}}) as found:
+    >>> with Reading(layer, {"": {"heads"}}) as reading:
     ...     _ = layer(torch.ones(2, 6))
-    >>> "heads" in found.names[""], "window" in found.names[""], found.only_sizes("", "heads")
+    >>> "heads" in reading.names[""], "window" in reading.names[""], reading.only_sizes("", "heads")
     (True, False, True)
     """
 
@@ -51,7 +51,7 @@ class Reading:
         self._paths: dict[int, str] = {}
         self._mode = _Sizes()
 
-    def read(self, path: str, name: str, value: Any) -> Any:
+    def read(self, path: str, name: str, value: object) -> object:
         """Note a read; gives what is read."""
         self.names[path].add(name)
         if type(value) is not int or name not in self.numbers.get(path, ()):
@@ -67,7 +67,7 @@ class Reading:
 
     def __enter__(self) -> Reading:
         try:
-            self._look()
+            self._install()
         except BaseException:
             self._undo()
             raise
@@ -78,7 +78,7 @@ class Reading:
         self._mode.__exit__(*error)
         self._undo()
 
-    def _look(self) -> None:
+    def _install(self) -> None:
         classes: dict[type, type] = {}
         for path, module in self.region.named_modules():
             self.names[path], self._paths[id(module)] = set(), path
@@ -97,7 +97,7 @@ class Reading:
             undo()
 
     def _spied(self, kind: Any) -> type:
-        def get(module: Any, name: str) -> Any:
+        def get(module: object, name: str) -> object:
             path = self._paths[id(module)]
             self.names[path].add(name)  # also where the next line raises, as for buffers, which come later
             return self.read(path, name, kind.__getattribute__(module, name))
@@ -111,14 +111,14 @@ class Reading:
 class _Config:
     """A config that tells which of its values are read."""
 
-    def __init__(self, config: Any, path: str, reading: Reading) -> None:
+    def __init__(self, config: object, path: str, reading: Reading) -> None:
         vars(self).update(_real=config, _path=path, _reading=reading)
 
-    def __getattr__(self, name: str) -> Any:
-        own = vars(self)
-        return own["_reading"].read(own["_path"], f"config.{name}", getattr(own["_real"], name))
+    def __getattr__(self, name: str) -> object:
+        fields = vars(self)
+        return fields["_reading"].read(fields["_path"], f"config.{name}", getattr(fields["_real"], name))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(vars(self)["_real"], name, value)
 
 
@@ -175,10 +175,10 @@ class Traced(int):
         return hash(self.real)
 
 
-def _computed(name: str) -> Any:
+def _computed(name: str) -> Callable[..., object]:
     plain = getattr(int, name)
 
-    def operator(self: Traced, *others: Any) -> Any:
+    def operator(self: Traced, *others: object) -> object:
         result = plain(self, *others)
         if type(result) is not int:
             return result
@@ -187,10 +187,10 @@ def _computed(name: str) -> Any:
     return operator
 
 
-def _noted(name: str) -> Any:
+def _noted(name: str) -> Callable[..., object]:
     plain = getattr(int, name)
 
-    def operator(self: Traced, *others: Any) -> Any:
+    def operator(self: Traced, *others: object) -> object:
         self.other()
         return plain(self, *others)
 
@@ -207,7 +207,11 @@ class _Sizes(TorchFunctionMode):
     """A context in which torch's functions note the numbers that they are given."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         for number in _numbers((args, kwargs)):
             if func in _SIZES:
@@ -218,7 +222,7 @@ class _Sizes(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _numbers(value: Any) -> Iterator[Traced]:
+def _numbers(value: object) -> Iterator[Traced]:
     if isinstance(value, Traced):
         yield value
     elif isinstance(value, slice):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 
@@ -14,7 +13,7 @@ from manyheads.capture.site import Selection, Site, Unverified
 from manyheads.capture.weights import Projections, projections
 from manyheads.common.compare_outputs import Captured, seeded_evaluation
 from manyheads.common.run_batch import run
-from manyheads.common.types import Heads
+from manyheads.common.types import Batch, Heads
 from manyheads.models.changes import Changes, changes_of, forget, replace_module, settle
 from manyheads.models.no_heads import emptied
 from manyheads.models.probe_batch import probe_batch, variations
@@ -29,7 +28,9 @@ from manyheads.surgery.weight_slices import Shrink, apply, check_groups, shrinks
 _SMALL = 1_000_000  # parameters: such models are held to longer sequences at no cost
 
 
-def cut(model: nn.Module, heads: Heads, batch: Any = None, *, unverified: Unverified = "refuse") -> nn.Module:
+def cut(
+    model: nn.Module, heads: Heads, batch: Batch | None = None, *, unverified: Unverified = "refuse"
+) -> nn.Module:
     """A smaller copy of a model, without these heads: rows and columns of its projections are gone.
 
     Which weights belong to a head is found by running the model, whatever its class. The copy is run, too:
@@ -59,6 +60,18 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None, *, unverified: Unveri
     of which no batch shows what they are for; RuntimeError when the copy does not give what the silenced
     model gives, with the first module that differs.
 
+    See Also
+    --------
+    plan: which heads to remove.
+    refit, recover: make up for them.
+    prune: all of it.
+    save: keep the copy.
+
+    References
+    ----------
+    Michel, Levy, Neubig, "Are sixteen heads really better than one?" (2019).
+    Ainslie and others, "GQA: training generalized multi-query transformer models" (2023).
+
     Examples
     --------
     >>> layer = nn.MultiheadAttention(6, num_heads=3, batch_first=True)
@@ -80,34 +93,34 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None, *, unverified: Unveri
     copied, changes = copy.deepcopy(model), changes_of(model)
     if not removed:
         return copied
-    copied = _own_attention(copied, removed, changes)
-    found = projections(copied, batch)
-    regions = regions_of(found)
+    copied = _replace_torch_attention(copied, removed, changes)
+    head_weights = projections(copied, batch)
+    regions = regions_of(head_weights)
     empty = [site.path for name, site in sites.items() if len(removed.get(name, ())) == site.heads]
     captured, _ = capture(model, batch, removed, {*regions, *empty})
     for path, region in regions.items():
         region.calls = list(captured[path])
         region.length = seen.longest(region.sites)
-    find_inputs(model, regions, found)
+    find_inputs(model, regions, head_weights)
     losing = [region for region in regions.values() if any(name in removed for name in region.sites)]
     read_regions(copied, losing, captured)
-    only, own = separate(copied, regions, found, removed, changes)
-    shrunk = shrinks(found, removed, only) | own
-    stake = max(numbers_at_stake(copied, region, found, removed, shrunk) for region in losing)
+    only, separated = separate(copied, regions, head_weights, removed, changes)
+    shrunk = shrinks(head_weights, removed, only) | separated
+    stake = max(numbers_at_stake(copied, region, head_weights, removed, shrunk) for region in losing)
     others = _other_batches(model, batch, seen, stake, removed, regions, changes)
     later = {path: region.calls[len(captured[path]) :] for path, region in regions.items()}
     read_regions(copied, losing, later)
     for path in dict.fromkeys(empty):
-        copied = _emptied(copied, path, captured[path][0], found, shrunk, changes)
+        copied = _emptied(copied, path, captured[path][0], head_weights, shrunk, changes)
     apply(copied, shrunk, changes)
     narrowed = narrow(copied, regions, removed, changes)
     lost = [r for r in regions.values() if r in narrowed or r in losing]
-    fix_head_counts(model, copied, lost, found, removed, shrunk, changes)
+    fix_head_counts(model, copied, lost, head_weights, removed, shrunk, changes)
     settle(copied, changes)
-    kept = _original(model, sites, removed)
-    setattr(copied, "original_heads", kept)  # noqa: B010
+    original_heads = _original(model, sites, removed)
+    setattr(copied, "original_heads", original_heads)  # noqa: B010
     for name, site in sites.items():
-        _count(changes, site, removed.get(name, []), kept, found[name].d_key)
+        _count(changes, site, removed.get(name, []), original_heads, head_weights[name].d_key)
     modules = [region.path for region in lost]
     verify(model, copied, batch, removed, modules)
     for other, silenced in others:
@@ -117,32 +130,32 @@ def cut(model: nn.Module, heads: Heads, batch: Any = None, *, unverified: Unveri
 
 def _other_batches(
     model: nn.Module,
-    batch: Any,
+    batch: Batch,
     seen: Seen,
     stake: int,
     removed: Mapping[str, list[int]],
     regions: Mapping[str, Region],
     changes: Changes,
-) -> list[tuple[Any, Any]]:
+) -> list[tuple[Batch, object]]:
     """Further batches to hold the copy to, and what the silenced model gives on them: with other inputs, and
     much longer. The regions get to know how they were called.
 
     stake: the largest number whose meaning only a batch that is longer shows.
     """
-    batches = list(variations(model, batch))
+    batches: list[Batch] = list(variations(model, batch))
     small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL
     enough = max(LENGTH - 1, 4 * stake)
-    made = longer(model, batch, seen, max(enough, 4 * LENGTH * small), enough)
-    if made is None:
+    lengthened = longer(model, batch, seen, max(enough, 4 * LENGTH * small), enough)
+    if lengthened is None:
         changes.notes.append(
             f"the batch, of length {seen.longest(seen.batch)}, could not be made longer, so that nothing is "
             "known of longer ones"
         )
     else:
-        batches.append(made[0])
+        batches.append(lengthened[0])
         for region in regions.values():
-            region.length = max(region.length, made[1].longest(region.sites))
-    others = []
+            region.length = max(region.length, lengthened[1].longest(region.sites))
+    others: list[tuple[Batch, object]] = []
     for other in batches:
         captured, silenced = capture(model, other, removed, regions)
         for path, region in regions.items():
@@ -152,7 +165,7 @@ def _other_batches(
 
 
 def _resolved(
-    model: nn.Module, heads: Heads, batch: Any
+    model: nn.Module, heads: Heads, batch: Batch
 ) -> tuple[dict[str, Site], dict[str, list[int]], Seen]:
     """The sites of the model, the heads to remove by site name, and how long the batch is at each site."""
     chosen = Selection(heads, module_paths(model).values())
@@ -174,7 +187,9 @@ def _resolved(
     return dict(sites), removed, seen
 
 
-def _own_attention(model: nn.Module, removed: Mapping[str, list[int]], changes: Changes) -> nn.Module:
+def _replace_torch_attention(
+    model: nn.Module, removed: Mapping[str, list[int]], changes: Changes
+) -> nn.Module:
     """Put our module in the place of each nn.MultiheadAttention that loses heads."""
     for name in removed:
         path = name.partition("#")[0]
@@ -190,16 +205,16 @@ def _emptied(
     model: nn.Module,
     path: str,
     call: Captured,
-    found: Mapping[str, Projections],
+    head_weights: Mapping[str, Projections],
     shrunk: dict[str, Shrink],
     changes: Changes,
 ) -> nn.Module:
     """Replace a module that loses all its heads."""
-    mine = next(p for p in found.values() if p.site.path == path)
+    of_site = next(p for p in head_weights.values() if p.site.path == path)
     under = f"{path}." if path else ""
-    inside = any(reader.startswith(under) for reader in mine.readers)
+    inside = any(reader.startswith(under) for reader in of_site.readers)
     module = model.get_submodule(path)
-    stub = emptied(module, call, inside, bool(mine.site.cross), mine.site.heads * mine.d_value)
+    stub = emptied(module, call, inside, bool(of_site.site.cross), of_site.site.heads * of_site.d_value)
     for name in list(shrunk):
         if name.startswith(under):
             del shrunk[name]
@@ -209,14 +224,18 @@ def _emptied(
 
 
 def _count(
-    changes: Changes, site: Site, removed: list[int], kept: Mapping[str, list[int]], d_key: int | None
+    changes: Changes,
+    site: Site,
+    removed: list[int],
+    original_heads: Mapping[str, list[int]],
+    d_key: int | None,
 ) -> None:
     """Note how many heads a site had before it was ever cut, and has now."""
     left = [head for head in range(site.heads) if head not in removed]
     after = [len(left), len({site.kv_heads[head] for head in left})]
     first = changes.counts.get(site.name)
     before = first["before"] if first else [site.heads, len(set(site.kv_heads))]
-    gone = sorted(set(range(before[0])) - set(kept.get(site.name, range(before[0]))))
+    gone = sorted(set(range(before[0])) - set(original_heads.get(site.name, range(before[0]))))
     changes.counts[site.name] = {"before": before, "after": after, "d_key": d_key, "removed": gone}
 
 

@@ -52,7 +52,7 @@ def elimination(task: Task) -> HeadTable:
         sums = Sums()
         costs = _costs(observer.sites, moments)
         sums.add({site: torch.tensor([[of[head] for head in sorted(of)]]) for site, of in costs.items()})
-        return observer.table(sums.found, f"{forward.output.measure}, the rest refitted")
+        return observer.table(sums.by_column, f"{forward.output.measure}, the rest refitted")
 
 
 class _Moments:
@@ -95,10 +95,10 @@ class _Moments:
 
 def _collect(forward: Forward, drawn: Tensor, moments: dict[str, _Moments]) -> None:
     """Sum up one batch. Each sequence counts alike, however long it is."""
-    outputs = [output for found in forward.heads.values() for output in found]
+    outputs = [output for pieces in forward.heads.values() for output in pieces]
     slopes = iter(torch.autograd.grad(forward.output.value, outputs, drawn, allow_unused=True))
-    for site, found in forward.heads.items():
-        for output in found:
+    for site, pieces in forward.heads.items():
+        for output in pieces:
             slope = next(slopes)
             batch, heads, queries, d_value = output.shape
             real = forward.real
@@ -115,35 +115,35 @@ def _costs(sites: list[Site], moments: dict[str, _Moments]) -> dict[str, dict[in
     paths: dict[str, list[Site]] = {}
     for site in sites:
         paths.setdefault(site.path, []).append(site)
-    places = [
+    modules = [
         ModuleHeads([site.name for site in calls], list(calls[0].kv_heads), set()) for calls in paths.values()
     ]
     prices = []
-    for place in places:
-        each = [moments[name].price() for name in place.sites]
+    for module in modules:
+        each = [moments[name].price() for name in module.sites]
         prices.append(lambda heads, each=each: sum(price(heads) for price in each))
-    paid = [0.0 for _ in places]
-    turns = {i: _next(place, prices[i], 0.0) for i, place in enumerate(places)}
+    paid = [0.0 for _ in modules]
+    turns = {i: _next(module, prices[i], 0.0) for i, module in enumerate(modules)}
     cost: dict[str, dict[int, float]] = {site.name: {} for site in sites}
     highest = 0.0
     while turns:
         i = min(turns, key=lambda i: turns[i][0])
         share, move = turns.pop(i)
         highest = max(highest, share)
-        for name in places[i].sites:
+        for name in modules[i].sites:
             cost[name] |= dict.fromkeys(move, highest)
-        places[i].leave(move)
+        modules[i].leave(move)
         paid[i] += share * len(move)
-        if places[i].left:
-            turns[i] = _next(places[i], prices[i], paid[i])
+        if modules[i].left:
+            turns[i] = _next(modules[i], prices[i], paid[i])
     return cost
 
 
-def _next(place: ModuleHeads, price: Callable[[list[int]], float], paid: float) -> tuple[float, list[int]]:
+def _next(module: ModuleHeads, price: Callable[[list[int]], float], paid: float) -> tuple[float, list[int]]:
     """The heads that leave a place next, and what each of them costs."""
-    gone = place.removed
+    removed = module.removed
 
     def share(move: list[int]) -> float:
-        return (price(gone + move) - paid) / len(move)
+        return (price(removed + move) - paid) / len(move)
 
-    return min((share(move), move) for move in place.moves(share))
+    return min((share(move), move) for move in module.moves(share))

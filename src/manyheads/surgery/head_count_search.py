@@ -28,6 +28,9 @@ _MODEL = re.compile(
 _OF_TORCH = ("groups", "num_groups", "num_channels")  # of torch's own modules; their weights say the rest
 
 
+Key = tuple[str, tuple[str, ...], bool]  # the module, the path in it, whether it is of a config
+
+
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """Something in a module that may have to change: where it is, and the values to try, likeliest first.
@@ -37,13 +40,13 @@ class Candidate:
 
     module: str  # path inside the region
     path: tuple[str, ...]
-    options: tuple[Any, ...]
+    options: tuple[Any, ...]  # whole numbers, or settings with an entry for every head
     old: Any
     config: bool = False
     axes: tuple[tuple[int, int], ...] = ()
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> Key:
         """What it has in common with the same number in the next layer."""
         return self.module, self.path, self.config
 
@@ -62,23 +65,23 @@ def candidates(
     modules: Mapping[str, nn.Module], sizes: Mapping[int, list[int]], configs: bool, reads: Reads
 ) -> list[Candidate]:
     """The numbers that these modules read and that are among the sizes."""
-    found = []
+    matching = []
     for name, module in modules.items():
-        theirs = type(module).__module__.startswith("torch.nn.")
+        of_torch = type(module).__module__.startswith("torch.nn.")
         for attribute, value in vars(module).items():
             hidden = attribute.startswith("_") and attribute != "_axes_lengths"
-            if hidden or (theirs and attribute not in _OF_TORCH) or attribute not in reads.get(name, ()):
+            if hidden or (of_torch and attribute not in _OF_TORCH) or attribute not in reads.get(name, ()):
                 continue
             for path, old in _numbers(value, (attribute,)):
                 if old in sizes:
-                    found.append(Candidate(name, path, _ordered(path, old, sizes[old]), old))
+                    matching.append(Candidate(name, path, _ordered(path, old, sizes[old]), old))
         config = getattr(module, "config", None)
-        if configs and config is not None and not theirs:
+        if configs and config is not None and not of_torch:
             for attribute, old in vars(config).items():
                 if type(old) is int and old in sizes and f"config.{attribute}" in reads.get(name, ()):
                     options = _ordered((attribute,), old, sizes[old])
-                    found.append(Candidate(name, (attribute,), options, old, config=True))
-    return found
+                    matching.append(Candidate(name, (attribute,), options, old, config=True))
+    return matching
 
 
 def _numbers(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -90,8 +93,8 @@ def _numbers(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
             if isinstance(key, str) and "." not in key:
                 yield from _numbers(item, (*path, key))
     elif type(value) in (list, tuple) and len(path) < 4 and len(value) < 9:
-        for place, item in enumerate(value):
-            yield from _numbers(item, (*path, str(place)))
+        for index, item in enumerate(value):
+            yield from _numbers(item, (*path, str(index)))
 
 
 def _ordered(path: tuple[str, ...], old: int, new: list[int]) -> tuple[int, ...]:
@@ -106,28 +109,28 @@ def _likely(path: tuple[str, ...], old: int) -> bool:
 
 def find(
     region: nn.Module,
-    found: list[Candidate],
+    numbers: list[Candidate],
     holds: Callable[[], bool],
-    known: Mapping[tuple[Any, ...], int],
-) -> dict[Candidate, Any] | None:
+    right_options: Mapping[Key, int],
+) -> dict[Candidate, object] | None:
     """Set the candidates inside a region so that ``holds`` is true, and as few of them as will do; None when
     nothing makes it so.
 
     known: which option was right for the same candidate in another layer; tried first.
     """
     orders = []
-    for candidate in found:
+    for candidate in numbers:
         options = list(candidate.options)
-        if candidate.key in known and known[candidate.key] < len(options):
-            options.insert(0, options.pop(known[candidate.key]))
+        if candidate.key in right_options and right_options[candidate.key] < len(options):
+            options.insert(0, options.pop(right_options[candidate.key]))
         orders.append(options)
-    values = Values(region, found)
-    for number, choice in enumerate(_choices(orders)):
-        if number >= _TRIES:
+    values = Values(region, numbers)
+    for attempt, choice in enumerate(_choices(orders)):
+        if attempt >= _TRIES:
             break
-        chosen = {c: value for c, value in zip(found, choice, strict=True) if value is not c.old}
-        places = {(c.module, c.path[0]) for c in chosen if c.axes}
-        if any((c.module, c.path[0]) in places for c in chosen if not c.axes):
+        chosen = {c: value for c, value in zip(numbers, choice, strict=True) if value is not c.old}
+        replaced = {(c.module, c.path[0]) for c in chosen if c.axes}
+        if any((c.module, c.path[0]) in replaced for c in chosen if not c.axes):
             continue  # a number inside a setting that is another one now
         values.put(chosen)
         if holds():
@@ -136,7 +139,9 @@ def find(
     return None
 
 
-def _fewest(chosen: dict[Candidate, Any], values: Values, holds: Callable[[], bool]) -> dict[Candidate, Any]:
+def _fewest(
+    chosen: dict[Candidate, object], values: Values, holds: Callable[[], bool]
+) -> dict[Candidate, object]:
     """Put back what need not change: those first whose names do not speak of heads."""
     order = sorted(chosen, key=lambda c: not c.axes and _likely(c.path, c.old))
     again = True
@@ -152,30 +157,30 @@ def _fewest(chosen: dict[Candidate, Any], values: Values, holds: Callable[[], bo
     return chosen
 
 
-def _choices(orders: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
+def _choices(orders: list[list[object]]) -> Iterator[tuple[object, ...]]:
     """Every choice of one option each, those with the fewest second thoughts first."""
     for flips in range(len(orders) + 1):
-        for places in itertools.combinations(range(len(orders)), flips):
-            later = [orders[i][1:] if i in places else orders[i][:1] for i in range(len(orders))]
+        for flipped in itertools.combinations(range(len(orders)), flips):
+            later = [orders[i][1:] if i in flipped else orders[i][:1] for i in range(len(orders))]
             yield from itertools.product(*later)
 
 
 class Values:
     """The values of candidates in a region, to be set and to go back to."""
 
-    def __init__(self, region: nn.Module, found: list[Candidate]) -> None:
+    def __init__(self, region: nn.Module, numbers: list[Candidate]) -> None:
         self.region = region
         self.before = [
-            (self.owner(c), c.path[0], getattr(self.owner(c), c.path[0])) for c in found if not c.config
+            (self.owner(c), c.path[0], getattr(self.owner(c), c.path[0])) for c in numbers if not c.config
         ]
-        modules = {c.module for c in found if c.config}
+        modules = {c.module for c in numbers if c.config}
         self.configs = [(region.get_submodule(m), region.get_submodule(m).config) for m in modules]
 
     def owner(self, candidate: Candidate) -> nn.Module:
         """The module that has it."""
         return self.region.get_submodule(candidate.module)
 
-    def put(self, chosen: Mapping[Candidate, Any]) -> None:
+    def put(self, chosen: Mapping[Candidate, object]) -> None:
         """Set these, and all others to what they were."""
         for owner, name, value in self.before:
             setattr(owner, name, value)

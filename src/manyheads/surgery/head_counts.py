@@ -5,21 +5,21 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import nn
 
 from manyheads.capture.weights import Projections
 from manyheads.common.compare_outputs import Captured, difference, seeded_evaluation, tolerance
+from manyheads.common.errors import describe_error
 from manyheads.models.changes import Changes, get_tensor
 from manyheads.models.reported_width import Width, telling, width_of
 from manyheads.models.torch_attention import TorchAttention
 from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.surgery import weight_slices
 from manyheads.surgery.attribute_tracing import Reading
-from manyheads.surgery.head_count_search import Candidate, Values, candidates, find
-from manyheads.surgery.noisy_module import woken
+from manyheads.surgery.head_count_search import Candidate, Key, Values, candidates, find
+from manyheads.surgery.noisy_module import with_noise
 from manyheads.surgery.per_head_settings import largest, same, settings
 from manyheads.surgery.regions import Region, Removed
 from manyheads.surgery.verify import own_output
@@ -38,7 +38,7 @@ def read_regions(model: nn.Module, regions: list[Region], calls: Mapping[str, li
 def numbers_at_stake(
     model: nn.Module,
     region: Region,
-    found: Mapping[str, Projections],
+    projections: Mapping[str, Projections],
     removed: Removed,
     shrunk: Mapping[str, weight_slices.Shrink],
 ) -> int:
@@ -47,15 +47,15 @@ def numbers_at_stake(
     """
     module = model.get_submodule(region.path)
     modules = dict(module.named_modules())
-    numbers = candidates(modules, _sizes(region, found, removed, shrunk), True, region.reads)
+    numbers = candidates(modules, _sizes(region, projections, removed, shrunk), True, region.reads)
     wanted: dict[str, set[str]] = {}
     for candidate in numbers:
         wanted.setdefault(candidate.module, set()).add(candidate.attribute)
     reading = _read(module, region.calls, wanted)
     region.split = {c.key for c in numbers if reading.only_sizes(c.module, c.attribute)}
-    per_head = settings(modules, region.reads, _kept(region, found, removed), set())
+    per_head = settings(modules, region.reads, _remaining_heads(region, projections, removed), set())
     doubtful = [c.old for c in numbers if c.key not in region.split]
-    sites = [found[name].site for name in region.sites]
+    sites = [projections[name].site for name in region.sites]
     if any({site.heads, len(set(site.kv_heads))} & set(doubtful) for site in sites):
         doubtful.append(_FAR)
     return max([*doubtful, *(largest(candidate.old) for candidate in per_head)], default=0)
@@ -67,7 +67,7 @@ def _read(module: nn.Module, calls: list[Captured], numbers: Mapping[str, set[st
     try:
         with seeded_evaluation(module), reading:
             for call in calls:
-                args, kwargs = call.given()
+                args, kwargs = call.inputs()
                 module(*args, **kwargs)
     except Exception:  # code that does not run when it is looked at: then it may have read everything
         reading = Reading(module)
@@ -82,7 +82,7 @@ def fix_head_counts(
     model: nn.Module,
     copied: nn.Module,
     regions: list[Region],
-    found: Mapping[str, Projections],
+    projections: Mapping[str, Projections],
     removed: Removed,
     shrunk: Mapping[str, weight_slices.Shrink],
     changes: Changes,
@@ -91,7 +91,7 @@ def fix_head_counts(
 
     model: the uncut model that was copied.
     """
-    known: dict[tuple[Any, ...], int] = {}
+    right_options: dict[Key, int] = {}
     allowed = 10 * tolerance(copied)
     for region in regions:
         module = copied.get_submodule(region.path)
@@ -100,21 +100,28 @@ def fix_head_counts(
         for part in modules.values():
             if isinstance(part, TorchAttention):
                 part.kept = [old for new, old in enumerate(part.kept) if new not in gone]
-        _set_ours(copied, region, found, removed, changes)
-        sizes = _sizes(region, found, removed, shrunk)
-        per_head = settings(modules, region.reads, _kept(region, found, removed), _weights(region, found))
+        _set_ours(copied, region, projections, removed, changes)
+        sizes = _sizes(region, projections, removed, shrunk)
+        per_head = settings(
+            modules,
+            region.reads,
+            _remaining_heads(region, projections, removed),
+            _weights(region, projections),
+        )
         holds = _Runs(module, region.calls, allowed)
-        for configs, widths in itertools.product((False, True), _widths(copied, region, found, removed)):
+        for configs, widths in itertools.product(
+            (False, True), _widths(copied, region, projections, removed)
+        ):
             numbers = [*candidates(modules, sizes, configs, region.reads), *per_head]
             values = Values(module, numbers)
             with telling(copied, widths):
-                chosen = find(module, numbers, holds, known)
+                chosen = find(module, numbers, holds, right_options)
                 if chosen is not None and _ambiguous(region, module, numbers, chosen, holds):
                     chosen = _from_noise(model, region, removed, shrunk, numbers, values, holds)
                 if chosen is not None:
                     break
         else:
-            _check_readers(model, region, found, removed, shrunk)
+            _check_readers(model, region, projections, removed, shrunk)
             raise RuntimeError(
                 f"cut: {region.path or 'the model'} ({type(module).__name__}) does not give without heads "
                 f"{gone} what it gives with them silenced: {_why(module, region.calls)}. Its code may have "
@@ -127,17 +134,23 @@ def fix_head_counts(
             changes.widths[path] = width.options()
         for candidate in numbers:
             value = chosen.get(candidate, candidate.old)
-            known[candidate.key] = next(i for i, option in enumerate(candidate.options) if option is value)
-        losing = [found[name].site.path for name in region.sites if removed.get(name)]
-        _note(changes, region.path, losing, modules, chosen, _kept(region, found, removed))
+            right_options[candidate.key] = next(
+                i for i, option in enumerate(candidate.options) if option is value
+            )
+        losing = [projections[name].site.path for name in region.sites if removed.get(name)]
+        _note(changes, region.path, losing, modules, chosen, _remaining_heads(region, projections, removed))
 
 
 def _set_ours(
-    copied: nn.Module, region: Region, found: Mapping[str, Projections], removed: Removed, changes: Changes
+    copied: nn.Module,
+    region: Region,
+    projections: Mapping[str, Projections],
+    removed: Removed,
+    changes: Changes,
 ) -> None:
     """Set the numbers of our own attention, whose names we know."""
     for name in region.sites:
-        site = found[name].site
+        site = projections[name].site
         module = copied.get_submodule(site.path)
         if isinstance(module, MultiHeadAttention) and removed.get(name):
             left = [head for head in range(site.heads) if head not in removed[name]]
@@ -149,7 +162,7 @@ def _set_ours(
 def _check_readers(
     model: nn.Module,
     region: Region,
-    found: Mapping[str, Projections],
+    projections: Mapping[str, Projections],
     removed: Removed,
     shrunk: Mapping[str, weight_slices.Shrink],
 ) -> None:
@@ -165,15 +178,17 @@ def _check_readers(
         part.parameter
         for name in region.sites
         for head in removed.get(name, ())
-        for part in found[name].heads[head].output
-        if part not in found[name].heads[head].key
+        for part in projections[name].heads[head].output
+        if part not in projections[name].heads[head].key
     }
     inside = {name for name in shrunk if region.holds(name)}
     for names, why in (
         (inside & readers, "the weights that read the head read more than what its attention gives"),
         (inside - readers, "the weights of the head are read by more than its attention"),
     ):
-        for name in names & {region.path + "." * bool(start) + own for own, _ in module.named_parameters()}:
+        for name in names & {
+            region.path + "." * bool(start) + inner for inner, _ in module.named_parameters()
+        }:
             weight, keep = get_tensor(module, name[start:]), set(shrunk[name].keep)
             gone = [index for index in range(shrunk[name].size) if index not in keep]
             with torch.no_grad():
@@ -188,7 +203,7 @@ def _check_readers(
 
 def _sizes(
     region: Region,
-    found: Mapping[str, Projections],
+    projections: Mapping[str, Projections],
     removed: Removed,
     shrunk: Mapping[str, weight_slices.Shrink],
 ) -> dict[int, list[int]]:
@@ -196,34 +211,36 @@ def _sizes(
     inside = {name: s for name, s in shrunk.items() if region.holds(name)}
     sizes: dict[int, list[int]] = {}
     for name in region.sites:
-        for before, after in weight_slices.sizes(found[name], removed.get(name, []), inside).items():
+        for before, after in weight_slices.sizes(projections[name], removed.get(name, []), inside).items():
             sizes[before] = list(dict.fromkeys([*sizes.get(before, []), *after]))
     return sizes
 
 
-def _kept(region: Region, found: Mapping[str, Projections], removed: Removed) -> dict[int, list[int]]:
+def _remaining_heads(
+    region: Region, projections: Mapping[str, Projections], removed: Removed
+) -> dict[int, list[int]]:
     """For the number of heads and that of key heads, which of them stay."""
-    kept: dict[int, list[int]] = {}
+    remaining: dict[int, list[int]] = {}
     for name in region.sites:
-        site = found[name].site
+        site = projections[name].site
         left = [head for head in range(site.heads) if head not in removed.get(name, ())]
         if len(left) < site.heads:
-            kept[site.heads] = left
+            remaining[site.heads] = left
         key_heads = sorted({site.kv_heads[head] for head in left})
         if len(key_heads) < len(set(site.kv_heads)):
-            kept.setdefault(len(set(site.kv_heads)), key_heads)
-    return {size: left for size, left in kept.items() if size > 1 and left}
+            remaining.setdefault(len(set(site.kv_heads)), key_heads)
+    return {size: left for size, left in remaining.items() if size > 1 and left}
 
 
-def _weights(region: Region, found: Mapping[str, Projections]) -> set[str]:
+def _weights(region: Region, projections: Mapping[str, Projections]) -> set[str]:
     """The parameters and buffers of a region that gradients account for, by their names in it."""
-    names = {name for site in region.sites for name in found[site].users}
+    names = {name for site in region.sites for name in projections[site].users}
     start = len(region.path) + 1 if region.path else 0
     return {name[start:] for name in names if region.holds(name)}
 
 
 def _ambiguous(
-    region: Region, module: nn.Module, numbers: list[Candidate], chosen: dict[Candidate, Any], holds: _Runs
+    region: Region, module: nn.Module, numbers: list[Candidate], chosen: dict[Candidate, object], holds: _Runs
 ) -> bool:
     """Whether numbers that split axes, or settings of every head, may be what they were or what they would
     have become, all the same.
@@ -251,7 +268,7 @@ def _from_noise(
     numbers: list[Candidate],
     values: Values,
     holds: _Runs,
-) -> dict[Candidate, Any]:
+) -> dict[Candidate, object]:
     """What has to change where weights or inputs do not show it: found with noise in both.
 
     Raises
@@ -259,7 +276,7 @@ def _from_noise(
     ValueError when that does not show it either.
     """
     values.put({})
-    noisy = woken(model, values.region, region, removed, shrunk)
+    noisy = with_noise(model, values.region, region, removed, shrunk)
     chosen = None if noisy is None else find(noisy[0], numbers, _Runs(*noisy, holds.allowed), {})
     if noisy is not None and chosen is not None:
         left = [c for c in numbers if c.axes and c not in chosen]
@@ -277,7 +294,7 @@ def _from_noise(
     )
 
 
-def _check_lengths(region: Region, chosen: Mapping[Candidate, Any], changes: Changes) -> None:
+def _check_lengths(region: Region, chosen: Mapping[Candidate, object], changes: Changes) -> None:
     """Refuse to change numbers that may be lengths, and are longer than any sequence that was seen."""
     for candidate in chosen:
         if candidate.axes or candidate.key in region.split:
@@ -296,20 +313,20 @@ def _check_lengths(region: Region, chosen: Mapping[Candidate, Any], changes: Cha
 
 
 def _widths(
-    copied: nn.Module, region: Region, found: Mapping[str, Projections], removed: Removed
+    copied: nn.Module, region: Region, projections: Mapping[str, Projections], removed: Removed
 ) -> list[dict[str, Width]]:
     """What the inputs of modules that read the width of all heads off them may have to say: nothing, or the
     width that is left, to the modules of the sites or to the whole region.
     """
     choices: list[dict[str, Width]] = [{}, {}, {}]
     for name in region.sites:
-        mine = found[name]
-        left = mine.site.heads - len(removed.get(name, ()))
-        for path, many in ((mine.site.path, 1), (region.path, 2)):
-            known = width_of(copied.get_submodule(path))
-            before = known.before if known is not None else mine.site.heads * mine.d_value
+        of_site = projections[name]
+        left = of_site.site.heads - len(removed.get(name, ()))
+        for path, many in ((of_site.site.path, 1), (region.path, 2)):
+            reported = width_of(copied.get_submodule(path))
+            before = reported.before if reported is not None else of_site.site.heads * of_site.d_value
             for choice in choices[many:]:
-                choice[path] = Width(before, left * mine.d_value)
+                choice[path] = Width(before, left * of_site.d_value)
     return choices if choices[1].keys() != choices[2].keys() else choices[:2]
 
 
@@ -318,7 +335,7 @@ def _note(
     path: str,
     sites: list[str],
     modules: Mapping[str, nn.Module],
-    chosen: Mapping[Candidate, Any],
+    chosen: Mapping[Candidate, object],
     kept: Mapping[int, list[int]],
 ) -> None:
     """Note what was changed in a region; for the modules of its sites also that nothing was."""
@@ -365,7 +382,7 @@ class _Runs:
 def _differences(module: nn.Module, calls: list[Captured]) -> Iterator[float]:
     for call in calls:
         with seeded_evaluation(module):
-            args, kwargs = call.given()
+            args, kwargs = call.inputs()
             got = module(*args, **kwargs)
         yield difference(own_output(module, call.output), own_output(module, got))
 
@@ -374,5 +391,5 @@ def _why(module: nn.Module, calls: list[Captured]) -> str:
     try:
         off = max(_differences(module, calls))
     except Exception as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return describe_error(error)
     return f"its output is off by {off:.2g}"

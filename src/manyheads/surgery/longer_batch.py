@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
 from manyheads.common.compare_outputs import seeded_evaluation
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 
 LENGTH = 257  # that sequences should have at least
 _WORK = 1e11  # at most so many parameters times tokens
@@ -72,7 +73,7 @@ class Group:
     looped: bool
 
 
-def lengths(model: nn.Module, batch: Any) -> Seen:
+def lengths(model: nn.Module, batch: Batch) -> Seen:
     """How long the sequences at each site are on a batch.
 
     >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
@@ -87,10 +88,10 @@ def lengths(model: nn.Module, batch: Any) -> Seen:
 
 
 def longer(
-    model: nn.Module, batch: Any, seen: Seen, wanted: int, enough: int | None = None
-) -> tuple[Any, Seen] | None:
+    model: nn.Module, batch: Batch, seen: Seen, wanted: int, enough: int | None = None
+) -> tuple[Batch, Seen] | None:
     """A batch on which the attention of a model is longer than ``wanted``, or as long as the model allows
-    and as memory and time do, and its lengths; None where it cannot be made longer than it is.
+    and as memory and time do, and its lengths; None where it cannot be lengthened longer than it is.
 
     seen: the lengths on the batch itself.
     enough: how long it has to be where each query takes a call of its own, which takes long.
@@ -99,8 +100,8 @@ def longer(
     --------
     >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
     >>> x = torch.randn(2, 5, 6)
-    >>> made, seen = longer(layer, (x, x, x), lengths(layer, (x, x, x)), 80)
-    >>> [part.shape[1] for part in made], seen.longest([""])
+    >>> lengthened, seen = longer(layer, (x, x, x), lengths(layer, (x, x, x)), 80)
+    >>> [part.shape[1] for part in lengthened], seen.longest([""])
     ([83, 83, 83], 83)
     """
     leaves, spec = tree_flatten(dict(batch) if isinstance(batch, Mapping) else batch)
@@ -124,22 +125,22 @@ def longer(
 class _Trial:
     """Runs a model on batches that are longer along some axes."""
 
-    def __init__(self, model: nn.Module, leaves: list[Any], spec: Any, seen: Seen, enough: int) -> None:
+    def __init__(self, model: nn.Module, leaves: list[Any], spec: TreeSpec, seen: Seen, enough: int) -> None:
         self.model, self.leaves, self.spec, self.seen, self.enough = model, leaves, spec, seen, enough
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.rows: Axes = ()  # the axes of the batch
 
-    def batch(self, sizes: Mapping[Axes, int]) -> Any:
-        """The batch with these axes so long."""
+    def batch(self, sizes: Mapping[Axes, int]) -> Batch:
+        """The batch with these axes at these lengths."""
         generator = torch.Generator().manual_seed(7)
         leaves = list(self.leaves)
         for axes, size in sizes.items():
             for number, axis in axes:
                 leaves[number] = _extended(leaves[number], axis, size, generator)
-        made = tree_unflatten(leaves, self.spec)
-        if isinstance(made, dict) and "use_cache" in inspect.signature(self.model.forward).parameters:
-            made.setdefault("use_cache", False)
-        return made
+        rebuilt = tree_unflatten(leaves, self.spec)
+        if isinstance(rebuilt, dict) and "use_cache" in inspect.signature(self.model.forward).parameters:
+            rebuilt.setdefault("use_cache", False)
+        return rebuilt  # type: ignore[no-any-return]
 
     def run(self, sizes: Mapping[Axes, int]) -> Seen | None:
         """The lengths on such a batch; None where the model does not run on it."""
@@ -238,10 +239,10 @@ def _parts(axes: list[tuple[int, int]]) -> Iterator[Axes]:
     others.
     """
     yield tuple(axes)
-    places = sorted({axis for _, axis in axes}, reverse=True)
-    if len(places) > 1:
-        for place in places:
-            yield tuple(each for each in axes if each[1] == place)
+    positions = sorted({axis for _, axis in axes}, reverse=True)
+    if len(positions) > 1:
+        for position in positions:
+            yield tuple(each for each in axes if each[1] == position)
         yield tuple(each for each in axes if each[1] != 0)
 
 

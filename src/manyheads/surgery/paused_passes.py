@@ -9,7 +9,7 @@ only what one layer knows is in memory. Only one thread runs at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 from manyheads.surgery.residual_streams import added
 
 _here = threading.local()  # the Pass that runs in this thread
@@ -34,7 +35,7 @@ class Stop(NamedTuple):
     read: (..., width) what it reads; None where attention and its last map are one module.
     written: (..., d_model) what it writes, by the weights it has now.
     stream: (..., d_model) what that is added to.
-    real: (batch, length), False for padding; None where there is none, or nobody knows.
+    real: (batch, length), False for padding; None where there is none, or it is unknown.
     """
 
     writer: str
@@ -47,7 +48,7 @@ class Stop(NamedTuple):
 class Pass(TorchFunctionMode):
     """One forward pass in a thread of its own. `passes` makes them."""
 
-    def __init__(self, model: nn.Module, batch: Any) -> None:
+    def __init__(self, model: nn.Module, batch: Batch) -> None:
         super().__init__()
         self.real: Tensor | None = None
         self._model, self._batch = model, batch
@@ -80,7 +81,11 @@ class Pass(TorchFunctionMode):
         self._pending[id(written)] = name, module, _version(module), read, written
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         # both may have been written, by attention and feed-forward side by side
         for key in added(func, args, self._pending):
@@ -121,12 +126,12 @@ def _version(module: nn.Module) -> int:
 
 
 class _Closed(BaseException):
-    """Unwinds a pass that nobody wants any more; no model may catch it."""
+    """Unwinds a pass that is closed; a BaseException, so that no model catches it."""
 
 
 @contextmanager
 def passes(
-    model: nn.Module, batches: Iterable[Any], writers: Sequence[str] | None = None
+    model: nn.Module, batches: Iterable[Batch], writers: Sequence[str] | None = None
 ) -> Iterator[list[Pass]]:
     """A context in which the model's passes on these batches wait at each writer, until `Pass.advance`.
 
@@ -154,15 +159,15 @@ def passes(
         current: Pass | None = getattr(_here, "current", None)
         if current is not None and not call.site.cross:
             with torch._C.DisableTorchFunction(), torch.no_grad():
-                own = update_site(call, visible(call))
-                current.real = None if own is None else own.expand(call.output.shape[0], -1)
+                real = update_site(call, visible(call))
+                current.real = None if real is None else real.expand(call.output.shape[0], -1)
 
-    def wrote(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def wrote(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Any], None]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
             current: Pass | None = getattr(_here, "current", None)
             if current is not None:
-                whole = isinstance(module, nn.MultiheadAttention)
-                current.wrote(name, module, None if whole else args[0], output[0] if whole else output)
+                fused = isinstance(module, nn.MultiheadAttention)
+                current.wrote(name, module, None if fused else args[0], output[0] if fused else output)
 
         return hook
 
@@ -170,17 +175,17 @@ def passes(
         stack.enter_context(evaluating(model))
         stack.enter_context(Interceptor(model, see))
         for name, module in model.named_modules():
-            whole = isinstance(module, nn.MultiheadAttention)
+            fused = isinstance(module, nn.MultiheadAttention)
             if writers is not None and not any(
-                known == name or (whole and known.startswith(f"{name}.")) for known in writers
+                writer == name or (fused and writer.startswith(f"{name}.")) for writer in writers
             ):
                 continue
-            if whole or isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+            if fused or isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
                 stack.callback(module.register_forward_hook(wrote(name)).remove)
-        found: list[Pass] = []
+        paused: list[Pass] = []
         try:
-            found += [Pass(model, batch) for batch in batches]
-            yield found
+            paused += [Pass(model, batch) for batch in batches]
+            yield paused
         finally:
-            for each in found:
+            for each in paused:
                 each.close()

@@ -31,14 +31,14 @@ def inputs_of_heads(
             and any(size % many == 0 for size in value.shape)
         ):
             leaves[argument] = value.detach().clone().requires_grad_(True)
-    found = [
+    inputs = [
         Input(argument, 0, _still_there(value.slopes.shape[0], narrowed.get(argument)))
         for argument, value in arguments(args, kwargs)
         if isinstance(value, Mask) and value.slopes is not None
     ]
     if not leaves:
-        return found
-    args = tuple(leaves.get(place, value) for place, value in enumerate(args))
+        return inputs
+    args = tuple(leaves.get(index, value) for index, value in enumerate(args))
     kwargs = {name: leaves.get(name, value) for name, value in kwargs.items()}
     touched: dict[str | int, list[Tensor]] = {}
 
@@ -54,9 +54,9 @@ def inputs_of_heads(
         for axis, rows in enumerate(axes):
             of = _of_heads(rows, many)
             if of is not None:
-                found.append(Input(argument, axis, of))
+                inputs.append(Input(argument, axis, of))
                 break
-    return found
+    return inputs
 
 
 def _touch(
@@ -73,8 +73,8 @@ def _touch(
             torch.arange(part.numel(), device=part.device, dtype=torch.float64).square().cos().to(part.dtype)
         )
         total = (part * wave.view(part.shape)).sum()
-        found = torch.autograd.grad(total, list(leaves.values()), retain_graph=True, allow_unused=True)
-        for argument, gradient in zip(leaves, found, strict=True):
+        gradients = torch.autograd.grad(total, list(leaves.values()), retain_graph=True, allow_unused=True)
+        for argument, gradient in zip(leaves, gradients, strict=True):
             if isinstance(gradient, Tensor):
                 marks = gradient != 0
                 axes = touched.setdefault(
@@ -89,7 +89,7 @@ def _touch(
 def _still_there(many: int, narrowed: Narrow | None) -> tuple[int | None, ...]:
     """The head of each of ``many`` entries, where some are passed over already."""
     keep = list(range(many)) if narrowed is None or narrowed.keep is None else narrowed.keep
-    return tuple(keep.index(place) if place in keep else None for place in range(many))
+    return tuple(keep.index(index) if index in keep else None for index in range(many))
 
 
 def _of_heads(rows: Tensor, many: int) -> tuple[int | None, ...] | None:

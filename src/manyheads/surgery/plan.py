@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from manyheads.capture.site import Selection, Site
 from manyheads.common.compare_outputs import seeded_evaluation
 from manyheads.common.json_files import read_json
 from manyheads.common.run_batch import run
-from manyheads.common.types import Heads
+from manyheads.common.types import Batch, Heads
 from manyheads.common.whole_files import write_whole
 from manyheads.heads.roles.role import ROLES
 from manyheads.heads.table import HeadTable
@@ -35,10 +35,19 @@ Scope = Literal["global", "layer"]
 class Plan(Mapping[str, list[int]]):
     """The heads to remove, ``{site: [head numbers]}``, and the model that they are heads of.
 
+    See Also
+    --------
+    plan: makes one.
+    cut, prune: follow one.
+
+    References
+    ----------
+    Michel, Levy, Neubig, "Are sixteen heads really better than one?" (2019).
+
     Examples
     --------
-    >>> made = Plan({"h.0.attn": [1]}, {"h.0.attn": 3, "h.1.attn": 3}, model="5e1a")
-    >>> dict(made), made.removed, made.keep
+    >>> plan = Plan({"h.0.attn": [1]}, {"h.0.attn": 3, "h.1.attn": 3}, model="5e1a")
+    >>> dict(plan), plan.removed, plan.keep
     ({'h.0.attn': [1]}, 1, 0.833...)
     """
 
@@ -69,16 +78,16 @@ class Plan(Mapping[str, list[int]]):
         return 1 - self.removed / sum(self.sizes.values())
 
     def check(self, model: nn.Module) -> None:
-        """Raise a ValueError unless the plan was made for this model, weights and all."""
-        found = fingerprint(model)
-        if found != self.model:
+        """Raise a ValueError unless the plan was plan for this model, weights and all."""
+        actual = fingerprint(model)
+        if actual != self.model:
             raise ValueError(
-                f"plan: it was made for the model {self.model or 'unknown'}, and this one is {found}: other "
+                f"plan: it was plan for the model {self.model or 'unknown'}, and this one is {actual}: other "
                 "shapes or other weights; rank the heads of this model and plan again"
             )
 
     @staticmethod
-    def of(model: nn.Module, small: nn.Module, batch: Any = None) -> Plan:
+    def of(model: nn.Module, small: nn.Module, batch: Batch | None = None) -> Plan:
         """The plan that makes a cut model of an uncut one."""
         after: Mapping[str, list[int]] = getattr(small, "original_heads", None) or {}
         before: Mapping[str, list[int]] = getattr(model, "original_heads", None) or {}
@@ -146,6 +155,16 @@ def plan(
     floor: each site keeps at least so many heads; 0 allows to remove all attention of a site.
     protect: ``{layer number or site: [head numbers]}`` that stay, whatever the table says.
 
+    See Also
+    --------
+    importance: the table.
+    cut: removes the heads.
+    prune: rank, plan, cut, refit and recover in one call.
+
+    References
+    ----------
+    Michel, Levy, Neubig, "Are sixteen heads really better than one?" (2019).
+
     Examples
     --------
     >>> import torch
@@ -166,20 +185,20 @@ def plan(
         raise ValueError(f"scope: got {scope!r}; expected 'global' or 'layer'")
     if floor < 0:
         raise ValueError(f"floor: got {floor}; expected 0 or more heads that each site keeps")
-    importance, places = _importance(table), _places(table, protect or {})
-    for part in [places] if scope == "global" else [[place] for place in places]:
-        _remove(part, importance, int((1 - keep) * sum(place.size for place in part) + 1e-9), floor)
-    if all(place.left == place.size for place in places):
-        shared = any(len(place.groups) < place.size for place in places)
+    importance, modules = _importance(table), _modules(table, protect or {})
+    for part in [modules] if scope == "global" else [[module] for module in modules]:
+        _remove(part, importance, int((1 - keep) * sum(module.size for module in part) + 1e-9), floor)
+    if all(module.left == module.size for module in modules):
+        shared = any(len(module.groups) < module.size for module in modules)
         within = " (heads that share keys leave a whole group at a time)" if shared else ""
         raise ValueError(
             f"keep: {keep} leaves every head where it is{within}; give a smaller share, "
             "a lower floor, or protect less"
         )
-    if not any(place.left for place in places):
+    if not any(module.left for module in modules):
         raise ValueError(f"keep: {keep} leaves no head at all; keep at least one")
-    heads = {site: place.removed for place in places if place.removed for site in place.sites}
-    sizes = {site: place.size for place in places for site in place.sites}
+    heads = {site: module.removed for module in modules if module.removed for site in module.sites}
+    sizes = {site: module.size for module in modules for site in module.sites}
     return Plan(heads, sizes, table.model)
 
 
@@ -192,10 +211,10 @@ class ModuleHeads:
 
     Examples
     --------
-    >>> place = ModuleHeads(["attn"], [0, 0, 1, 1], protected={3})
-    >>> place.moves(lambda heads: -sum(heads))                    # a whole group, or one head of each
+    >>> module = ModuleHeads(["attn"], [0, 0, 1, 1], protected={3})
+    >>> module.moves(lambda heads: -sum(heads))                    # a whole group, or one head of each
     [[0, 1], [1, 2]]
-    >>> place.leave([1, 2]); place.groups, place.removed
+    >>> module.leave([1, 2]); module.groups, module.removed
     ([[0], [3]], [1, 2])
     """
 
@@ -215,13 +234,13 @@ class ModuleHeads:
 
     def moves(self, price: Callable[[list[int]], float]) -> list[list[int]]:
         """Sets of heads that may leave next: the cheapest whole group, the cheapest head of every group."""
-        whole = [group for group in self.groups if not self.protected & set(group)]
-        found = [min(whole, key=price)] if whole else []
+        groups = [group for group in self.groups if not self.protected & set(group)]
+        moves = [min(groups, key=price)] if groups else []
         if self.groups and len(self.groups[0]) > 1:
             free = [[head for head in group if head not in self.protected] for group in self.groups]
             if all(free):
-                found.append([min(group, key=lambda head: price([head])) for group in free])
-        return found
+                moves.append([min(group, key=lambda head: price([head])) for group in free])
+        return moves
 
     def leave(self, heads: list[int]) -> None:
         """Remove heads."""
@@ -229,24 +248,24 @@ class ModuleHeads:
         self.groups = [group for group in self.groups if group]
 
 
-def _remove(places: list[ModuleHeads], importance: dict[str, list[float]], count: int, floor: int) -> None:
+def _remove(modules: list[ModuleHeads], importance: dict[str, list[float]], count: int, floor: int) -> None:
     """Remove at most ``count`` heads from the places, those that matter least first."""
     while True:
         moves = []
-        for i, place in enumerate(places):
+        for i, module in enumerate(modules):
 
-            def price(heads: list[int], place: ModuleHeads = place) -> float:
-                return sum(importance[site][head] for site in place.sites for head in heads) / len(heads)
+            def price(heads: list[int], module: ModuleHeads = module) -> float:
+                return sum(importance[site][head] for site in module.sites for head in heads) / len(heads)
 
             moves += [
                 (price(move), i, move)
-                for move in place.moves(price)
-                if len(move) <= count and place.left - len(move) >= floor
+                for move in module.moves(price)
+                if len(move) <= count and module.left - len(move) >= floor
             ]
         if not moves:
             return
         _, i, move = min(moves)
-        places[i].leave(move)
+        modules[i].leave(move)
         count -= len(move)
 
 
@@ -257,18 +276,18 @@ def _importance(table: HeadTable) -> dict[str, list[float]]:
             f"table: expected a column importance, got {', '.join(table.columns)}; "
             "make it with mh.importance(model, batches)"
         )
-    found: dict[str, list[float]] = {}
+    by_site: dict[str, list[float]] = {}
     for row, value in zip(table.rows, table["importance"].tolist(), strict=True):
         if not math.isfinite(value):
             raise ValueError(
                 f"table: head {row.head} of {row.site!r} has no finite importance; "
                 "rank on batches that reach it"
             )
-        found.setdefault(row.site, []).append(value)
-    return found
+        by_site.setdefault(row.site, []).append(value)
+    return by_site
 
 
-def _places(table: HeadTable, protect: Heads) -> list[ModuleHeads]:
+def _modules(table: HeadTable, protect: Heads) -> list[ModuleHeads]:
     """The modules that have heads; calls of a shared module are one place."""
     kv_heads: dict[str, list[int]] = {}
     layers: dict[str, int] = {}
@@ -277,13 +296,13 @@ def _places(table: HeadTable, protect: Heads) -> list[ModuleHeads]:
         layers[row.site] = row.layer
     chosen = Selection(protect)
     sites = [Site(name, layers[name], len(each), tuple(each)) for name, each in kv_heads.items()]
-    places: dict[str, ModuleHeads] = {}
+    modules: dict[str, ModuleHeads] = {}
     for site in sites:
-        place = places.setdefault(site.path, ModuleHeads([], list(site.kv_heads), set()))
-        place.sites.append(site.name)
-        place.protected.update(chosen.at(site))
+        module = modules.setdefault(site.path, ModuleHeads([], list(site.kv_heads), set()))
+        module.sites.append(site.name)
+        module.protected.update(chosen.at(site))
     chosen.finish(sites)
-    return list(places.values())
+    return list(modules.values())
 
 
 def with_roles(table: HeadTable, roles: Iterable[str] = ("retrieval",)) -> dict[str, list[int]]:
@@ -311,12 +330,12 @@ def with_roles(table: HeadTable, roles: Iterable[str] = ("retrieval",)) -> dict[
     each = [set(words.split(", ")) if words else set() for words in table.labels["roles"]]
     wanted = set(roles)
     claims = (claim for role in ROLES.values() for claim in role.claims)
-    known = {claim for claim in claims if "{" not in claim}.union(*each)
-    unknown = sorted(wanted - known)
+    available = {claim for claim in claims if "{" not in claim}.union(*each)
+    unknown = sorted(wanted - available)
     if unknown:
-        raise ValueError(f"roles: there is no role {unknown[0]!r}; known are {', '.join(sorted(known))}")
-    found: dict[str, list[int]] = {}
-    for row, mine in zip(table.rows, each, strict=True):
-        if mine & wanted:
-            found.setdefault(row.site, []).append(row.head)
-    return found
+        raise ValueError(f"roles: there is no role {unknown[0]!r}; known are {', '.join(sorted(available))}")
+    heads: dict[str, list[int]] = {}
+    for row, names in zip(table.rows, each, strict=True):
+        if names & wanted:
+            heads.setdefault(row.site, []).append(row.head)
+    return heads

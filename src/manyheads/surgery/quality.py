@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.capture.site import Site
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import causal, fitting, units
 from manyheads.heads.model_outputs import Output, difference, main_tensor, read
 from manyheads.heads.observer import observed
@@ -73,7 +73,7 @@ class Compared:
         return self.change.se * (self.before.value if self.change.factor else 1.0)
 
 
-def compare_quality(model: nn.Module, small: nn.Module, batches: Iterable[Any]) -> Compared:
+def compare_quality(model: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> Compared:
     """Compare a cut model with the uncut one.
 
     Parameters
@@ -85,8 +85,8 @@ def compare_quality(model: nn.Module, small: nn.Module, batches: Iterable[Any]) 
     --------
     >>> from manyheads.nn.transformers import Encoder
     >>> model = Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
-    >>> found = compare_quality(model, model, [torch.randint(17, (3, 5))])
-    >>> found.measure, found.sequences, round(found.after.value, 5)
+    >>> quality = compare_quality(model, model, [torch.randint(17, (3, 5))])
+    >>> quality.measure, quality.sequences, round(quality.after.value, 5)
     ('cosine', 3, 1.0)
     """
     measure = ""
@@ -110,7 +110,7 @@ def compared(measure: str, before: Tensor, after: Tensor) -> Compared:
     return Compared(measure, first, second, change(measure, before, after), len(before))
 
 
-def measure_of(result: Any, model: nn.Module, sites: Iterable[Site], batch: Any) -> str:
+def measure_of(result: object, model: nn.Module, sites: Iterable[Site], batch: Batch) -> str:
     """What the quality of a model is, by what it returned for a batch: see `Compared`.
 
     >>> measure_of({"logits": torch.zeros(2, 3)}, nn.Identity(), [], {"labels": torch.tensor([0, 2])})
@@ -126,7 +126,7 @@ def measure_of(result: Any, model: nn.Module, sites: Iterable[Site], batch: Any)
     return "cosine" if read(result, model).real is None else "agreement"
 
 
-def scores(measure: str, full: Output, other: Output, batch: Any) -> Tensor:
+def scores(measure: str, full: Output, other: Output, batch: Batch) -> Tensor:
     """How well each sequence of a batch is done, and how much it counts: (batch, 2) in float64.
 
     Parameters
@@ -153,14 +153,14 @@ def scores(measure: str, full: Output, other: Output, batch: Any) -> Tensor:
     return torch.stack([value.double().cpu(), count.double().cpu()], 1)
 
 
-def estimate(measure: str, found: Tensor) -> Estimate:
+def estimate(measure: str, scored: Tensor) -> Estimate:
     """The quality from scores (sequences, 2), with its standard error.
 
     >>> estimate("accuracy", torch.tensor([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0]]).double())
     Estimate(value=0.75, se=0.25)
     """
-    mean, error = _weighted(found[:, 0], found[:, 1])
-    error = _at_least(measure, error, len(found))
+    mean, error = _weighted(scored[:, 0], scored[:, 1])
+    error = _at_least(measure, error, len(scored))
     if measure == "perplexity":
         mean = math.exp(min(mean, 700.0))
         error *= mean
@@ -192,7 +192,7 @@ def student(degrees: int) -> float:
     return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
-def without_labels(batch: Any) -> Any:
+def without_labels(batch: Batch) -> Batch:
     """A batch as the model takes it."""
     if not isinstance(batch, Mapping):
         return batch
@@ -221,7 +221,7 @@ def _at_least(measure: str, error: float, sequences: int) -> float:
     return math.sqrt(share * (1 - share) / (sequences + 4))
 
 
-def _classes(batch: Any, size: int) -> Tensor | None:
+def _classes(batch: Batch, size: int) -> Tensor | None:
     """The right class of each sequence in a batch, (batch,), where it has them."""
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     fits = isinstance(labels, Tensor) and labels.shape == (size,) and not labels.is_floating_point()

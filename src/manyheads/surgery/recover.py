@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from manyheads.common.json_files import parse_json, regular_file
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 from manyheads.common.whole_files import write_whole
 from manyheads.heads.model_outputs import main_tensor, read
 from manyheads.heads.observer import Forward, Observer, moved, observed
@@ -53,7 +53,7 @@ class Recovered:
 
 def recover(
     small: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[Batch],
     *,
     teacher: nn.Module,
     steps: int = 300,
@@ -86,6 +86,16 @@ def recover(
     Ctrl-C ends it after the step that runs; the model then is as far as it got. A second one raises
     KeyboardInterrupt at once.
 
+    See Also
+    --------
+    refit: least squares, without training.
+    prune: all of it.
+
+    References
+    ----------
+    Hinton, Vinyals, Dean, "Distilling the knowledge in a neural network" (2015).
+    Jiao and others, "TinyBERT: distilling BERT for natural language understanding" (2020).
+
     Examples
     --------
     >>> import copy
@@ -94,8 +104,8 @@ def recover(
     >>> model = Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
     >>> small = copy.deepcopy(model)
     >>> _ = small.blocks[0].attention.output.weight.data[:, :4].zero_()             # head 0 is silent
-    >>> found = recover(small, [torch.randint(17, (7, 11))], teacher=model, steps=20, learning_rate=1e-2)
-    >>> len(found.losses), found.losses[-1] < found.losses[0]
+    >>> result = recover(small, [torch.randint(17, (7, 11))], teacher=model, steps=20, learning_rate=1e-2)
+    >>> len(result.losses), result.losses[-1] < result.losses[0]
     (20, True)
     """
     if steps < 1:
@@ -103,13 +113,13 @@ def recover(
     if not learning_rate > 0:
         raise ValueError(f"learning_rate: got {learning_rate}; expected a number above 0")
     device = device_of(small)
-    own = list(moved(batches, device))
+    fed = list(moved(batches, device))
     tables = {id(p) for m in small.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     learned = {name: p for name, p in small.named_parameters() if id(p) not in tables}
     optimizer = torch.optim.AdamW(learned.values(), lr=learning_rate, weight_decay=0.0)
-    kept = _Kept(state, fingerprint(small), steps, learning_rate)
-    losses = kept.load(learned, optimizer)
-    shared = _shared_writers(small, teacher, own[0]) if own else []
+    saved = _SavedState(state, fingerprint(small), steps, learning_rate)
+    losses = saved.load(learned, optimizer)
+    shared = _shared_writers(small, teacher, fed[0]) if fed else []
     ways = Streams(teacher, shared), Streams(small, shared)
     with _prepared(small, learned), observed(teacher) as observer, interruptible() as interrupted:
         for number in range(len(losses), steps):
@@ -117,7 +127,7 @@ def recover(
                 break
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate * _schedule(number, steps)
-            batch = own[_turn(number, len(own), seed)]
+            batch = fed[_turn(number, len(fed), seed)]
             loss = _distance(small, batch, observer, *ways)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -129,13 +139,13 @@ def recover(
                     f"learning_rate: {learning_rate} is too high, the loss is no number any more"
                 )
             if len(losses) % _KEPT_EVERY == 0:
-                kept.save(learned, optimizer, losses)
+                saved.save(learned, optimizer, losses)
             progress("recover", number + 1, steps)
-        kept.save(learned, optimizer, losses)
+        saved.save(learned, optimizer, losses)
     return Recovered(losses, steps)
 
 
-def _shared_writers(small: nn.Module, teacher: nn.Module, batch: Any) -> list[str]:
+def _shared_writers(small: nn.Module, teacher: nn.Module, batch: Batch) -> list[str]:
     """The maps that write into the stream of both models."""
     maps = {name for name, module in teacher.named_modules() if getattr(module, "weight", None) is not None}
     try:
@@ -144,7 +154,7 @@ def _shared_writers(small: nn.Module, teacher: nn.Module, batch: Any) -> list[st
         return []
 
 
-def _distance(small: nn.Module, batch: Any, observer: Observer, before: Streams, after: Streams) -> Tensor:
+def _distance(small: nn.Module, batch: Batch, observer: Observer, before: Streams, after: Streams) -> Tensor:
     """How far the cut model's output, and what it writes on the way, is from the uncut one's."""
     with before:
         forward = observer.forward(batch)
@@ -152,9 +162,9 @@ def _distance(small: nn.Module, batch: Any, observer: Observer, before: Streams,
         result = run(small, batch)
     loss = _outputs_apart(small, forward, result)
     apart = [
-        _apart(before.found[name], stream, forward.real)
-        for name, stream in after.found.items()
-        if name in before.found and before.found[name].shape == stream.shape
+        _apart(before.by_writer[name], stream, forward.real)
+        for name, stream in after.by_writer.items()
+        if name in before.by_writer and before.by_writer[name].shape == stream.shape
     ]
     return loss + torch.stack(apart).mean() if apart else loss
 
@@ -168,7 +178,7 @@ def _apart(wanted: Tensor, got: Tensor, real: Tensor | None) -> Tensor:
     return (wanted - got).square().sum() / variance
 
 
-def _outputs_apart(small: nn.Module, forward: Forward, result: Any) -> Tensor:
+def _outputs_apart(small: nn.Module, forward: Forward, result: object) -> Tensor:
     wanted, got = forward.output, read(result, small, forward.real)
     if wanted.real is not None:
         a, b = (output.value[wanted.real].float().log_softmax(-1) for output in (wanted, got))
@@ -230,7 +240,7 @@ def _prepared(small: nn.Module, learned: dict[str, nn.Parameter]) -> Iterator[No
                 parameter.grad = None
 
 
-class _Kept:
+class _SavedState:
     """What a recovery can be gone on from, in one file, or nothing."""
 
     def __init__(
@@ -250,7 +260,7 @@ class _Kept:
         """Put weights and optimizer where they were; the losses so far."""
         if self.path is None or not self.path.exists():
             return []
-        about, losses, found = _read_state(self.path)
+        about, losses, tensors = _read_state(self.path)
         for name, value in self.about.items():
             if about.get(name) != value:
                 raise ValueError(
@@ -259,18 +269,18 @@ class _Kept:
                 )
         with torch.no_grad():
             for name, parameter in learned.items():
-                if f"weight.{name}" not in found:  # it never had a gradient
+                if f"weight.{name}" not in tensors:  # it never had a gradient
                     continue
                 for part in (f"weight.{name}", f"mean.{name}", f"square.{name}"):
-                    if part not in found or found[part].shape != parameter.shape:
+                    if part not in tensors or tensors[part].shape != parameter.shape:
                         raise ValueError(
                             f"state: {self.path} is damaged at {part}; take it away to start anew"
                         )
-                parameter.copy_(found[f"weight.{name}"])
+                parameter.copy_(tensors[f"weight.{name}"])
                 optimizer.state[parameter] = {
                     "step": torch.tensor(float(len(losses))),
-                    "exp_avg": found[f"mean.{name}"].to(parameter.device),
-                    "exp_avg_sq": found[f"square.{name}"].to(parameter.device),
+                    "exp_avg": tensors[f"mean.{name}"].to(parameter.device),
+                    "exp_avg_sq": tensors[f"square.{name}"].to(parameter.device),
                 }
         return losses
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
 from manyheads.common.progress import Progress, no_progress
+from manyheads.common.types import Batch
 from manyheads.heads.observer import moved
 from manyheads.surgery.paused_passes import Pass, Stop, passes
 
@@ -43,7 +43,7 @@ class Fitted:
 
 def refit(
     small: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[Batch],
     *,
     teacher: nn.Module,
     progress: Progress = no_progress,
@@ -72,6 +72,18 @@ def refit(
     -------
     One `Fitted` for each map, in the order in which they run.
 
+    See Also
+    --------
+    cut: makes the smaller model.
+    recover: distillation.
+    prune: all of it.
+
+    References
+    ----------
+    He, Zhang, Sun, "Channel pruning for accelerating very deep neural networks" (2017).
+    Kwon, Kim, Mahoney, Hassoun, Keutzer, Gholami, "A fast post-training pruning framework for
+    transformers" (2022).
+
     Examples
     --------
     >>> from manyheads.nn.transformers import Encoder
@@ -85,11 +97,11 @@ def refit(
     >>> len(fitted), fitted[0].after < fitted[0].before
     (4, True)
     """
-    place = device_of(small)
-    own = list(moved(batches, place))
-    names = writers(small, own[0])
+    device = device_of(small)
+    calibration = list(moved(batches, device))
+    names = writers(small, calibration[0])
     done: list[Fitted] = []
-    with passes(small, own, names) as students, passes(teacher, own, names) as teachers:
+    with passes(small, calibration, names) as students, passes(teacher, calibration, names) as teachers:
         for number, name in enumerate(names, 1):
             stops = [_at(student, name) for student in students]
             wanted = [_at(each, name) for each in teachers]
@@ -98,14 +110,14 @@ def refit(
     return done
 
 
-def writers(model: nn.Module, batch: Any) -> list[str]:
+def writers(model: nn.Module, batch: Batch) -> list[str]:
     """The writers that a pass meets once: those that it meets again would change behind its back."""
-    found: list[str] = []
+    met: list[str] = []
     with passes(model, [batch]) as (only,):
         while (stop := only.advance()) is not None:
             if stop.read is not None:  # torch's own attention, which lost no heads, shows no map
-                found.append(stop.writer)
-    once = [name for name in found if found.count(name) == 1]
+                met.append(stop.writer)
+    once = [name for name in met if met.count(name) == 1]
     if not once:
         raise ValueError(
             "small: none of its linear maps writes into a residual stream, as far as its run shows; there is "
@@ -163,8 +175,9 @@ class _Sums:
 
 def _fit(name: str, module: nn.Module, stops: list[Stop], wanted: list[Stop]) -> Fitted:
     """Give a map the weights by which the stream comes closest to the wanted one."""
-    weight: Any = module.weight
-    bias: Any = module.bias
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
     constant = bias is not None
     inputs = weight.shape[1 if isinstance(module, nn.Linear) else 0]
     d_model = weight.numel() // inputs if inputs else len(bias)
@@ -210,6 +223,6 @@ def _rows(stops: list[Stop], wanted: list[Stop], constant: bool) -> Iterator[tup
         ones = real.new_ones(real.shape, dtype=torch.float64).flatten(1)
         weights = (ones / lengths.unsqueeze(1)).view(real.shape)[real].unsqueeze(1)
         number = torch.arange(before, before + batch, device=device).unsqueeze(1).expand(ones.shape)
-        place = number.reshape(real.shape)[real] if many else torch.arange(len(read), device=device)
+        sequence = number.reshape(real.shape)[real] if many else torch.arange(len(read), device=device)
         before += batch
-        yield read, missing, total, weights, place % _HELD_OUT == _HELD_OUT - 1
+        yield read, missing, total, weights, sequence % _HELD_OUT == _HELD_OUT - 1

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Hashable, Iterable
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ class Sums:
 
     def add(self, seen: Iterable[Seen]) -> None:
         """Add the calls of one batch."""
-        meetings: dict[Any, list[Seen]] = {}
+        meetings: dict[Hashable, list[Seen]] = {}
         for one in seen:
             if one.site.name not in self.first:
                 self.first[one.site.name] = self.heads

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +16,9 @@ from manyheads.capture.site import Site
 from manyheads.capture.torch_patches import in_backward
 from manyheads.common.devices import for_float64
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 from manyheads.heads.diversity.attention_distance import attention_rows
-from manyheads.heads.observer import shapes
+from manyheads.heads.observer import failed_on
 from manyheads.nn.mask import Mask
 
 # Queries whose mask is looked at together.
@@ -89,7 +89,7 @@ class Collector:
         """The sites measured so far, in the order of their first call."""
         return self._interceptor.measured
 
-    def run(self, batch: Any) -> tuple[list[Seen], Any]:
+    def run(self, batch: Batch) -> tuple[list[Seen], object]:
         """Run the model on a batch: what its attention calls showed, and what it returned."""
         self._seen, self.padding = [], None
         self._batch += 1
@@ -97,11 +97,7 @@ class Collector:
             with torch.set_grad_enabled(self.gates):
                 result = run(self.model, batch)
         except Exception as error:
-            said = (str(error).strip().splitlines() or [""])[0][:300]
-            raise ValueError(
-                f"batches: the model failed on one of {shapes(batch)} ({type(error).__name__}: {said}); "
-                "expected what it can run: other names, shorter sequences, other ids"
-            ) from error
+            raise failed_on(batch, error) from error
         seen, self._seen = self._seen, []
         return seen, result
 
@@ -115,7 +111,7 @@ class Collector:
             torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         )
         with torch._C.DisableTorchFunction(), torch.no_grad(), autocast:
-            seen = self._look(call)
+            seen = self._record(call)
         if self._gated(call):
             seen.gate = _gate(call)
         self._seen.append(seen)
@@ -124,20 +120,20 @@ class Collector:
     def _gated(self, call: Call) -> bool:
         return self.gates and not call.again and not call.partial
 
-    def _look(self, call: Call) -> Seen:
+    def _record(self, call: Call) -> Seen:
         call = without_dead_rows(call)
-        look = visible(call)
-        own = update_site(call, look)  # (batch or 1, queries)
+        visibility = visible(call)
+        real_queries = update_site(call, visibility)  # (batch or 1, queries)
         counted = seeing(call)
-        if own is not None:
-            counted = counted & own
+        if real_queries is not None:
+            counted = counted & real_queries
         if not call.site.cross:
             self.padding = counted
         places = counted.flatten().nonzero().flatten()
         turn = sum(seen.site is call.site for seen in self._seen)  # of a model that loops over pieces
         chosen = self._choose(places, turn)
         tokens = None if call.tokens is None else call.tokens.cpu().numpy().tobytes()
-        kind = turn, bool(call.site.cross), look.ahead, tuple(counted.shape), call.keys, call.sinks
+        kind = turn, bool(call.site.cross), visibility.ahead, tuple(counted.shape), call.keys, call.sinks
         rows = outputs = None
         sums = for_float64(call.output.device)  # where they are added up
         if self.rows and len(chosen):

@@ -54,5 +54,5 @@ def cosines(products: Tensor) -> Tensor:
             [0.5000, 1.0000]])
     """
     size = products.diagonal().clamp(min=0.0).sqrt()
-    found = products / (size[:, None] * size)
-    return torch.where(found.isfinite(), found.clamp(-1.0, 1.0), math.nan)
+    ratios = products / (size[:, None] * size)
+    return torch.where(ratios.isfinite(), ratios.clamp(-1.0, 1.0), math.nan)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from manyheads.capture.site import Unverified
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.registry import registered
+from manyheads.common.types import Batch
 from manyheads.heads.importance.baselines import confidence, output_norm, random
 from manyheads.heads.importance.gradients import fisher, gradient
 from manyheads.heads.importance.hard_concrete import gates as learned_gates
@@ -50,7 +50,7 @@ WITH_LOSS = ("gradient", "leave-one-out", "gates")
 
 def importance(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[Batch],
     method: str = "fisher",
     loss: str | Loss | None = None,
     *,
@@ -91,6 +91,22 @@ def importance(
     for logits of tokens, nats a sequence for those of whole sequences, 1 - cosine for embeddings. Standard
     errors are over sequences where every number belongs to one, else over batches, and over repetitions for
     ``gates``.
+
+    See Also
+    --------
+    agreement: whether two rankings agree.
+    plan: from a ranking to the heads to remove.
+    prune.
+
+    References
+    ----------
+    Michel, Levy, Neubig, "Are sixteen heads really better than one?" (2019).
+    Voita, Talbot, Moiseev, Sennrich, Titov, "Analyzing multi-head self-attention" (2019).
+    Kwon, Kim, Mahoney, Hassoun, Keutzer, Gholami, "A fast post-training pruning framework for
+    transformers" (2022).
+    Hassibi, Stork, "Second order derivatives for network pruning: optimal brain surgeon" (1992).
+    Louizos, Welling, Kingma, "Learning sparse neural networks through L0 regularization" (2018).
+    Ali and others, "XAI for transformers: better explanations through conservative propagation" (2022).
 
     Examples
     --------

@@ -34,7 +34,7 @@ def random(task: Task) -> HeadTable:
                 observer.forward(batch)
             sums.add({s.name: torch.rand(1, s.heads, generator=generator) for s in observer.sites})
             task.report("random", number)
-        return observer.table(sums.found, "nothing")
+        return observer.table(sums.by_column, "nothing")
 
 
 def _watched(task: Task, method: str, column: str, statistics: StatisticsSet, measure: str) -> HeadTable:

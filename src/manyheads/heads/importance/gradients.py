@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manyheads.heads.importance.losses import called, fitting, units
+from manyheads.heads.importance.losses import fitting, loss_name, units
 from manyheads.heads.importance.request import Task
 from manyheads.heads.model_outputs import directions
 from manyheads.heads.observer import Sums, gate_gradients, moved, observed
@@ -35,14 +35,14 @@ def fisher(task: Task, squares: int = SQUARES) -> HeadTable:
             draws = max(1, squares // len(value))
             total: dict[str, Tensor] = {}
             for number, drawn in enumerate(directions(forward.output, generator, draws), 1):
-                found = gate_gradients(forward.heads, value, drawn, again=number < draws)
-                for site, gradient in found.items():
+                gradients = gate_gradients(forward.heads, value, drawn, again=number < draws)
+                for site, gradient in gradients.items():
                     # one row for several sequences is the sum over them of what is independent
                     square = gradient**2 * (len(gradient) / len(value) / 2 / draws)
                     total[site] = total[site] + square if site in total else square
             sums.add(total)
             task.report("fisher", batches)
-        return observer.table(sums.found, forward.output.measure)
+        return observer.table(sums.by_column, forward.output.measure)
 
 
 def gradient(task: Task) -> HeadTable:
@@ -62,7 +62,7 @@ def gradient(task: Task) -> HeadTable:
                 raise ValueError(
                     "loss: its value has no gradient; expected one computed from what the model returned"
                 )
-            found = gate_gradients(forward.heads, value, torch.ones_like(value))
-            sums.add({site: g.abs() * (len(g) / len(value)) for site, g in found.items()})
+            gradients = gate_gradients(forward.heads, value, torch.ones_like(value))
+            sums.add({site: g.abs() * (len(g) / len(value)) for site, g in gradients.items()})
             task.report("gradient", batches)
-        return observer.table(sums.found, f"slope of the loss {called(loss)}")
+        return observer.table(sums.by_column, f"slope of the loss {loss_name(loss)}")

@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import units
 from manyheads.heads.importance.request import Task
 from manyheads.heads.model_outputs import difference
@@ -43,16 +44,18 @@ def gates(task: Task, steps: int = STEPS, restarts: int = RESTARTS) -> HeadTable
             raise ValueError(f"gates: expected 1 to {sum(heads.values()) - 1} heads, got {keep}")
         for restart in range(restarts):
             generator = torch.Generator().manual_seed(task.seed + restart)
-            found = _learned(task, observer, batches, full, heads, keep, steps, generator)
-            sums.add(dict(zip(heads, found.unsqueeze(0).split(list(heads.values()), 1), strict=True)))
+            probabilities = _learned(task, observer, batches, full, heads, keep, steps, generator)
+            sums.add(dict(zip(heads, probabilities.unsqueeze(0).split(list(heads.values()), 1), strict=True)))
             task.progress("gates", restart + 1, restarts)
-        return observer.table(sums.found, f"probability of an open gate, {keep} of {len(found)} heads")
+        return observer.table(
+            sums.by_column, f"probability of an open gate, {keep} of {len(probabilities)} heads"
+        )
 
 
 def _learned(
     task: Task,
     observer: Observer,
-    batches: list[object],
+    batches: list[Batch],
     full: list[Forward],
     heads: dict[str, int],
     keep: int,

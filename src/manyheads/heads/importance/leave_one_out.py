@@ -6,14 +6,15 @@ import hashlib
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from manyheads.common.json_files import in_one_sentence, read_json
+from manyheads.common.types import Batch
 from manyheads.common.whole_files import write_whole
-from manyheads.heads.importance.losses import called, units
+from manyheads.heads.importance.losses import loss_name, units
 from manyheads.heads.importance.replay import Recording
 from manyheads.heads.importance.request import Loss, Task
 from manyheads.heads.model_outputs import difference
@@ -38,36 +39,36 @@ def leave_one_out(task: Task) -> HeadTable:
     with observed(task.model) as observer:
         recording = Recording(task.model)
         for number, batch in enumerate(moved(task.batches, observer.device)):
-            known = state.of(batch)
+            changes = state.of(batch)
             with recording.recorded():
                 full = observer.forward(batch, mark=recording.mark)
             observer.check("leave-one-out", task.unverified)
             for layer, site in enumerate(full.heads, 1):
-                if site in known and not state.fits(known[site], full.heads[site][0]):
-                    del known[site]
-                if site not in known:
+                if site in changes and not state.fits(changes[site], full.heads[site][0]):
+                    del changes[site]
+                if site not in changes:
                     if site not in sound:
                         sound[site] = _sound(observer, recording, batch, full, site)
                     reused = recording if sound[site] else None
-                    known[site] = _silenced(observer, reused, batch, full, site, task.loss)
+                    changes[site] = _silenced(observer, reused, batch, full, site, task.loss)
                     state.save()
                 task.report("leave-one-out", number + layer / len(full.heads))
-            sums.add({site: known[site] for site in full.heads})
-        return observer.table(sums.found, _measure(task.loss, full))
+            sums.add({site: changes[site] for site in full.heads})
+        return observer.table(sums.by_column, _measure(task.loss, full))
 
 
 def _measure(loss: Loss | None, full: Forward) -> str:
-    return full.output.measure if loss is None else f"increase of the loss {called(loss)}"
+    return full.output.measure if loss is None else f"increase of the loss {loss_name(loss)}"
 
 
 def _silenced(
-    observer: Observer, recording: Recording | None, batch: Any, full: Forward, site: str, loss: Loss | None
+    observer: Observer, recording: Recording | None, batch: Batch, full: Forward, site: str, loss: Loss | None
 ) -> Tensor:
     """What silencing each head of a site changes, (units, heads): a unit is a sequence or the batch."""
     columns = []
     before = None if loss is None else units(loss, full.result, batch)
     for gate in 1 - torch.eye(full.heads[site][0].shape[1]):
-        with recording.given_back(site) if recording else nullcontext():
+        with recording.replayed(site) if recording else nullcontext():
             result = observer.gated(batch, {site: gate})
         if loss is None or before is None:
             columns.append(difference(full.output, observer.output(result, full)))
@@ -76,13 +77,13 @@ def _silenced(
     return torch.stack(columns, 1).cpu().double()
 
 
-def _sound(observer: Observer, recording: Recording, batch: Any, full: Forward, site: str) -> bool:
+def _sound(observer: Observer, recording: Recording, batch: Batch, full: Forward, site: str) -> bool:
     """Whether running from a site on shows its attention, and gives the same to the bit. Calls of a shared
     module cannot be told apart when some of them are left out.
     """
     if any("#" in name for name in full.heads):
         return False
-    with recording.given_back(site):
+    with recording.replayed(site):
         again = observer.gated(batch, {site: torch.ones(full.heads[site][0].shape[1])})
     return site in observer.gated_sites and observer.output(again, full).value.equal(full.output.value)
 
@@ -95,13 +96,13 @@ class State:
 
     def __init__(self, path: Path | None, model: str, loss: Loss | None) -> None:
         self._path = path
-        measured = "difference" if loss is None else called(loss)
+        measured = "difference" if loss is None else loss_name(loss)
         self._about = {"format": _FORMAT, "version": _VERSION, "model": model, "measured": measured}
         self._batches: dict[str, dict[str, Tensor]] = {}
         if path is not None and path.exists():
             self._batches = self._read(path)
 
-    def of(self, batch: Any) -> dict[str, Tensor]:
+    def of(self, batch: Batch) -> dict[str, Tensor]:
         """What is known about a batch, {site: (units, heads)}; what is put there is kept by `save`."""
         digest = hashlib.sha256()
         for name, tensor in tensors(batch).items():
@@ -120,14 +121,14 @@ class State:
         if self._path is None:
             return
         batches = {
-            digest: {site: value.tolist() for site, value in found.items()}
-            for digest, found in self._batches.items()
+            digest: {site: value.tolist() for site, value in by_site.items()}
+            for digest, by_site in self._batches.items()
         }
         write_whole(self._path, json.dumps(self._about | {"batches": batches}))
 
     def _read(self, path: Path) -> dict[str, dict[str, Tensor]]:
         document = read_json(path, _Document, "state", format=_FORMAT, version=_VERSION, infinite=True)
-        about: dict[str, Any] = {name: document[name] for name in self._about}  # type: ignore[literal-required]
+        about: dict[str, object] = {name: document[name] for name in self._about}  # type: ignore[literal-required]
         if about != self._about:
             odd = next(name for name in about if about[name] != self._about[name])
             raise ValueError(
@@ -136,8 +137,8 @@ class State:
             )
         with in_one_sentence(f"state: {path} is damaged; take it away to begin anew"):
             return {
-                digest: {site: torch.tensor(value, dtype=torch.float64) for site, value in kept.items()}
-                for digest, kept in document["batches"].items()
+                digest: {site: torch.tensor(value, dtype=torch.float64) for site, value in by_site.items()}
+                for digest, by_site in document["batches"].items()
             }
 
 

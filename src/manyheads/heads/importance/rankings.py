@@ -38,6 +38,16 @@ def agreement(tables: Mapping[str, HeadTable], column: str = "importance") -> li
     tables: by the name that each is to have in the result.
     column: which column is ranked.
 
+    See Also
+    --------
+    importance: makes the tables.
+
+    References
+    ----------
+    Spearman, "The proof and measurement of association between two things" (1904).
+    Bonett, Wright, "Sample size requirements for estimating Pearson, Kendall and Spearman correlations"
+    (2000).
+
     Examples
     --------
     >>> from manyheads.heads.table import Row
@@ -51,7 +61,7 @@ def agreement(tables: Mapping[str, HeadTable], column: str = "importance") -> li
     """
     if len(tables) < 2:
         raise ValueError(f"tables: expected at least two to compare, got {len(tables)}")
-    found = []
+    agreements = []
     for (first, a), (second, b) in combinations(tables.items(), 2):
         a_sites, b_sites = _common_names([row.site for row in a.rows], [row.site for row in b.rows])
         theirs = {
@@ -69,8 +79,8 @@ def agreement(tables: Mapping[str, HeadTable], column: str = "importance") -> li
                 f"{_some(b)}; expected tables of one model, or of two with the same heads"
             )
         pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
-        found.append(Agreement(first, second, *_interval(pairs), len(pairs)))
-    return found
+        agreements.append(Agreement(first, second, *_interval(pairs), len(pairs)))
+    return agreements
 
 
 def _common_names(first: list[str], second: list[str]) -> tuple[list[str], list[str]]:

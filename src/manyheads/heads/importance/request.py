@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from manyheads.capture.site import Unverified
 from manyheads.common.progress import Progress, count_of, no_progress
+from manyheads.common.types import Batch
 
+# What the model returned and the batch, to a number or one for each sequence.
 Loss = Callable[[Any, Any], Tensor]
 
 
@@ -33,7 +35,7 @@ class Task:
     """
 
     model: nn.Module
-    batches: Iterable[Any]
+    batches: Iterable[Batch]
     loss: Loss | None = None
     seed: int = 0
     gates: int | None = None

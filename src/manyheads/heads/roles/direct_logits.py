@@ -5,14 +5,15 @@ vocabulary head, leaving out what later layers make of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +41,14 @@ class Lens:
         return logits
 
 
-def lens(model: nn.Module, batch: Any, vocabulary: int) -> Lens:
+def lens(model: nn.Module, batch: Batch, vocabulary: int) -> Lens:
     """Run the model once on a short batch to find its parts. Raises a ValueError that says what is missing.
 
     What reads the heads is the next module that is given just what they put out.
     """
     search = _Search(model, vocabulary)
     leaves = [module for module in model.modules() if next(module.children(), None) is None]
-    handles: list[Any] = [module.register_forward_pre_hook(search.before) for module in leaves]
+    handles: list[RemovableHandle] = [module.register_forward_pre_hook(search.before) for module in leaves]
     handles += [module.register_forward_hook(search.after) for module in leaves]
     try:
         with Interceptor(model, search.see):
@@ -59,8 +60,10 @@ def lens(model: nn.Module, batch: Any, vocabulary: int) -> Lens:
         raise ValueError("the model has no vocabulary head")
     if search.norm is None:
         raise ValueError("what enters the vocabulary head does not come from a norm")
-    found = {site: _matrix(*parts).detach() for site, parts in search.readers.items()}
-    matrices = {site: matrix for site, matrix in found.items() if matrix.shape[2] == search.head.shape[1]}
+    projections = {site: _matrix(*parts).detach() for site, parts in search.readers.items()}
+    matrices = {
+        site: matrix for site, matrix in projections.items() if matrix.shape[2] == search.head.shape[1]
+    }
     if not matrices:
         raise ValueError("no output projection from the heads to the width of the vocabulary head was found")
     return Lens(matrices, search.norm, search.head.detach())
@@ -86,7 +89,7 @@ class _Search:
         else:
             self._waiting = call.site.name, call.output
 
-    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def before(self, module: nn.Module, args: tuple[object, ...]) -> None:
         """A module is about to run: it may be the reader that is waited for, or the vocabulary head."""
         x, weight = args[0] if args else None, getattr(module, "weight", None)
         if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.dim() != 2:
@@ -106,7 +109,7 @@ class _Search:
                 self.head = weight
                 self.norm = last[0] if last is not None and last[1].data_ptr() == x.data_ptr() else None
 
-    def after(self, module: nn.Module, args: Any, output: Any) -> None:
+    def after(self, module: nn.Module, args: object, output: object) -> None:
         """A module has run: it may be the last norm."""
         weight = getattr(module, "weight", None)
         if isinstance(output, Tensor) and isinstance(weight, Tensor) and weight.dim() == 1:
