@@ -282,7 +282,7 @@ def test_a_batch_that_cannot_be_longer_is_noted_and_numbers_beyond_it_are_refuse
 
     small = mh.cut(awake(Plain), {0: [1]}, torch.randn(2, 3, WIDTH))
     assert changes_of(small).notes == [
-        "the batch, of length 3, could not be made longer, so that nothing is known of longer ones"
+        "the batch, of length 3, could not be made longer, so the copy was not checked on longer ones"
     ]
 
 

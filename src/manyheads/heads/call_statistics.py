@@ -215,9 +215,9 @@ class Tally:
         """Add the attention that keys got: (batch, heads, keys), where ``real`` (batch, keys)."""
         if self.profiles is not None:
             weights = in_float64(weights)
-            there = real.to(weights.device).unsqueeze(1).expand(weights.shape)
-            self._lengthen("received", 0, there.sum(0), 0)
-            self._lengthen("received", 1, torch.where(there, weights, 0.0).sum(0), 0)
+            real_keys = real.to(weights.device).unsqueeze(1).expand(weights.shape)
+            self._lengthen("received", 0, real_keys.sum(0), 0)
+            self._lengthen("received", 1, torch.where(real_keys, weights, 0.0).sum(0), 0)
 
     def _lengthen(self, name: str, row: int, values: Tensor, start: int) -> None:
         """Add (heads, length) to a profile (2, heads, positions), making it longer when needed."""

@@ -44,11 +44,10 @@ def maps(
     Parameters
     ----------
     model: any torch.nn.Module; run as it is, without gradients.
-    batch: a dict (given as keyword arguments), a tuple or list (as positional ones), or anything else (as
-        the only one).
+    batch: a dict (passed by name), a tuple or list (passed in order), or one tensor.
     heads: ``{layer number or site: [head numbers]}``.
     queries: positions of the queries wanted, negative ones counted from the end; all without it.
-    size: maps with more rows or columns than this are pooled to at most so many; None for never.
+    size: maps with more rows or columns than this are pooled down to it; None for never.
 
     Returns
     -------
@@ -77,14 +76,14 @@ def maps(
         raise ValueError(f"size: expected at least 1, got {size}")
     site_maps: dict[str, Map] = {}
 
-    def see(call: Call) -> None:
+    def on_call(call: Call) -> None:
         numbers = chosen.at(call.site)
         if numbers and not call.again:
             with torch._C.DisableTorchFunction():
                 piece, before = _map(call, numbers, queries, size), site_maps.get(call.site.name)
                 site_maps[call.site.name] = piece if before is None else _joined(before, piece)
 
-    with untouched(model), torch.no_grad(), Interceptor(model, see) as interceptor:
+    with untouched(model), torch.no_grad(), Interceptor(model, on_call) as interceptor:
         run(model, batch)
     chosen.finish(interceptor.sites.by_name.values())
     return site_maps
@@ -101,13 +100,13 @@ def _joined(before: Map, piece: Map) -> Map:
 
 def _map(call: Call, numbers: list[int], queries: Sequence[int] | None, size: int | None) -> Map:
     length, keys = call.queries, call.keys
-    wanted = list(range(length)) if queries is None else [_position(i, length) for i in queries]
+    positions = list(range(length)) if queries is None else [_position(i, length) for i in queries]
     row_size = 1 if size is None or queries is not None else -(-length // size)
     column_size = 1 if size is None else -(-keys // size)
     parts = []
     step = row_size * max(1, _ROWS // row_size)
-    for start in range(0, len(wanted), step):
-        weights = weight_rows(call, numbers, wanted[start : start + step])  # (batch, heads, rows, keys)
+    for start in range(0, len(positions), step):
+        weights = weight_rows(call, numbers, positions[start : start + step])  # (batch, heads, rows, keys)
         if column_size > 1:
             weights = (
                 nn.functional.pad(weights, (0, -keys % column_size)).unflatten(-1, (-1, column_size)).sum(-1)
@@ -115,7 +114,7 @@ def _map(call: Call, numbers: list[int], queries: Sequence[int] | None, size: in
         if row_size > 1:
             weights = torch.stack([part.mean(2) for part in weights.split(row_size, 2)], 2)
         parts.append(weights)
-    return Map(call.site, tuple(numbers), tuple(wanted), torch.cat(parts, 2), row_size, column_size)
+    return Map(call.site, tuple(numbers), tuple(positions), torch.cat(parts, 2), row_size, column_size)
 
 
 def _position(query: int, length: int) -> int:

@@ -19,7 +19,7 @@ from manyheads.common.devices import in_float64
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """What a model said about each sequence.
+    """The output of a model for each sequence.
 
     Attributes
     ----------
@@ -71,11 +71,11 @@ def read(result: object, model: nn.Module, real: Tensor | None = None) -> Output
         whole = value.dim() == 2
         value = value.unsqueeze(1) if whole else value.flatten(1, -2)
         fits = real is not None and real.shape == value.shape[:2]
-        shown = real if fits else torch.ones(value.shape[:2], dtype=torch.bool, device=value.device)
-        return Output(value, shown, whole)
+        mask = real if fits else torch.ones(value.shape[:2], dtype=torch.bool, device=value.device)
+        return Output(value, mask, whole)
     if value.dim() == 2:
         return Output(value, None)
-    if value.dim() > 3:  # pictures: channels first
+    if value.dim() > 3:  # images: channels first
         return Output(value.flatten(2).mean(2), None)
     if real is None or real.shape != value.shape[:2]:
         return Output(value.mean(1), None)

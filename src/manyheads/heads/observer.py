@@ -50,10 +50,10 @@ class Observer:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.device = device_of(model)
-        taken = inspect.signature(model.forward).parameters.values()
-        self._takes_labels = any(p.name == "labels" or p.kind is p.VAR_KEYWORD for p in taken)
+        parameters = inspect.signature(model.forward).parameters.values()
+        self._takes_labels = any(p.name == "labels" or p.kind is p.VAR_KEYWORD for p in parameters)
         self.tokens: dict[str, int] = {}  # queries counted, by site
-        self._interceptor = Interceptor(model, self._see)
+        self._interceptor = Interceptor(model, self._on_call)
         self.gated_sites: set[str] = set()
         self._gates: Mapping[str, Tensor] | None = None
         self._mark: Callable[[str], None] | None = None
@@ -71,8 +71,8 @@ class Observer:
     ) -> Forward:
         """Run the model and see its heads.
 
-        With ``gradients`` the output can be differentiated by them; ``mark`` is told each site when its
-        attention is called.
+        With ``gradients`` the output can be differentiated by them; ``mark`` is called with each site as its
+        attention runs.
         """
         self._heads, self._real, self._gradients, self._mark = {}, None, gradients, mark
         with torch.set_grad_enabled(gradients):
@@ -134,7 +134,7 @@ class Observer:
         except Exception as error:
             raise failed_on(batch, error) from error
 
-    def _see(self, call: Call) -> Tensor | None:
+    def _on_call(self, call: Call) -> Tensor | None:
         name = call.site.name
         if self._gates is not None:
             if name not in self._gates:
@@ -180,12 +180,12 @@ def observed(model: nn.Module) -> Iterator[Observer]:
 
 
 def gate_gradients(
-    heads: Mapping[str, list[Tensor]], value: Tensor, weights: Tensor, again: bool = False
+    heads: Mapping[str, list[Tensor]], value: Tensor, weights: Tensor, retain_graph: bool = False
 ) -> dict[str, Tensor]:
     """The gradient of each head's gate, for each sequence: {site: (batch, heads)} in float64.
 
     A gate g multiplies the head's output o, so d value / d g = sum over tokens of (d value / d o) . o.
-    Where a model folds other things into the batch (windows, pieces), the sequences cannot be told apart and
+    Where a model folds other things into the batch (windows, pieces), sequences cannot be separated, and
     one row (1, heads) is the gradient of a gate for all of them.
 
     Parameters
@@ -193,10 +193,12 @@ def gate_gradients(
     heads: the outputs of the heads, from `Observer.forward`.
     value: what is differentiated, with a batch as its first axis.
     weights: shaped like it: the gradient of value . weights is taken.
-    again: keep the graph for another call.
+    retain_graph: keep the graph for another call.
     """
     outputs = [output for pieces in heads.values() for output in pieces]
-    gradients = iter(torch.autograd.grad(value, outputs, weights, retain_graph=again, allow_unused=True))
+    gradients = iter(
+        torch.autograd.grad(value, outputs, weights, retain_graph=retain_graph, allow_unused=True)
+    )
     totals: dict[str, Tensor] = {}
     for site, pieces in heads.items():
         total = torch.zeros(())

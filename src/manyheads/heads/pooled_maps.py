@@ -20,7 +20,7 @@ from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 
 THUMBNAIL = 48
-# A map of at most so many entries is short: every head is kept exactly.
+# Entries of a short map, of which every head is kept exactly.
 SHORT = 72 * 72
 # Weights of all heads of a site that are held at once.
 _HELD = 2**23
@@ -74,10 +74,10 @@ def see(
     Parameters
     ----------
     model: any torch.nn.Module, run as it is.
-    batch: a dict, a tuple or a tensor; its first sequence is looked at.
+    batch: a dict, a tuple or a tensor; only its first sequence is kept.
     exact: which heads of a site to keep exactly where maps are long; none without it.
-    pooled: at most so many rows and columns of a pooled map.
-    thumbnail: at most so many rows and columns of a thumbnail.
+    pooled: the most rows and columns of a pooled map.
+    thumbnail: the most rows and columns of a thumbnail.
     also: called with each call.
 
     >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
@@ -115,7 +115,7 @@ def _site_maps(
     queries = keys if square else torch.arange(call.queries, device=device)
     rows, columns = len(queries), len(keys)
     brief = rows * columns <= SHORT
-    wanted = list(range(site.heads)) if brief else list(exact(site)) if exact is not None else []
+    exact_heads = list(range(site.heads)) if brief else list(exact(site)) if exact is not None else []
     row_size, column_size = -(-rows // most) or 1, -(-columns // most) or 1
     by_rows, by_columns = (area(size, min(size, thumbnail), device) for size in (rows, columns))
     thumbnails = torch.zeros(site.heads, len(by_rows), columns, device=device)
@@ -133,8 +133,8 @@ def _site_maps(
         if columns < call.keys:
             weights = weights[..., keys]
         thumbnails += by_rows[:, start : start + step] @ weights
-        if wanted:
-            parts.append(weights[wanted])
+        if exact_heads:
+            parts.append(weights[exact_heads])
         if not brief:
             pooled.append(_pooled(weights, row_size, column_size))
         if bins is not None:
@@ -145,7 +145,7 @@ def _site_maps(
         rows,
         columns,
         thumbnails @ by_columns.T,
-        dict(zip(wanted, torch.cat(parts, 1), strict=True)) if parts else {},
+        dict(zip(exact_heads, torch.cat(parts, 1), strict=True)) if parts else {},
         torch.cat(pooled, 1) if pooled else None,
         row_size,
         column_size,

@@ -20,23 +20,23 @@ GateValues = Mapping[int | str, Tensor] | Mapping[int, Tensor] | Mapping[str, Te
 def silence(
     model: nn.Module, heads: Heads, *, unverified: Unverified = "refuse"
 ) -> AbstractContextManager[None]:
-    """A context in which the chosen heads give nothing: ``with silence(model, {3: [5, 7]}): ...``
+    """A context in which the chosen heads put out zeros: ``with silence(model, {3: [5, 7]}): ...``
 
-    What attention gives for those heads, weights times values, is zero. Where an output projection reads that
-    and nothing else, this equals setting its columns for those heads to zero. Where something else flows into
+    The attention output of those heads, weights times values, is zero. Where an output projection reads
+    nothing else, this equals setting its columns for those heads to zero. Where something else flows into
     those columns (a norm over all heads, a convolution of the values beside attention), it does not, and the
-    site's ``notes`` say so. Contexts nest, gradients flow, also through gradient checkpointing.
+    site's ``notes`` say so. Contexts nest; gradients flow, also through gradient checkpointing.
 
     Parameters
     ----------
     model: any torch.nn.Module.
     heads: ``{layer number or site: [head numbers]}``.
-    unverified: ``"allow"`` to silence heads at sites of which nothing could be proved (`Site.verified`).
+    unverified: ``"allow"`` to silence heads at unverified sites, too (`Site.verified`).
 
     Raises
     ------
     ValueError, when the model has no such module, at the first call of a site that has no such head, that is
-    not verified, or when a layer number fits several sites, and on leaving when something named was never
+    not verified, or when a layer number fits several sites, and on exit when a named site was never
     called.
 
     See Also
@@ -125,12 +125,12 @@ class Gates(Mapping[str, Tensor]):
                 gate = torch.ones(site.heads, dtype=dtype, device=call.output.device, requires_grad=True)
                 self._gates[site.name] = gate
         if gate.shape[-1] != site.heads or (gate.dim() == 2 and gate.shape[0] != call.output.shape[0]):
-            wanted = f"({site.heads},) or ({call.output.shape[0]}, {site.heads})"
-            raise ValueError(f"gates: {site.name!r} needs {wanted}, got {tuple(gate.shape)}")
+            expected = f"({site.heads},) or ({call.output.shape[0]}, {site.heads})"
+            raise ValueError(f"gates: {site.name!r} needs {expected}, got {tuple(gate.shape)}")
         return gate
 
     def finish(self) -> None:
-        """Raise when gates were given for something that was never called."""
+        """Raise when there are gates for a site that was never called."""
         if self._chosen is not None:
             self._chosen.finish(self.sites.values())
 
@@ -138,7 +138,7 @@ class Gates(Mapping[str, Tensor]):
 def gates(
     model: nn.Module, values: GateValues | None = None, *, unverified: Unverified = "refuse"
 ) -> AbstractContextManager[Gates]:
-    """A context in which each head's output is multiplied by a number of its own, which has a gradient.
+    """A context in which each head's output is multiplied by its own gate, which has a gradient.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def gates(
     values: ``{layer number or site: gates}`` with gates (heads,), or (batch, heads) for one number a
         sequence; only these sites are gated. Without it every site gets ones that require a gradient, when
         it is first called.
-    unverified: ``"allow"`` to gate heads at sites of which nothing could be proved, too.
+    unverified: ``"allow"`` to gate heads at unverified sites, too.
 
     Returns
     -------

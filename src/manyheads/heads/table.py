@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from manyheads.common.registry import registered
+from manyheads.heads import table_files
+from manyheads.heads.table_files import Row as Row
 
 if TYPE_CHECKING:
     import pandas
@@ -22,21 +24,10 @@ METRICS = (
 )  # fmt: skip
 
 
-class Row(NamedTuple):
-    """Which head a row is about."""
-
-    site: str
-    layer: int
-    head: int
-    original_head: int
-    kv_head: int
-    kind: str
-
-
 @dataclass(eq=False)
 class HeadTable:
-    """One row per head: who it is, how many tokens it was seen on, and the mean of each metric with its
-    standard error.
+    """One row per head: which head it is, how many tokens it was seen on, and the mean of each metric with
+    its standard error.
 
     Parameters
     ----------
@@ -173,10 +164,10 @@ class HeadTable:
                     "of each apart"
                 )
             if set(other.sums) != set(self.sums):
-                odd = sorted(set(other.sums) ^ set(self.sums))
+                differing = sorted(set(other.sums) ^ set(self.sums))
                 raise ValueError(
-                    f"merge: only one of the tables has {', '.join(odd)}; expected the same columns in all: "
-                    "watch with the same statistics, tokens and segments"
+                    f"merge: only one of the tables has {', '.join(differing)}; expected the same columns in "
+                    "all: watch with the same statistics, tokens and segments"
                 )
         rows: dict[tuple[str, int], Row] = {}
         for table in sorted(tables, key=lambda t: float(t.tokens.sum())):
@@ -223,16 +214,12 @@ class HeadTable:
         """Write the table, sums and all, to a ``.json``, ``.csv`` or ``.parquet`` file; whole or not at
         all.
         """
-        from manyheads.heads.table_files import save
-
-        save(self, path)
+        table_files.save(self, path)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> HeadTable:
         """Read what `save` wrote."""
-        from manyheads.heads.table_files import load
-
-        return load(path)
+        return table_files.load(path, HeadTable)
 
 
 def _joined_labels(name: str, tables: tuple[HeadTable, ...], order: dict[tuple[str, int], int]) -> list[str]:

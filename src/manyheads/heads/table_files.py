@@ -1,4 +1,4 @@
-"""HeadTables on disk: JSON keeps everything, CSV and Parquet everything but the profiles."""
+"""HeadTables on disk: JSON keeps everything, CSV and Parquet everything but profiles and matrices."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict, TypeVar, get_type_hints
 
 import torch
 
@@ -18,7 +18,9 @@ from manyheads.common.json_files import check_fields, in_one_sentence, read_byte
 from manyheads.common.json_numbers import plain
 from manyheads.common.types import Json
 from manyheads.common.whole_files import write_whole
-from manyheads.heads.table import HeadTable, Row
+
+if TYPE_CHECKING:
+    from manyheads.heads.table import HeadTable
 
 _FORMAT = "manyheads head table"
 _VERSION = 1
@@ -27,16 +29,41 @@ _KINDS = (".json", ".csv", ".parquet")
 _LARGEST = 2_000_000_000  # bytes of a file
 _MOST_CELLS = 100_000_000
 _Cell = str | int | float
+Table = TypeVar("Table")
+
+
+class Row(NamedTuple):
+    """Which head a row of a table is about."""
+
+    site: str
+    layer: int
+    head: int
+    original_head: int
+    kv_head: int
+    kind: str
+
+
+class Contents(NamedTuple):
+    """What a file holds: the arguments of `HeadTable`."""
+
+    rows: list[Row]
+    tokens: torch.Tensor
+    sums: dict[str, torch.Tensor]
+    model: str
+    profiles: dict[str, dict[str, torch.Tensor]]
+    labels: dict[str, list[str]]
+    matrices: dict[str, torch.Tensor]
 
 
 def save(table: HeadTable, path: str | PathLike[str]) -> None:
     """Write a table; the file's ending says how. A file is there whole or not at all.
 
     >>> import tempfile
+    >>> from manyheads.heads.table import HeadTable
     >>> table = HeadTable([Row("attn", 0, 0, 0, 0, "self")], torch.ones(1), {"entropy": torch.ones(3, 1)})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(table, f"{folder}/heads.json")
-    ...     load(f"{folder}/heads.json")
+    ...     load(f"{folder}/heads.json", HeadTable)
     HeadTable(1 heads at 1 sites, 1 tokens: entropy)
     """
     path = Path(path)
@@ -61,8 +88,11 @@ def save(table: HeadTable, path: str | PathLike[str]) -> None:
         write_whole(path, buffer.getvalue())
 
 
-def load(path: str | PathLike[str]) -> HeadTable:
-    """Read a table that `save` wrote. Raises a ValueError that names the file when it is no such thing."""
+def load(path: str | PathLike[str], make: Callable[..., Table]) -> Table:
+    """Read a table that `save` wrote, and ``make`` it of its `Contents`.
+
+    Raises a ValueError that names the file if it is none.
+    """
     path = Path(path)
     kind = _kind(path)
     if kind == ".json":
@@ -71,8 +101,8 @@ def load(path: str | PathLike[str]) -> HeadTable:
         content = read_bytes(path, "table", _LARGEST)
     with in_one_sentence(f"table: {path} is not a table that manyheads wrote, or a damaged one"):
         if kind == ".json":
-            return _from_json(document)
-        return _from_flat(_csv_columns(content) if kind == ".csv" else _parquet_columns(content))
+            return make(*_from_json(document))
+        return make(*_from_flat(_csv_columns(content) if kind == ".csv" else _parquet_columns(content)))
 
 
 class _Sums(TypedDict):
@@ -144,7 +174,7 @@ def _as_json(table: HeadTable) -> Json:
     return numbers
 
 
-def _from_json(document: _Document) -> HeadTable:
+def _from_json(document: _Document) -> Contents:
     sums = {
         name: _numbers([parts["count"], parts["sum"], parts["squares"]])
         for name, parts in document["sums"].items()
@@ -156,7 +186,7 @@ def _from_json(document: _Document) -> HeadTable:
     rows = [_row(values) for values in document["rows"]]
     matrices = {name: _numbers(matrix) for name, matrix in document.get("matrices", {}).items()}
     labels = document.get("labels", {})
-    return HeadTable(rows, _numbers(document["tokens"]), sums, document["model"], profiles, labels, matrices)
+    return Contents(rows, _numbers(document["tokens"]), sums, document["model"], profiles, labels, matrices)
 
 
 def _row(values: Sequence[Any]) -> Row:
@@ -181,7 +211,7 @@ def _flat(table: HeadTable) -> dict[str, list[_Cell]]:
     return columns | {"model": [table.model] * len(table)}
 
 
-def _from_flat(columns: Mapping[str, Sequence[_Cell]]) -> HeadTable:
+def _from_flat(columns: Mapping[str, Sequence[_Cell]]) -> Contents:
     integers = {"layer", "head", "original_head", "kv_head"}
     if missing := [name for name in (*Row._fields, "tokens", "model") if name not in columns]:
         raise ValueError(f"it has no column {missing[0]!r}")
@@ -197,4 +227,4 @@ def _from_flat(columns: Mapping[str, Sequence[_Cell]]) -> HeadTable:
     tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}
     rows = [_row(key) for key in zip(*keys, strict=True)]
     counts = torch.tensor(tokens, dtype=torch.float64)
-    return HeadTable(rows, counts, tensors, models.pop(), labels=labels)
+    return Contents(rows, counts, tensors, models.pop(), {}, labels, {})

@@ -44,8 +44,8 @@ def watch(
         local and largest_logit, and costs more time.
     tokens: token ids by name, e.g. ``{"special": [101, 102], "rare": rarest}``: adds for each name the
         share of attention on keys with those tokens.
-    segments: names of segments; adds for each name the share of attention on it. Say which key belongs to
-        which by `Watch.segment` before each forward.
+    segments: names of segments; adds for each name the share of attention on it. Before each forward, pass
+        the segment of each key to `Watch.segment`.
     profiles: also keep each metric by position, and with full statistics the attention each key receives.
 
     Returns
@@ -95,7 +95,7 @@ class Watch:
         for name in (*tokens, *segments):
             if name in FULL or name in Row._fields or name == "tokens" or name.endswith("_se"):
                 raise ValueError(
-                    f"{name!r} is a column of its own: choose another name for these tokens or segment"
+                    f"{name!r} is the name of a column already: choose another for these tokens or segment"
                 )
         self._tokens = {
             name: torch.tensor(sorted(set(ids)), dtype=torch.long) for name, ids in tokens.items()
@@ -103,7 +103,7 @@ class Watch:
         self._segments = segments
         self._segment_ids: Tensor | None = None
         self._profiles = profiles
-        self._interceptor = Interceptor(model, self._see, tokens=bool(tokens))
+        self._interceptor = Interceptor(model, self._on_call, tokens=bool(tokens))
         self._tallies: dict[str, Tally] = {}
         self._cached_visibilities: dict[Hashable, tuple[list[weakref.ref[Tensor]], Visible]] = {}
         self._lock = threading.Lock()
@@ -118,9 +118,7 @@ class Watch:
         self._cached_visibilities.clear()
 
     def segment(self, ids: Tensor) -> None:
-        """Say to which segment each key of the coming forwards belongs: numbers into ``segments``, (batch,
-        keys).
-        """
+        """Set the segment of each key in the coming forwards: indices into ``segments``, (batch, keys)."""
         if not self._segments:
             raise ValueError(
                 "segment: name the segments first, as in watch(model, segments=['question', 'passage'])"
@@ -138,8 +136,8 @@ class Watch:
 
     @property
     def missed(self) -> dict[str, str]:
-        """Modules that mix tokens in a way that was not seen, and how; and sites of which nothing was proved,
-        and why.
+        """Modules that mix tokens without an attention call that was seen, and how; and unverified sites, and
+        why.
         """
         proof = self._interceptor.proof
         return missed(self.model, self._interceptor.ran, self.sites, proof)
@@ -176,7 +174,7 @@ class Watch:
         """In a notebook it shows what was collected as a page."""
         return registered("view.notebook")(self, self.table if self._tallies else None, **options)
 
-    def _see(self, call: Call) -> None:
+    def _on_call(self, call: Call) -> None:
         """Count one call."""
         device = call.output.device.type
         if call.again or device == "meta":  # numbers that are not there tell nothing
@@ -201,9 +199,7 @@ class Watch:
                 call, visibility, self._statistics, columns, real_queries if received or spared else None
             )
             counted = metrics["keys"] > 0
-            if (
-                call.scores is not None and not visibility.aligned
-            ):  # padding that has no key of its own to tell by
+            if call.scores is not None and not visibility.aligned:  # padding whose own key is not seen
                 counted = counted & shown(call.scores).any(-1)
             if real_queries is not None:
                 counted = counted & real_queries.unsqueeze(1)

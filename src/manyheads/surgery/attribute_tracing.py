@@ -88,7 +88,7 @@ class Reading:
                 self._back.append(partial(vars(module).__setitem__, "config", config))
             kind = type(module)
             if kind not in classes:
-                classes[kind] = self._spied(kind)
+                classes[kind] = self._traced_class(kind)
             module.__class__ = classes[kind]
             self._back.append(partial(setattr, module, "__class__", kind))
 
@@ -96,16 +96,16 @@ class Reading:
         for undo in reversed(self._back):
             undo()
 
-    def _spied(self, kind: Any) -> type:
+    def _traced_class(self, kind: Any) -> type:
         def get(module: object, name: str) -> object:
             path = self._paths[id(module)]
             self.names[path].add(name)  # also where the next line raises, as for buffers, which come later
             return self.read(path, name, kind.__getattribute__(module, name))
 
-        spied: type = type(kind)(
+        traced: type = type(kind)(
             kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__}
         )
-        return spied
+        return traced
 
 
 class _Config:
@@ -207,11 +207,7 @@ class _Sizes(TorchFunctionMode):
     """A context in which torch's functions note the numbers that they are given."""
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         for number in _numbers((args, kwargs)):
             if func in _SIZES:

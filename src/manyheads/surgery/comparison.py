@@ -48,12 +48,12 @@ class Card:
     """A model before and after.
 
     measure: what ``quality`` is: "perplexity", "accuracy", "agreement" or "cosine", as `Compared` has it, or
-        the name of the user's own.
+        the name of the user's metric.
     sequences: how many it was measured on.
-    change: from before to after, with its 95% interval: a factor for perplexity and else a difference; None
-        for the user's own measure.
-    timed: how long the sequences were whose passes were timed.
-    doubts: what one should know of the sites of the model before.
+    change: from before to after, with its 95% interval: a factor for perplexity, else a difference; None for
+        the user's metric.
+    timed: the length of the timed sequences.
+    doubts: notes about the sites of the model before.
     """
 
     measure: str
@@ -204,12 +204,12 @@ def latency(
     medians: tuple[dict[int, float], dict[int, float]] = {}, {}
     with torch.no_grad():
         for size in sizes:
-            fed = _repeated(batch, size)
+            repeated = _repeated(batch, size)
             times: tuple[list[float], list[float]] = [], []
             for turn in range(repeats + 1):
                 for each, spent in zip((model, small), times, strict=True):
                     started = perf_counter()
-                    run(each, fed)
+                    run(each, repeated)
                     if turn:  # the first warms up
                         spent.append(perf_counter() - started)
             for result, spent in zip(medians, times, strict=True):
@@ -234,7 +234,7 @@ def _sequences(batch: Batch) -> int:
 
 
 def _length(batch: Batch) -> str:
-    """How long its sequences are, in words: tokens, or the shape of anything else.
+    """The length of its sequences as text: tokens, or the shape of anything else.
 
     >>> _length({"input_ids": torch.ones(1, 7)}), _length(torch.ones(1, 3, 8, 8))
     ('7 tokens', '(3, 8, 8)')
@@ -247,13 +247,13 @@ def _attention(model: nn.Module, batch: Batch) -> tuple[list[Site], int]:
     """Where a model has heads, and the bytes that its cache takes for each token."""
     widths: dict[str, int] = {}
 
-    def see(call: Call) -> None:
+    def on_call(call: Call) -> None:
         with torch._C.DisableTorchFunction():
             update_site(call, visible(call))
             key = 0 if call.key is None else call.key.shape[-1]
             widths[call.site.name] = (key + call.value.shape[-1]) * call.value.element_size()
 
-    with torch.no_grad(), Interceptor(model, see) as interceptor:
+    with torch.no_grad(), Interceptor(model, on_call) as interceptor:
         run(model, batch)
     sites = list(interceptor.sites.by_name.values())
     cache = sum(len(set(site.kv_heads)) * widths[site.name] for site in sites if site.kind == "causal")

@@ -1,4 +1,4 @@
-"""cut: take heads out of a model for good."""
+"""cut: remove heads from a model for good."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ def cut(
 ) -> nn.Module:
     """A smaller copy of a model, without these heads: rows and columns of its projections are gone.
 
-    Which weights belong to a head is found by running the model, whatever its class. The copy is run, too:
-    it gives what the model gives with those heads silenced (1e-5 in float32), also when it generates with a
-    cache, and on a batch that is much longer than this one. No number in the model changes that need not, and
-    settings of every head (windows, slopes) follow their heads.
+    Which weights belong to a head is found by running the model, whatever its class. The copy is checked: its
+    outputs equal those of the model with these heads silenced (1e-5 in float32), also when it generates with
+    a cache, and on a much longer batch. No number in the model changes unless it must, and per-head settings
+    (windows, slopes) follow their heads.
 
     Parameters
     ----------
     model: any torch.nn.Module. It is left as it is.
     heads: ``{layer number or site: [head numbers]}``, or a `Plan`: the heads to remove. Where several heads
         share a key head: whole groups, or the same number from every group.
-    batch: something small that the model runs on: a dict (given as keyword arguments), a tuple or list (as
-        positional ones), or a tensor. For transformers models one is made.
-    unverified: ``"allow"`` to cut heads at sites of which nothing could be proved (`Site.verified`); the copy
-        is held to the silenced model all the same.
+    batch: a small input of the model: a dict (passed by name), a tuple or list (passed in order), or a
+        tensor. transformers models need none.
+    unverified: ``"allow"`` to cut heads at unverified sites, too (`Site.verified`); the copy is still checked
+        against the silenced model.
 
     Returns
     -------
-    The copy. Its ``original_heads`` says, for each site that lost some, which heads of the uncut model its
-    heads were. It can be trained, copied, saved (`save`) and cut again.
+    The copy. Its ``original_heads`` lists, for each site that lost heads, which heads of the uncut model it
+    still has. It can be trained, copied, saved (`save`) and cut again.
 
     Raises
     ------
-    ValueError for heads that do not exist, for all heads of everything, for groups left unequal, for heads
-    that share weights with others that stay or leave something when they are silent, for numbers and settings
-    of which no batch shows what they are for; RuntimeError when the copy does not give what the silenced
-    model gives, with the first module that differs.
+    ValueError for heads that do not exist, for all heads of the model, for groups left unequal, for heads
+    that share weights with heads that stay or do more than attend, and for numbers and settings whose meaning
+    no batch shows; RuntimeError when the copy differs from the silenced model, with the first module that
+    differs.
 
     See Also
     --------
@@ -114,14 +114,14 @@ def cut(
         copied = _emptied(copied, path, captured[path][0], head_weights, shrunk, changes)
     apply(copied, shrunk, changes)
     narrowed = narrow(copied, regions, removed, changes)
-    lost = [r for r in regions.values() if r in narrowed or r in losing]
-    fix_head_counts(model, copied, lost, head_weights, removed, shrunk, changes)
+    changed_regions = [r for r in regions.values() if r in narrowed or r in losing]
+    fix_head_counts(model, copied, changed_regions, head_weights, removed, shrunk, changes)
     settle(copied, changes)
     original_heads = _original(model, sites, removed)
     setattr(copied, "original_heads", original_heads)  # noqa: B010
     for name, site in sites.items():
         _count(changes, site, removed.get(name, []), original_heads, head_weights[name].d_key)
-    modules = [region.path for region in lost]
+    modules = [region.path for region in changed_regions]
     verify(model, copied, batch, removed, modules)
     for other, silenced in others:
         verify_output(model, copied, other, removed, modules, silenced)
@@ -148,8 +148,8 @@ def _other_batches(
     lengthened = longer(model, batch, seen, max(enough, 4 * LENGTH * small), enough)
     if lengthened is None:
         changes.notes.append(
-            f"the batch, of length {seen.longest(seen.batch)}, could not be made longer, so that nothing is "
-            "known of longer ones"
+            f"the batch, of length {seen.longest(seen.batch)}, could not be made longer, so the copy was "
+            "not checked on longer ones"
         )
     else:
         batches.append(lengthened[0])
@@ -172,13 +172,13 @@ def _resolved(
     removed: dict[str, list[int]] = {}
     seen = Seen()
 
-    def see(call: Call) -> None:
+    def on_call(call: Call) -> None:
         seen.note(call)
         numbers = chosen.at(call.site)
         if numbers:
             removed[call.site.name] = sorted(numbers)
 
-    with seeded_evaluation(model), Interceptor(model, see) as interceptor:
+    with seeded_evaluation(model), Interceptor(model, on_call) as interceptor:
         run(model, batch)
     sites = interceptor.sites.by_name
     chosen.finish(sites.values())
@@ -235,8 +235,8 @@ def _count(
     after = [len(left), len({site.kv_heads[head] for head in left})]
     first = changes.counts.get(site.name)
     before = first["before"] if first else [site.heads, len(set(site.kv_heads))]
-    gone = sorted(set(range(before[0])) - set(original_heads.get(site.name, range(before[0]))))
-    changes.counts[site.name] = {"before": before, "after": after, "d_key": d_key, "removed": gone}
+    removed_heads = sorted(set(range(before[0])) - set(original_heads.get(site.name, range(before[0]))))
+    changes.counts[site.name] = {"before": before, "after": after, "d_key": d_key, "removed": removed_heads}
 
 
 def _original(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.capture.site import Site
-from manyheads.heads.importance.request import Task
+from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import directions
 from manyheads.heads.observer import Forward, Sums, moved, observed
 from manyheads.heads.table import HeadTable
@@ -19,7 +19,7 @@ from manyheads.surgery.plan import ModuleHeads
 _RIDGE = 3.0
 
 
-def elimination(task: Task) -> HeadTable:
+def elimination(request: Request) -> HeadTable:
     """What each head costs when its turn to be removed comes and the rest is refitted.
 
     A head that others can stand in for matters little, however strong it is, until those others are gone. So
@@ -42,16 +42,21 @@ def elimination(task: Task) -> HeadTable:
     >>> importance(model, [torch.randn(2, 5, 8), torch.randn(3, 7, 8)], "elimination")
     HeadTable(6 heads at 3 sites, 31 tokens: importance)
     """
-    generator = torch.Generator().manual_seed(task.seed)
+    generator = torch.Generator().manual_seed(request.seed)
     moments: dict[str, _Moments] = {}
-    with observed(task.model) as observer:
-        for number, batch in enumerate(moved(task.batches, observer.device), 1):
+    with observed(request.model) as observer:
+        for number, batch in enumerate(moved(request.batches, observer.device), 1):
             forward = observer.forward(batch, gradients=True)
             _collect(forward, next(directions(forward.output, generator)), moments)
-            task.report("elimination", number)
+            request.report("elimination", number)
         sums = Sums()
         costs = _costs(observer.sites, moments)
-        sums.add({site: torch.tensor([[of[head] for head in sorted(of)]]) for site, of in costs.items()})
+        sums.add(
+            {
+                site: torch.tensor([[by_head[head] for head in sorted(by_head)]])
+                for site, by_head in costs.items()
+            }
+        )
         return observer.table(sums.by_column, f"{forward.output.measure}, the rest refitted")
 
 

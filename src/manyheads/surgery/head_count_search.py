@@ -1,9 +1,9 @@
-"""The numbers of heads that a module has written down: found by value, changed, and tried.
+"""The search for the head counts that a module keeps: candidates by value, changed and tried.
 
-A module that lost heads must also be told so: ``num_heads``, ``split_size``, ``num_key_value_groups``, and
-whatever else its author called it. Every whole number that the module reads and that could be one of them is
-a candidate; the module is run on its own until it gives what the silenced one gave. Then each number is put
-back: what is right with the number it had keeps it.
+When a module loses heads, its attributes must change, too: ``num_heads``, ``split_size``,
+``num_key_value_groups``, and whatever else its author called them. Every whole number that the module reads
+and that could be one of them is a candidate; the module is run alone until its output is that of the silenced
+one. Then each number is set back, and stays so if the output is still right.
 """
 
 from __future__ import annotations
@@ -144,15 +144,15 @@ def _fewest(
 ) -> dict[Candidate, object]:
     """Put back what need not change: those first whose names do not speak of heads."""
     order = sorted(chosen, key=lambda c: not c.axes and _likely(c.path, c.old))
-    again = True
-    while again:
-        again = False
+    improved = True
+    while improved:
+        improved = False
         for candidate in order:
             fewer = {c: value for c, value in chosen.items() if c is not candidate}
             if len(fewer) < len(chosen):
                 values.put(fewer)
                 if holds():
-                    chosen, again = fewer, True
+                    chosen, improved = fewer, True
     values.put(chosen)
     return chosen
 

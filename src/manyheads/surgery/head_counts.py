@@ -1,4 +1,4 @@
-"""Modules that lost heads are told so: numbers, settings of every head, widths read off an input."""
+"""Changing head counts in modules that lost heads: numbers, per-head settings, widths read off an input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from manyheads.surgery.regions import Region, Removed
 from manyheads.surgery.verify import own_output
 
 _FAR = 256  # 4 times as long shows settings that code computes from the numbers of heads
-_WIDELY = 4  # a batch shows what a number is for when it is so many times longer
+_WIDELY = 4  # a batch shows what a number is for when it is this many times longer
 
 
 def read_regions(model: nn.Module, regions: list[Region], calls: Mapping[str, list[Captured]]) -> None:
@@ -48,10 +48,10 @@ def numbers_at_stake(
     module = model.get_submodule(region.path)
     modules = dict(module.named_modules())
     numbers = candidates(modules, _sizes(region, projections, removed, shrunk), True, region.reads)
-    wanted: dict[str, set[str]] = {}
+    attributes: dict[str, set[str]] = {}
     for candidate in numbers:
-        wanted.setdefault(candidate.module, set()).add(candidate.attribute)
-    reading = _read(module, region.calls, wanted)
+        attributes.setdefault(candidate.module, set()).add(candidate.attribute)
+    reading = _read(module, region.calls, attributes)
     region.split = {c.key for c in numbers if reading.only_sizes(c.module, c.attribute)}
     per_head = settings(modules, region.reads, _remaining_heads(region, projections, removed), set())
     doubtful = [c.old for c in numbers if c.key not in region.split]
@@ -69,7 +69,7 @@ def _read(module: nn.Module, calls: list[Captured], numbers: Mapping[str, set[st
             for call in calls:
                 args, kwargs = call.inputs()
                 module(*args, **kwargs)
-    except Exception:  # code that does not run when it is looked at: then it may have read everything
+    except Exception:  # code that does not run under tracing: then it may have read everything
         reading = Reading(module)
         for path, part in module.named_modules():
             config = vars(getattr(part, "config", None) or reading)
@@ -87,7 +87,7 @@ def fix_head_counts(
     shrunk: Mapping[str, weight_slices.Shrink],
     changes: Changes,
 ) -> None:
-    """Find the numbers of heads that the modules of these regions have written down, and change them.
+    """Find the head counts that the modules of these regions keep, and change them.
 
     model: the uncut model that was copied.
     """
@@ -95,11 +95,11 @@ def fix_head_counts(
     allowed = 10 * tolerance(copied)
     for region in regions:
         module = copied.get_submodule(region.path)
-        gone = removed.get(region.sites[0], [])
+        removed_heads = removed.get(region.sites[0], [])
         modules = dict(module.named_modules())
         for part in modules.values():
             if isinstance(part, TorchAttention):
-                part.kept = [old for new, old in enumerate(part.kept) if new not in gone]
+                part.kept = [old for new, old in enumerate(part.kept) if new not in removed_heads]
         _set_ours(copied, region, projections, removed, changes)
         sizes = _sizes(region, projections, removed, shrunk)
         per_head = settings(
@@ -124,9 +124,9 @@ def fix_head_counts(
             _check_readers(model, region, projections, removed, shrunk)
             raise RuntimeError(
                 f"cut: {region.path or 'the model'} ({type(module).__name__}) does not give without heads "
-                f"{gone} what it gives with them silenced: {_why(module, region.calls)}. Its code may have "
-                "the number of its heads written into it as a number: let it read an attribute; nothing was "
-                "changed"
+                f"{removed_heads} what it gives with them silenced: {_why(module, region.calls)}. Its code "
+                "may have the number of heads written into it as a number: let it read an attribute; nothing "
+                "was changed"
             )
         _check_lengths(region, chosen, changes)
         for path, width in widths.items():
@@ -190,9 +190,11 @@ def _check_readers(
             region.path + "." * bool(start) + inner for inner, _ in module.named_parameters()
         }:
             weight, keep = get_tensor(module, name[start:]), set(shrunk[name].keep)
-            gone = [index for index in range(shrunk[name].size) if index not in keep]
+            removed_indices = [index for index in range(shrunk[name].size) if index not in keep]
             with torch.no_grad():
-                weight.index_fill_(shrunk[name].axis, torch.tensor(gone, device=weight.device), 0.0)
+                weight.index_fill_(
+                    shrunk[name].axis, torch.tensor(removed_indices, device=weight.device), 0.0
+                )
         if _Runs(module, region.calls, 10 * tolerance(model)).fails():
             raise ValueError(
                 f"heads: cannot cut at {region.sites[0]!r}: {why} (such as a convolution of the values, or a "
@@ -322,10 +324,10 @@ def _widths(
     for name in region.sites:
         of_site = projections[name]
         left = of_site.site.heads - len(removed.get(name, ()))
-        for path, many in ((of_site.site.path, 1), (region.path, 2)):
+        for path, start in ((of_site.site.path, 1), (region.path, 2)):
             reported = width_of(copied.get_submodule(path))
             before = reported.before if reported is not None else of_site.site.heads * of_site.d_value
-            for choice in choices[many:]:
+            for choice in choices[start:]:
                 choice[path] = Width(before, left * of_site.d_value)
     return choices if choices[1].keys() != choices[2].keys() else choices[:2]
 
@@ -336,7 +338,7 @@ def _note(
     sites: list[str],
     modules: Mapping[str, nn.Module],
     chosen: Mapping[Candidate, object],
-    kept: Mapping[int, list[int]],
+    remaining: Mapping[int, list[int]],
 ) -> None:
     """Note what was changed in a region; for the modules of its sites also that nothing was."""
     for name in sites:
@@ -346,10 +348,10 @@ def _note(
         if candidate.axes:
             number = next(i for i, option in enumerate(candidate.options) if option is value)
             axis, size = candidate.axes[number - 1]
-            changes.follow(where, name, axis, size, kept[size])
+            changes.follow(where, name, axis, size, remaining[size])
         else:
-            into = changes.configs if candidate.config else changes.attributes
-            into.setdefault(where, {})[name] = value
+            changed = changes.configs if candidate.config else changes.attributes
+            changed.setdefault(where, {})[name] = value
     for name, module in modules.items():
         if isinstance(module, TorchAttention):
             changes.attributes.setdefault(_joined(path, name), {})["kept"] = module.kept
@@ -383,8 +385,8 @@ def _differences(module: nn.Module, calls: list[Captured]) -> Iterator[float]:
     for call in calls:
         with seeded_evaluation(module):
             args, kwargs = call.inputs()
-            got = module(*args, **kwargs)
-        yield difference(own_output(module, call.output), own_output(module, got))
+            output = module(*args, **kwargs)
+        yield difference(own_output(module, call.output), own_output(module, output))
 
 
 def _why(module: nn.Module, calls: list[Captured]) -> str:

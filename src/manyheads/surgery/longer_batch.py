@@ -1,4 +1,4 @@
-"""A batch made longer: what a cut is held to besides the batch that it was found with.
+"""A batch made longer, to check a cut on besides the user's batch.
 
 A number that has nothing to do with heads (a window, a number of buckets, a limit) may equal one that has,
 and a short batch does not show which is which. Which axes of a batch are those of sequences is found by
@@ -24,11 +24,11 @@ from manyheads.common.compare_outputs import seeded_evaluation
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 
-LENGTH = 257  # that sequences should have at least
-_WORK = 1e11  # at most so many parameters times tokens
-_MUCH = 5e9  # from so many on, one sequence has to do
-_MANY = 2**22  # and from so many scores on
-_SCORES = 2**25  # at most so many scores of one attention call
+LENGTH = 257  # the least length of sequences
+_WORK = 1e11  # the most parameters times tokens
+_MUCH = 5e9  # from this on, one sequence has to do
+_MANY = 2**22  # likewise, in scores
+_SCORES = 2**25  # the most scores of one attention call
 _TRIES = 8
 
 Side = tuple[str, str]  # site, and "queries" or "keys"
@@ -90,11 +90,11 @@ def lengths(model: nn.Module, batch: Batch) -> Seen:
 def longer(
     model: nn.Module, batch: Batch, seen: Seen, wanted: int, enough: int | None = None
 ) -> tuple[Batch, Seen] | None:
-    """A batch on which the attention of a model is longer than ``wanted``, or as long as the model allows
-    and as memory and time do, and its lengths; None where it cannot be lengthened longer than it is.
+    """A batch on which the attention of a model is longer than ``wanted``, or as long as the model, memory and
+    time allow, and its lengths; None where it cannot be made longer.
 
     seen: the lengths on the batch itself.
-    enough: how long it has to be where each query takes a call of its own, which takes long.
+    enough: the length to reach where every query is a separate call, which is slow.
 
     Examples
     --------
@@ -213,7 +213,7 @@ class _Trial:
         return int(max(sizes))
 
     def longest(self, group: Group, size: int) -> tuple[int, Seen | None]:
-        """The largest size up to this one, or a little above, that the model runs on, and the lengths."""
+        """The largest size up to about this one that the model runs on, and the lengths."""
         multiple = -(-size // group.size) * group.size
         for tried in dict.fromkeys((_prime(size), multiple, 1 << (size - 1).bit_length())):
             seen = self.run({group.axes: tried}) if tried > group.size else None

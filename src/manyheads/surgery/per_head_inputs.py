@@ -23,12 +23,12 @@ def inputs_of_heads(
     narrowed = hooks(module)
     leaves: dict[str | int, Tensor] = {}
     for argument, value in arguments(args, kwargs):
-        many = narrowed[argument].heads if argument in narrowed else heads
+        entries = narrowed[argument].heads if argument in narrowed else heads
         if (
             isinstance(value, Tensor)
             and value.is_floating_point()
             and value.dim() > 1
-            and any(size % many == 0 for size in value.shape)
+            and any(size % entries == 0 for size in value.shape)
         ):
             leaves[argument] = value.detach().clone().requires_grad_(True)
     inputs = [
@@ -42,19 +42,19 @@ def inputs_of_heads(
     kwargs = {name: leaves.get(name, value) for name, value in kwargs.items()}
     touched: dict[str | int, list[Tensor]] = {}
 
-    def see(call: Call) -> None:
+    def on_call(call: Call) -> None:
         with torch._C.DisableTorchFunction():
             for head in range(call.site.heads):
                 _touch(call, head, leaves, touched)
 
-    with torch.enable_grad(), Interceptor(module, see):
+    with torch.enable_grad(), Interceptor(module, on_call):
         module(*args, **kwargs)
     for argument, axes in touched.items():
-        many = narrowed[argument].heads if argument in narrowed else heads
+        entries = narrowed[argument].heads if argument in narrowed else heads
         for axis, rows in enumerate(axes):
-            of = _of_heads(rows, many)
-            if of is not None:
-                inputs.append(Input(argument, axis, of))
+            head_of_entry = _of_heads(rows, entries)
+            if head_of_entry is not None:
+                inputs.append(Input(argument, axis, head_of_entry))
                 break
     return inputs
 
@@ -86,17 +86,17 @@ def _touch(
                     rows[head] |= marks.any(others).cpu()
 
 
-def _still_there(many: int, narrowed: Narrow | None) -> tuple[int | None, ...]:
+def _still_there(entries: int, narrowed: Narrow | None) -> tuple[int | None, ...]:
     """The head of each of ``many`` entries, where some are passed over already."""
-    keep = list(range(many)) if narrowed is None or narrowed.keep is None else narrowed.keep
-    return tuple(keep.index(index) if index in keep else None for index in range(many))
+    keep = list(range(entries)) if narrowed is None or narrowed.keep is None else narrowed.keep
+    return tuple(keep.index(index) if index in keep else None for index in range(entries))
 
 
-def _of_heads(rows: Tensor, many: int) -> tuple[int | None, ...] | None:
+def _of_heads(rows: Tensor, entries: int) -> tuple[int | None, ...] | None:
     """For each of ``many`` entries the head (heads, entries) it belongs to; None unless it is like that."""
-    if rows.shape[1] % many or bool((rows == rows[:1]).all()):
+    if rows.shape[1] % entries or bool((rows == rows[:1]).all()):
         return None
-    folded = rows.view(len(rows), -1, many).any(1)  # (heads, many)
+    folded = rows.view(len(rows), -1, entries).any(1)  # (heads, many)
     if bool((folded.sum(0) > 1).any()):
         return None
     return tuple(int(column.nonzero()[0, 0]) if bool(column.any()) else None for column in folded.T)

@@ -21,11 +21,11 @@ Setting = list[object] | tuple[object, ...] | dict[int, object] | Tensor
 
 
 def settings(
-    modules: Mapping[str, nn.Module], reads: Reads, kept: Mapping[int, list[int]], weights: set[str]
+    modules: Mapping[str, nn.Module], reads: Reads, remaining: Mapping[int, list[int]], weights: set[str]
 ) -> list[Candidate]:
     """What these modules read that has as many entries as there are heads or key heads.
 
-    kept: for each such number, which of them stay.
+    remaining: for each such number, which of them stay.
     weights: names of the parameters and buffers that gradients account for.
     """
     per_head = []
@@ -35,7 +35,7 @@ def settings(
                 continue
             follows = [
                 (axis, size, followed(value, axis, keep))
-                for size, keep in kept.items()
+                for size, keep in remaining.items()
                 for axis in _axes(value, size)
             ]
             if follows:

@@ -78,11 +78,11 @@ class Plan(Mapping[str, list[int]]):
         return 1 - self.removed / sum(self.sizes.values())
 
     def check(self, model: nn.Module) -> None:
-        """Raise a ValueError unless the plan was plan for this model, weights and all."""
+        """Raise a ValueError unless the plan was made for this model with these weights."""
         actual = fingerprint(model)
         if actual != self.model:
             raise ValueError(
-                f"plan: it was plan for the model {self.model or 'unknown'}, and this one is {actual}: other "
+                f"plan: it was made for the model {self.model or 'unknown'}, and this one is {actual}: other "
                 "shapes or other weights; rank the heads of this model and plan again"
             )
 
@@ -98,12 +98,12 @@ class Plan(Mapping[str, list[int]]):
         heads: dict[str, list[int]] = {}
         for site, size in sizes.items():
             old = before.get(site, list(range(size)))
-            gone = [number for number, head in enumerate(old) if head not in after.get(site, old)]
-            heads |= {site: gone} if gone else {}
+            removed = [number for number, head in enumerate(old) if head not in after.get(site, old)]
+            heads |= {site: removed} if removed else {}
         return Plan(heads, sizes, fingerprint(model))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the plan as JSON; the file is there whole or not at all."""
+        """Write the plan as JSON, atomically."""
         document = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -122,7 +122,7 @@ class Plan(Mapping[str, list[int]]):
             if not set(numbers) <= set(range(min(sizes.get(site, 0), _MOST))):
                 raise ValueError(f"plan: {path} is damaged: {site[:60]!r} has no such heads")
         if not sizes or not 1 <= sum(sizes.values()) <= _MOST or min(sizes.values()) < 0:
-            raise ValueError(f"plan: {path} is damaged: it says of no site how many heads it has")
+            raise ValueError(f"plan: {path} is damaged: its numbers of heads are not valid")
         return Plan(heads, sizes, document["model"])
 
 
@@ -140,20 +140,20 @@ def plan(
     floor: int = 1,
     protect: Heads | None = None,
 ) -> Plan:
-    """The heads to remove so that at least the share ``keep`` stays: those of the least importance.
+    """The heads to remove so that at least the share ``keep`` stays: the least important ones.
 
     Grouped heads, which share a key head, leave a site as a whole group or as one head of every group,
-    whichever matters less for each head; so the groups of a site always stay equal, as `cut` needs them.
+    whichever costs less per head; so the groups of a site always stay equal, as `cut` requires.
     Sites that are calls of one shared module lose the same heads.
 
     Parameters
     ----------
-    table: with the column ``importance``, as `importance` and `elimination` make it.
-    keep: between 0 and 1.
+    table: with the column ``importance``, as `importance` returns it.
+    keep: the share of heads that stays, between 0 and 1.
     scope: ``"global"`` ranks all heads of the model together; with ``"layer"`` each site keeps this share of
         its own, so that sites of equal size stay of equal size.
-    floor: each site keeps at least so many heads; 0 allows to remove all attention of a site.
-    protect: ``{layer number or site: [head numbers]}`` that stay, whatever the table says.
+    floor: the least number of heads that each site keeps; 0 allows removing all attention of a site.
+    protect: ``{layer number or site: [head numbers]}`` that stay in any case.
 
     See Also
     --------
@@ -192,8 +192,7 @@ def plan(
         shared = any(len(module.groups) < module.size for module in modules)
         within = " (heads that share keys leave a whole group at a time)" if shared else ""
         raise ValueError(
-            f"keep: {keep} leaves every head where it is{within}; give a smaller share, "
-            "a lower floor, or protect less"
+            f"keep: {keep} removes no head{within}; choose a smaller share, a lower floor, or protect less"
         )
     if not any(module.left for module in modules):
         raise ValueError(f"keep: {keep} leaves no head at all; keep at least one")
@@ -288,7 +287,7 @@ def _importance(table: HeadTable) -> dict[str, list[float]]:
 
 
 def _modules(table: HeadTable, protect: Heads) -> list[ModuleHeads]:
-    """The modules that have heads; calls of a shared module are one place."""
+    """The modules that have heads; calls of a shared module are one module."""
     kv_heads: dict[str, list[int]] = {}
     layers: dict[str, int] = {}
     for row in table.rows:
@@ -328,14 +327,14 @@ def with_roles(table: HeadTable, roles: Iterable[str] = ("retrieval",)) -> dict[
             "table: it has no column roles; expected one that `roles` made, or roles.json of manyheads roles"
         )
     each = [set(words.split(", ")) if words else set() for words in table.labels["roles"]]
-    wanted = set(roles)
+    role_names = set(roles)
     claims = (claim for role in ROLES.values() for claim in role.claims)
     available = {claim for claim in claims if "{" not in claim}.union(*each)
-    unknown = sorted(wanted - available)
+    unknown = sorted(role_names - available)
     if unknown:
         raise ValueError(f"roles: there is no role {unknown[0]!r}; known are {', '.join(sorted(available))}")
     heads: dict[str, list[int]] = {}
     for row, names in zip(table.rows, each, strict=True):
-        if names & wanted:
+        if names & role_names:
             heads.setdefault(row.site, []).append(row.head)
     return heads

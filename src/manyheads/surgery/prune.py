@@ -36,11 +36,10 @@ def prune(
     state: str | PathLike[str] | None = None,
     progress: Progress = no_progress,
 ) -> nn.Module:
-    """A smaller copy of a model that keeps a share of its heads and stays as close to it as can be.
+    """A smaller copy of a model that keeps a share of its heads, and stays as close to it as possible.
 
     Ranks the heads (`importance`), plans which go (`plan`), removes them
-    (`cut`), gives the maps that are left new weights by least squares (`refit`), and trains for a while
-    (`recover`).
+    (`cut`), fits the remaining maps by least squares (`refit`), and trains for some steps (`recover`).
 
     Parameters
     ----------
@@ -48,20 +47,20 @@ def prune(
     batches: dicts, tuples or tensors, as the model takes them: plain text, without labels. A few thousand
         sentences are enough for all but a long recovery.
     keep: the share of heads that stays, between 0 and 1.
-    rounds: remove the heads in so many goes, and rank again, on what the refit made, before each.
+    rounds: remove the heads in this many rounds; heads are ranked again, after the refit, before each.
     refit: whether to refit.
-    recover: how many steps to train; 0 for none.
+    recover: the number of training steps; 0 for none.
     method: how heads are ranked: a method of `importance`.
     scope, floor, protect: as for `plan`.
     using: a plan to follow, instead of ranking.
-    unverified: ``"allow"`` to rank by silencing, and to cut, heads at sites of which nothing could be proved
-        (`Site.verified`); the copy is held to the silenced model all the same.
-    state: a file from which an interrupted recovery goes on; see `recover`.
+    unverified: ``"allow"`` to silence and cut heads at unverified sites, too (`Site.verified`); the copy is
+        still checked against the silenced model.
+    state: a file from which an interrupted recovery resumes; see `recover`.
     progress: called with the stage, "rank", "cut", "refit" or "recover", and how much of it is done.
 
     Returns
     -------
-    The smaller model. ``original_heads`` says which heads it kept.
+    The smaller model. ``original_heads`` lists the heads that it kept.
 
     See Also
     --------

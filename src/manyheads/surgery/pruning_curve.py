@@ -82,9 +82,9 @@ def curve(
     device = device_of(model)
     calibration, evaluation = list(moved(batches, device)), list(moved(held_out, device))
     example = None if hasattr(model, "config") else few(calibration[0])
-    ways = [(method, again) for method in methods for again in ((False, True) if refit else (False,))]
+    ways = [(method, refitted) for method in methods for refitted in ((False, True) if refit else (False,))]
     lines: dict[str, list[tuple[float, float, float]]] = {
-        f"{method}, refitted" if again else method: [] for method, again in ways
+        f"{method}, refitted" if refitted else method: [] for method, refitted in ways
     }
     done = 0
     judge = _by(metric) if metric is not None else _compared

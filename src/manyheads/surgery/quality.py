@@ -1,7 +1,7 @@
-"""quality: how good a model still is beside the uncut one, in the unit its users know, and how sure that is.
+"""quality: how good a cut model is compared with the uncut one, in a familiar unit, with its uncertainty.
 
 Every number comes from held-out sequences, so it has a standard error over them; the change from one model to
-the other is judged sequence by sequence, where what both find hard cancels.
+the other is paired by sequence, so that what both find hard cancels.
 """
 
 from __future__ import annotations
@@ -19,10 +19,6 @@ from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import causal, fitting, units
 from manyheads.heads.model_outputs import Output, difference, main_tensor, read
 from manyheads.heads.observer import observed
-
-# Student's t at 97.5%, for 1, 2, ... degrees of freedom; beyond, by Cornish and Fisher.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571)
-_NORMAL = 1.959964
 
 
 @dataclass(frozen=True)
@@ -179,17 +175,14 @@ def change(measure: str, before: Tensor, after: Tensor) -> Change:
 
 
 def student(degrees: int) -> float:
-    """How many standard errors a 95% interval reaches to each side, with so many degrees of freedom.
+    """How many standard errors a 95% interval reaches to each side: a quantile of Student's t.
 
     >>> [round(student(n), 2) for n in (2, 10, 1000)]
     [4.3, 2.23, 1.96]
     """
-    if degrees < 1:
-        return math.nan
-    if degrees <= len(_STUDENT):
-        return _STUDENT[degrees - 1]
-    z = _NORMAL
-    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, 0.975)) if degrees > 0 else math.nan
 
 
 def without_labels(batch: Batch) -> Batch:

@@ -1,4 +1,4 @@
-"""recover: a short distillation, in which a cut model learns to say again what the uncut one says."""
+"""recover: a short distillation, in which a cut model learns the outputs of the uncut one."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _KEPT_EVERY = 50  # steps
 
 @dataclass(frozen=True)
 class Recovered:
-    """What became of a recovery.
+    """The result of a recovery.
 
-    losses: the loss of each step, over all sittings.
-    steps: how many there were to be.
+    losses: the loss of each step, over all sessions.
+    steps: the number of steps that were planned.
     """
 
     losses: list[float]
@@ -65,26 +65,26 @@ def recover(
     """Train a cut model, in place, to give the uncut model's outputs; no labels are needed.
 
     Logits are compared as distributions, by KL(uncut || cut); hidden states by their directions, one minus
-    the cosine of every token plus that of the mean over the sequence. To that comes how far the residual
-    stream is from the uncut model's behind each map that writes into it, as a share of its variance, in the
-    mean over these maps: so every layer is told what it should do, and not the last alone. AdamW, with a
-    short warm-up and a cosine down to zero; without dropout; tables of embeddings stay as they are.
+    the cosine of every token plus that of the mean over the sequence. The loss adds the distance
+    of the residual stream from the uncut model's after each map that writes into it, as a share of its
+    variance, averaged over these maps: so every layer gets a target, not only the last. AdamW, with a short
+    warm-up and a cosine decay to zero; no dropout; embedding tables stay as they are.
 
     Parameters
     ----------
     small: the cut model, changed in place.
-    batches: dicts, tuples or tensors; one is taken each step, in a mixed order, over and over. Each counts
-        alike: with as many sequences in each, so does every sequence, however short it is.
+    batches: dicts, tuples or tensors; each step takes one, in a shuffled order, over and over. All count
+        alike: put the same number of sequences into each, and all sequences count alike, too.
     teacher: the uncut model.
-    steps: how many batches to learn from.
-    learning_rate: the highest.
+    steps: the number of updates, one batch each.
+    learning_rate: the peak.
     state: a ``.safetensors`` file that keeps weights and optimizer every 50 steps, on Ctrl-C and at the end.
-        When it is there, it is gone on from: it must come from the same cut model, steps and learning rate.
+        If it exists, training resumes from it: it must come from the same cut model, steps and learning rate.
     seed: of the order of the batches.
     progress: called with how many steps are done.
 
-    Ctrl-C ends it after the step that runs; the model then is as far as it got. A second one raises
-    KeyboardInterrupt at once.
+    Ctrl-C ends the training after the current step; the model keeps what it has learned. A second Ctrl-C
+    raises KeyboardInterrupt at once.
 
     See Also
     --------
@@ -113,13 +113,13 @@ def recover(
     if not learning_rate > 0:
         raise ValueError(f"learning_rate: got {learning_rate}; expected a number above 0")
     device = device_of(small)
-    fed = list(moved(batches, device))
+    training_batches = list(moved(batches, device))
     tables = {id(p) for m in small.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     learned = {name: p for name, p in small.named_parameters() if id(p) not in tables}
     optimizer = torch.optim.AdamW(learned.values(), lr=learning_rate, weight_decay=0.0)
     saved = _SavedState(state, fingerprint(small), steps, learning_rate)
     losses = saved.load(learned, optimizer)
-    shared = _shared_writers(small, teacher, fed[0]) if fed else []
+    shared = _shared_writers(small, teacher, training_batches[0]) if training_batches else []
     ways = Streams(teacher, shared), Streams(small, shared)
     with _prepared(small, learned), observed(teacher) as observer, interruptible() as interrupted:
         for number in range(len(losses), steps):
@@ -127,7 +127,7 @@ def recover(
                 break
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate * _schedule(number, steps)
-            batch = fed[_turn(number, len(fed), seed)]
+            batch = training_batches[_turn(number, len(training_batches), seed)]
             loss = _distance(small, batch, observer, *ways)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -136,7 +136,7 @@ def recover(
             losses.append(loss.item())
             if not math.isfinite(losses[-1]):
                 raise ValueError(
-                    f"learning_rate: {learning_rate} is too high, the loss is no number any more"
+                    f"learning_rate: {learning_rate} is too high: the loss is not finite; choose a lower one"
                 )
             if len(losses) % _KEPT_EVERY == 0:
                 saved.save(learned, optimizer, losses)
@@ -169,21 +169,21 @@ def _distance(small: nn.Module, batch: Batch, observer: Observer, before: Stream
     return loss + torch.stack(apart).mean() if apart else loss
 
 
-def _apart(wanted: Tensor, got: Tensor, real: Tensor | None) -> Tensor:
+def _apart(target: Tensor, stream: Tensor, real: Tensor | None) -> Tensor:
     """The squared error of a stream (batch, length, d_model), as a share of its variance."""
-    if real is not None and real.shape == wanted.shape[:-1]:
-        wanted, got = wanted[real], got[real]
-    wanted, got = (x.flatten(0, -2).float() for x in (wanted, got))
-    variance = (wanted - wanted.mean(0)).square().sum().clamp(min=1e-12)
-    return (wanted - got).square().sum() / variance
+    if real is not None and real.shape == target.shape[:-1]:
+        target, stream = target[real], stream[real]
+    target, stream = (x.flatten(0, -2).float() for x in (target, stream))
+    variance = (target - target.mean(0)).square().sum().clamp(min=1e-12)
+    return (target - stream).square().sum() / variance
 
 
 def _outputs_apart(small: nn.Module, forward: Forward, result: object) -> Tensor:
-    wanted, got = forward.output, read(result, small, forward.real)
-    if wanted.real is not None:
-        a, b = (output.value[wanted.real].float().log_softmax(-1) for output in (wanted, got))
+    target, actual = forward.output, read(result, small, forward.real)
+    if target.real is not None:
+        a, b = (output.value[target.real].float().log_softmax(-1) for output in (target, actual))
         return F.kl_div(b, a, reduction="batchmean", log_target=True)
-    loss = 1 - F.cosine_similarity(wanted.value, got.value).mean()
+    loss = 1 - F.cosine_similarity(target.value, actual.value).mean()
     tokens, others = main_tensor(forward.result)[1], main_tensor(result)[1]
     if tokens.dim() == 3:
         apart = 1 - F.cosine_similarity(tokens, others, dim=-1)  # (batch, length)
@@ -207,7 +207,7 @@ def _read_state(path: Path) -> tuple[dict[str, str], list[float], dict[str, Tens
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         losses = parse_json(about.get("losses", ""), list[float])
     except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"state: {path} is damaged ({error}); take it away to start anew") from None
+        raise ValueError(f"state: {path} is damaged ({error}); delete it to start again") from None
     return about, losses, tensors
 
 
@@ -229,10 +229,10 @@ def _turn(number: int, count: int, seed: int) -> int:
 @contextmanager
 def _prepared(small: nn.Module, learned: dict[str, nn.Parameter]) -> Iterator[None]:
     """The cut model without dropout, with gradients for what is learned and for nothing else."""
-    wanted = {id(p) for p in learned.values()}
+    learned_ids = {id(p) for p in learned.values()}
     with evaluating(small):
         for parameter in small.parameters():
-            parameter.requires_grad_(id(parameter) in wanted)
+            parameter.requires_grad_(id(parameter) in learned_ids)
         try:
             yield
         finally:
@@ -241,7 +241,7 @@ def _prepared(small: nn.Module, learned: dict[str, nn.Parameter]) -> Iterator[No
 
 
 class _SavedState:
-    """What a recovery can be gone on from, in one file, or nothing."""
+    """The file that a recovery resumes from, or none."""
 
     def __init__(
         self, path: str | PathLike[str] | None, model: str, steps: int, learning_rate: float
@@ -265,7 +265,7 @@ class _SavedState:
             if about.get(name) != value:
                 raise ValueError(
                     f"state: {self.path} is of another recovery: its {name} is {about.get(name)}, here it is "
-                    f"{value}; take it away to start anew"
+                    f"{value}; delete it to start again"
                 )
         with torch.no_grad():
             for name, parameter in learned.items():
@@ -273,9 +273,7 @@ class _SavedState:
                     continue
                 for part in (f"weight.{name}", f"mean.{name}", f"square.{name}"):
                     if part not in tensors or tensors[part].shape != parameter.shape:
-                        raise ValueError(
-                            f"state: {self.path} is damaged at {part}; take it away to start anew"
-                        )
+                        raise ValueError(f"state: {self.path} is damaged at {part}; delete it to start again")
                 parameter.copy_(tensors[f"weight.{name}"])
                 optimizer.state[parameter] = {
                     "step": torch.tensor(float(len(losses))),

@@ -64,7 +64,7 @@ def _common(paths: list[str]) -> str:
 def find_inputs(
     model: nn.Module, regions: Mapping[str, Region], projections: Mapping[str, Projections]
 ) -> None:
-    """Note which regions are given something for every head; refuse one that is no module of its own."""
+    """Note which regions take an input for every head; refuse a region that is never called as a module."""
     for region in regions.values():
         if not region.calls:
             raise ValueError(
@@ -114,8 +114,8 @@ def separate(
             copy_source(copied, path, source.path)
             changes.copied[path] = source.path
             axis, users = projections[name].users[table]
-            gone = set(removed.get(name, ()))
-            keep = [index for index, heads in enumerate(users) if not heads or not heads <= gone]
+            removed_heads = set(removed.get(name, ()))
+            keep = [index for index, heads in enumerate(users) if not heads or not heads <= removed_heads]
             separated[path + table.removeprefix(source.path)] = weight_slices.Shrink(axis, keep, len(users))
     return only, separated
 
@@ -126,7 +126,7 @@ def narrow(
     """Have regions get what they are given for the heads they kept. Gives the regions that changed."""
     changed = []
     for region in regions.values():
-        gone = removed.get(region.sites[0], [])
+        removed_heads = removed.get(region.sites[0], [])
         module = copied.get_submodule(region.path)
         if isinstance(module, NoHeads):
             continue
@@ -138,7 +138,7 @@ def narrow(
             fates = {tuple(removed.get(other.sites[0], ())) for other in chain}
             if fates == {()}:
                 continue
-            hook = Narrow(per_head.argument, per_head.axis, len(per_head.of), per_head.keep(gone))
+            hook = Narrow(per_head.argument, per_head.axis, len(per_head.of), per_head.keep(removed_heads))
             if source is not None and len(fates) == 1:  # it will come without those heads
                 for call in region.calls:
                     call.args, call.kwargs = hook(module, call.args, call.kwargs)

@@ -1,4 +1,4 @@
-"""The residual stream of a model behind each map that writes into it, as it runs."""
+"""The residual stream of a model after each map that writes into it, as the model runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def added(func: object, args: tuple[object, ...], written: Mapping[int, object])
 
 
 class Streams(TorchFunctionMode):
-    """A context in which `by_writer` comes to hold the stream behind each writer, (..., d_model) by its name.
+    """A context that collects the stream after each writer in `by_writer`, (..., d_model) by its name.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Streams(TorchFunctionMode):
     >>> model = Encoder(d_model=8, heads=2, layers=1).eval()
     >>> with torch.no_grad(), Streams(model, ["blocks.0.attention.output"]) as streams:
     ...     _ = model(torch.rand(3, 5, 8))
-    >>> streams.found["blocks.0.attention.output"].shape
+    >>> streams.by_writer["blocks.0.attention.output"].shape
     torch.Size([3, 5, 8])
     """
 
@@ -67,11 +67,7 @@ class Streams(TorchFunctionMode):
         self._written.clear()
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         for key in added(func, args, self._written):

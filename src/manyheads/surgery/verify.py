@@ -1,4 +1,4 @@
-"""Holding a cut model to the silenced one."""
+"""Checking a cut model against the silenced one."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def verify_output(
     allowed = tolerance(model)
     if silenced is not None:
         with seeded_evaluation(cut):
-            got = run(cut, batch)
-        if difference(own_output(cut, silenced), own_output(cut, got)) <= allowed:
+            actual = run(cut, batch)
+        if difference(own_output(cut, silenced), own_output(cut, actual)) <= allowed:
             return
     off = _agreed(_apart, model, cut, batch, removed)
     if off > allowed:
@@ -134,10 +134,10 @@ def _double(x: Tensor) -> Tensor:
 
 def _apart(model: nn.Module, cut: nn.Module, batch: Batch, removed: Mapping[str, list[int]]) -> float:
     with seeded_evaluation(model), silence(model, removed, unverified="allow"):
-        wanted = run(model, batch)
+        expected = run(model, batch)
     with seeded_evaluation(cut):
-        got = run(cut, batch)
-    return difference(own_output(cut, wanted), own_output(cut, got))
+        actual = run(cut, batch)
+    return difference(own_output(cut, expected), own_output(cut, actual))
 
 
 def own_output(module: nn.Module, output: object) -> object:
@@ -151,16 +151,16 @@ def _apart_writing(model: nn.Module, cut: nn.Module, batch: Batch, removed: Mapp
     """The same for a few tokens that are written with the cache."""
     try:
         with seeded_evaluation(model), silence(model, removed, unverified="allow"):
-            wanted = written(model, batch)
+            expected = written(model, batch)
     except Exception:  # the uncut model does not write from this either
         return 0.0
-    if wanted is None:
+    if expected is None:
         return 0.0
     with seeded_evaluation(cut):
-        got = written(cut, batch)
-    assert got is not None
+        actual = written(cut, batch)
+    assert actual is not None
     off = 0.0
-    for a, b in zip(wanted, got, strict=False):
+    for a, b in zip(expected, actual, strict=False):
         off = max(off, difference(a, b))
         if not torch.equal(a.argmax(-1), b.argmax(-1)):
             break  # a tie: from here on they say different things
@@ -178,10 +178,10 @@ def first_difference(
     """The path of the first module, by the end of its run, whose output differs."""
     inside = tuple(f"{path}." for path in modules)
     paths = [path for path, _ in cut.named_modules() if not path.startswith(inside)]
-    wanted = _outputs(model, batch, paths, removed)
-    got = _outputs(cut, batch, paths, None)
-    for path, outputs in got.items():
-        for ours, theirs in zip(outputs, wanted.get(path, []), strict=False):
+    expected = _outputs(model, batch, paths, removed)
+    actual = _outputs(cut, batch, paths, None)
+    for path, outputs in actual.items():
+        for ours, theirs in zip(outputs, expected.get(path, []), strict=False):
             if difference(theirs, ours) > allowed and any(True for _ in tensors(theirs)):
                 return repr(path) if path else "the model's own output"
     return "a module that could not be found"
@@ -216,8 +216,8 @@ def written(model: nn.Module, batch: Batch) -> list[Tensor] | None:
     with torch.no_grad():
         if isinstance(model, Decoder | Seq2Seq):
             return _ours(model, batch)
-        able = getattr(model, "can_generate", None)
-        if isinstance(batch, Mapping) and callable(able) and able():
+        can_generate = getattr(model, "can_generate", None)
+        if isinstance(batch, Mapping) and callable(can_generate) and can_generate():
             return _theirs(model, batch)
     return None
 

@@ -41,9 +41,9 @@ would have 1, 2 of them. Remove whole groups, or the same number from every grou
     for head, kv_head in enumerate(site.kv_heads):
         groups.setdefault(kv_head, []).append(head)
     named = ", ".join(_span(group) for group in groups.values())
-    gone = f"head{'s' * (len(removed) > 1)} {', '.join(map(str, sorted(removed)))}"
+    without = f"head{'s' * (len(removed) > 1)} {', '.join(map(str, sorted(removed)))}"
     raise ValueError(
-        f"heads: {site.name!r} shares each key head among several heads; without {gone} its key heads "
+        f"heads: {site.name!r} shares each key head among several heads; without {without} its key heads "
         f"{', '.join(map(str, sorted(left)))} would have {', '.join(str(left[k]) for k in sorted(left))} of "
         f"them. Remove whole groups, or the same number from every group; groups are {named}"
     )
@@ -58,7 +58,7 @@ def _span(heads: list[int]) -> str:
 def shrinks(
     by_site: Mapping[str, Projections], removed: Removed, only: Mapping[str, set[str]]
 ) -> dict[str, Shrink]:
-    """What stays of every parameter that loses something: an entry goes when all heads that need it do.
+    """What stays of every parameter that loses something: an entry goes when all heads that use it go.
 
     only: for parameters that only some of their sites will go on using, those sites.
 
@@ -74,28 +74,28 @@ def shrinks(
             of_parameter = users.setdefault(parameter, (axis, [set() for _ in heads]))
             for users_of_index, heads_of_index in zip(of_parameter[1], heads, strict=True):
                 users_of_index.update((name, head) for head in heads_of_index)
-    gone = {(name, head) for name, heads in removed.items() for head in heads}
+    removed_heads = {(name, head) for name, heads in removed.items() for head in heads}
     shrunk = {}
     for parameter, (axis, indices) in users.items():
         keep = [
             index
             for index, heads_of_index in enumerate(indices)
-            if not heads_of_index or not heads_of_index <= gone
+            if not heads_of_index or not heads_of_index <= removed_heads
         ]
         if len(keep) < len(indices):
             shrunk[parameter] = Shrink(axis, keep, len(indices))
     for name, numbers in removed.items():
         for head in numbers:
-            _check_gone(by_site[name], head, shrunk, users, gone)
+            _check_removable(by_site[name], head, shrunk, users, removed_heads)
     return shrunk
 
 
-def _check_gone(
+def _check_removable(
     projections: Projections,
     head: int,
     shrunk: Mapping[str, Shrink],
     users: Mapping[str, tuple[int, list[set[tuple[str, int]]]]],
-    gone: set[tuple[str, int]],
+    removed_heads: set[tuple[str, int]],
 ) -> None:
     """Refuse a head whose queries or readers would stay."""
     site = projections.site
@@ -124,7 +124,7 @@ def _check_gone(
             user
             for index in part.indices
             if part.parameter in users
-            for user in users[part.parameter][1][index] - gone
+            for user in users[part.parameter][1][index] - removed_heads
         }
         elsewhere = sorted({other for other, _ in others if other != site.name})
         if elsewhere:

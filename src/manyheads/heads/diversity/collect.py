@@ -21,12 +21,12 @@ from manyheads.heads.diversity.attention_distance import attention_rows
 from manyheads.heads.observer import failed_on
 from manyheads.nn.mask import Mask
 
-# Queries whose mask is looked at together.
+# Queries whose mask is read together.
 _BLOCK = 256
 
 
 @dataclass(eq=False)
-class Seen:
+class CallRecord:
     """What one attention call showed.
 
     Attributes
@@ -38,7 +38,7 @@ class Seen:
     rows: attention of sampled queries (heads, rows, keys), or None.
     outputs: of the queries that count, (tokens, heads, d_value), or None.
     gate: ones (batch, heads, queries) that the output was multiplied by, or None.
-    gradient: by the gate, of the queries that count, (tokens, heads), once somebody has taken it.
+    gradient: by the gate, of the queries that count, (tokens, heads), once it was taken.
     """
 
     site: Site
@@ -73,9 +73,9 @@ class Collector:
         self.model = model
         self.rows, self.outputs, self.gates, self.seed = rows, outputs, gates, seed
         self.padding: Tensor | None = None  # (batch, queries) False for padding, of the last self-attention
-        self._interceptor = Interceptor(model, self._see, reruns=gates, tokens=True)
+        self._interceptor = Interceptor(model, self._on_call, reruns=gates, tokens=True)
         self._batch = 0
-        self._seen: list[Seen] = []
+        self._seen: list[CallRecord] = []
 
     def __enter__(self) -> Collector:
         self._interceptor.__enter__()
@@ -89,7 +89,7 @@ class Collector:
         """The sites measured so far, in the order of their first call."""
         return self._interceptor.measured
 
-    def run(self, batch: Batch) -> tuple[list[Seen], object]:
+    def run(self, batch: Batch) -> tuple[list[CallRecord], object]:
         """Run the model on a batch: what its attention calls showed, and what it returned."""
         self._seen, self.padding = [], None
         self._batch += 1
@@ -101,7 +101,7 @@ class Collector:
         seen, self._seen = self._seen, []
         return seen, result
 
-    def _see(self, call: Call) -> Tensor | None:
+    def _on_call(self, call: Call) -> Tensor | None:
         if in_backward():  # a checkpoint's repetition must do what was done before
             return call.output * _gate(call).unsqueeze(-1) if self._gated(call) else None
         if call.again:
@@ -120,7 +120,7 @@ class Collector:
     def _gated(self, call: Call) -> bool:
         return self.gates and not call.again and not call.partial
 
-    def _record(self, call: Call) -> Seen:
+    def _record(self, call: Call) -> CallRecord:
         call = without_dead_rows(call)
         visibility = visible(call)
         real_queries = update_site(call, visibility)  # (batch or 1, queries)
@@ -141,7 +141,7 @@ class Collector:
         if self.outputs and not call.partial:
             outputs = call.output.transpose(1, 2).flatten(0, 1)[places].to(sums)
         meeting = *kind, tokens, places.cpu().numpy().tobytes()
-        return Seen(call.site, meeting, len(places), places, rows, outputs)
+        return CallRecord(call.site, meeting, len(places), places, rows, outputs)
 
     def _choose(self, places: Tensor, turn: int) -> Tensor:
         """Some of the places, the same for every site that has the same ones."""
@@ -178,9 +178,9 @@ def seeing(call: Call) -> Tensor:
         block = range(start, min(start + _BLOCK, call.queries))
         allowed, bias = only.rectangle(block, range(keys), keys - call.queries, device)
         if bias is not None:
-            shown = bias > -torch.inf
-            allowed = shown if allowed is None else allowed & shown
+            finite = bias > -torch.inf
+            allowed = finite if allowed is None else allowed & finite
         if allowed is not None:
-            there = allowed[(None,) * (4 - allowed.dim())].any(-1).any(1)
-            parts.append(there.expand(shape[0], len(block)))
+            visible_queries = allowed[(None,) * (4 - allowed.dim())].any(-1).any(1)
+            parts.append(visible_queries.expand(shape[0], len(block)))
     return counted & torch.cat(parts, 1) if parts else counted

@@ -15,7 +15,7 @@ from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, count_of, no_progress
 from manyheads.common.types import Batch
 from manyheads.heads.diversity.accumulators import Sums
-from manyheads.heads.diversity.collect import Collector, Seen
+from manyheads.heads.diversity.collect import CallRecord, Collector
 from manyheads.heads.diversity.result import table
 from manyheads.heads.diversity.weight_subspaces import head_projections
 from manyheads.heads.importance.request import Loss
@@ -36,7 +36,7 @@ def diversity(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> HeadTable:
-    """Which heads are alike, which differ, who adds to whom and who cancels whom: every pair of heads.
+    """Which heads are alike, which differ, which add to each other and which cancel: every pair of heads.
 
     Heads are compared where they saw the same queries and keys: within a layer and across the layers of a
     stack, not an encoder's with a decoder's. Other pairs are NaN.
@@ -59,7 +59,7 @@ def diversity(
     rows: how many queries of each batch are sampled for ``attention``.
     loss: ``loss(what the model returned, batch)`` for ``gradients``; without one, random directions of the
         model's output take its place, so that heads with the same effect on it are alike.
-    seed: of what is drawn.
+    seed: of all random numbers.
     progress: called with how many batches are compared.
 
     Returns
@@ -147,7 +147,7 @@ def _probe(model: nn.Module, batch: Batch) -> dict[str, Projections]:
 
 def _gradients(
     model: nn.Module,
-    seen: list[Seen],
+    seen: list[CallRecord],
     result: object,
     batch: Batch,
     padding: Tensor | None,

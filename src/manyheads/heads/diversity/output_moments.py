@@ -76,9 +76,9 @@ class Moments:
         between = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
         if between > LARGEST and not self.only_within:
             self.only_within = True
-            for kept in (self._products, self._lengths, self._skew, self.tokens):
-                for pair in [pair for pair in kept if pair[0] != pair[1]]:
-                    del kept[pair]
+            for sums in (self._products, self._lengths, self._skew, self.tokens):
+                for pair in [pair for pair in sums if pair[0] != pair[1]]:
+                    del sums[pair]
 
     def comparable(self, one: str, other: str) -> bool:
         """Whether two sites were seen on the same tokens, each time; in the order of their first call."""

@@ -32,7 +32,7 @@ class Pairs:
         total[heads[:, None], heads] += values.to(total)
 
     def reserve(self, heads: int) -> None:
-        """Make room for so many heads."""
+        """Make room for this many heads."""
         for name, total in self._sums.items():
             if len(total) < heads:
                 larger = total.new_zeros(heads, heads)

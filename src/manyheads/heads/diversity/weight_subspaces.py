@@ -18,7 +18,7 @@ ROLES = ("query", "key", "value")
 
 
 def head_projections(model: nn.Module, batch: Batch) -> dict[str, Projections]:
-    """The weights of each head, probed on the first sequence of a batch: where zeros are needs no more."""
+    """The weights of each head, probed on the first sequence of a batch, which is enough to see zeros."""
     try:
         return projections(model, map_tensors(lambda x: x[:1], batch))
     except Exception:  # not every input can be cut along its first axis
@@ -122,8 +122,8 @@ def bases(weights: Sequence[Tensor]) -> list[Tensor]:
         values, vectors = torch.linalg.eigh(stack @ stack.transpose(1, 2))
         sizes = values.clamp(min=0.0).sqrt()
         for number, weight, size, vector in zip(numbers, stack, sizes, vectors, strict=True):
-            kept = size > precision * size[-1]
-            orthonormal[number] = torch.linalg.qr(weight.T @ (vector[:, kept] / size[kept]))[0]
+            significant = size > precision * size[-1]
+            orthonormal[number] = torch.linalg.qr(weight.T @ (vector[:, significant] / size[significant]))[0]
     return orthonormal
 
 
@@ -155,8 +155,8 @@ def angles(spanned: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         for i, number in enumerate(numbers):
             cosines = torch.linalg.svdvals(stack[i].T @ stack[i:]).clamp(max=1.0)  # (heads, widest)
             counts = ranks[i:].clamp(max=ranks[i])
-            there = torch.arange(widest) < counts[:, None]
-            angle = torch.where(there, torch.rad2deg(torch.arccos(cosines)), 0.0).sum(1) / counts
+            within = torch.arange(widest) < counts[:, None]
+            angle = torch.where(within, torch.rad2deg(torch.arccos(cosines)), 0.0).sum(1) / counts
             sine = 1 - cosines.square().sum(1) / counts
             others = torch.tensor(numbers[i:])
             degrees[number, others] = degrees[others, number] = angle

@@ -20,7 +20,7 @@ from manyheads.heads.model_outputs import main_tensor, read
 Loss = Callable[[Any, Any], Tensor]
 IGNORED = -100  # in labels, as transformers has it
 TEMPERATURE = 0.05
-# What token ids are loss_name that a model reads, and that its decoder reads: by transformers, then by ours.
+# Names of the token ids that a model reads, and that its decoder reads: in transformers, then in manyheads.
 READ = ("input_ids", "x", "ids")
 WRITTEN = ("decoder_input_ids", "target")
 
@@ -199,10 +199,10 @@ def _cross_entropy(logits: Tensor, labels: Tensor, name: str) -> Tensor:
 
 def _logits(result: object, name: str, axes: int) -> Tensor:
     what, value = main_tensor(result)
-    wanted = "(batch, classes)" if axes == 2 else "(batch, length, vocabulary)"
+    expected = "(batch, classes)" if axes == 2 else "(batch, length, vocabulary)"
     if what == "last_hidden_state" or value.dim() != axes:
         raise ValueError(
-            f"model: loss {name!r} needs logits {wanted}, and the model returned {what or 'a tensor'} "
+            f"model: loss {name!r} needs logits {expected}, and the model returned {what or 'a tensor'} "
             f"{tuple(value.shape)}; load it with its head, or take another loss"
         )
     return value

@@ -109,16 +109,17 @@ def spearman(a: Tensor, b: Tensor) -> float:
     >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 3.0, 9.0]))
     1.0
     """
-    x, y = (_ranks(value) - (len(value) - 1) / 2 for value in (a, b))
+    x, y = (_ranks(value) - (len(value) + 1) / 2 for value in (a, b))
     # Sums of half-integers are exact, and so is the square root of a square: equal ranks give 1.0 on any CPU.
     spread = math.sqrt(float(x @ x) * float(y @ y))
     return max(-1.0, min(1.0, float(x @ y) / spread)) if spread > 0 else math.nan
 
 
 def _ranks(value: Tensor) -> Tensor:
-    """(n,) in float64, from 0; the number of smaller ones plus half the other equal ones."""
-    smaller = (value[:, None] > value).sum(1).double()
-    return smaller + ((value[:, None] == value).sum(1).double() - 1) / 2
+    """(n,) in float64, from 1; equal values share their mean rank."""
+    from scipy.stats import rankdata
+
+    return torch.from_numpy(rankdata(value.numpy()))
 
 
 def _interval(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:

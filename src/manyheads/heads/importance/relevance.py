@@ -1,4 +1,4 @@
-"""Layer-wise relevance: how much of what the model said goes back to each head.
+"""Layer-wise relevance: how much of the output goes back to each head.
 
 **A word of caution.** Layer-wise relevance propagation is patented in some uses and countries. This module is
 separate from everything else, never used by default, and can be deleted without loss to the other methods.
@@ -6,8 +6,8 @@ Find out whether you may use it before you build on it.
 
 Relevance is gradient times input, in a model whose nonlinear parts are held fixed at what they were:
 attention weights, the scale of norms, the slope of activations. Such a model is a linear map of its input, so
-without biases what arrives is what was said: relevance is conserved from layer to layer (Ali and others, "XAI
-for transformers: better explanations through conservative propagation", 2022). Where two parts that both
+without biases what arrives equals the output: relevance is conserved from layer to layer (Ali and others,
+"XAI for transformers: better explanations through conservative propagation", 2022). Where two parts that both
 depend on the input are multiplied, each gets half.
 """
 
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from manyheads.capture.call import SDPA
-from manyheads.heads.importance.request import Task
+from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import Output
 from manyheads.heads.observer import Sums, gate_gradients, moved, observed
 from manyheads.heads.table import HeadTable
@@ -34,23 +34,23 @@ Options = dict[str, Any]
 Rule = Callable[[Callable[..., Any], Arguments, Options], Any]
 
 
-def relevance(task: Task) -> HeadTable:
-    """How much of what the model said goes through each head, over sequences: ``relevance`` with its sign,
+def relevance(request: Request) -> HeadTable:
+    """How much of the output goes through each head, over sequences: ``relevance`` with its sign,
     ``importance`` without.
 
-    What was said: the largest logit, on average over tokens; for embeddings, their length.
+    The output: the largest logit, on average over tokens; for embeddings, their length.
     """
     sums = Sums()
-    with observed(task.model) as observer:
-        for number, batch in enumerate(moved(task.batches, observer.device), 1):
+    with observed(request.model) as observer:
+        for number, batch in enumerate(moved(request.batches, observer.device), 1):
             with Linear():
                 forward = observer.forward(batch, gradients=True)
             gradients = gate_gradients(forward.heads, forward.output.value, output_weights(forward.output))
             each = {site: g * (len(g) / len(forward.output.value)) for site, g in gradients.items()}
             sums.add({site: g.abs() for site, g in each.items()})
             sums.add(each, column="relevance")
-            task.report("relevance", number)
-        return observer.table(sums.by_column, "relevance of what the model said")
+            request.report("relevance", number)
+        return observer.table(sums.by_column, "relevance for the output")
 
 
 def output_weights(output: Output) -> Tensor:

@@ -151,7 +151,7 @@ def rows_of(call: Call, visibility: Visible, real_queries: Tensor | None, facts:
     for tile, weights, allowed, sinks in _tiles_of(call, visibility, facts.begin - offset):
         heads = weights.shape[1] // (tile.kv_heads.stop - tile.kv_heads.start)
         chosen = slice(tile.kv_heads.start * heads, tile.kv_heads.stop * heads)
-        here, there = (slice(part.start, part.stop) for part in (tile.rows, tile.columns))
+        row_slice, column_slice = (slice(part.start, part.stop) for part in (tile.rows, tile.columns))
         position = torch.arange(tile.rows.start, tile.rows.stop, device=weights.device) + offset
         rows = Rows(
             weights,
@@ -163,14 +163,14 @@ def rows_of(call: Call, visibility: Visible, real_queries: Tensor | None, facts:
             facts,
             tile.batch,
             chosen,
-            None if call.partial else call.output[tile.batch, chosen, here],
-            None if norms is None else norms[tile.batch, chosen, there],
+            None if call.partial else call.output[tile.batch, chosen, row_slice],
+            None if norms is None else norms[tile.batch, chosen, column_slice],
             None if call.tokens is None else call.tokens.expand(batch, -1)[tile.batch],
             sinks,
         )
         counted = rows.seen > 1
         if real_queries is not None:
-            counted = counted & real_queries.expand(batch, -1)[tile.batch, here].unsqueeze(1)
+            counted = counted & real_queries.expand(batch, -1)[tile.batch, row_slice].unsqueeze(1)
         yield replace(rows, counted=counted)
 
 

@@ -82,7 +82,7 @@ class _Search:
         self._last: tuple[nn.Module, Tensor] | None = None  # the norm that ran last, and what came out
 
     def see(self, call: Call) -> None:
-        """An attention call: wait for who reads it."""
+        """An attention call: wait for the module that reads it."""
         owner = self.modules.get(call.site.path)
         if isinstance(owner, nn.MultiheadAttention):  # reads by a function, not by calling its module
             self.readers[call.site.name] = owner.out_proj, call.output

@@ -92,16 +92,16 @@ def roles(
     >>> table["not_judged"][0]
     'rare: the batches hold no token ids'
     """
-    wanted = _chosen(only, treebank)
-    fed = list(moved(batches, device_of(model)))
+    chosen_roles = _chosen(only, treebank)
+    batch_list = list(moved(batches, device_of(model)))
     if isinstance(least, bool) or not isinstance(least, int) or least < 2:
         raise ValueError(f"least: expected a whole number, 2 or more, got {least!r}")
-    batch_facts = probe_texts.read_batch_facts(model, fed, tokenizer)
+    batch_facts = probe_texts.read_batch_facts(model, batch_list, tokenizer)
     collected = _Collected(model, progress)
     with evaluating(model), torch.no_grad(), interruptible():
-        _read_sources(model, batch_facts, fed, treebank, tokenizer, wanted, collected)
+        _read_sources(model, batch_facts, batch_list, treebank, tokenizer, chosen_roles, collected)
         table = collected.table()
-    unseen = {role.name: "" for role in wanted if not any(c.startswith(role.name) for c in table.sums)}
+    unseen = {role.name: "" for role in chosen_roles if not any(c.startswith(role.name) for c in table.sums)}
     return judge(table, least, unseen | collected.left_out)
 
 
@@ -124,11 +124,11 @@ def _read_sources(
     batches: list[Batch],
     treebank: str | PathLike[str] | None,
     tokenizer: PreTrainedTokenizerBase | None,
-    wanted: list[Role],
+    chosen_roles: list[Role],
     collected: _Collected,
 ) -> None:
     """Let the model read one source after the other; leave out the roles whose source is not there."""
-    by_source = {on: [role for role in wanted if role.on == on] for on in _READING}
+    by_source = {on: [role for role in chosen_roles if role.on == on] for on in _READING}
     if by_source["treebank"] and treebank is not None:  # mistakes in the file first, before any work
         sentences, notes = word_alignment.batches(batch_facts, tokenizer, read(treebank), treebank)
         if notes:
@@ -142,8 +142,8 @@ def _read_sources(
             separators=separators(batch_facts, tokenizer),
             frequencies=batch_facts.frequencies,
         )
-        able = collected.able(by_source["text"], facts, batch_facts)
-        collected.read("text", able, [(batch, facts) for batch in batches])
+        judgeable = collected.judgeable(by_source["text"], facts, batch_facts)
+        collected.read("text", judgeable, [(batch, facts) for batch in batches])
     for source, make in (("repeated", probe_texts.repeated), ("planted", probe_texts.planted)):
         roles = by_source[source]
         if roles and not batch_facts.ids:
@@ -156,7 +156,7 @@ def _read_sources(
                 continue
             if any("lens" in role.needs for role in roles):
                 probes = _with_lens(model, batch_facts, probes, roles, collected)
-            collected.read(source, collected.able(roles, probes[0][1], batch_facts), probes)
+            collected.read(source, collected.judgeable(roles, probes[0][1], batch_facts), probes)
     if by_source["treebank"]:
         collected.read("treebank", by_source["treebank"], sentences)
 
@@ -195,13 +195,13 @@ class _Collected:
         self._tokens: dict[str, Tensor] = {}
         self._roles: list[Role] = []
         self._facts = Facts()
-        self._interceptor = Interceptor(model, self._see, tokens=True)
+        self._interceptor = Interceptor(model, self._on_call, tokens=True)
 
     def leave_out(self, roles: Iterable[Role], why: str) -> None:
         """Remember why these roles were not looked for."""
         self.left_out |= {role.name: why for role in roles if role.name not in self.left_out}
 
-    def able(self, roles: list[Role], facts: Facts, batch_facts: BatchFacts) -> list[Role]:
+    def judgeable(self, roles: list[Role], facts: Facts, batch_facts: BatchFacts) -> list[Role]:
         """The roles that have all they need; the others are left out."""
         lacking = {
             "tokens": "" if batch_facts.ids else "the batches hold no token ids",
@@ -236,7 +236,7 @@ class _Collected:
                     ) from error
             self.progress(reading, len(probes), len(probes))
 
-    def _see(self, call: Call) -> None:
+    def _on_call(self, call: Call) -> None:
         if call.again:
             return
         device = call.output.device.type

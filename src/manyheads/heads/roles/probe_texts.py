@@ -1,4 +1,4 @@
-"""Texts that a model is given to see what its heads do with them: random tokens twice, a planted key."""
+"""Probe texts that show what heads do: random tokens that come twice, a key planted in a long text."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from manyheads.heads.roles.attention_rows import Facts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# How many random tokens stand in one copy, and how many such sequences there are of each. Several lengths: a
-# head that looks back by a fixed number of tokens does not pass for one that finds the same token.
+# The number of random tokens in one copy, and of sequences of each. Several lengths: a head that looks back
+# by a fixed number of tokens does not pass for one that finds the same token.
 COPIES = (23, 37, 53)
 SEQUENCES = 4
-# The text around a planted key, in tokens; how many of them, how many tokens are the key and what follows it.
+# Tokens of the text around a planted key; the number of texts; tokens of the key, and of what follows it.
 TEXT = 1024
 PLANTED = 16
 KEY, ANSWER = 3, 8
-# Fewer tokens than this around a key are no long text.
+# Tokens around a key that make a long text.
 LONG = 64
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 _SPECIAL = ("bos", "eos", "pad", "sep", "cls", "mask", "unk", "decoder_start")
@@ -162,7 +162,7 @@ def repeated(batch_facts: BatchFacts) -> Iterator[tuple[Batch, Facts]]:
     ordinary, before = batch_facts.ordinary, len(batch_facts.prefix)
     room = min(len(ordinary), ((batch_facts.positions or 10**9) - before - len(batch_facts.suffix)) // 2)
     if room < 4:
-        raise ValueError(f"there is room for {room} different random tokens twice, and 4 are needed")
+        raise ValueError(f"{max(room, 0)} different random tokens fit twice; 4 are needed")
     for length in sorted({min(length, room) for length in COPIES}):
         copies = torch.stack(
             [ordinary[torch.randperm(len(ordinary), generator=generator)[:length]] for _ in range(SEQUENCES)]
@@ -190,10 +190,10 @@ def planted(batch_facts: BatchFacts) -> Iterator[tuple[Batch, Facts]]:
     extra = 2 * (KEY + ANSWER) - 1 + len(batch_facts.prefix) + len(batch_facts.suffix)
     length = min(len(text), TEXT - extra, (batch_facts.positions or 10**9) - extra)
     if length < LONG:
-        raise ValueError(f"{length} tokens of text fit around a key, and {LONG} are needed")
+        raise ValueError(f"{max(length, 0)} tokens of text fit around a key; {LONG} are needed")
     unused = batch_facts.ordinary[~torch.isin(batch_facts.ordinary, text.unique())]
     if len(unused) < KEY + ANSWER:
-        raise ValueError(f"the text leaves {len(unused)} tokens unused, and a key needs {KEY + ANSWER}")
+        raise ValueError(f"the text leaves {len(unused)} tokens unused; a key needs {KEY + ANSWER}")
     for number in range(PLANTED):
         start = int(torch.randint(len(text) - length + 1, (1,), generator=generator))
         around = text[start : start + length]
@@ -203,14 +203,14 @@ def planted(batch_facts: BatchFacts) -> Iterator[tuple[Batch, Facts]]:
             batch_facts, torch.cat([around[:depth], secret, around[depth:], secret[:-1]]).unsqueeze(0)
         )
         target = torch.full_like(ids, -1)
-        again = (
+        second_key = (
             len(batch_facts.prefix) + length + 2 * KEY + ANSWER - 1
         )  # the last token of the key, the second time
         answer = len(batch_facts.prefix) + depth + KEY
-        target[0, again : again + ANSWER] = torch.arange(answer, answer + ANSWER)
+        target[0, second_key : second_key + ANSWER] = torch.arange(answer, answer + ANSWER)
         yield (
             batch_facts.batch(ids),
-            Facts(special=batch_facts.special, targets={"retrieval": target}, begin=again),
+            Facts(special=batch_facts.special, targets={"retrieval": target}, begin=second_key),
         )
 
 

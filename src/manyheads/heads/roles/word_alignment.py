@@ -93,7 +93,7 @@ def batches(
     sentences: Sequence[Sentence],
     path: str | PathLike[str],
 ) -> tuple[list[tuple[Batch, Facts]], str]:
-    """The sentences as batches, bucketed by length; and what had to be left out, in words."""
+    """The sentences as batches, bucketed by length, and a note about what was left out."""
     if tokenizer is None:
         raise ValueError("treebank: needs the tokenizer of the model; give roles(..., tokenizer=tokenizer)")
     if not getattr(tokenizer, "is_fast", False):
@@ -104,18 +104,19 @@ def batches(
     aligned = [align(tokenizer, sentence) for sentence in sentences]
     short = [a for a in aligned if batch_facts.positions is None or len(a.ids) <= batch_facts.positions]
     total = sum(len(a.sentence.words) for a in aligned)
-    lost = [
+    without_token = [
         word for a in aligned for number, word in enumerate(a.sentence.words) if number not in set(a.word)
     ]
-    if 2 * len(lost) > total:
+    if 2 * len(without_token) > total:
+        word = without_token[0]
         raise ValueError(
-            f"treebank: {path}, line {lost[0].line}: no token belongs to the word {lost[0].form!r}, nor to "
-            f"{len(lost) - 1:,} others of {total:,}; give the tokenizer of the model, and text it can read"
+            f"treebank: {path}, line {word.line}: no token belongs to the word {word.form!r}, nor to "
+            f"{len(without_token) - 1:,} others of {total:,}; give the model's tokenizer and its language"
         )
     notes = []
-    if lost:
-        first = f"{lost[0].form!r} in line {lost[0].line}"
-        notes.append(f"{len(lost)} of {total:,} words that have no token of their own, {first} the first")
+    if without_token:
+        first = f"{without_token[0].form!r} in line {without_token[0].line}"
+        notes.append(f"{len(without_token)} of {total:,} words that have no token, {first} the first")
     if len(short) < len(aligned):
         notes.append(
             f"{len(aligned) - len(short)} sentences longer than the model's {batch_facts.positions} tokens"
