@@ -103,7 +103,7 @@ def _scale_shares(metrics: dict[str, Tensor], scores: Tensor) -> None:
 
 
 def _of_signed(call: Call, visibility: Visible) -> dict[str, Tensor]:
-    """What can be said of weights that may be negative: where they are and how large, but no entropy."""
+    """The metrics of weights that may be negative: their positions and sizes, but no entropy."""
     assert call.weights is not None
     weights = call.weights[..., : visibility.keys].to(torch.promote_types(call.output.dtype, torch.float32))
     metrics = {"keys": (weights != 0).sum(-1), "output_norm": _norm(call.output, weights.dtype)}
@@ -117,7 +117,7 @@ def _of_signed(call: Call, visibility: Visible) -> dict[str, Tensor]:
 
 
 def _norm(output: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of each head's output (batch, heads, queries, width), read in the order in which memory holds it."""
+    """The norm of each head's output (batch, heads, queries, width), read in memory order."""
     by_query = output.stride(1) < output.stride(2)
     ordered = output.transpose(1, 2) if by_query else output
     norm: Tensor = torch.linalg.vector_norm(ordered, dim=-1, dtype=dtype)
@@ -212,7 +212,7 @@ class Tally:
             self._sums[:, [self.names.index(name) for name in names]] += sums
 
     def received(self, weights: Tensor, real: Tensor) -> None:
-        """Add the attention that keys got: (batch, heads, keys), where ``real`` (batch, keys)."""
+        """Add the attention received by keys (batch, heads, keys), where ``real`` (batch, keys)."""
         if self.profiles is not None:
             weights = in_float64(weights)
             real_keys = real.to(weights.device).unsqueeze(1).expand(weights.shape)

@@ -1,4 +1,4 @@
-"""What every head of a model does on a corpus: counted exactly, by one process or many, kept on Ctrl-C."""
+"""What every head of a model does on a corpus: counted exactly, by one process or many; Ctrl-C keeps it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from manyheads.nn.statistics import StatisticsSet
 
 @dataclass
 class Counted:
-    """What one process, or all together, have counted."""
+    """The counts of one process, or of all together."""
 
     table: HeadTable | None = None
     units: int = 0  # tokens or images that were read
@@ -105,7 +105,7 @@ def finished(counted: Counted) -> HeadTable:
 
 
 def together(counted: Counted) -> Counted:
-    """What all processes have counted, merged exactly; the same in each of them."""
+    """The counts of all processes, merged exactly; the same in each of them."""
     if processes() == 1:
         return counted
     started_here = not distributed.is_initialized()

@@ -1,4 +1,4 @@
-"""maps: the exact attention of chosen heads, for looking at."""
+"""maps: the exact attention of chosen heads."""
 
 from __future__ import annotations
 

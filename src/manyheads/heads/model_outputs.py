@@ -35,14 +35,14 @@ class Output:
 
     @property
     def measure(self) -> str:
-        """What `difference` is, in words."""
+        """The name of what `difference` measures."""
         if self.real is None:
             return "1 - cosine of the mean hidden state"
         return f"KL(full || silenced), nats a {'sequence' if self.whole else 'token'}"
 
 
 def read(result: object, model: nn.Module, real: Tensor | None = None) -> Output:
-    """The output in what a model returned.
+    """The output of a model, from what it returned.
 
     ``logits`` by name, or a tensor whose last axis is as wide as the model's vocabulary, are logits. Else it
     is ``last_hidden_state``, or the first tensor there is: (batch, length, width), of which the mean over
@@ -84,7 +84,7 @@ def read(result: object, model: nn.Module, real: Tensor | None = None) -> Output
 
 
 def main_tensor(result: object) -> tuple[str, Tensor]:
-    """The tensor that matters in what a model returned, and its name if it has one.
+    """The main tensor in what a model returned, and its name if it has one.
 
     >>> main_tensor((None, torch.ones(2)))
     ('', tensor([1., 1.]))

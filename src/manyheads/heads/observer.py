@@ -1,4 +1,4 @@
-"""Running a model on a batch while its heads' outputs are seen, with gradients, or with some silenced."""
+"""Running a model on a batch while its heads are observed, with gradients, or with some heads silenced."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Forward:
 
 
 class Observer:
-    """Sees the heads of a model at work. Made by `observed`."""
+    """Observes the heads of a model as it runs. Made by `observed`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -103,7 +103,7 @@ class Observer:
             self._gates = None
 
     def check(self, verb: str, unverified: Unverified) -> None:
-        """Raise when nothing was proved of a site that was seen, and ``verb`` would silence its heads."""
+        """Raise when ``verb`` would silence heads at a site that is not verified."""
         for site in self.sites:
             site.check(verb, unverified)
 
@@ -163,7 +163,8 @@ class Observer:
 
 @contextmanager
 def observed(model: nn.Module) -> Iterator[Observer]:
-    """A context in which a model runs in eval mode, its parameters need no gradient, and its heads are seen.
+    """A context in which a model runs in eval mode, its parameters need no gradient, and its heads are
+    observed.
 
     >>> layer = nn.TransformerEncoderLayer(6, nhead=2, dim_feedforward=5, batch_first=True)
     >>> with observed(layer) as observer:
@@ -261,6 +262,6 @@ def failed_on(batch: Batch, error: Exception) -> ValueError:
 
 
 def shapes(batch: Batch) -> str:
-    """What a batch holds, for messages."""
+    """The names and shapes of a batch's tensors, for messages."""
     named = {f"input {name}" if name.isdecimal() else name: x for name, x in tensors(batch).items()}
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items()) or type(batch).__name__

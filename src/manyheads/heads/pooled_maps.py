@@ -54,7 +54,7 @@ class SiteMaps:
 
 @dataclass(eq=False)
 class Seen:
-    """What was seen of a forward pass: what the model returned, and the maps of each site."""
+    """The result of a forward pass, and the maps of each site."""
 
     result: object = None
     maps: list[SiteMaps] = field(default_factory=list)
@@ -156,7 +156,7 @@ def _site_maps(
 
 
 def area(size: int, cells: int, device: torch.device | None = None) -> Tensor:
-    """The matrix (cells, size) that takes means over equal stretches, which may share a place in parts.
+    """The matrix (cells, size) that takes means over equal intervals, which may share an entry in parts.
 
     >>> area(3, 2)
     tensor([[0.6667, 0.3333, 0.0000],

@@ -110,7 +110,7 @@ class Gates(Mapping[str, Tensor]):
         return len(self._gates)
 
     def at(self, call: Call) -> Tensor | None:
-        """The gate for a call; made of ones when there is none yet."""
+        """The gate for a call; ones if there is none yet."""
         site = call.site
         with self._lock:
             self.sites[site.name] = site

@@ -211,9 +211,7 @@ class HeadTable:
         return pandas.DataFrame(list(self), columns=self.columns)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the table, sums and all, to a ``.json``, ``.csv`` or ``.parquet`` file; whole or not at
-        all.
-        """
+        """Write the table, with its sums, to a ``.json``, ``.csv`` or ``.parquet`` file, atomically."""
         table_files.save(self, path)
 
     @staticmethod
@@ -223,7 +221,7 @@ class HeadTable:
 
 
 def _joined_labels(name: str, tables: tuple[HeadTable, ...], order: dict[tuple[str, int], int]) -> list[str]:
-    """What tables say of the proof of each head: the first that has a doubt, or a note."""
+    """The labels of each head from all tables: the first that is a doubt, or a note."""
     words = ["yes" if name == "verified" else ""] * len(order)
     for table in reversed(tables):
         for row, word in zip(table.rows, table.labels.get(name, ()), strict=False):

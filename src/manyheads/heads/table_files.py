@@ -56,7 +56,7 @@ class Contents(NamedTuple):
 
 
 def save(table: HeadTable, path: str | PathLike[str]) -> None:
-    """Write a table; the file's ending says how. A file is there whole or not at all.
+    """Write a table in the format of the file's suffix, atomically.
 
     >>> import tempfile
     >>> from manyheads.heads.table import HeadTable
@@ -89,7 +89,7 @@ def save(table: HeadTable, path: str | PathLike[str]) -> None:
 
 
 def load(path: str | PathLike[str], make: Callable[..., Table]) -> Table:
-    """Read a table that `save` wrote, and ``make`` it of its `Contents`.
+    """Read a table that `save` wrote: ``make`` is called with its `Contents`.
 
     Raises a ValueError that names the file if it is none.
     """

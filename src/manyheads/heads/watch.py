@@ -220,7 +220,7 @@ class Watch:
                     tally.received(metrics["received"], real[:, :keys].to(call.output.device))
 
     def _visibility(self, call: Call) -> Visible:
-        """`visible`, remembered for masks that are used again in the next layer."""
+        """`visible`, cached for masks that the next layer uses again."""
         tensors = [x for x in (*call.mask.tensors, call.mask.lengths, call.mask.queries) if x is not None]
         if call.scores is not None or not call.mask.tensors:
             return visible(call)
@@ -285,8 +285,8 @@ def rows_of(model: nn.Module, sites: Iterable[Site]) -> list[Row]:
 
 
 def labels_of(sites: Iterable[Site]) -> dict[str, list[str]]:
-    """The columns ``verified`` and ``notes`` of a table of these sites, where there is anything to say:
-    ``yes``, or why not; and what one should know to read the numbers.
+    """The columns ``verified`` (``yes``, or why not) and ``notes`` of a table of these sites, where there is
+    anything to note.
 
     >>> labels_of([Site("attn", layer=0, heads=2, kv_heads=(0, 1), reason="nothing was proved")])["verified"]
     ['no: nothing was proved', 'no: nothing was proved']

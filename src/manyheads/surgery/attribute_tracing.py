@@ -1,4 +1,4 @@
-"""What a module reads while it runs, and what becomes of the whole numbers that it reads."""
+"""Which attributes a module reads while it runs, and what it does with the whole numbers among them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SIZES = {
 
 
 class Reading:
-    """A context that notes, for each module inside a region, the names of the attributes that are read
-    meanwhile; those of configs begin with ``config.``.
+    """A context that records, for each module inside a region, the names of the attributes that are read;
+    those of configs begin with ``config.``.
 
     numbers: names by path; of the whole numbers there, what is done with each read is noted in ``uses``.
 
@@ -52,7 +52,7 @@ class Reading:
         self._mode = _Sizes()
 
     def read(self, path: str, name: str, value: object) -> object:
-        """Note a read; gives what is read."""
+        """Record a read; returns the value."""
         self.names[path].add(name)
         if type(value) is not int or name not in self.numbers.get(path, ()):
             return value
@@ -61,7 +61,7 @@ class Reading:
         return Traced(value, (use,))
 
     def only_sizes(self, path: str, name: str) -> bool:
-        """Whether a number only ever says how axes are split: then no longer input shows anything new."""
+        """Whether a number is only used to split axes: then a longer input shows nothing new."""
         uses = self.uses.get((path, name), [])
         return any(use.sizes for use in uses) and not any(use.other or not use.seen for use in uses)
 
@@ -109,7 +109,7 @@ class Reading:
 
 
 class _Config:
-    """A config that tells which of its values are read."""
+    """A config that records which of its values are read."""
 
     def __init__(self, config: object, path: str, reading: Reading) -> None:
         vars(self).update(_real=config, _path=path, _reading=reading)
@@ -123,8 +123,8 @@ class _Config:
 
 
 class Uses:
-    """What was done with a number that was read: it said ``sizes`` of axes, was compared for equality, or
-    something ``other``; loops over a range are not seen.
+    """How a number was used: as the ``sizes`` of axes, in a comparison for equality, or in some ``other``
+    way; loops over a range are not seen.
     """
 
     def __init__(self) -> None:
@@ -132,12 +132,12 @@ class Uses:
 
     @property
     def seen(self) -> bool:
-        """Whether anything was."""
+        """Whether any use was seen."""
         return self.sizes or self.compared or self.other
 
 
 class Traced(int):
-    """A whole number that notes what is done with it, and with what is computed from it.
+    """A whole number that records how it is used, and how results computed from it are.
 
     >>> uses = Uses()
     >>> heads = Traced(3, (uses,))
@@ -159,7 +159,7 @@ class Traced(int):
         return number
 
     def other(self) -> None:
-        """Note a use that may be one of a position."""
+        """Record a use that may be as a position."""
         for use in self.uses:
             use.other = True
 
@@ -204,7 +204,7 @@ for _name in ("lt", "le", "gt", "ge", "truediv", "rtruediv", "pow", "rpow", "flo
 
 
 class _Sizes(TorchFunctionMode):
-    """A context in which torch's functions note the numbers that they are given."""
+    """A context in which torch functions record the traced numbers among their arguments."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

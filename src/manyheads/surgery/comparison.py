@@ -66,13 +66,13 @@ class Card:
     doubts: Doubts
 
     def as_json(self) -> dict[str, Json]:
-        """Plain data; None for what is no number."""
+        """Plain data; None for numbers that are not finite."""
         numbers: dict[str, Json] = plain(asdict(self))
         del numbers["doubts"]
         return numbers | self.doubts.as_json()  # type: ignore[return-value]
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """What a person reads: (what, before, after)."""
+        """Rows of text for people: (what, before, after)."""
         a, b = self.before, self.after
         rows = [
             ("heads", f"{a.heads:,}", f"{b.heads:,}"),
@@ -244,7 +244,7 @@ def _length(batch: Batch) -> str:
 
 
 def _attention(model: nn.Module, batch: Batch) -> tuple[list[Site], int]:
-    """Where a model has heads, and the bytes that its cache takes for each token."""
+    """The attention sites of a model, and the bytes of its cache per token."""
     widths: dict[str, int] = {}
 
     def on_call(call: Call) -> None:

@@ -19,7 +19,7 @@ from manyheads.models.no_heads import emptied
 from manyheads.models.probe_batch import probe_batch, variations
 from manyheads.models.torch_attention import TorchAttention
 from manyheads.surgery.head_counts import fix_head_counts, numbers_at_stake, read_regions
-from manyheads.surgery.longer_batch import LENGTH, Seen, longer
+from manyheads.surgery.longer_batch import LENGTH, RunLengths, longer
 from manyheads.surgery.plan import Plan
 from manyheads.surgery.regions import Region, find_inputs, narrow, regions_of, separate
 from manyheads.surgery.verify import capture, verify, verify_output
@@ -131,14 +131,14 @@ def cut(
 def _other_batches(
     model: nn.Module,
     batch: Batch,
-    seen: Seen,
+    seen: RunLengths,
     stake: int,
     removed: Mapping[str, list[int]],
     regions: Mapping[str, Region],
     changes: Changes,
 ) -> list[tuple[Batch, object]]:
-    """Further batches to hold the copy to, and what the silenced model gives on them: with other inputs, and
-    much longer. The regions get to know how they were called.
+    """Further batches to check the copy on, with other inputs and much longer, and the outputs of the
+    silenced model for them. The regions' calls on them are recorded.
 
     stake: the largest number whose meaning only a batch that is longer shows.
     """
@@ -166,11 +166,11 @@ def _other_batches(
 
 def _resolved(
     model: nn.Module, heads: Heads, batch: Batch
-) -> tuple[dict[str, Site], dict[str, list[int]], Seen]:
+) -> tuple[dict[str, Site], dict[str, list[int]], RunLengths]:
     """The sites of the model, the heads to remove by site name, and how long the batch is at each site."""
     chosen = Selection(heads, module_paths(model).values())
     removed: dict[str, list[int]] = {}
-    seen = Seen()
+    seen = RunLengths()
 
     def on_call(call: Call) -> None:
         seen.note(call)
@@ -190,7 +190,7 @@ def _resolved(
 def _replace_torch_attention(
     model: nn.Module, removed: Mapping[str, list[int]], changes: Changes
 ) -> nn.Module:
-    """Put our module in the place of each nn.MultiheadAttention that loses heads."""
+    """Replace each nn.MultiheadAttention that loses heads by our module."""
     for name in removed:
         path = name.partition("#")[0]
         module = model.get_submodule(path)
@@ -230,7 +230,7 @@ def _count(
     original_heads: Mapping[str, list[int]],
     d_key: int | None,
 ) -> None:
-    """Note how many heads a site had before it was ever cut, and has now."""
+    """Record the head counts of a site, before it was ever cut and now."""
     left = [head for head in range(site.heads) if head not in removed]
     after = [len(left), len({site.kv_heads[head] for head in left})]
     first = changes.counts.get(site.name)
@@ -242,7 +242,7 @@ def _count(
 def _original(
     model: nn.Module, sites: Mapping[str, Site], removed: Mapping[str, list[int]]
 ) -> dict[str, list[int]]:
-    """Which heads of the uncut model the heads of the cut one were, by site."""
+    """The heads of the uncut model that the cut one still has, by site."""
     before: Mapping[str, list[int]] = getattr(model, "original_heads", None) or {}
     after = {name: list(numbers) for name, numbers in before.items()}
     for name, numbers in removed.items():

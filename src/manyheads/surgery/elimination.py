@@ -20,7 +20,7 @@ _RIDGE = 3.0
 
 
 def elimination(request: Request) -> HeadTable:
-    """What each head costs when its turn to be removed comes and the rest is refitted.
+    """The cost of each head at the time it is removed, with the remaining heads refitted.
 
     A head that others can stand in for matters little, however strong it is, until those others are gone. So
     heads are removed one after the other, always the one that costs least, and a head's importance is what it
@@ -72,7 +72,7 @@ class _Moments:
         self.slopes = torch.zeros(width, width, dtype=torch.float64)
 
     def add(self, outputs: Tensor, slopes: Tensor, weights: Tensor) -> None:
-        """Count tokens (rows, heads * d_value), each as much as its weight (rows,)."""
+        """Add tokens (rows, heads * d_value), each with its weight (rows,)."""
         outputs, slopes, weights = (x.cpu().double() for x in (outputs, slopes, weights))
         weighted = outputs * weights.unsqueeze(1)
         self.tokens += len(outputs)
@@ -82,7 +82,7 @@ class _Moments:
         self.slopes += slopes.T @ slopes
 
     def price(self) -> Callable[[list[int]], float]:
-        """What a set of heads costs when the others are refitted."""
+        """The cost of a set of heads when the others are refitted."""
         mean = self.first / self.count
         covariance = self.second / self.count - mean.outer(mean)
         strength = _RIDGE * len(mean) / self.tokens * covariance.diagonal().mean().clamp(min=1e-30)
@@ -99,7 +99,7 @@ class _Moments:
 
 
 def _collect(forward: Forward, drawn: Tensor, moments: dict[str, _Moments]) -> None:
-    """Sum up one batch. Each sequence counts alike, however long it is."""
+    """Add one batch to the sums. All sequences count alike, whatever their length."""
     outputs = [output for pieces in forward.heads.values() for output in pieces]
     slopes = iter(torch.autograd.grad(forward.output.value, outputs, drawn, allow_unused=True))
     for site, pieces in forward.heads.items():
@@ -116,7 +116,7 @@ def _collect(forward: Forward, drawn: Tensor, moments: dict[str, _Moments]) -> N
 
 
 def _costs(sites: list[Site], moments: dict[str, _Moments]) -> dict[str, dict[int, float]]:
-    """What each head costs when its turn comes, by site."""
+    """The cost of each head at the time it is removed, by site."""
     paths: dict[str, list[Site]] = {}
     for site in sites:
         paths.setdefault(site.path, []).append(site)
@@ -145,7 +145,7 @@ def _costs(sites: list[Site], moments: dict[str, _Moments]) -> dict[str, dict[in
 
 
 def _next(module: ModuleHeads, price: Callable[[list[int]], float], paid: float) -> tuple[float, list[int]]:
-    """The heads that leave a place next, and what each of them costs."""
+    """The heads that leave a module next, and the cost of each of them."""
     removed = module.removed
 
     def share(move: list[int]) -> float:

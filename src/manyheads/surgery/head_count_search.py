@@ -33,7 +33,7 @@ Key = tuple[str, tuple[str, ...], bool]  # the module, the path in it, whether i
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """Something in a module that may have to change: where it is, and the values to try, likeliest first.
+    """A value in a module that may have to change: where it is, and the options to try, the likeliest first.
 
     axes: for a setting of every head, the axis and the number of entries of each option but the first.
     """
@@ -47,17 +47,17 @@ class Candidate:
 
     @property
     def key(self) -> Key:
-        """What it has in common with the same number in the next layer."""
+        """The same for this number in every layer."""
         return self.module, self.path, self.config
 
     @property
     def attribute(self) -> str:
-        """The name of the attribute that it is, or is in."""
+        """The name of the attribute that holds it."""
         return f"config.{self.path[0]}" if self.config else self.path[0]
 
     @property
     def name(self) -> str:
-        """How a person would find it."""
+        """Its full name, for messages."""
         return ".".join(part for part in (self.module, "config" * self.config, *self.path) if part)
 
 
@@ -102,7 +102,7 @@ def _ordered(path: tuple[str, ...], old: int, new: list[int]) -> tuple[int, ...]
 
 
 def _likely(path: tuple[str, ...], old: int) -> bool:
-    """Whether a number's name says that it is one of heads."""
+    """Whether a number's name suggests a head count."""
     name = ".".join(path).lower()
     return bool(_COUNTS.search(name)) or (old >= _LARGE and not _MODEL.search(name))
 
@@ -113,8 +113,8 @@ def find(
     holds: Callable[[], bool],
     right_options: Mapping[Key, int],
 ) -> dict[Candidate, object] | None:
-    """Set the candidates inside a region so that ``holds`` is true, and as few of them as will do; None when
-    nothing makes it so.
+    """Set the candidates inside a region so that ``holds`` is true, changing as few as possible; None when no
+    choice makes it true.
 
     known: which option was right for the same candidate in another layer; tried first.
     """
@@ -142,7 +142,7 @@ def find(
 def _fewest(
     chosen: dict[Candidate, object], values: Values, holds: Callable[[], bool]
 ) -> dict[Candidate, object]:
-    """Put back what need not change: those first whose names do not speak of heads."""
+    """Undo the changes that are not needed, beginning with names that do not suggest heads."""
     order = sorted(chosen, key=lambda c: not c.axes and _likely(c.path, c.old))
     improved = True
     while improved:
@@ -158,7 +158,7 @@ def _fewest(
 
 
 def _choices(orders: list[list[object]]) -> Iterator[tuple[object, ...]]:
-    """Every choice of one option each, those with the fewest second thoughts first."""
+    """Every choice of one option each, those with the fewest second options first."""
     for flips in range(len(orders) + 1):
         for flipped in itertools.combinations(range(len(orders)), flips):
             later = [orders[i][1:] if i in flipped else orders[i][:1] for i in range(len(orders))]
@@ -166,7 +166,7 @@ def _choices(orders: list[list[object]]) -> Iterator[tuple[object, ...]]:
 
 
 class Values:
-    """The values of candidates in a region, to be set and to go back to."""
+    """The values of candidates in a region, which can be set and restored."""
 
     def __init__(self, region: nn.Module, numbers: list[Candidate]) -> None:
         self.region = region
@@ -177,11 +177,11 @@ class Values:
         self.configs = [(region.get_submodule(m), region.get_submodule(m).config) for m in modules]
 
     def owner(self, candidate: Candidate) -> nn.Module:
-        """The module that has it."""
+        """The module that holds a candidate."""
         return self.region.get_submodule(candidate.module)
 
     def put(self, chosen: Mapping[Candidate, object]) -> None:
-        """Set these, and all others to what they were."""
+        """Set these candidates, and restore all others."""
         for owner, name, value in self.before:
             setattr(owner, name, value)
         for owner, config in self.configs:

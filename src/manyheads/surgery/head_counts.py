@@ -29,7 +29,7 @@ _WIDELY = 4  # a batch shows what a number is for when it is this many times lon
 
 
 def read_regions(model: nn.Module, regions: list[Region], calls: Mapping[str, list[Captured]]) -> None:
-    """Note which attributes the modules of each region read on these calls, besides those noted already."""
+    """Record which attributes the modules of each region read on these calls, besides earlier ones."""
     for region in regions:
         names = _read(model.get_submodule(region.path), calls[region.path], {}).names
         region.reads = {path: region.reads.get(path, frozenset()) | read for path, read in names.items()}
@@ -43,7 +43,7 @@ def numbers_at_stake(
     shrunk: Mapping[str, weight_slices.Shrink],
 ) -> int:
     """The largest number in a region that may have to change, or that is a setting of one head, and whose
-    meaning only a longer batch shows. Notes which numbers only say how axes are split.
+    meaning only a longer batch shows. Records which numbers only split axes.
     """
     module = model.get_submodule(region.path)
     modules = dict(module.named_modules())
@@ -62,7 +62,7 @@ def numbers_at_stake(
 
 
 def _read(module: nn.Module, calls: list[Captured], numbers: Mapping[str, set[str]]) -> Reading:
-    """Run a module on calls, and note what it reads."""
+    """Run a module on calls, and record what it reads."""
     reading = Reading(module, numbers)
     try:
         with seeded_evaluation(module), reading:
@@ -148,7 +148,7 @@ def _set_ours(
     removed: Removed,
     changes: Changes,
 ) -> None:
-    """Set the numbers of our own attention, whose names we know."""
+    """Set the head counts of our own attention, whose names are known."""
     for name in region.sites:
         site = projections[name].site
         module = copied.get_submodule(site.path)
@@ -221,7 +221,7 @@ def _sizes(
 def _remaining_heads(
     region: Region, projections: Mapping[str, Projections], removed: Removed
 ) -> dict[int, list[int]]:
-    """For the number of heads and that of key heads, which of them stay."""
+    """For the number of heads, and of key heads, which of them stay."""
     remaining: dict[int, list[int]] = {}
     for name in region.sites:
         site = projections[name].site
@@ -244,9 +244,7 @@ def _weights(region: Region, projections: Mapping[str, Projections]) -> set[str]
 def _ambiguous(
     region: Region, module: nn.Module, numbers: list[Candidate], chosen: dict[Candidate, object], holds: _Runs
 ) -> bool:
-    """Whether numbers that split axes, or settings of every head, may be what they were or what they would
-    have become, all the same.
-    """
+    """Whether numbers that split axes, or per-head settings, give the same output unchanged and changed."""
     values = Values(module, numbers)
     try:
         for candidate in numbers:
@@ -271,7 +269,7 @@ def _from_noise(
     values: Values,
     holds: _Runs,
 ) -> dict[Candidate, object]:
-    """What has to change where weights or inputs do not show it: found with noise in both.
+    """The changes found with noise in weights and inputs, where those alone do not show them.
 
     Raises
     ------
@@ -297,7 +295,7 @@ def _from_noise(
 
 
 def _check_lengths(region: Region, chosen: Mapping[Candidate, object], changes: Changes) -> None:
-    """Refuse to change numbers that may be lengths, and are longer than any sequence that was seen."""
+    """Refuse to change numbers that may be lengths and exceed every sequence that was run."""
     for candidate in chosen:
         if candidate.axes or candidate.key in region.split:
             continue
@@ -317,8 +315,8 @@ def _check_lengths(region: Region, chosen: Mapping[Candidate, object], changes: 
 def _widths(
     copied: nn.Module, region: Region, projections: Mapping[str, Projections], removed: Removed
 ) -> list[dict[str, Width]]:
-    """What the inputs of modules that read the width of all heads off them may have to say: nothing, or the
-    width that is left, to the modules of the sites or to the whole region.
+    """The widths to report to modules that read the width of all heads off their input: none, or the
+    remaining width, for the modules of the sites or for the whole region.
     """
     choices: list[dict[str, Width]] = [{}, {}, {}]
     for name in region.sites:
@@ -340,7 +338,7 @@ def _note(
     chosen: Mapping[Candidate, object],
     remaining: Mapping[int, list[int]],
 ) -> None:
-    """Note what was changed in a region; for the modules of its sites also that nothing was."""
+    """Record the changes in a region; for the modules of its sites also that nothing changed."""
     for name in sites:
         changes.attributes.setdefault(name, {})
     for candidate, value in chosen.items():
@@ -362,7 +360,7 @@ def _joined(*parts: str) -> str:
 
 
 class _Runs:
-    """Whether a module gives what it gave in the silenced model."""
+    """Whether the output of a module is that in the silenced model."""
 
     def __init__(self, module: nn.Module, calls: list[Captured], allowed: float) -> None:
         self.module, self.calls, self.allowed = module, calls, allowed
@@ -374,7 +372,7 @@ class _Runs:
             return False
 
     def fails(self) -> bool:
-        """Whether it runs, and gives something else."""
+        """Whether it runs, and its output differs."""
         try:
             return any(off > self.allowed for off in _differences(self.module, self.calls))
         except Exception:

@@ -36,10 +36,8 @@ Axes = tuple[tuple[int, int], ...]  # (number of a tensor, axis)
 
 
 @dataclass
-class Seen:
-    """What a run of a model showed: how many queries and keys there are at each site, and how large its
-    batch is.
-    """
+class RunLengths:
+    """The numbers of queries and keys at each site in a run of a model, and the size of its batch."""
 
     lengths: dict[Side, int] = field(default_factory=dict)
     batch: dict[str, int] = field(default_factory=dict)
@@ -47,7 +45,7 @@ class Seen:
     calls: int = 0
 
     def note(self, call: Call) -> None:
-        """Take one call in."""
+        """Record one call."""
         name = call.site.name
         self.calls += 1
         for side, length in (("queries", call.queries), ("keys", call.keys)):
@@ -62,7 +60,7 @@ class Seen:
 
 @dataclass
 class Group:
-    """Axes of a batch that are as long as each other and grow together, and what grows with them.
+    """Axes of a batch that have the same length and grow together, and what grows with them.
 
     looped: so does the number of calls, as in a loop over queries.
     """
@@ -73,14 +71,14 @@ class Group:
     looped: bool
 
 
-def lengths(model: nn.Module, batch: Batch) -> Seen:
-    """How long the sequences at each site are on a batch.
+def lengths(model: nn.Module, batch: Batch) -> RunLengths:
+    """The lengths of the sequences at each site on a batch.
 
     >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
     >>> lengths(layer, (torch.ones(1, 3, 6), torch.ones(1, 5, 6), torch.ones(1, 5, 6))).lengths
     {('', 'queries'): 3, ('', 'keys'): 5}
     """
-    seen = Seen()
+    seen = RunLengths()
 
     with seeded_evaluation(model), Interceptor(model, seen.note):
         run(model, batch)
@@ -88,10 +86,10 @@ def lengths(model: nn.Module, batch: Batch) -> Seen:
 
 
 def longer(
-    model: nn.Module, batch: Batch, seen: Seen, wanted: int, enough: int | None = None
-) -> tuple[Batch, Seen] | None:
-    """A batch on which the attention of a model is longer than ``wanted``, or as long as the model, memory and
-    time allow, and its lengths; None where it cannot be made longer.
+    model: nn.Module, batch: Batch, seen: RunLengths, wanted: int, enough: int | None = None
+) -> tuple[Batch, RunLengths] | None:
+    """A batch on which attention is longer than ``wanted``, or as long as the model, memory and time allow,
+    and its lengths; None where it cannot be made longer.
 
     seen: the lengths on the batch itself.
     enough: the length to reach where every query is a separate call, which is slow.
@@ -109,7 +107,7 @@ def longer(
     groups = list(trial.groups())
     trial.one_row(groups, wanted)
     sizes: dict[Axes, int] = {}
-    alone: list[tuple[dict[Axes, int], Seen]] = []
+    alone: list[tuple[dict[Axes, int], RunLengths]] = []
     for group in groups:
         size, after = trial.longest(group, trial.affordable(group, wanted))
         if after is not None:
@@ -125,7 +123,9 @@ def longer(
 class _Trial:
     """Runs a model on batches that are longer along some axes."""
 
-    def __init__(self, model: nn.Module, leaves: list[Any], spec: TreeSpec, seen: Seen, enough: int) -> None:
+    def __init__(
+        self, model: nn.Module, leaves: list[Any], spec: TreeSpec, seen: RunLengths, enough: int
+    ) -> None:
         self.model, self.leaves, self.spec, self.seen, self.enough = model, leaves, spec, seen, enough
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.rows: Axes = ()  # the axes of the batch
@@ -142,7 +142,7 @@ class _Trial:
             rebuilt.setdefault("use_cache", False)
         return rebuilt  # type: ignore[no-any-return]
 
-    def run(self, sizes: Mapping[Axes, int]) -> Seen | None:
+    def run(self, sizes: Mapping[Axes, int]) -> RunLengths | None:
         """The lengths on such a batch; None where the model does not run on it."""
         try:
             return lengths(self.model, self.batch(sizes))
@@ -183,7 +183,7 @@ class _Trial:
         return None
 
     def one_row(self, groups: list[Group], wanted: int) -> None:
-        """Keep only the last row of the batch where more would take long."""
+        """Keep only the last row of the batch where more rows would be slow."""
         length = max((self.affordable(group, wanted) for group in groups), default=0)
         rows, heads = max(self.seen.batch.values()), max(self.seen.heads.values())
         few = rows * length * self.parameters < _MUCH and rows * heads * length**2 < _MANY
@@ -199,7 +199,7 @@ class _Trial:
             self.seen = seen
 
     def affordable(self, group: Group, wanted: int) -> int:
-        """How long a group should be: so that its sites are longer than wanted, within what is affordable."""
+        """The size of a group at which its sites are longer than wanted, within time and memory."""
         sizes = []
         wanted = min(wanted, self.enough) if group.looped else wanted
         for (site, side), power in group.sides.items():
@@ -212,7 +212,7 @@ class _Trial:
             sizes.append(math.ceil(group.size * growth ** (1 / power)))
         return int(max(sizes))
 
-    def longest(self, group: Group, size: int) -> tuple[int, Seen | None]:
+    def longest(self, group: Group, size: int) -> tuple[int, RunLengths | None]:
         """The largest size up to about this one that the model runs on, and the lengths."""
         multiple = -(-size // group.size) * group.size
         for tried in dict.fromkeys((_prime(size), multiple, 1 << (size - 1).bit_length())):
@@ -235,8 +235,8 @@ class _Trial:
 
 
 def _parts(axes: list[tuple[int, int]]) -> Iterator[Axes]:
-    """Axes of one size that may belong together: all, or those at the same place of each tensor, or the
-    others.
+    """Axes of one size that may belong together: all, or those at the same position in each tensor, or all
+    but the first axes.
     """
     yield tuple(axes)
     positions = sorted({axis for _, axis in axes}, reverse=True)
@@ -247,7 +247,7 @@ def _parts(axes: list[tuple[int, int]]) -> Iterator[Axes]:
 
 
 def _prime(least: int) -> int:
-    """The first prime from here on.
+    """The first prime that is not smaller.
 
     >>> _prime(8), _prime(13)
     (11, 13)
@@ -258,8 +258,8 @@ def _prime(least: int) -> int:
 
 
 def _extended(tensor: Tensor, axis: int, size: int, generator: torch.Generator) -> Tensor:
-    """A tensor that is longer along one axis: masks stretched, positions counted on, other things drawn from
-    what is there, with some noise.
+    """A tensor that is longer along one axis: masks are stretched, positions are counted on, and other values
+    are drawn from its own, with some noise.
 
     >>> _extended(torch.tensor([[1, 1, 1, 0]]), 1, 8, torch.Generator())
     tensor([[1, 1, 1, 1, 1, 1, 0, 0]])

@@ -1,4 +1,4 @@
-"""A module with other weights and other inputs: for what its own do not show.
+"""A module with noise in its weights and inputs, for what its own weights and inputs do not show.
 
 A projection that begins as zeros, or an input of one token, gives the same whatever the heads are. With noise
 in weights and inputs, the uncut module and what was cut from it still have to agree, and show more.
@@ -24,8 +24,8 @@ from manyheads.surgery.weight_slices import Shrink
 def with_noise(
     model: nn.Module, small: nn.Module, region: Region, removed: Removed, shrunk: Mapping[str, Shrink]
 ) -> tuple[nn.Module, list[Captured]] | None:
-    """A copy of a region that lost heads, with noise in its weights, and what it should give for which
-    inputs; None where that cannot be found out.
+    """A copy of a region that lost heads, with noise in its weights, and its expected outputs for noisy
+    inputs; None where these cannot be computed.
 
     model: the uncut model. small: the region that lost heads.
     """

@@ -70,14 +70,14 @@ class Pass(TorchFunctionMode):
         return self._stop
 
     def close(self) -> None:
-        """End the pass, wherever it waits."""
+        """End the pass, wherever it is waiting."""
         if self._thread.is_alive():
             self._closed = True
             self._resume.release()
             self._thread.join()
 
     def wrote(self, name: str, module: nn.Module, read: Tensor | None, written: Tensor) -> None:
-        """Note that a map has written something."""
+        """Record the output of a map."""
         self._pending[id(written)] = name, module, _version(module), read, written
 
     def __torch_function__(

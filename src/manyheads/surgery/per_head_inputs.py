@@ -62,7 +62,7 @@ def inputs_of_heads(
 def _touch(
     call: Call, head: int, leaves: dict[str | int, Tensor], touched: dict[str | int, list[Tensor]]
 ) -> None:
-    """Note which entries of each argument one head depends on."""
+    """Record which entries of each argument one head depends on."""
     biases = [mask for mask in call.mask.tensors if mask.requires_grad and mask.dim() == 4]
     for tensor in (call.scores, call.output, *biases):
         if tensor is None or not tensor.requires_grad or tensor.shape[1] != call.site.heads:
@@ -87,13 +87,13 @@ def _touch(
 
 
 def _still_there(entries: int, narrowed: Narrow | None) -> tuple[int | None, ...]:
-    """The head of each of ``many`` entries, where some are passed over already."""
+    """The head of each entry, where a cut model ignores some already."""
     keep = list(range(entries)) if narrowed is None or narrowed.keep is None else narrowed.keep
     return tuple(keep.index(index) if index in keep else None for index in range(entries))
 
 
 def _of_heads(rows: Tensor, entries: int) -> tuple[int | None, ...] | None:
-    """For each of ``many`` entries the head (heads, entries) it belongs to; None unless it is like that."""
+    """The head (heads, entries) that each entry belongs to; None unless each belongs to at most one."""
     if rows.shape[1] % entries or bool((rows == rows[:1]).all()):
         return None
     folded = rows.view(len(rows), -1, entries).any(1)  # (heads, many)

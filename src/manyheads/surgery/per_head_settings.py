@@ -1,4 +1,4 @@
-"""Settings that a module has one of for each head, apart from its weights: windows, slopes, look-aheads.
+"""Per-head settings of a module apart from its weights: windows, slopes, look-aheads.
 
 They stand in lists, tuples, dicts by head number, or tensors. Those that a gradient finds are weights, and go
 with their head like those (`shrink`); the others are found by their size here, and follow their heads where
@@ -23,7 +23,7 @@ Setting = list[object] | tuple[object, ...] | dict[int, object] | Tensor
 def settings(
     modules: Mapping[str, nn.Module], reads: Reads, remaining: Mapping[int, list[int]], weights: set[str]
 ) -> list[Candidate]:
-    """What these modules read that has as many entries as there are heads or key heads.
+    """Attributes that these modules read and that have as many entries as there are heads or key heads.
 
     remaining: for each such number, which of them stay.
     weights: names of the parameters and buffers that gradients account for.

@@ -1,4 +1,4 @@
-"""plan: which heads to remove, from how much each one matters."""
+"""plan: which heads to remove, by their importance."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Plan(Mapping[str, list[int]]):
 
     @staticmethod
     def of(model: nn.Module, small: nn.Module, batch: Batch | None = None) -> Plan:
-        """The plan that makes a cut model of an uncut one."""
+        """The plan that turns an uncut model into a cut one."""
         after: Mapping[str, list[int]] = getattr(small, "original_heads", None) or {}
         before: Mapping[str, list[int]] = getattr(model, "original_heads", None) or {}
         batch = probe_batch(model) if batch is None else batch
@@ -115,7 +115,7 @@ class Plan(Mapping[str, list[int]]):
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Plan:
-        """Read what `save` wrote. Raises a ValueError that names the file when it is no such thing."""
+        """Read what `save` wrote. Raises a ValueError that names the file if it is not a plan."""
         document = read_json(path, _Document, "plan", format=_FORMAT, version=_VERSION)
         heads, sizes = document["remove"], document["sizes"]
         for site, numbers in heads.items():
@@ -248,7 +248,7 @@ class ModuleHeads:
 
 
 def _remove(modules: list[ModuleHeads], importance: dict[str, list[float]], count: int, floor: int) -> None:
-    """Remove at most ``count`` heads from the places, those that matter least first."""
+    """Remove at most ``count`` heads from the modules, the least important first."""
     while True:
         moves = []
         for i, module in enumerate(modules):
@@ -269,7 +269,7 @@ def _remove(modules: list[ModuleHeads], importance: dict[str, list[float]], coun
 
 
 def _importance(table: HeadTable) -> dict[str, list[float]]:
-    """How much each head matters, by site."""
+    """The importance of each head, by site."""
     if "importance" not in table.columns:
         raise ValueError(
             f"table: expected a column importance, got {', '.join(table.columns)}; "

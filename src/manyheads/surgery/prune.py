@@ -118,7 +118,7 @@ def prune(
 
 
 def few(batch: Batch) -> Batch:
-    """The first two sequences of a batch: enough to see what a model does with it.
+    """The first two sequences of a batch, as an example input.
 
     >>> import torch
     >>> few({"input_ids": torch.ones(5, 3)})["input_ids"].shape
@@ -129,7 +129,7 @@ def few(batch: Batch) -> Batch:
 
 
 def _still(table: HeadTable, protect: Heads) -> dict[str, list[int]]:
-    """Heads named by their numbers in the uncut model, by those that they have in a cut one."""
+    """Heads of the uncut model, by the numbers that they have in a cut one."""
     chosen = Selection(protect)
     by_site: dict[str, list[int]] = {}
     layers = {row.site: row.layer for row in table.rows}

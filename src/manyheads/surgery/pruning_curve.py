@@ -1,4 +1,4 @@
-"""curve: how quality falls as heads go, for several rankings and the random control."""
+"""curve: quality against the share of heads kept, for several rankings and the random control."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _compared(model: nn.Module, small: nn.Module, batches: list[Batch]) -> _Judg
 
 
 def _by(metric: Callable[[nn.Module], float]) -> Callable[[nn.Module, nn.Module, list[Batch]], _Judged]:
-    """By a person's own function, which is asked about the uncut model once."""
+    """Judge by the user's function, which is called on the uncut model once."""
     name, uncut = getattr(metric, "__name__", "quality"), None
 
     def judged(model: nn.Module, small: nn.Module, batches: list[Batch]) -> _Judged:

@@ -44,7 +44,7 @@ class Change:
 
     @property
     def within_noise(self) -> bool:
-        """Whether these sequences cannot tell it from no change at all."""
+        """Whether the interval includes no change."""
         return not (self.low > self.factor or self.high < self.factor)
 
 
@@ -107,7 +107,7 @@ def compared(measure: str, before: Tensor, after: Tensor) -> Compared:
 
 
 def measure_of(result: object, model: nn.Module, sites: Iterable[Site], batch: Batch) -> str:
-    """What the quality of a model is, by what it returned for a batch: see `Compared`.
+    """The measure of quality that fits a model's output for a batch: see `Compared`.
 
     >>> measure_of({"logits": torch.zeros(2, 3)}, nn.Identity(), [], {"labels": torch.tensor([0, 2])})
     'accuracy'
@@ -123,7 +123,7 @@ def measure_of(result: object, model: nn.Module, sites: Iterable[Site], batch: B
 
 
 def scores(measure: str, full: Output, other: Output, batch: Batch) -> Tensor:
-    """How well each sequence of a batch is done, and how much it counts: (batch, 2) in float64.
+    """The score of each sequence of a batch, and its weight: (batch, 2) in float64.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def student(degrees: int) -> float:
 
 
 def without_labels(batch: Batch) -> Batch:
-    """A batch as the model takes it."""
+    """A batch without its labels, as the model takes it."""
     if not isinstance(batch, Mapping):
         return batch
     return {name: item for name, item in batch.items() if name != "labels"}

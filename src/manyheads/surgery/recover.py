@@ -155,7 +155,7 @@ def _shared_writers(small: nn.Module, teacher: nn.Module, batch: Batch) -> list[
 
 
 def _distance(small: nn.Module, batch: Batch, observer: Observer, before: Streams, after: Streams) -> Tensor:
-    """How far the cut model's output, and what it writes on the way, is from the uncut one's."""
+    """The distance of the cut model's output and residual streams from the uncut model's."""
     with before:
         forward = observer.forward(batch)
     with after:
@@ -193,12 +193,12 @@ def _outputs_apart(small: nn.Module, forward: Forward, result: object) -> Tensor
 
 
 def steps_done(state: str | PathLike[str]) -> int:
-    """How many steps the recovery had done that wrote this file."""
+    """The number of steps in a state file."""
     return len(_read_state(Path(state))[1])
 
 
 def _read_state(path: Path) -> tuple[dict[str, str], list[float], dict[str, Tensor]]:
-    """What a recovery wrote down: what it is about, the losses so far, and tensors."""
+    """The contents of a state file: its metadata, the losses so far, and tensors."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -220,7 +220,7 @@ def _schedule(number: int, steps: int) -> float:
 
 
 def _turn(number: int, count: int, seed: int) -> int:
-    """Which batch is taken at a step: each once in every round, each round in another order."""
+    """The batch for a step: each once per epoch, every epoch in another order."""
     order = list(range(count))
     random.Random(seed * 1_000_003 + number // count).shuffle(order)
     return order[number % count]
@@ -228,7 +228,7 @@ def _turn(number: int, count: int, seed: int) -> int:
 
 @contextmanager
 def _prepared(small: nn.Module, learned: dict[str, nn.Parameter]) -> Iterator[None]:
-    """The cut model without dropout, with gradients for what is learned and for nothing else."""
+    """A context in which the cut model runs without dropout, and only what is learned has gradients."""
     learned_ids = {id(p) for p in learned.values()}
     with evaluating(small):
         for parameter in small.parameters():
@@ -257,7 +257,7 @@ class _SavedState:
         }
 
     def load(self, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> list[float]:
-        """Put weights and optimizer where they were; the losses so far."""
+        """Restore weights and optimizer; returns the losses so far."""
         if self.path is None or not self.path.exists():
             return []
         about, losses, tensors = _read_state(self.path)
@@ -285,7 +285,7 @@ class _SavedState:
     def save(
         self, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, losses: list[float]
     ) -> None:
-        """Write everything; the file is there whole or not at all."""
+        """Write everything, atomically."""
         if self.path is None or not losses:
             return
         from safetensors.torch import save

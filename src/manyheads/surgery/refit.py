@@ -1,4 +1,4 @@
-"""refit: new weights, by least squares, for the maps of a cut model that write into its stream."""
+"""refit: new weights by least squares for the maps of a cut model that write into the residual stream."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def refit(
 
 
 def writers(model: nn.Module, batch: Batch) -> list[str]:
-    """The writers that a pass meets once: those that it meets again would change behind its back."""
+    """The writers that a pass meets once: a writer that it meets again would change in between."""
     met: list[str] = []
     with passes(model, [batch]) as (only,):
         while (stop := only.advance()) is not None:
@@ -146,7 +146,7 @@ class _Sums:
         self.rows = 0
 
     def add(self, read: Tensor, missing: Tensor, total: Tensor, weights: Tensor) -> None:
-        """Count tokens, by their weights: what was read, what the stream lacks, what it should be."""
+        """Add tokens with their weights: the map's inputs, what the stream lacks, its target."""
         weighted = read * weights
         self.squares += weighted.T @ read
         self.products += weighted.T @ missing
@@ -156,12 +156,12 @@ class _Sums:
         self.rows += len(read)
 
     def left(self, change: Tensor) -> float:
-        """The squared error that is left after a change of the weights (width, d_model)."""
+        """The squared error that remains after a change of the weights (width, d_model)."""
         explained = 2 * (change * self.products).sum() - (change * (self.squares @ change)).sum()
         return self.error - explained.item()
 
     def solved(self, ridge: float, constant: bool) -> Tensor:
-        """The change of the weights (width, d_model) that is best under a ridge; a constant is free of it."""
+        """The best change of the weights (width, d_model) under a ridge, from which a constant is exempt."""
         held = self.squares.diagonal().mean() * ridge * torch.ones_like(self.squares[0])
         if constant:
             held[-1] = 1e-9 * self.weight
@@ -169,14 +169,14 @@ class _Sums:
         return torch.cholesky_solve(self.products, factor)
 
     def join(self, other: _Sums) -> None:
-        """Count what another counted."""
+        """Add the sums of another."""
         self.squares += other.squares
         self.products += other.products
         self.weight += other.weight
 
 
 def _fit(name: str, module: nn.Module, stops: list[Stop], targets: list[Stop]) -> Fitted:
-    """Give a map the weights by which the stream comes closest to the wanted one."""
+    """Give a map the weights that bring the stream closest to its target."""
     weight, bias = module.weight, module.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
@@ -205,7 +205,7 @@ def _fit(name: str, module: nn.Module, stops: list[Stop], targets: list[Stop]) -
 
 
 def _rows(stops: list[Stop], targets: list[Stop], constant: bool) -> Iterator[tuple[Tensor, ...]]:
-    """For each batch, in float64 and without padding: what is read, what the stream lacks, what it should be,
+    """For each batch, in float64 and without padding: the map's inputs, what the stream lacks, its target,
     the weights of the tokens, and which of them are held out.
     """
     by_sequence = sum(stop.stream.shape[0] for stop in stops) >= 2 * _HELD_OUT

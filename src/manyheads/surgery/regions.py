@@ -85,8 +85,8 @@ def separate(
     removed: Removed,
     changes: Changes,
 ) -> tuple[dict[str, set[str]], dict[str, weight_slices.Shrink]]:
-    """Where a region's table of numbers for each head goes to other regions, too, which lose other heads:
-    give those a table of their own, as T5 needs.
+    """Give a region its own copy of a per-head table that it shares with regions that lose other heads, as T5
+    needs.
 
     Returns
     -------
@@ -123,7 +123,7 @@ def separate(
 def narrow(
     copied: nn.Module, regions: Mapping[str, Region], removed: Removed, changes: Changes
 ) -> list[Region]:
-    """Have regions get what they are given for the heads they kept. Gives the regions that changed."""
+    """Narrow the per-head inputs of regions to the heads that they keep. Returns the regions that changed."""
     changed = []
     for region in regions.values():
         removed_heads = removed.get(region.sites[0], [])

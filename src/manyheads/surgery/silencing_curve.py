@@ -1,4 +1,4 @@
-"""The prune curve: what is left of a model's quality as heads are silenced, by a ranking and at random."""
+"""The pruning curve: the quality of a model as heads are silenced, by a ranking and at random."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ STEPS = 3
 def capture(
     model: nn.Module, batch: Batch, removed: Mapping[str, list[int]], paths: Iterable[str]
 ) -> tuple[dict[str, list[Captured]], object]:
-    """What the modules at these paths were given and gave, call by call, while the heads were silent, and
-    what the model gave.
+    """The inputs and outputs of the modules at these paths, call by call, while the heads are silenced, and
+    the output of the model.
     """
     captured: dict[str, list[Captured]] = {path: [] for path in paths}
     returned: dict[int, tuple[str, Tensor]] = {}  # what modules gave, and which first
@@ -71,7 +71,7 @@ def capture(
 def verify(
     model: nn.Module, cut: nn.Module, batch: Batch, removed: Mapping[str, list[int]], modules: Iterable[str]
 ) -> None:
-    """Raise unless the cut model gives what the silenced one does, also when it generates.
+    """Raise unless the cut model's output equals the silenced one's, also when it generates.
 
     modules: paths inside which the two may differ.
     """
@@ -93,7 +93,7 @@ def verify_output(
     modules: Iterable[str],
     silenced: object = None,
 ) -> None:
-    """Raise unless the cut model gives on a batch what the silenced one does.
+    """Raise unless the cut model's output on a batch equals the silenced one's.
 
     silenced: what that gives, where it is at hand.
     """
@@ -119,7 +119,7 @@ def _agreed(
     batch: Batch,
     removed: Mapping[str, list[int]],
 ) -> float:
-    """How far two models are apart; 0 where float64 shows that a deep model only made rounding larger."""
+    """The difference between two models; 0 where float64 shows that it is only rounding."""
     off, allowed = apart(model, cut, batch, removed), tolerance(model)
     if allowed < off < _NOISE and allowed == TOLERANCE[torch.float32]:
         exact = [copy.deepcopy(each).double() for each in (model, cut)]
@@ -141,14 +141,14 @@ def _apart(model: nn.Module, cut: nn.Module, batch: Batch, removed: Mapping[str,
 
 
 def own_output(module: nn.Module, output: object) -> object:
-    """What a module gives that must not change: torch's attention also gives a mean over the heads."""
+    """The part of a module's output that must not change: torch's attention also returns mean weights."""
     if isinstance(module, TorchAttention | NoHeads) and isinstance(output, tuple):
         return output[0]
     return output
 
 
 def _apart_writing(model: nn.Module, cut: nn.Module, batch: Batch, removed: Mapping[str, list[int]]) -> float:
-    """The same for a few tokens that are written with the cache."""
+    """The same for a few tokens that are generated with the cache."""
     try:
         with seeded_evaluation(model), silence(model, removed, unverified="allow"):
             expected = written(model, batch)
@@ -175,7 +175,7 @@ def first_difference(
     modules: tuple[str, ...],
     allowed: float,
 ) -> str:
-    """The path of the first module, by the end of its run, whose output differs."""
+    """The path of the first module, in the order in which they end, whose output differs."""
     inside = tuple(f"{path}." for path in modules)
     paths = [path for path, _ in cut.named_modules() if not path.startswith(inside)]
     expected = _outputs(model, batch, paths, removed)
@@ -206,8 +206,8 @@ def _outputs(
 
 
 def written(model: nn.Module, batch: Batch) -> list[Tensor] | None:
-    """The logits (1, vocabulary) of some tokens that a model writes greedily, with its cache, after the first
-    sequence of a batch; None for models that do not write, or not from this.
+    """The logits (1, vocabulary) of some tokens that a model generates greedily, with its cache, from the
+    first sequence of a batch; None for models that do not generate, or not from this batch.
 
     >>> model = Decoder(12, heads=3, layers=2, vocabulary=17).eval()
     >>> [tuple(logits.shape) for logits in written(model, torch.randint(17, (2, 5)))]

@@ -1,4 +1,4 @@
-"""Which rows and columns go when heads go, and taking them out."""
+"""Which rows and columns belong to the removed heads, and removing them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Removed = Mapping[str, list[int]]  # site name -> heads that go
 
 @dataclass
 class Shrink:
-    """What stays of one parameter or buffer: ``keep`` along ``axis``, of ``size`` that there were."""
+    """What stays of one parameter or buffer: the indices ``keep`` along ``axis``, out of ``size``."""
 
     axis: int
     keep: list[int]
@@ -26,7 +26,7 @@ class Shrink:
 
 
 def check_groups(site: Site, removed: list[int]) -> None:
-    """Refuse what would leave key heads with different numbers of query heads.
+    """Refuse heads whose removal would leave key heads with different numbers of query heads.
 
     >>> check_groups(Site("attn", 0, heads=4, kv_heads=(0, 0, 1, 1)), [0, 1])
     >>> check_groups(Site("attn", 0, heads=4, kv_heads=(0, 0, 1, 1)), [0])
@@ -58,7 +58,7 @@ def _span(heads: list[int]) -> str:
 def shrinks(
     by_site: Mapping[str, Projections], removed: Removed, only: Mapping[str, set[str]]
 ) -> dict[str, Shrink]:
-    """What stays of every parameter that loses something: an entry goes when all heads that use it go.
+    """What stays of every parameter: an entry is removed when all heads that use it are.
 
     only: for parameters that only some of their sites will go on using, those sites.
 
@@ -139,7 +139,7 @@ def _check_removable(
 
 
 def apply(model: nn.Module, shrunk: Mapping[str, Shrink], changes: Changes) -> None:
-    """Take the rows and columns out, and note the new shapes."""
+    """Remove the rows and columns, and record the new shapes."""
     for name, shrink in shrunk.items():
         tensor = get_tensor(model, name)
         keep = torch.tensor(shrink.keep, dtype=torch.long, device=tensor.device)
@@ -150,8 +150,8 @@ def apply(model: nn.Module, shrunk: Mapping[str, Shrink], changes: Changes) -> N
 
 
 def sizes(projections: Projections, removed: list[int], shrunk: Mapping[str, Shrink]) -> dict[int, list[int]]:
-    """Sizes that a module may have written down, and what each may have become: of the heads, the key heads,
-    a group, the width of all queries, of a packed projection.
+    """Sizes that a module may keep, and what each may have become: the numbers of heads, key heads and heads
+    in a group, the width of all queries, the width of a packed projection.
     """
     site = projections.site
     left = [head for head in range(site.heads) if head not in removed]

@@ -1,4 +1,4 @@
-"""All that is summed up over batches, for every pair of heads that can be compared."""
+"""The sums over batches, for every pair of heads that can be compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from manyheads.heads.diversity.pair_sums import Pairs
 
 
 class Sums:
-    """All that is summed up over batches."""
+    """The sums over batches: attention rows, outputs, gradients, and which heads met."""
 
     def __init__(self) -> None:
         self.first: dict[str, int] = {}  # the number of a site's first head

@@ -1,4 +1,4 @@
-"""One batch through a model, and what its heads did with it: attention rows, outputs, gradients."""
+"""One batch through a model, and what its heads did: attention rows, outputs, gradients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BLOCK = 256
 
 @dataclass(eq=False)
 class CallRecord:
-    """What one attention call showed.
+    """One attention call: its queries, attention rows and outputs.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ class Collector:
         return CallRecord(call.site, meeting, len(places), places, rows, outputs)
 
     def _choose(self, places: Tensor, turn: int) -> Tensor:
-        """Some of the places, the same for every site that has the same ones."""
+        """A sample of the positions, the same for every site that has the same ones."""
         generator = torch.Generator().manual_seed(hash((self.seed, self._batch, turn)) % 2**63)
         order = torch.randperm(len(places), generator=generator)[: self.rows].sort().values
         return places[order.to(places.device)]
@@ -157,7 +157,7 @@ def _gate(call: Call) -> Tensor:
 
 
 def seeing(call: Call) -> Tensor:
-    """Which queries may attend to anything: (batch, queries).
+    """Which queries may attend to at least one key: (batch, queries).
 
     >>> x = torch.zeros(2, 1, 3, 4)
     >>> site = Site("attn", layer=0, heads=1, kv_heads=(0,))

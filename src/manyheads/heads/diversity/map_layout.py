@@ -1,4 +1,4 @@
-"""A table of distances made readable: the nearest twin of each head, groups of like heads, a map of all."""
+"""A readable summary of distances: the nearest twin of each head, clusters of similar heads, a map."""
 
 from __future__ import annotations
 

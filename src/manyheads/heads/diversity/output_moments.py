@@ -1,4 +1,4 @@
-"""What the outputs of heads have in common: second moments summed over tokens, and what follows from them.
+"""What the outputs of heads share: second moments summed over tokens, and the measures derived from them.
 
 One set of sums serves three measures: linear CKA, the rank of all outputs of a layer together, and the cosine
 between the contributions of heads, which is a matter of moments once the output projection is known.
@@ -49,7 +49,7 @@ class Moments:
         self._skew: dict[tuple[str, str], Tensor] = {}
 
     def add(self, outputs: list[Outputs]) -> None:
-        """Add what several sites gave for the same tokens."""
+        """Add the outputs of several sites for the same tokens."""
         flat: list[tuple[str, Tensor, Tensor]] = []
         for site, values in outputs:
             exact = values.flatten(1).to(torch.promote_types(values.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""Numbers for every pair of heads that are summed up as heads turn up."""
+"""Running sums for every pair of heads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Pairs:
-    """Named sums (heads, heads) in float64, which grow when heads with higher numbers come.
+    """Named sums (heads, heads) in float64, which grow when new heads appear.
 
     >>> pairs = Pairs("count")
     >>> pairs.add("count", torch.tensor([0, 2]), torch.ones(2, 2))

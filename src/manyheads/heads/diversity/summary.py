@@ -1,4 +1,4 @@
-"""A table of diversity summed up: layer by layer, and the pairs that stand out."""
+"""A summary of a diversity table: layer by layer, and the pairs that stand out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the weights alone say: the subspaces that heads read, and the columns that read heads."""
+"""What the weights alone show: the subspaces that heads read, and the columns that read heads."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def answer(
 
 
 def shown(text: str) -> str:
-    """A token's text so that a person can see it: line breaks, tabs and lone spaces get a sign.
+    """A token's text with visible signs for line breaks, tabs and lone spaces.
 
     >>> [shown(text) for text in (" cat", " ", "a\\n")]
     [' cat', '␣', 'a⏎']
@@ -193,7 +193,7 @@ def token(tokenizer: PreTrainedTokenizerBase | None, number: int) -> str:
 
 
 def _last(forward: Forward) -> int:
-    """Where the first sequence's last token stands."""
+    """The position of the first sequence's last token."""
     if forward.output.real is None:
         return -1
     real = forward.output.real if forward.real is None else forward.real
@@ -319,7 +319,7 @@ def _written_by_seq2seq(model: Seq2Seq, tokenizer: Any, batch: Mapping[str, Tens
 
 
 def _writes(model: nn.Module) -> bool:
-    """Whether a model can write a text from another one."""
+    """Whether a model can generate a text from another one."""
     can = getattr(model, "can_generate", None)
     return isinstance(model, Seq2Seq) or (callable(can) and bool(can()))
 
@@ -335,7 +335,7 @@ def ids_of(batch: Batch) -> Tensor | None:
 
 
 def _vocabulary(model: nn.Module) -> int:
-    """How many tokens the model knows."""
+    """The size of the model's vocabulary."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     if isinstance(size := getattr(config, "vocab_size", None), int):

@@ -1,4 +1,4 @@
-"""What a model says about an input, asked once and then read from many runs: one for each silenced head."""
+"""A question about an input, asked once and read from many runs: one for each silenced head."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _runs(
 
 
 def _copies(model: nn.Module, batch: Batch, sizes: Mapping[str, int]) -> bool:
-    """Whether copies of an input in one batch, each with gates of its own, give what it gives alone."""
+    """Whether copies of an input in one batch, each with its own gates, give the same output as alone."""
     try:
         alone = read(run(model, batch), model).value
         ones = {site: torch.ones(2, size, device=alone.device) for site, size in sizes.items()}

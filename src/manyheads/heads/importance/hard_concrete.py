@@ -94,8 +94,8 @@ def _learned(
 
 
 def _centred(location: Tensor, keep: float) -> Tensor:
-    """The same, shifted together so that ``keep`` gates are open on average: the target is kept exactly, by
-    no penalty that would have to be weighed against the loss.
+    """The locations, shifted together so that ``keep`` gates are open on average: the target holds exactly,
+    without a penalty that would have to be weighed against the loss.
 
     The shift solves sum sigmoid(location - shift) = keep; its gradient follows from that equation.
     """

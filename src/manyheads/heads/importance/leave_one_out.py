@@ -78,8 +78,8 @@ def _silenced(
 
 
 def _sound(observer: Observer, recording: Recording, batch: Batch, full: Forward, site: str) -> bool:
-    """Whether running from a site on shows its attention, and gives the same to the bit. Calls of a shared
-    module cannot be told apart when some of them are left out.
+    """Whether replaying up to a site shows its attention and gives the same output to the bit. Calls of a
+    shared module cannot be replayed: with some of them left out, they cannot be told apart.
     """
     if any("#" in name for name in full.heads):
         return False
@@ -113,7 +113,7 @@ class State:
 
     @staticmethod
     def fits(values: Tensor, outputs: Tensor) -> bool:
-        """Whether what was kept, (units, heads), can be of a site with these outputs (batch, heads, ...)."""
+        """Whether saved results (units, heads) fit a site with these outputs (batch, heads, ...)."""
         return values.dim() == 2 and values.shape[1] == outputs.shape[1]
 
     def save(self) -> None:

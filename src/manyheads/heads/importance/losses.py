@@ -1,4 +1,4 @@
-"""The losses that come with the package, and how to read what they need from a batch.
+"""The built-in losses, and how they read what they need from a batch.
 
 A loss takes what the model returned and the batch, and returns one number, or one for each sequence. Any
 function of that kind can be given instead.
@@ -77,7 +77,7 @@ def seq2seq(result: object, batch: Batch | None) -> Tensor:
 
 
 def embedding(result: object, batch: Batch | None) -> Tensor:
-    """How hard it is to tell the sentences of a batch apart by their embeddings; one number, no labels.
+    """How hard it is to separate the sentences of a batch by their embeddings; one number, no labels.
 
     Each sentence is to be found among all by the cosine of its embedding with itself and the others: the
     cross-entropy of softmax(cosine / 0.05). Zero when all stand at right angles; heads that make sentences
@@ -216,7 +216,7 @@ def _tensor_named(batch: Batch | None, name: str) -> Tensor | None:
 def _real(
     batch: Batch | None, ids: Tensor | None = None, mask: str = "attention_mask", lengths: str = "lengths"
 ) -> Tensor | None:
-    """Which tokens are no padding, (batch, length), by a mask or by where each sequence ends."""
+    """Which tokens are not padding, (batch, length), by a mask or by the lengths of sequences."""
     real, ends = _tensor_named(batch, mask), _tensor_named(batch, lengths)
     if real is not None:
         return real != 0

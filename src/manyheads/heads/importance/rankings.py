@@ -1,4 +1,4 @@
-"""Whether two ways to rank heads agree."""
+"""Whether two rankings of heads agree."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def agreement(tables: Mapping[str, HeadTable], column: str = "importance") -> li
 
 
 def _common_names(first: list[str], second: list[str]) -> tuple[list[str], list[str]]:
-    """The sites of two models by the same names, where one model stands inside the other one.
+    """The sites of two models by common names, where one model is a part of the other.
 
     >>> _common_names(["layer.0"], ["bert.layer.0"])
     (['layer.0'], ['layer.0'])
@@ -104,7 +104,7 @@ def _some(table: HeadTable) -> str:
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """The correlation of the ranks of two vectors (n,); those that are equal share their mean rank.
+    """The rank correlation of two vectors (n,); equal values share their mean rank.
 
     >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 3.0, 9.0]))
     1.0

@@ -54,7 +54,7 @@ def relevance(request: Request) -> HeadTable:
 
 
 def output_weights(output: Output) -> Tensor:
-    """What an output is asked for, as weights shaped like its value.
+    """The part of an output whose relevance is traced, as weights shaped like its value.
 
     >>> output_weights(Output(torch.tensor([[3.0, 4.0]]), None))  # the length of an embedding
     tensor([[0.6000, 0.8000]])
@@ -70,7 +70,7 @@ def output_weights(output: Output) -> Tensor:
 
 
 class Linear(TorchFunctionMode):
-    """A context in which torch functions compute what they do and differentiate as linear maps.
+    """A context in which torch functions compute as usual, and differentiate as linear maps.
 
     >>> x = torch.tensor([2.0, -3.0], requires_grad=True)
     >>> with Linear():
@@ -88,7 +88,7 @@ class Linear(TorchFunctionMode):
 
 
 def _fixed(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
-    """What is computed is a number that multiplies something else: a weight, a scale."""
+    """The result is a constant factor: a weight, a scale."""
     out = func(*args, **kwargs)
     return out.detach() if isinstance(out, Tensor) else tuple(item.detach() for item in out)
 
@@ -125,7 +125,7 @@ def _product(func: Callable[..., Any], args: Arguments, kwargs: Options) -> obje
 
 
 def _quotient(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
-    """What is divided by is a scale."""
+    """The divisor is a constant scale."""
     return func(
         *(x.detach() if i == 1 and isinstance(x, Tensor) else x for i, x in enumerate(args)), **kwargs
     )

@@ -63,7 +63,7 @@ class Recording:
             self._open = []
 
     def mark(self, site: str) -> None:
-        """Say that the attention of a site is being called."""
+        """Note that the attention of a site is being called."""
         if self._open and site not in self._before:
             self._before[site] = [call for opened in self._open for call in opened.children]
 

@@ -1,4 +1,4 @@
-"""What a role is judged by: some rows of a head's attention, exactly, with what is known about their places.
+"""Rows of a head's exact attention, with the facts about their positions by which roles are judged.
 
 A call's weights come a tile at a time, so that nothing of the size (length, length) is held; a tile's rows
 are whole, so that the largest weight of a query is known at once.
@@ -30,7 +30,7 @@ NOWHERE = -(2**40)
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What is known about a batch besides its attention.
+    """Facts about a batch besides its attention.
 
     special: ids of special tokens.
     separators: ids of punctuation and of special tokens; None without a tokenizer.

@@ -142,7 +142,7 @@ def induction(rows: Rows) -> Cases:
 
 
 def _in_first_copy(rows: Rows, name: str) -> Cases:
-    """The weight at a place of the first copy, against the mean weight on those that are no place to be."""
+    """The weight on a role's target in the first copy, against the mean weight on the other tokens there."""
     same, after = rows.target("duplicate"), rows.target("induction")
     copy, target = rows.facts.copy, rows.target(name)
     others = rows.mean((rows.keys >= copy.start) & (rows.keys < copy.stop)) - rows.at(same) - rows.at(after)

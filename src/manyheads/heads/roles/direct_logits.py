@@ -1,5 +1,5 @@
-"""From what a head puts out straight to the logits: through its output projection, the last norm and the
-vocabulary head, leaving out what later layers make of it.
+"""The direct path from a head's output to the logits: through its output projection, the last norm and the
+vocabulary head, leaving out later layers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from manyheads.common.types import Batch
 
 @dataclass(frozen=True, eq=False)
 class Lens:
-    """How a model gets from heads to logits.
+    """The direct path of a model from heads to logits.
 
     matrices: for each site what reads its heads, (heads, d_value, d_model).
     norm: what the residual stream goes through before the vocabulary head.
@@ -70,7 +70,7 @@ def lens(model: nn.Module, batch: Batch, vocabulary: int) -> Lens:
 
 
 class _Search:
-    """What a run of the model shows of its parts."""
+    """The parts of a model that a run shows."""
 
     def __init__(self, model: nn.Module, vocabulary: int) -> None:
         self.modules = dict(model.named_modules())

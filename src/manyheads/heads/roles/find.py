@@ -281,7 +281,7 @@ class _Collected:
         columns[column][:, rows.heads] += sums
 
     def table(self) -> HeadTable:
-        """What was counted."""
+        """The counts as a table."""
         sites = self._interceptor.measured
         if not sites:
             stop_if_interrupted()

@@ -1,4 +1,4 @@
-"""From counted cases to claims: which roles a head may be said to have, with the evidence."""
+"""From counted cases to claims: which roles a head has, with the evidence."""
 
 from __future__ import annotations
 

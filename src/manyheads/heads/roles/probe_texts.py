@@ -32,7 +32,7 @@ _SPECIAL = ("bos", "eos", "pad", "sep", "cls", "mask", "unk", "decoder_start")
 
 @dataclass(frozen=True, eq=False)
 class BatchFacts:
-    """What can be read off the batches and the model, to make further batches like them.
+    """Facts about the user's batches and the model, to make further batches like them.
 
     ids: the token ids of each batch (sequences, length) with its padding as -1; empty without tokens.
     like: a batch to copy the form of.
@@ -57,7 +57,7 @@ class BatchFacts:
 
     @property
     def ordinary(self) -> Tensor:
-        """Every id that is no special token."""
+        """Every id that is not a special token."""
         every = torch.arange(self.vocabulary)
         return every[~torch.isin(every, self.special)]
 
@@ -67,7 +67,7 @@ class BatchFacts:
         return isinstance(self.like, Mapping) and "attention_mask" in self.like
 
     def batch(self, ids: Tensor) -> Batch:
-        """Token ids (sequences, length) in the form of the batches that were given; -1 is padding."""
+        """Token ids (sequences, length) in the form of the user's batches; -1 is padding."""
         return _like(self.like, ids)
 
 

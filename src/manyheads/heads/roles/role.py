@@ -70,7 +70,7 @@ def role(
     cross: bool = False,
     needs: Iterable[str] = (),
 ) -> Callable[[Find], Find]:
-    """Enter the function below into the catalogue. See `Role` for what the arguments mean."""
+    """Add the decorated function to the catalogue. See `Role` for the arguments."""
 
     def enter(find: Find) -> Find:
         rules = claims if isinstance(claims, Mapping) else {name: claims}

@@ -131,7 +131,7 @@ def _aligned(path: str | PathLike[str], text: str | None, rows: list[_Row], line
 
 
 def _find(path: str | PathLike[str], number: int, text: str | None, form: str, at: int) -> int:
-    """Where a form stands in the text."""
+    """The position of a form in the text."""
     if text is None:
         return at
     start = text.find(form, at)

@@ -42,7 +42,7 @@ class Words:
     offsets: dict[str, tuple[Counter[int], Counter[int]]]
 
     def offset(self, relation: str, kind: str) -> int:
-        """The fixed offset that is right most often, among what attention of this kind can see."""
+        """The fixed offset that is right most often, among the keys that attention of this kind can see."""
         counts = self.offsets[relation][0 if kind == "causal" else 1]
         return max(counts, key=lambda offset: (counts[offset], -abs(offset)), default=0)
 
@@ -76,7 +76,7 @@ class Aligned:
 
 
 def align(tokenizer: PreTrainedTokenizerBase, sentence: Sentence) -> Aligned:
-    """Tokenize a sentence as it was written; a token belongs to the word that most of its letters are of."""
+    """Tokenize a sentence as written; a token belongs to the word that most of its letters are from."""
     encoding = tokenizer(sentence.text, return_offsets_mapping=True)
     spans = [(word.start, word.stop) for word in sentence.words]
     words = []
