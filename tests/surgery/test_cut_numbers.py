@@ -452,7 +452,7 @@ class Far(Windows):
 
 
 def test_settings_that_no_batch_shows_are_refused():
-    with pytest.raises(ValueError, match=r"whether .*windows has to do with the heads does not show"):
+    with pytest.raises(ValueError, match=r"does not show whether .*windows depends on the number of heads"):
         mh.cut(awake(Far), {0: [1]}, torch.randn(2, 5, WIDTH))
 
 

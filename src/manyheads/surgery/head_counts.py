@@ -123,10 +123,10 @@ def fix_head_counts(
         else:
             _check_readers(model, region, projections, removed, shrunk)
             raise RuntimeError(
-                f"cut: {region.path or 'the model'} ({type(module).__name__}) does not give without heads "
-                f"{removed_heads} what it gives with them silenced: {_why(module, region.calls)}. Its code "
-                "may have the number of heads written into it as a number: let it read an attribute; nothing "
-                "was changed"
+                f"cut: {region.path or 'the model'} ({type(module).__name__}) without heads {removed_heads} "
+                "does not give the output that it has with them silenced: "
+                f"{_why(module, region.calls)}. Its code may have the number of heads written into it as a "
+                "number: let it read an attribute; nothing was changed"
             )
         _check_lengths(region, chosen, changes)
         for path, width in widths.items():
@@ -198,8 +198,7 @@ def _check_readers(
         if _Runs(module, region.calls, 10 * tolerance(model)).fails():
             raise ValueError(
                 f"heads: cannot cut at {region.sites[0]!r}: {why} (such as a convolution of the values, or a "
-                "norm over all heads), so that without them the module does not give what it gives with the "
-                "head silent"
+                "norm over all heads), so that without them the output is not that of the silenced module"
             )
 
 
@@ -288,9 +287,9 @@ def _from_noise(
     values.put({})
     unclear = [c.name for c in numbers if c.axes or c.key in region.split]
     raise ValueError(
-        f"heads: cannot cut at {region.sites[0]!r}: whether {' or '.join(unclear)} has to do with the heads "
-        f"does not show on a batch of length {region.length}, on which the module gives the same either way; "
-        "give a longer batch, or cut when the weights are trained"
+        f"heads: cannot cut at {region.sites[0]!r}: a batch of length {region.length} does not show whether "
+        f"{' or '.join(unclear)} depends on the number of heads; give a longer batch, or train the model "
+        "before cutting it"
     )
 
 
@@ -302,7 +301,7 @@ def _check_lengths(region: Region, chosen: Mapping[Candidate, object], changes: 
         if candidate.old >= region.length:
             raise ValueError(
                 f"heads: cannot cut at {region.sites[0]!r}: {candidate.name} = {candidate.old} would have to "
-                f"change, and no batch longer than {region.length} could be made to show that it is no "
+                f"change, and no batch longer than {region.length} could be made to show that it is not a "
                 "length; give a longer batch"
             )
         if region.length <= _WIDELY * candidate.old:

@@ -332,7 +332,9 @@ def with_roles(table: HeadTable, roles: Iterable[str] = ("retrieval",)) -> dict[
     available = {claim for claim in claims if "{" not in claim}.union(*each)
     unknown = sorted(role_names - available)
     if unknown:
-        raise ValueError(f"roles: there is no role {unknown[0]!r}; known are {', '.join(sorted(available))}")
+        raise ValueError(
+            f"roles: there is no role {unknown[0]!r}; expected one of {', '.join(sorted(available))}"
+        )
     heads: dict[str, list[int]] = {}
     for row, names in zip(table.rows, each, strict=True):
         if names & role_names:

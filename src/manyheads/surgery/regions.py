@@ -69,7 +69,7 @@ def find_inputs(
         if not region.calls:
             raise ValueError(
                 f"heads: cannot cut at {region.sites[0]!r}: its projections lie in {region.path!r}, which is "
-                "never called as a module (x(...), not x.forward(...)), so that it cannot be held to itself"
+                "never called as a module (x(...), not x.forward(...)), so its output cannot be checked"
             )
         module, call = model.get_submodule(region.path), region.calls[0]
         heads = projections[region.sites[0]].site.heads

@@ -80,8 +80,8 @@ def verify(
     off = _agreed(_apart_writing, model, cut, batch, removed)
     if off > allowed:
         raise RuntimeError(
-            f"cut: writing with the cache, the cut model differs from the silenced one by {off:.2g} (allowed "
-            f"are {allowed:.0e}); nothing was changed"
+            f"cut: generating with the cache, the cut model differs from the silenced one by {off:.2g} "
+            f"(allowed: {allowed:.0e}); nothing was changed"
         )
 
 

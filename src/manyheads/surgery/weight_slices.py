@@ -108,8 +108,8 @@ def _check_removable(
     parts: list[Part] = [*(distinct or query), *readers]
     if not parts or not readers:
         raise ValueError(
-            f"heads: cannot cut at {site.name!r}: its output is not read by weights, head by head, as when "
-            "one norm goes over the outputs of all heads"
+            f"heads: cannot cut at {site.name!r}: no weights read its output head by head, as when one "
+            "norm goes over the outputs of all heads"
         )
     if projections.tied:
         raise ValueError(

@@ -214,7 +214,7 @@ def test_a_tokenizer_is_needed_and_must_fit(tmp_path: Path) -> None:
         is_fast = False
         all_special_ids = (0,)
 
-    with pytest.raises(ValueError, match="does not say which characters its tokens are of"):
+    with pytest.raises(ValueError, match="the tokenizer gives no character offsets"):
         mh.roles(models.bert(), [batch], bank(tmp_path), tokenizer=Slow(), only=["syntactic"])
 
     class Mute:

@@ -55,8 +55,8 @@ def table(
         matrices["gradient_cosine"] = sums.pairs.where_always("gradient meetings", cosine)
     if moments.only_within:
         warnings.warn(
-            "diversity: the outputs of all layers are too wide to be held against each other; cka and "
-            "contribution_cosine are those within each layer",
+            "diversity: the outputs of all layers are too wide to compare across layers; cka and "
+            "contribution_cosine are given within each layer only",
             stacklevel=3,
         )
     tokens = torch.tensor([sums.tokens[row.site] for row in rows])

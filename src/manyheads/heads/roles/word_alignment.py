@@ -98,8 +98,8 @@ def batches(
         raise ValueError("treebank: needs the tokenizer of the model; give roles(..., tokenizer=tokenizer)")
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
-            "treebank: the tokenizer does not say which characters its tokens are of; give a fast one "
-            "(of the tokenizers library)"
+            "treebank: the tokenizer gives no character offsets of its tokens; use a fast one (of the "
+            "tokenizers library)"
         )
     aligned = [align(tokenizer, sentence) for sentence in sentences]
     short = [a for a in aligned if batch_facts.positions is None or len(a.ids) <= batch_facts.positions]
@@ -111,7 +111,8 @@ def batches(
         word = without_token[0]
         raise ValueError(
             f"treebank: {path}, line {word.line}: no token belongs to the word {word.form!r}, nor to "
-            f"{len(without_token) - 1:,} others of {total:,}; give the model's tokenizer and its language"
+            f"{len(without_token) - 1:,} others of {total:,}; give the model's tokenizer, and text in its "
+            "language"
         )
     notes = []
     if without_token:
