@@ -30,8 +30,8 @@ class Curve:
 
     measure: what quality is: as `Compared` has it, or the name of the user's metric.
     uncut: the quality of the uncut model, and its standard error over sequences (nan where it is unknown).
-    lines: for each ranking, from most to fewest heads, (share kept, quality, standard error of its change from the
-        uncut model's over the same sequences).
+    lines: for each ranking, from most to fewest heads, (share kept, quality, standard error of its change
+        from the uncut model's over the same sequences).
     sequences: how many it was measured on; 0 for the user's metric.
     """
 
