@@ -146,7 +146,7 @@ def test_the_command_cuts_what_is_not_verified_when_told(tokens, tmp_path) -> No
 
 def test_a_cut_that_fails_its_own_check_is_a_sentence(tokens, tmp_path) -> None:
     given = prune_command("doubtful", tokens, tmp_path / "a")
-    assert run(*given, "--unverified", "allow", code=2).startswith("cut: layers.1 (Half) does not give")
+    assert run(*given, "--unverified", "allow", code=2).startswith("cut: layers.1 (Half) without heads")
 
 
 def test_the_command_ranks_by_silencing_when_told(tokens, tmp_path) -> None:
