@@ -12,7 +12,6 @@ import manyheads as mh
 from manyheads.cli import app, main
 from manyheads.heads.inspect import Counted
 from manyheads.heads.unverified_sites import doubts_in
-from manyheads.surgery.elimination import elimination
 from manyheads.training.head_monitor import looking
 from manyheads.view.inspect import notes
 
@@ -41,10 +40,10 @@ TABLES = {
     "inspect": mh.inspect,
     "roles": mh.roles,
     "diversity": mh.diversity,
-    "elimination": elimination,
     "training": table_of_training,
     **{
-        name: lambda m, b, name=name: mh.importance(m, b, name) for name in ("fisher", "confidence", "random")
+        name: lambda m, b, name=name: mh.importance(m, b, name)
+        for name in ("fisher", "confidence", "random", "elimination")
     },
 }
 
@@ -147,7 +146,7 @@ def test_the_command_cuts_what_is_not_verified_when_told(tokens, tmp_path) -> No
 
 def test_a_cut_that_fails_its_own_check_is_a_sentence(tokens, tmp_path) -> None:
     given = prune_command("doubtful", tokens, tmp_path / "a")
-    assert run(*given, "--unverified", "allow", code=2).startswith("cut: layers.1 (Half) does not give")
+    assert run(*given, "--unverified", "allow", code=2).startswith("cut: layers.1 (Half) without heads")
 
 
 def test_the_command_ranks_by_silencing_when_told(tokens, tmp_path) -> None:

@@ -1,18 +1,17 @@
-"""elimination: rank heads by what is lost when they go, one after the other, and the rest is refitted."""
+"""The method ``elimination`` of `importance`: the cost of removing heads one by one, the others refitted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.capture.site import Site
+from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import directions
-from manyheads.heads.observer import Forward, moved, observed
+from manyheads.heads.observer import Forward, Sums, moved, observed
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint, labels_of, rows_of
 from manyheads.surgery.plan import ModuleHeads
 
 # The ridge of the fits that are foreseen, in units of the channels' mean variance, is this times the number
@@ -20,14 +19,8 @@ from manyheads.surgery.plan import ModuleHeads
 _RIDGE = 3.0
 
 
-def elimination(
-    model: nn.Module,
-    batches: Iterable[Any],
-    *,
-    seed: int = 0,
-    step: Callable[[float], None] = lambda share: None,
-) -> HeadTable:
-    """How much each head matters when those that stay are refitted: a table with the column ``importance``.
+def elimination(request: Request) -> HeadTable:
+    """The cost of each head at the time it is removed, with the remaining heads refitted.
 
     A head that others can stand in for matters little, however strong it is, until those others are gone. So
     heads are removed one after the other, always the one that costs least, and a head's importance is what it
@@ -37,39 +30,34 @@ def elimination(
     token, C their covariance over tokens, P its inverse, and g the derivative of the model's output by o. Of
     the removed heads r, the others explain all but the covariance inv(P_rr), and what is not explained moves
     the model's output by the mean of (g_r . rest)^2 = trace(E[g_r g_r'] inv(P_rr)). One backward pass
-    collects C and E[g g'] for all sites. A ridge on C says how much of that a refit can really learn from so
-    few tokens.
-
-    Parameters
-    ----------
-    model: any torch.nn.Module; it runs in eval mode, and nothing about it changes.
-    batches: dicts, tuples or tensors, as the model takes them; no labels are needed.
-    seed: of the random directions of the output that are followed back.
-    step: told the share that is done, when the number of batches is known.
+    collects C and E[g g'] for all sites. A ridge on C accounts for how much of that a refit can learn from
+    the tokens that there are.
 
     Examples
     --------
+    >>> from torch import nn
+    >>> from manyheads.heads.importance import importance
     >>> layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True)
     >>> model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-    >>> table = elimination(model, [torch.randn(2, 5, 8), torch.randn(3, 7, 8)])
-    >>> table
+    >>> importance(model, [torch.randn(2, 5, 8), torch.randn(3, 7, 8)], "elimination")
     HeadTable(6 heads at 3 sites, 31 tokens: importance)
     """
-    batches = list(batches)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(request.seed)
     moments: dict[str, _Moments] = {}
-    with observed(model) as observer:
-        for number, batch in enumerate(moved(batches, observer.device)):
+    with observed(request.model) as observer:
+        for number, batch in enumerate(moved(request.batches, observer.device), 1):
             forward = observer.forward(batch, gradients=True)
             _collect(forward, next(directions(forward.output, generator)), moments)
-            step((number + 1) / len(batches))
-        sites = observer.sites
-        tokens = [observer.tokens.get(site.name, 0) for site in sites for _ in range(site.heads)]
-    cost = _costs(sites, moments)
-    values = torch.tensor([cost[site.name][head] for site in sites for head in range(site.heads)])
-    sums = torch.stack([torch.ones_like(values), values, values.square()])
-    rows, labels = rows_of(model, sites), labels_of(sites)
-    return HeadTable(rows, torch.tensor(tokens), {"importance": sums}, fingerprint(model), labels=labels)
+            request.report("elimination", number)
+        sums = Sums()
+        costs = _costs(observer.sites, moments)
+        sums.add(
+            {
+                site: torch.tensor([[by_head[head] for head in sorted(by_head)]])
+                for site, by_head in costs.items()
+            }
+        )
+        return observer.table(sums.by_column, f"{forward.output.measure}, the rest refitted")
 
 
 class _Moments:
@@ -84,7 +72,7 @@ class _Moments:
         self.slopes = torch.zeros(width, width, dtype=torch.float64)
 
     def add(self, outputs: Tensor, slopes: Tensor, weights: Tensor) -> None:
-        """Count tokens (rows, heads * d_value), each as much as its weight (rows,)."""
+        """Add tokens (rows, heads * d_value), each with its weight (rows,)."""
         outputs, slopes, weights = (x.cpu().double() for x in (outputs, slopes, weights))
         weighted = outputs * weights.unsqueeze(1)
         self.tokens += len(outputs)
@@ -94,7 +82,7 @@ class _Moments:
         self.slopes += slopes.T @ slopes
 
     def price(self) -> Callable[[list[int]], float]:
-        """What a set of heads costs when the others are refitted."""
+        """The cost of a set of heads when the others are refitted."""
         mean = self.first / self.count
         covariance = self.second / self.count - mean.outer(mean)
         strength = _RIDGE * len(mean) / self.tokens * covariance.diagonal().mean().clamp(min=1e-30)
@@ -111,11 +99,11 @@ class _Moments:
 
 
 def _collect(forward: Forward, drawn: Tensor, moments: dict[str, _Moments]) -> None:
-    """Sum up one batch. Each sequence counts alike, however long it is."""
-    outputs = [output for found in forward.heads.values() for output in found]
+    """Add one batch to the sums. All sequences count alike, whatever their length."""
+    outputs = [output for pieces in forward.heads.values() for output in pieces]
     slopes = iter(torch.autograd.grad(forward.output.value, outputs, drawn, allow_unused=True))
-    for site, found in forward.heads.items():
-        for output in found:
+    for site, pieces in forward.heads.items():
+        for output in pieces:
             slope = next(slopes)
             batch, heads, queries, d_value = output.shape
             real = forward.real
@@ -128,39 +116,39 @@ def _collect(forward: Forward, drawn: Tensor, moments: dict[str, _Moments]) -> N
 
 
 def _costs(sites: list[Site], moments: dict[str, _Moments]) -> dict[str, dict[int, float]]:
-    """What each head costs when its turn comes, by site."""
+    """The cost of each head at the time it is removed, by site."""
     paths: dict[str, list[Site]] = {}
     for site in sites:
         paths.setdefault(site.path, []).append(site)
-    places = [
+    modules = [
         ModuleHeads([site.name for site in calls], list(calls[0].kv_heads), set()) for calls in paths.values()
     ]
     prices = []
-    for place in places:
-        each = [moments[name].price() for name in place.sites]
+    for module in modules:
+        each = [moments[name].price() for name in module.sites]
         prices.append(lambda heads, each=each: sum(price(heads) for price in each))
-    paid = [0.0 for _ in places]
-    turns = {i: _next(place, prices[i], 0.0) for i, place in enumerate(places)}
+    paid = [0.0 for _ in modules]
+    turns = {i: _next(module, prices[i], 0.0) for i, module in enumerate(modules)}
     cost: dict[str, dict[int, float]] = {site.name: {} for site in sites}
     highest = 0.0
     while turns:
         i = min(turns, key=lambda i: turns[i][0])
         share, move = turns.pop(i)
         highest = max(highest, share)
-        for name in places[i].sites:
+        for name in modules[i].sites:
             cost[name] |= dict.fromkeys(move, highest)
-        places[i].leave(move)
+        modules[i].leave(move)
         paid[i] += share * len(move)
-        if places[i].left:
-            turns[i] = _next(places[i], prices[i], paid[i])
+        if modules[i].left:
+            turns[i] = _next(modules[i], prices[i], paid[i])
     return cost
 
 
-def _next(place: ModuleHeads, price: Callable[[list[int]], float], paid: float) -> tuple[float, list[int]]:
-    """The heads that leave a place next, and what each of them costs."""
-    gone = place.removed
+def _next(module: ModuleHeads, price: Callable[[list[int]], float], paid: float) -> tuple[float, list[int]]:
+    """The heads that leave a module next, and the cost of each of them."""
+    removed = module.removed
 
     def share(move: list[int]) -> float:
-        return (price(gone + move) - paid) / len(move)
+        return (price(removed + move) - paid) / len(move)
 
-    return min((share(move), move) for move in place.moves(share))
+    return min((share(move), move) for move in module.moves(share))

@@ -63,7 +63,7 @@ def without(live: Live, given: Input, heads: Heads) -> dict[str, Any]:
     with _without(live, heads):
         found, seen = _looked(live, asked.batch)
         after = answer(
-            live.model, live.tokenizer, asked.batch, kind=live.kind, known=known, result=seen.result
+            live.model, live.tokenizer, asked.batch, kind=live.kind, sentences=known, result=seen.result
         )
     change = float(difference(asked.output, read(seen.result, live.model))[0])
     found["answer"] = after
@@ -249,7 +249,9 @@ def about(live: Live, given: Input) -> Asked:
         if live.kind == "translation" and "decoder_input_ids" in batch:
             batch = translated(live.model, batch)
         shown, seen = _looked(live, batch)
-        said = answer(live.model, live.tokenizer, batch, kind=live.kind, known=live.known, result=seen.result)
+        said = answer(
+            live.model, live.tokenizer, batch, kind=live.kind, sentences=live.known, result=seen.result
+        )
         shown["answer"] = said
         found = Asked(batch, cut, said, read(seen.result, live.model), shown, seen)
     live.asked[given] = found

@@ -16,7 +16,7 @@ from manyheads.common.errors import UnreadDataError
 from manyheads.data import corpus
 from manyheads.data.batches import Corpus, padded
 from manyheads.data.text_lines import pieces, read_lines
-from manyheads.heads.effects.answers import Known, ids_of, kind_of
+from manyheads.heads.effects.answers import Answer, Sentences, ids_of, kind_of
 from manyheads.heads.model_outputs import Output
 from manyheads.heads.observer import Forward, moved, observed
 from manyheads.heads.pooled_maps import Seen
@@ -54,7 +54,7 @@ class Asked:
 
     batch: Any
     cut: dict[str, int] | None
-    answer: dict[str, Any] | None
+    answer: Answer | None
     output: Output
     example: dict[str, Any]
     seen: Seen
@@ -98,7 +98,7 @@ class Live:
     sites: dict[str, Site]
     fingerprint: str
     kind: str | None
-    known: Known | None
+    known: Sentences | None
     samples: list[str]
     source: tuple[str, ...] = ()
     tables: dict[str, HeadTable] = field(default_factory=dict)
@@ -310,7 +310,7 @@ def _samples(text: str | None, mask: str, held: Sequence[str] | None) -> list[st
     return [" ".join([*some[: len(some) // 2], mask, *some[len(some) // 2 + 1 :]]) for some in words]
 
 
-def _known(loaded: Loaded, tokenizer: Any, text: str | None) -> Known:
+def _known(loaded: Loaded, tokenizer: Any, text: str | None) -> Sentences:
     """Short sentences of the small text; all at once where the model can be told what is padding."""
     lines = [line[:LONGEST_NEIGHBOUR] for line in read_lines(text, TEXTS)]
     lines = sorted(dict.fromkeys(lines), key=len)[:NEIGHBOURS]
@@ -324,4 +324,4 @@ def _known(loaded: Loaded, tokenizer: Any, text: str | None) -> Known:
     batches = list(moved(batches, _device(loaded)))
     with observed(loaded.model) as observer:
         embeddings = torch.cat([observer.forward(batch).output.value for batch in batches])
-    return Known(lines, batches, embeddings)
+    return Sentences(lines, batches, embeddings)
