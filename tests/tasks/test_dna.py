@@ -98,7 +98,7 @@ def test_parts_of_folders_and_tables(tmp_path):
         ("x.fa", ">1\n>2\n", "holds headers and no sequence"),
         ("x.fa", "\x1f\x8bnothing", "is damaged|before any header"),
         ("x.tsv", "a\tACGT\nb\tAC-T\n", r"line 2 of .*x\.tsv has '-', which stands for no base"),
-        ("x.tsv", "a\tACGT\nb ACGT\n", r"line 2 of .*x\.tsv has 1 columns; expected two"),
+        ("x.tsv", "a\tACGT\nb ACGT\n", r"line 2 of .*x\.tsv has 1 columns; expected 2"),
         ("x.tsv", "\n", r"x\.tsv holds no sequence"),
     ],
 )
@@ -122,7 +122,7 @@ def test_long_sequences_are_cut_and_counted(tmp_path):
     task = DNA(max_tokens=3, word=2, **SIZES)
     data = task.open(str(tmp_path / "d.tsv"))
     assert max(data.train.sizes) == 3
-    assert data.notes[-1] == "6 sequences longer than 3 tokens were cut"
+    assert data.notes[-1] == "6 sequences longer than 3 tokens were truncated"
 
 
 def test_predict_names_classes_and_refuses_other_letters(tmp_path):

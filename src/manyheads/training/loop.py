@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from manyheads.common.interrupts import Interrupted, interrupted, interruptible
@@ -31,7 +32,7 @@ from manyheads.common.whole_files import write_whole
 from manyheads.data.examples import Order, seed_of, spread
 from manyheads.models.config import build
 from manyheads.training import checkpoint
-from manyheads.training.evaluation import evaluate, moved
+from manyheads.training.evaluation import evaluate
 from manyheads.training.head_monitor import looking
 from manyheads.training.log import Log
 from manyheads.training.options import Options, rate, with_options
@@ -210,7 +211,7 @@ class Loop:
             for part in range(options.accumulate):
                 mine = indices[part * processes + rank :: parts]
                 examples = self.data.train.take(mine or indices[:1], *key)
-                batch = moved(self.task.collate(examples), accelerator.device)
+                batch = send_to_device(self.task.collate(examples), accelerator.device)
                 waits = part + 1 < options.accumulate
                 with accelerator.no_sync(self.wrapped) if waits else nullcontext():
                     with accelerator.autocast():

@@ -1,4 +1,4 @@
-"""Models that listen: log-mel frames in; a class, a word at every place, or a text out."""
+"""Models of speech: log-mel frames in; a class, a word at every position, or a text out."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from manyheads.nn.transformers import Encoder, Seq2Seq
 
 
 class Ear(Encoder):
-    """An encoder of sounds: each token is heard together with its neighbours, then come the blocks.
+    """An encoder of sounds: a convolution over each token and its neighbours, then the blocks.
 
     Parameters
     ----------
-    width: numbers of a token: frames that were joined, times bands.
+    width: of a token: joined frames times mel bands.
     options: those of `Encoder`.
 
     Examples
@@ -45,7 +45,7 @@ class Ear(Encoder):
 
 
 class Classifier(nn.Module):
-    """Which of several classes a sound is, by the mean of what an `Ear` hears.
+    """The class of a sound, from the mean of what an `Ear` gives.
 
     Examples
     --------
@@ -72,7 +72,7 @@ class Classifier(nn.Module):
 
 
 class Speller(nn.Module):
-    """Which word is heard at every place, or none: the model of connectionist temporal classification.
+    """The word at every position, or none: the model of connectionist temporal classification.
 
     Examples
     --------
@@ -94,7 +94,7 @@ class Speller(nn.Module):
 
 
 class Transcriber(Seq2Seq):
-    """An `Ear` that hears and a decoder that writes, attending to what was heard.
+    """An `Ear` as encoder, and a decoder with cross-attention to it.
 
     Examples
     --------
