@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 
-def plain(values: Any) -> Any:
+def plain(values: object) -> Any:
     """A tensor, a list or a number for JSON: null where there is no number.
 
     >>> import torch

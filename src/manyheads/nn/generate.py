@@ -190,8 +190,8 @@ def _read_prompt(
             raise ValueError(f"lengths: expected {batch} numbers from 1 to {length}, got {lengths.tolist()}")
         longest = int(lengths.max())
         left = longest - lengths
-        place = torch.arange(longest, device=prompt.device) - left[:, None]
-        prompt = prompt.gather(1, place.clamp(min=0))
+        position = torch.arange(longest, device=prompt.device) - left[:, None]
+        prompt = prompt.gather(1, position.clamp(min=0))
         if not bool(left.any()):
             left = None
     if left is not None and any(block.attention.chunk for block in decoder.blocks):

@@ -294,7 +294,8 @@ def check(mask: Mask, batch: int, heads: int, queries: int, keys: int) -> None:
     for tensor in mask.tensors:
         shape = tuple(tensor.shape)
         fits = len(shape) <= 4 and all(
-            size in (1, whole) for size, whole in zip(reversed(shape), reversed(target), strict=False)
+            size in (1, target_size)
+            for size, target_size in zip(reversed(shape), reversed(target), strict=False)
         )
         if not fits:
             hint = ""

@@ -43,10 +43,10 @@ def sinusoidal(positions: int | Tensor, d_model: int, *, base: float = 10000.0) 
     torch.Size([2, 1, 4])
     """
     if isinstance(positions, Tensor):
-        place = positions if positions.is_floating_point() else positions.float()
+        position = positions if positions.is_floating_point() else positions.float()
     else:
-        place = torch.arange(positions, dtype=torch.float32)
-    angle = place[..., None] * _frequencies((d_model + 1) // 2, d_model, base, place)
+        position = torch.arange(positions, dtype=torch.float32)
+    angle = position[..., None] * _frequencies((d_model + 1) // 2, d_model, base, position)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., :d_model]
 
 
@@ -104,8 +104,8 @@ class Rotary(nn.Module):
             )
         # float32 even for half precision: a bfloat16 angle is off by whole turns past a few hundred positions
         precise = torch.float64 if x.dtype == torch.float64 else torch.float32
-        place = torch.arange(x.shape[-2], dtype=precise, device=x.device) + offset
-        angle = place[:, None] * _frequencies(self.width // 2, self.width, self.base, place)
+        position = torch.arange(x.shape[-2], dtype=precise, device=x.device) + offset
+        angle = position[:, None] * _frequencies(self.width // 2, self.width, self.base, position)
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)  # (length, width / 2)
         turning = x[..., : self.width]
         if self.interleaved:
@@ -138,9 +138,9 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, x: Tensor, offset: int = 0, left: Tensor | None = None) -> Tensor:
         """Add positions to ``x (batch, length, d_model)``; see `LearnedPositions.forward`."""
-        place = _places(x, offset, left)
-        place = place.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-        return x + sinusoidal(place, self.d_model).to(x.dtype)
+        position = _places(x, offset, left)
+        position = position.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        return x + sinusoidal(position, self.d_model).to(x.dtype)
 
 
 class LearnedPositions(nn.Module):
@@ -188,5 +188,5 @@ class LearnedPositions(nn.Module):
 
 def _places(x: Tensor, offset: int, left: Tensor | None) -> Tensor:
     """The position of every token of x (batch, length, d_model): (length,), or (batch, length) with left."""
-    place = torch.arange(x.shape[1], device=x.device) + offset
-    return place if left is None else (place - left[:, None]).clamp(min=0)
+    position = torch.arange(x.shape[1], device=x.device) + offset
+    return position if left is None else (position - left[:, None]).clamp(min=0)

@@ -78,15 +78,15 @@ def statistics(
     mean, real = mean_key(keys), joined.queries
     visible = replace(joined, queries=None)  # rows of queries that attend to nothing need no hiding
     biased = any(tensor.is_floating_point() for tensor in joined.tensors)  # hides what it gives no weight
-    known: dict[tuple[int, range, range], tuple[list[Hidden], Tensor | int]] = {}  # of the last tile
+    hidden_parts: dict[tuple[int, range, range], tuple[list[Hidden], Tensor | int]] = {}  # of the last tile
     centred: dict[int, Tensor] = {}  # the keys of its sequences
 
     def tile_scores(tile: Tile) -> Scores:
-        place = 0 if joined.lengths is None else tile.batch.start, tile.rows, tile.columns
-        if place not in known or joined.tensors or joined.slopes is not None:
-            known.clear()
-            known[place] = hidden(visible, offset, group, keys, tile)
-        parts, count = known[place]
+        tile_key = 0 if joined.lengths is None else tile.batch.start, tile.rows, tile.columns
+        if tile_key not in hidden_parts or joined.tensors or joined.slopes is not None:
+            hidden_parts.clear()
+            hidden_parts[tile_key] = hidden(visible, offset, group, keys, tile)
+        parts, count = hidden_parts[tile_key]
         if real is not None:
             i = torch.arange(tile.rows.start, tile.rows.stop, device=q.device)
             count = count * (i < real[tile.batch].to(q.device)[:, None, None, None])

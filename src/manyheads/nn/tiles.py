@@ -113,8 +113,8 @@ def hidden(
         # Only the columns that some of the queries see and others do not.
         low, high = mask.open_range(tile.rows, stop, offset)
         if mask.lengths is not None:
-            known = mask.lengths.device.type == "cpu"  # reading numbers would make a GPU wait
-            high = min(high, int(mask.lengths[tile.batch].min())) if known else start
+            readable = mask.lengths.device.type == "cpu"  # reading numbers would make a GPU wait
+            high = min(high, int(mask.lengths[tile.batch].min())) if readable else start
         edges = [range(start, max(low, start)), range(max(high, start), stop)] if low < high else edges
     heads = slice(tile.kv_heads.start * group, tile.kv_heads.stop * group)
     parts: list[Hidden] = []
@@ -129,8 +129,8 @@ def hidden(
             allowed = shown if allowed is None else allowed & shown
             bias = bias.masked_fill(~shown, 0.0)  # hidden by `keep`: -inf would make NaN of a whole row
         if allowed is not None:
-            place = slice(columns.start - start, columns.stop - start)
-            parts.append(Hidden(place, bias, allowed.to(like.dtype)))
+            position = slice(columns.start - start, columns.stop - start)
+            parts.append(Hidden(position, bias, allowed.to(like.dtype)))
             count = count - (~allowed).sum(-1) * (len(columns) if allowed.shape[-1] == 1 else 1)
     return parts, count
 
@@ -220,7 +220,7 @@ def exp_of_weighty(s: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
 
 
 Scratch = Callable[[str, Sequence[int]], Tensor]
-_kept = threading.local()
+_thread_memory = threading.local()
 
 
 def scratch(dtype: torch.dtype, device: torch.device) -> Scratch:
@@ -232,16 +232,16 @@ def scratch(dtype: torch.dtype, device: torch.device) -> Scratch:
     >>> take("scores", (2, 3)).data_ptr() == take("scores", (3, 2)).data_ptr()
     True
     """
-    mine: dict[str, Tensor] = {}
+    private: dict[str, Tensor] = {}
     keep = device.type == "cpu" and not torch.is_inference_mode_enabled()
-    kept: dict[str, Tensor] = vars(_kept).setdefault(str(dtype), {}) if keep else mine
+    shared: dict[str, Tensor] = vars(_thread_memory).setdefault(str(dtype), {}) if keep else private
     views: dict[tuple[str, Sequence[int]], Tensor] = {}
 
     def take(name: str, shape: Sequence[int]) -> Tensor:
         view = views.get((name, shape))
         if view is None:
             size = math.prod(shape)
-            held = kept if size <= TILE_ELEMENTS else mine
+            held = shared if size <= TILE_ELEMENTS else private
             if name not in held or held[name].numel() < size:
                 # The whole at once: growing tile by tile would leave holes; untouched memory costs nothing.
                 held[name] = torch.empty(max(size, TILE_ELEMENTS), dtype=dtype, device=device)

@@ -13,7 +13,7 @@ from torch import nn
 from manyheads.capture.weights import Projections
 from manyheads.common.compare_outputs import Captured, difference, seeded_evaluation, tolerance
 from manyheads.models.changes import Changes, get_tensor
-from manyheads.models.reported_width import Width, telling, width_of
+from manyheads.models.reported_width import Width, reporting, width_of
 from manyheads.models.torch_attention import TorchAttention
 from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.surgery import weight_slices
@@ -67,7 +67,7 @@ def _read(module: nn.Module, calls: list[Captured], numbers: Mapping[str, set[st
     try:
         with seeded_evaluation(module), reading:
             for call in calls:
-                args, kwargs = call.given()
+                args, kwargs = call.arguments()
                 module(*args, **kwargs)
     except Exception:  # code that does not run when it is looked at: then it may have read everything
         reading = Reading(module)
@@ -107,7 +107,7 @@ def fix_head_counts(
         for configs, widths in itertools.product((False, True), _widths(copied, region, found, removed)):
             numbers = [*candidates(modules, sizes, configs, region.reads), *per_head]
             values = Values(module, numbers)
-            with telling(copied, widths):
+            with reporting(copied, widths):
                 chosen = find(module, numbers, holds, known)
                 if chosen is not None and _ambiguous(region, module, numbers, chosen, holds):
                     chosen = _from_noise(model, region, removed, shrunk, numbers, values, holds)
@@ -365,7 +365,7 @@ class _Runs:
 def _differences(module: nn.Module, calls: list[Captured]) -> Iterator[float]:
     for call in calls:
         with seeded_evaluation(module):
-            args, kwargs = call.given()
+            args, kwargs = call.arguments()
             got = module(*args, **kwargs)
         yield difference(own_output(module, call.output), own_output(module, got))
 

@@ -54,9 +54,9 @@ def woken(
             set_tensor(twin, name, noisy)
         calls = []
         for call in region.calls:
-            args, kwargs = tree_map_only(Tensor, lambda x: _input(x, generator), call.given())
+            args, kwargs = tree_map_only(Tensor, lambda x: _input(x, generator), call.arguments())
             noised = Captured(args, kwargs)
-            args, kwargs = noised.given()
+            args, kwargs = noised.arguments()
             with seeded_evaluation(whole), silence(whole, heads, unverified="allow"):
                 noised.output = whole(*args, **kwargs)
             calls.append(noised)

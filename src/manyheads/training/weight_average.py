@@ -1,4 +1,4 @@
-"""A running average of the weights: smoother than the last ones, and usually better."""
+"""An exponential moving average of the weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from manyheads.training.checkpoint import put, weights
 
 
 class Average:
-    """An exponential moving average of a model's weights. It looks back less far at the beginning.
+    """An exponential moving average of a model's weights, with a shorter memory at the beginning.
 
     Examples
     --------
@@ -35,7 +35,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after a step, counted from 0."""
+        """Add the weights after a step, counted from 0."""
         decay = min(self.decay, (1 + step) / (10 + step))
         now = weights(self.model)
         for name, value in self.values.items():

@@ -243,8 +243,7 @@ def test_compressed_sounds(suffix, near, tmp_path):
     ]
     half = path.read_bytes()[: path.stat().st_size // 2]
     with pytest.raises(ValueError, match=r"a.flac is (cut off|no sound that can be read)"):
-        read = decode_sound(half, "a.flac")[0]
-        assert len(read) == 0, f"{len(read)} samples of a half"
+        decode_sound(half, "a.flac")
 
 
 def test_a_few_bytes_that_claim_hours_are_not_unpacked():

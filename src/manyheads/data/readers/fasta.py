@@ -84,7 +84,7 @@ def read_fasta(path: Path) -> list[str]:
 def _folder(path: Path, part: str) -> Labelled | None:
     names = () if part == "all" else PARTS[part]
     inside = sorted(path.iterdir())
-    every = {name for known in PARTS.values() for name in known}
+    every = {name for names_of_part in PARTS.values() for name in names_of_part}
     tables = [file for file in inside if file.suffix.lower() in TABLES and file.stem.lower() in every]
     folders = [folder for folder in inside if folder.is_dir() and folder.name.lower() in every]
     if tables:
