@@ -103,7 +103,7 @@ def test_remember_with_values_of_their_own():
 
 
 def test_remember_has_no_place_for_rotary_positions():
-    with pytest.raises(ValueError, match="rotary: it turns by positions in one sequence"):
+    with pytest.raises(ValueError, match="rotary: it rotates by positions in one sequence"):
         module(rotary=Rotary(8)).remember(tokens(7))
 
 

@@ -44,7 +44,7 @@ def measure(
         scores = call.scores[..., left : left + keys]
         if rows is not None:
             scores = scores.masked_fill(~rows[:, None, :, None], -torch.inf)
-        found = statistics_of_scores(scores, which=which, features=features)
+        found = statistics_of_scores(scores, statistics=which, features=features)
         if call.modified:
             _scale_shares(found, scores)
         if left or right:
@@ -62,7 +62,7 @@ def measure(
         if rows is not None:
             padded = mask.lengths is not None and keys == call.queries
             mask = replace(mask, queries=mask.lengths) if padded else mask & rows[:, None, :, None]
-        found = statistics(call.query, key, mask=mask, scale=call.scale, which=which, features=features)
+        found = statistics(call.query, key, mask=mask, scale=call.scale, statistics=which, features=features)
     else:
         raise ValueError(f"{call.site.name}: a call with neither scores nor queries and keys")
     exact = found["entropy"].dtype

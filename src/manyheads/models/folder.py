@@ -45,6 +45,10 @@ def save(model: nn.Module, dir: str | PathLike[str], tokenizer: object = None) -
     prune : remove heads, and what to save afterwards.
     open_model : open the folder with its tokenizer.
 
+    References
+    ----------
+    Wolf et al. 2020, Transformers: state-of-the-art natural language processing (``from_pretrained``).
+
     Examples
     --------
     >>> import tempfile, torch
@@ -139,6 +143,10 @@ def load(dir: str | PathLike[str], factory: Callable[[], nn.Module] | None = Non
     --------
     save : write the folder; its example reads it back.
     open_model : open a model of any kind, with its tokenizer.
+
+    References
+    ----------
+    Wolf et al. 2020, Transformers: state-of-the-art natural language processing (``from_pretrained``).
 
     Examples
     --------

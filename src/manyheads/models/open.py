@@ -151,6 +151,13 @@ def open_model(model: str | None = None, *, head: bool = False, device: str | No
     See Also
     --------
     load : read a folder that `save` or `train` wrote, without a tokenizer.
+    inspect : what every head of the model does.
+
+    References
+    ----------
+    Wolf et al. 2020, Transformers: state-of-the-art natural language processing.
+    Wang et al. 2020, MiniLM: deep self-attention distillation for task-agnostic compression of pre-trained
+    transformers (the embedded model).
     """
     target = choose_device(device)
     with _repeatable():

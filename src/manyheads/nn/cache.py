@@ -1,4 +1,4 @@
-"""Keys and values of earlier tokens, kept so that each new token costs one row of attention."""
+"""A cache of the keys and values of earlier tokens: each new token costs one row of attention."""
 
 from __future__ import annotations
 
@@ -11,13 +11,24 @@ from torch import Tensor, nn
 class KVCache:
     """Keys and values of one attention module, growing in place up to ``max_length``. For inference only.
 
-    Memory is taken once, at the first use. One cache serves one module: make one for each layer.
+    Memory is allocated once, at the first use. One cache serves one module: make one for each layer.
 
+    Examples
+    --------
     >>> cache = KVCache(max_length=10)
     >>> keys, values = cache.append(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
     >>> keys, values = cache.append(torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4))
     >>> keys.shape, cache.length
     (torch.Size([1, 2, 4, 4]), 4)
+
+    See Also
+    --------
+    DecoderCache : the caches of all layers of a `Decoder`.
+    MultiHeadAttention : takes it as ``cache``.
+
+    References
+    ----------
+    Shazeer 2019, Fast transformer decoding: one write-head is all you need.
     """
 
     def __init__(self, max_length: int) -> None:

@@ -1,4 +1,4 @@
-"""MultiHeadAttention: project, split into heads, attend, join, project back."""
+"""MultiHeadAttention: project, split into heads, attend, concatenate, project back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MultiHeadAttention(nn.Module):
     bias: whether the four projections have biases.
     dropout: on the attention weights, while training.
     qk_norm: normalise queries and keys (root mean square, a learned gain) before they meet.
-    rotary: a `Rotary` that turns queries and keys by their positions.
+    rotary: a `Rotary` that rotates queries and keys by their positions.
     window, chunk: restrict attention to positions less than ``window`` away, or to pieces of ``chunk``.
     kernel: see `attention`.
 
@@ -51,7 +51,13 @@ class MultiHeadAttention(nn.Module):
 
     See Also
     --------
-    attention: the function on tensors already split into heads.
+    attention : the function on tensors that are already split into heads.
+    TransformerBlock : attention and a feed-forward network, with norms and residuals.
+
+    References
+    ----------
+    Vaswani et al. 2017, Attention is all you need.
+    Ainslie et al. 2023, GQA: training generalized multi-query transformer models from multi-head checkpoints.
     """
 
     def __init__(
@@ -93,7 +99,7 @@ class MultiHeadAttention(nn.Module):
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout}")
         if rotary is not None and rotary.width > d_key:
-            raise ValueError(f"rotary: it turns {rotary.width} channels, a head has d_key {d_key}")
+            raise ValueError(f"rotary: it rotates {rotary.width} channels, a head has d_key {d_key}")
         join(None, False, window, chunk)  # raises on a window or chunk below 1
         check_kernel(kernel)
         self.d_model, self.heads, self.kv_heads = d_model, heads, kv_heads
@@ -111,7 +117,7 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew, biases zero: see `docs/decisions.md` for why these variances."""
+        """Initialise the weights; biases are zero. See `docs/decisions.md` for why these variances."""
         for projection, gain in ((self.query, 0.5), (self.key, 0.5), (self.value, 1.0), (self.output, 1.0)):
             nn.init.normal_(projection.weight, std=(gain / projection.in_features) ** 0.5)
             if projection.bias is not None:
@@ -161,7 +167,7 @@ class MultiHeadAttention(nn.Module):
             out = attention(q, k, v, **options, dropout=dropout, kernel=self.kernel)
         if return_statistics:
             which = "core" if return_statistics is True else return_statistics
-            extras += (statistics(q, k, **options, which=which),)
+            extras += (statistics(q, k, **options, statistics=which),)
         output = self.output(out.transpose(1, 2).flatten(2))
         return (output, *extras) if extras else output
 
@@ -175,7 +181,7 @@ class MultiHeadAttention(nn.Module):
         torch.Size([3, 1, 16])
         """
         if self.rotary is not None:
-            raise ValueError("rotary: it turns by positions in one sequence, and a memory is another one")
+            raise ValueError("rotary: it rotates by positions in one sequence, and a memory is another one")
         k, v = self._keys_values(key, value, 0)
         cache = KVCache(k.shape[2])
         cache.belongs_to(self)

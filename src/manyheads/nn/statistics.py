@@ -1,8 +1,8 @@
-"""What each head does with its attention, in numbers, from queries and keys alone.
+"""Statistics of every head's attention, from queries and keys alone.
 
-One pass over tiles of the scores gives every statistic at once; the (queries, keys) weights are never held.
-All is computed in float32 at least, and the keys are centred first: softmax does not change when one vector
-is taken from all keys, and what is left to round is small.
+The core set comes from sums over blocks of scores, the full set from one pass over tiles; the (queries, keys)
+weights are never held. Everything is computed in float32 at least, with centred keys: softmax does not change
+when one vector is subtracted from all keys, and rounding errors shrink.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def statistics(
     window: int | None = None,
     chunk: int | None = None,
     scale: float | None = None,
-    which: Which = "core",
+    statistics: Which = "core",
     features: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Exact statistics of attention for every head and query, without its weights in memory.
@@ -57,21 +57,34 @@ def statistics(
     columns to know the share of attention on special tokens, on rare ones, on a segment.
     Queries that may attend to nothing have zero everywhere (and a logsumexp of -inf).
 
+    Examples
+    --------
     >>> q = k = torch.zeros(1, 2, 4, 8)
-    >>> seen = statistics(q, k, causal=True, which="full")
+    >>> seen = statistics(q, k, causal=True, statistics="full")
     >>> seen["entropy"][0, 0].exp()
     tensor([1., 2., 3., 4.])
     >>> seen["distance"][0, 0]
     tensor([0.0000, 0.5000, 1.0000, 1.5000])
+
+    See Also
+    --------
+    statistics_of_scores : the same from scores.
+    watch : the statistics of every head of a model, summed over a corpus.
+
+    References
+    ----------
+    Voita et al. 2019, Analyzing multi-head self-attention: specialized heads do the heavy lifting, the rest
+    can be pruned (confidence, positional heads).
+    Milakov and Gimelshein 2018, Online normalizer calculation for softmax.
     """
     check_shapes(q, k)
     joined = check_mask(q, k, mask, causal, window, chunk)
     exact = torch.promote_types(q.dtype, torch.float32)
-    names, features = _check(which, features, q.shape[0], k.shape[2], exact)
+    names, features = _check(statistics, features, q.shape[0], k.shape[2], exact)
     group, offset = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
     queries = q.to(exact).unflatten(1, (k.shape[1], group))
     factor = default_scale(q.shape[-1]) if scale is None else scale
-    if which == "core" and block_statistics.pays(q, k, joined):
+    if statistics == "core" and block_statistics.pays(q, k, joined):
         seen = block_statistics.core(queries, k.to(exact), joined, factor, features)
         return {name: value.flatten(1, 2) for name, value in seen.items()}
     keys, take = k.to(exact), scratch(exact, q.device)
@@ -117,21 +130,32 @@ def statistics(
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def statistics_of_scores(
-    scores: Tensor, *, which: Which = "core", features: Tensor | None = None
+    scores: Tensor, *, statistics: Which = "core", features: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """The same from scores (batch, heads, queries, keys) computed elsewhere, masks and biases added.
+    """The statistics of `statistics`, from scores (batch, heads, queries, keys) with masks and biases added.
 
-    Scores are all there is to see, so ``keys`` are those whose weight is not zero: a score of -inf, or one a
-    thousand below its query's largest, where exp has no number in any dtype, hides its key. A query whose
-    scores are all -1e9 attends to all keys alike, as a softmax of them does.
+    ``keys`` counts those whose weight is not zero: a score of -inf, or one a thousand below its query's
+    largest, where exp underflows in every dtype, hides its key. A query whose scores are all -1e9 attends to
+    all keys alike, as a softmax of them does.
 
+    Examples
+    --------
     >>> statistics_of_scores(torch.zeros(1, 1, 2, 4))["entropy"].exp()
     tensor([[[4., 4.]]])
+
+    See Also
+    --------
+    statistics : from queries and keys, without the scores in memory.
+
+    References
+    ----------
+    Voita et al. 2019, Analyzing multi-head self-attention: specialized heads do the heavy lifting, the rest
+    can be pruned.
     """
     if scores.dim() != 4:
         raise ValueError(f"scores: expected (batch, heads, queries, keys), got {tuple(scores.shape)}")
     exact = torch.promote_types(scores.dtype, torch.float32)
-    names, features = _check(which, features, scores.shape[0], scores.shape[3], exact)
+    names, features = _check(statistics, features, scores.shape[0], scores.shape[3], exact)
     grouped, take = scores.unsqueeze(2), scratch(exact, scores.device)
 
     def tile_scores(tile: Tile) -> Scores:
@@ -145,14 +169,14 @@ def statistics_of_scores(
 
 
 def _check(
-    which: str, features: Tensor | None, batch: int, keys: int, dtype: torch.dtype
+    chosen: str, features: Tensor | None, batch: int, keys: int, dtype: torch.dtype
 ) -> tuple[tuple[str, ...], Tensor | None]:
-    """The names that ``which`` stands for, and the features in the dtype of the computation."""
-    if which not in ("core", "full"):
-        raise ValueError(f"which: expected 'core' or 'full', got {which!r}")
+    """The names of the chosen set, and the features in the dtype of the computation."""
+    if chosen not in ("core", "full"):
+        raise ValueError(f"statistics: expected 'core' or 'full', got {chosen!r}")
     if features is not None:
         if features.dim() != 3 or features.shape[:2] != (batch, keys):
             expected = f"(batch, keys, n) = ({batch}, {keys}, n)"
             raise ValueError(f"features: expected {expected}, got {tuple(features.shape)}")
         features = features.to(dtype)
-    return FULL if which == "full" else CORE, features
+    return FULL if chosen == "full" else CORE, features

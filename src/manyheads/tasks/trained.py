@@ -93,6 +93,11 @@ def evaluate(
     --------
     train : train the model of a task.
     predict : the model's output for your own input.
+
+    References
+    ----------
+    Post 2018, A call for clarity in reporting BLEU scores (translation).
+    Popović 2015, chrF: character n-gram F-score for automatic MT evaluation (picturebook).
     """
     task, model = load(folder, device)
     if beams is not None:
@@ -143,6 +148,11 @@ def predict(
     --------
     evaluate : the metrics of the model.
     generate : continue token ids with a `Decoder` or a `Seq2Seq`.
+
+    References
+    ----------
+    Graves et al. 2006, Connectionist temporal classification (speech).
+    Wu et al. 2016, Google's neural machine translation system (beam search).
     """
     if isinstance(inputs, str) or not inputs:
         raise ValueError(f"inputs: got {inputs!r}; expected a list of at least one text or path")

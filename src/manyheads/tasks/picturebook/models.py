@@ -149,7 +149,7 @@ class Stream(nn.Module):
 
     def _step(self, x: Tensor, caches: list[KVCache]) -> Tensor:
         """The hidden states of the next tokens of the stream, which see all that the caches hold."""
-        x = self.stack._enter(x, offset=caches[0].length)
+        x = self.stack.enter(x, offset=caches[0].length)
         for block, cache in zip(self.stack.blocks, caches, strict=True):
             x = block(x, mask=self.stack.alibi, cache=cache)
         out: Tensor = self.stack.norm(x)

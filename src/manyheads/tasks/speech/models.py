@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.nn.mask import Mask
 from manyheads.nn.transformers import Encoder, Seq2Seq
+from manyheads.tasks.classification import pooled
 
 
 class Ear(Encoder):
@@ -62,13 +62,8 @@ class Classifier(nn.Module):
 
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> dict[str, Tensor]:
         """Sounds ``(batch, length, width)`` to ``logits (batch, classes)``."""
-        heard = self.encoder(frames, lengths=lengths)
-        if lengths is None:
-            mean = heard.mean(1)
-        else:
-            real = torch.arange(heard.shape[1], device=heard.device) < lengths[:, None]
-            mean = (heard * real[..., None]).sum(1) / lengths[:, None]
-        return {"logits": self.output(mean)}
+        hidden: Tensor = self.encoder(frames, lengths=lengths)
+        return {"logits": self.output(pooled(hidden, lengths, "mean"))}
 
 
 class Speller(nn.Module):
