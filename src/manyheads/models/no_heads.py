@@ -47,7 +47,7 @@ class NoHeads(nn.Module):
     (torch.Size([2, 5, 6]), None)
     """
 
-    # What nn.TransformerEncoderLayer looks at before it takes its fast path, which would not come here.
+    # What nn.TransformerEncoderLayer checks before it takes its fast path, which would not call this.
     _qkv_same_embed_dim = False
     in_proj_weight = in_proj_bias = None
     num_heads = heads = 0

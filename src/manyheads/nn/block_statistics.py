@@ -1,8 +1,8 @@
 """The core statistics of long sequences, from sums over blocks of their scores.
 
-A block stays in the processor's own cache from the product that makes it to its last sum, and only sums of
-e = exp(s) and of e s are taken of it, with no second product: so this takes less time than one more call of
-the fused kernel with the keys as values, which would tell the same.
+A block of scores stays in the processor's cache from the product to its last sum. Only sums of e = exp(s) and
+of e s are taken, with no second product: this is faster than a call of the fused kernel with the keys as
+values, which would give the same numbers.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Raw(NamedTuple):
 
 
 def pays(q: Tensor, k: Tensor, mask: Mask) -> bool:
-    """Whether this engine serves: it looks at numbers, for which a GPU would have to wait, and every entry of
-    the mask must have a formula.
+    """Whether this engine applies: on the CPU (it reads numbers, for which a GPU would wait), for masks that
+    are formulas, and for long sequences.
     """
     possible = q.device.type == "cpu" and mask.slopes is None and not mask.tensors
     return possible and k.shape[2] >= SHORTEST
@@ -79,7 +79,7 @@ def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None
 
 
 def _fill(raw: Raw, q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None) -> Tensor:
-    """Take the sums of some sequences and heads, with the keys centred; what the scores lack by that."""
+    """Add up some sequences and heads with centred keys; returns what the scores lack by the centring."""
     take, mean = scratch(q.dtype, q.device), mean_key(k)
     k = torch.sub(k, mean.unsqueeze(2), out=_like(k, take))
     keys, queries = k.shape[2], q.shape[3]
@@ -92,7 +92,7 @@ def _fill(raw: Raw, q: Tensor, k: Tensor, mask: Mask, scale: float, features: Te
         rest, part_features = mask.of_sequence(n, real, seen), None if features is None else features[n]
         _add(raw.at(n), q[n, :, :, :real], k[n, :, :seen], rest, scale, keys - queries, part_features, take)
     total, nothing = sums["total"], count == 0
-    if nothing.any():  # a hidden score whose exp is infinite makes NaN of what is zero
+    if nothing.any():  # a hidden score whose exp is infinite turns zeros into NaN
         raw.sums.masked_fill_(nothing, 0.0)
         if raw.features is not None:
             raw.features.masked_fill_(nothing.unsqueeze(-1), 0.0)

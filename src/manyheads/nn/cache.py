@@ -54,7 +54,7 @@ class KVCache:
         """Add keys (batch, kv_heads, new, d_key) and values; return all that are held, as views."""
         if self.fixed:
             raise ValueError(
-                "cache: it was made by remember() and takes no more keys; call reset() to use it anew"
+                "cache: it was made by remember() and takes no further keys; call reset() to reuse it"
             )
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise ValueError("cache: it changes in place and has no gradient; use it under torch.no_grad()")

@@ -22,7 +22,7 @@ from manyheads.nn.tiles import Hidden, Tile, hidden, mean_key, products, scratch
 Which = Literal["core", "full"]
 
 
-# It looks at its sums to decide how to go on, which no graph can hold.
+# It branches on values of its sums, which a compiled graph cannot.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def statistics(

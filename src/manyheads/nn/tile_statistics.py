@@ -1,7 +1,7 @@
 """Every statistic of attention in one pass over tiles of its scores: the engine behind `statistics`.
 
-A tile yields sums of e = exp(s) and no more, in few operations while it is near the processor. What they mean
-is worked out at the end, for all queries at once.
+A tile yields sums of e = exp(s) only, in few operations while it is in the cache. The statistics follow from
+the sums at the end, for all queries at once.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def reciprocal(total: Tensor) -> Tensor:
 def places(
     tile_sums: dict[str, Tensor], e: Tensor, rows: range, columns: range, offset: int, causal: bool
 ) -> None:
-    """Of e (..., rows, columns), what stands at the query's own position, beside it, and at the first key."""
+    """The entries of e (..., rows, columns) at the query's own position, beside it, and at the first key."""
     if columns.start == 0:
         tile_sums["first"].copy_(e[..., 0])
     here = rows.start + offset - columns.start

@@ -24,7 +24,7 @@ TILE_ROWS = 128
 # A score or bias this far below the largest of its query is that of a mask: models write -1e4, -1e9, the
 # lowest number of the dtype, or -inf. What is nearer has a weight, however small.
 HIDDEN = 1e3
-# Keys from which their middle is told.
+# Number of keys from which their mean is estimated.
 FEW = 64
 
 
@@ -49,8 +49,8 @@ class Tile(NamedTuple):
 def tiles(
     mask: Mask, queries_shape: Sequence[int], keys: int, offset: int, elements: int | None = None
 ) -> Iterator[Tile]:
-    """Cut attention into tiles of about ``elements`` scores (TILE_ELEMENTS unless given), leaving out what no
-    query of a tile can reach.
+    """Cut attention into tiles of about ``elements`` scores (TILE_ELEMENTS by default), leaving out keys
+    that no query of a tile can reach.
 
     ``queries_shape`` is (batch, kv_heads, group, queries). Queries that can reach nothing are in no tile.
 
@@ -175,7 +175,7 @@ def centred(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 def mean_key(k: Tensor) -> Tensor:
     """About the mean (batch, kv_heads, d_key) of the keys (batch, kv_heads, keys, d_key).
 
-    Any vector may be taken from all keys; one near their middle leaves small numbers. So many keys tell it.
+    Any vector may be subtracted from all keys; one near their mean leaves small numbers. A few keys suffice.
     """
     few = k[:, :, :: max(1, k.shape[2] // FEW)]
     return few.mean(2) if k.shape[2] else k.new_zeros(*k.shape[:2], k.shape[3])

@@ -86,7 +86,7 @@ class Classification(Architecture):
         return logits.float()
 
     def save(self, folder: Path) -> None:
-        """Nothing: the classes stand in the description of the model."""
+        """Nothing: the classes are in the description of the model."""
 
     def restore(self, folder: Path) -> None:
         """Read the classes from the description of the model."""

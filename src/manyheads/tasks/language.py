@@ -135,7 +135,7 @@ class Language(LearnedTokenizer, Architecture):
         return summed, (labels != IGNORED).sum()
 
     def measure(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[float, int, int]:
-        """Loss, number of tokens, and number of bytes these tokens stand for."""
+        """Loss, number of tokens, and number of bytes of these tokens."""
         summed, count = self.loss(model, batch)
         labels = batch["labels"][batch["labels"] != IGNORED]
         return summed.item(), int(count), int(self._bytes()[labels.cpu()].sum())
@@ -249,7 +249,7 @@ class Language(LearnedTokenizer, Architecture):
         return str(self.tokenizer.decode(filled[0].tolist()))
 
     def _bytes(self) -> Tensor:
-        """How many bytes of text each token stands for, (vocabulary,)."""
+        """The number of bytes of each token, (vocabulary,)."""
         vocabulary = self.tokenizer.get_vocab()
         sizes = torch.zeros(len(vocabulary), dtype=torch.int64)
         for token, number in vocabulary.items():

@@ -46,7 +46,7 @@ def read_sequences(data: str, part: str) -> Labelled | None:
 
 
 def check(sequence: str, where: str) -> str:
-    """A sequence in capital letters, T for U; raises for letters that stand for no base.
+    """A sequence in capital letters, T for U; raises for letters that are no bases.
 
     >>> check("acgun", "here")
     'ACGTN'
@@ -55,8 +55,7 @@ def check(sequence: str, where: str) -> str:
     wrong = next((letter for letter in written if letter not in _KNOWN), None)
     if wrong is not None:
         raise ValueError(
-            f"data: {where} has {wrong!r}, which stands for no base; expected {BASES}, or {UNSURE} for "
-            "one of several"
+            f"data: {where} has {wrong!r}, which is no base; expected {BASES}, or {UNSURE} for one of several"
         )
     return written.replace("U", "T")
 
@@ -72,7 +71,7 @@ def read_fasta(path: Path) -> list[str]:
         elif line and not line.startswith(";"):
             if not records:
                 raise ValueError(
-                    f"data: line {number} of {path} stands before any header; expected FASTA: a line that "
+                    f"data: line {number} of {path} comes before any header; expected FASTA: a line that "
                     "begins with >, then the sequence"
                 )
             records[-1].append(check(line, f"line {number} of {path}"))

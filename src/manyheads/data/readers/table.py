@@ -41,7 +41,7 @@ def read_rows(
     path: the file, or one in an archive.
     columns: how many cells each row must have. Default: as many as the first row.
     delimiter: between two cells.
-    quoted: whether cells may stand in quotation marks, as in CSV; in TSV these are part of the text.
+    quoted: whether cells may be quoted, as in CSV; in TSV quotation marks are part of the text.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def read_table(path: Path, time: str | None = None, columns: str | None = None) 
 
     Parameters
     ----------
-    path: the file; commas, semicolons or tabs stand between its cells.
+    path: the file; its cells are separated by commas, semicolons or tabs.
     time: the name of the column of times. Default: the first that is called date, time, year or similar, or
         else the first column if it holds no numbers. "none" for a table without one.
     columns: names of the columns to read, separated by commas. Default: all but the times.
