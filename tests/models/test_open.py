@@ -99,7 +99,7 @@ def test_a_folder_without_tokenizer_or_processor_says_so_when_asked(saved):
     loaded = models.open_model(str(saved))
     with pytest.raises(ValueError, match=r"comes without a tokenizer; give --tokens FILE\.npy"):
         loaded.tokenizer()
-    with pytest.raises(ValueError, match=r"comes without an image processor .*reads pictures"):
+    with pytest.raises(ValueError, match=r"comes without an image processor .*reads images"):
         loaded.processor()
 
 
@@ -237,7 +237,7 @@ def test_a_factory_with_a_tokenizer(own):
     [
         ("traced", "returned a traced or scripted model"),
         ("nothing", "returned int; expected a torch.nn.Module"),
-        ("broken", "raised RuntimeError: no weights; expected a function that takes nothing"),
+        ("broken", "raised RuntimeError: no weights; expected a function without arguments"),
         ("missing", "has no 'missing'; it has Layers, drawn"),
     ],
 )

@@ -99,8 +99,8 @@ def test_what_stands_for_a_tensor_is_computed_with_as_that_tensor():
 
 def test_only_inputs_of_that_width_say_another_and_only_for_the_time():
     width, layer = Width(before=3, after=2), nn.Identity()
-    assert width.told(torch.ones(2, 5, 4)).shape == (2, 5, 4)
-    assert width.told(torch.ones(5, 3)).shape == (5, 3)
+    assert width.with_width(torch.ones(2, 5, 4)).shape == (2, 5, 4)
+    assert width.with_width(torch.ones(5, 3)).shape == (5, 3)
     with reporting(layer, {"": width}):
         assert layer(torch.ones(2, 5, 3)).shape == (2, 5, 2)
     assert layer(torch.ones(2, 5, 3)).shape == (2, 5, 3)

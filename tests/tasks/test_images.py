@@ -104,7 +104,7 @@ def test_classes_and_sizes_must_be_those_of_training(tmp_path):
         task.read(npz(tmp_path / "large.npz", {"test": 4}, side=8))
     with pytest.raises(ValueError, match="all examples are of the class 'grey'"):
         Images(**SIZES).open(str(tmp_path / "other.npz"))
-    with pytest.raises(ValueError, match="6 x 6 pixels cannot be cut into squares of 4"):
+    with pytest.raises(ValueError, match="6 x 6 pixels cannot be cut into patches of 4"):
         Images(patch=4, **SIZES).open(str(tmp_path / "d.npz"))
 
 
