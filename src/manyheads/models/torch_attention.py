@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from manyheads.nn.convert import from_torch
 from manyheads.nn.mask import Mask, as_mask
 from manyheads.nn.multihead import MultiHeadAttention
 
@@ -37,7 +36,7 @@ class TorchAttention(MultiHeadAttention):
         """The same function as an `nn.MultiheadAttention`."""
         if not isinstance(module, nn.MultiheadAttention):
             raise TypeError(f"module: expected nn.MultiheadAttention, got {type(module).__name__}")
-        ours = from_torch(module)
+        ours = MultiHeadAttention.from_torch(module)
         ours.__class__ = cls
         assert isinstance(ours, TorchAttention)
         ours.batch_first, ours._heads_before = module.batch_first, module.num_heads
