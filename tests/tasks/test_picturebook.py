@@ -204,7 +204,7 @@ def test_the_first_token_says_the_language(book):
     task, data = opened(book)
     batch = task.collate(data.train.take(range(len(data.train)), 0))
     first = [task.tokenizer.id_to_token(number) for number in batch["ids"][:, 0].tolist()]
-    texts = task._texts(batch["ids"][:, 1:])
+    texts = task.decode_up_to("<end>", batch["ids"][:, 1:])
     assert Counter(first) == {"<en>": 5, "<de>": 5}
     assert all(
         text.startswith("all" if language == "<en>" else "ganz")
