@@ -49,7 +49,7 @@ from manyheads.data.readers.parallel_text import read_pairs
 from manyheads.surgery.prune import prune
 from manyheads.surgery.recover import recover
 from manyheads.tasks.language import Language
-from manyheads.tasks.translation.task import Translation
+from manyheads.tasks.translation import Translation
 
 SHAKESPEARE = 1.88
 BLEU, LONGEST = 36.0, 100.0  # at least, within so many minutes

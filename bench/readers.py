@@ -131,7 +131,9 @@ def _folders(home: Path) -> list[Reader]:
     mh.save(mh.cut(gpt2, {0: [0, 1, 2]}, {"input_ids": ids}), home / "cut GPT-2, no heads")
     gpt2.save_pretrained(home / "model of others")
     readers = [
-        Reader("model of others", ("*",), lambda f: _inspect(models.load(str(f)).model, {"input_ids": ids}))
+        Reader(
+            "model of others", ("*",), lambda f: _inspect(models.open_model(str(f)).model, {"input_ids": ids})
+        )
     ]
     for name in ("cut model", "cut GPT-2", "cut GPT-2, no heads"):
         read = (lambda f: _inspect(mh.load(f), ids)) if name == "cut model" else _read_gpt2
@@ -180,7 +182,7 @@ def _runs(home: Path) -> list[Reader]:
         shutil.rmtree(folder / "checkpoints")
 
         def use(folder: Path, where: Path = where, inputs: list[str] = inputs) -> None:
-            loaded = models.load(str(folder))
+            loaded = models.open_model(str(folder))
             read = corpus.examples(loaded, str(where), limit=2)
             _inspect(loaded.model, next(read.batches())[1])
             task, model = tasks.load(folder)

@@ -140,7 +140,7 @@ def dna(run: Path, out: Path, name: str, data: str | None, places: Sequence[str]
         by_class[task.labels[int(label)]].append(row)
     drawn = []
     query = 0 if task.pooling == "first" else None
-    letters = {number: token for token, number in task.known.items()}
+    letters = {number: token for token, number in task.vocabulary.items()}
     for label, rows in by_class.items():
         if places is None:
             shown = ["·" if n == 0 else letters[n] for n in rows[0].tolist()]

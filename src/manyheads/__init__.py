@@ -9,15 +9,18 @@ torch.Size([2, 5, 64])
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from manyheads import surgery as surgery  # these three register what lower rooms ask of them
 from manyheads import tasks as tasks
 from manyheads import view as view
+from manyheads.common.lazy_names import attributes, submodules
 from manyheads.common.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from manyheads import heads as heads
+    from manyheads import nn as nn
+    from manyheads import surgery as surgery
     from manyheads.heads.diversity import diversity as diversity
     from manyheads.heads.importance import agreement as agreement
     from manyheads.heads.importance import importance as importance
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from manyheads.heads.watch import watch as watch
     from manyheads.models.folder import load as load
     from manyheads.models.folder import save as save
+    from manyheads.models.open import open_model as open_model
     from manyheads.nn import mask as mask
     from manyheads.nn.attention import attention as attention
     from manyheads.nn.blocks import FeedForward as FeedForward
@@ -54,11 +58,13 @@ if TYPE_CHECKING:
     from manyheads.surgery.prune import prune as prune
     from manyheads.surgery.recover import recover as recover
     from manyheads.surgery.refit import refit as refit
+    from manyheads.tasks.trained import evaluate as evaluate
+    from manyheads.tasks.trained import predict as predict
     from manyheads.training.loop import train as train
     from manyheads.view.inspect import inspect as inspect
     from manyheads.view.widget import widget as widget
 
-# Where each public name lives. They load when first used, so that `import manyheads` costs nothing.
+# Where each public name is defined. It is imported when it is first used.
 _NAMES = {
     "manyheads.heads.diversity": ("diversity",),
     "manyheads.heads.importance": ("agreement", "importance"),
@@ -68,6 +74,8 @@ _NAMES = {
     "manyheads.heads.table": ("HeadTable",),
     "manyheads.heads.watch": ("watch",),
     "manyheads.view.inspect": ("inspect",),
+    "manyheads.models.open": ("open_model",),
+    "manyheads.nn": ("mask",),
     "manyheads.nn.attention": ("attention",),
     "manyheads.nn.blocks": ("FeedForward", "TransformerBlock"),
     "manyheads.nn.cache": ("KVCache",),
@@ -85,20 +93,21 @@ _NAMES = {
     "manyheads.surgery.prune": ("prune",),
     "manyheads.surgery.recover": ("recover",),
     "manyheads.surgery.refit": ("refit",),
+    "manyheads.tasks.trained": ("evaluate", "predict"),
     "manyheads.training.loop": ("train",),
     "manyheads.view.widget": ("widget",),
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+# Rooms whose modules are public, too: `mh.nn.fused`, `mh.surgery.verify`.
+_ROOMS = ("heads", "nn", "surgery")
 
-__all__ = ["__version__", "mask", *sorted(_HOME)]
+__all__ = ["__version__", "tasks", *_ROOMS, *sorted(_HOMES)]
 
+if not TYPE_CHECKING:  # type checkers read the imports above
+    _room, _name = submodules(__name__), attributes(__name__, _HOMES)
 
-def __getattr__(name: str) -> Any:
-    if name == "mask":
-        return import_module("manyheads.nn.mask")
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'manyheads' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        return _room(name) if name in _ROOMS else _name(name)
 
 
 def __dir__() -> list[str]:

@@ -298,7 +298,7 @@ def test_generating_leaves_the_model_and_draws_from_the_callers_numbers():
 
 def test_a_model_that_is_opened_leaves_torch_as_it_was():
     before = state_of_torch()
-    models.load()
+    models.open_model()
     assert state_of_torch() == before
 
 

@@ -139,7 +139,7 @@ def test_standard_input(monkeypatch):
     [
         ("", "is empty; expected at least one line of text"),
         (" \n\n", "is empty; expected at least one line of text"),
-        (b"a\nb \xe9\n", r"line 2 of .* is not UTF-8 \(byte 0xe9 at place 2\); convert it"),
+        (b"a\nb \xe9\n", r"line 2 of .* is not UTF-8 \(byte 0xe9 at position 2\); convert it"),
         (b"\xff\xfea\x00", r"line 1 of .* is not UTF-8"),
     ],
 )
@@ -190,7 +190,7 @@ def test_lengths_past_the_positions(tmp_path):
 
 
 def test_a_tokenizer_of_another_model(tmp_path):
-    with pytest.raises(ValueError, match="gives the id 10, and the model knows 0 to 8; take the tokenizer"):
+    with pytest.raises(ValueError, match=r"gives the id 10; expected 0 to 8, .* take the tokenizer"):
         corpus.text(bert(vocab_size=9), write(tmp_path, "a g"))
 
 
@@ -240,7 +240,7 @@ def test_ids_as_one_stream(tmp_path):
         (numpy.array([[3, -1]]), "holds the id -1; expected 0 to 10"),
         (numpy.array([[0.5]]), r"holds float64 \(1, 1\); expected integers"),
         (numpy.ones((1, 1, 1), int), r"holds int64 \(1, 1, 1\); expected integers"),
-        (numpy.ones((0, 3), int), "holds no token at all"),
+        (numpy.ones((0, 3), int), "holds no tokens"),
         (numpy.array([object()]), r"is no \.npy file of numbers"),
     ],
 )
@@ -280,13 +280,13 @@ def test_pictures_of_a_folder(tmp_path):
 
 
 def test_bad_pictures(tmp_path):
-    with pytest.raises(ValueError, match="holds no picture; expected files that end in"):
+    with pytest.raises(ValueError, match="holds no images; expected files that end in"):
         corpus.images(loaded(Plain(), reader), str(tmp_path))
     with pytest.raises(ValueError, match="is not a folder"):
         corpus.images(loaded(Plain(), reader), str(tmp_path / "none"))
     (tmp_path / "a.png").write_bytes(b"no picture")
     read = corpus.images(loaded(Plain(), reader), str(tmp_path))
-    with pytest.raises(ValueError, match=r"a\.png is no picture that can be read; repair it or take it away"):
+    with pytest.raises(ValueError, match=r"a\.png is no image that can be read; repair it or take it away"):
         list(read.batches())
 
 

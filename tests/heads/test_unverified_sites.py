@@ -12,7 +12,7 @@ import manyheads as mh
 from manyheads.cli import app, main
 from manyheads.heads.inspect import Counted
 from manyheads.heads.unverified_sites import doubts_in
-from manyheads.training.head_monitor import looking
+from manyheads.training.head_monitor import monitor_heads
 from manyheads.view.inspect import notes
 
 UNVERIFIED, NOTED = "layers.1", "layers.2"
@@ -31,9 +31,9 @@ def tokens(tmp_path) -> Path:
 
 
 def table_of_training(model, batches):
-    with looking(model) as look:
+    with monitor_heads(model) as monitor:
         model(batches[0]).square().mean().backward()
-    return look.table
+    return monitor.table
 
 
 TABLES = {

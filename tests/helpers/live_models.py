@@ -35,7 +35,7 @@ class Characters:
 
 
 def loaded(model, tokenizer=None, processor=None):
-    """A model as `models.open.load` gives it."""
+    """A model as `models.open.open_model` gives it."""
     return Loaded("tiny", model.eval(), lambda: _or_raise(tokenizer), lambda: _or_raise(processor))
 
 

@@ -40,7 +40,7 @@ def folder(saved, tmp_path):
 
 def refused(name):
     with pytest.raises(ValueError, match=r"^MODEL: ") as error:
-        models.load(str(name))
+        models.open_model(str(name))
     said = str(error.value)
     assert "\n" not in said
     return said
@@ -48,20 +48,20 @@ def refused(name):
 
 def test_a_folder(saved):
     torch.manual_seed(7)
-    loaded = models.load(str(saved))
+    loaded = models.open_model(str(saved))
     assert isinstance(loaded.model, hf.BertModel)
     assert not loaded.model.training
     assert (loaded.vocabulary, loaded.positions, loaded.start) == (97, 16, None)
     assert loaded.takes_mask
     assert loaded.takes_names
     torch.manual_seed(8)
-    again = models.load(str(saved))
+    again = models.open_model(str(saved))
     # the checkpoint has no pooler: it is made at random, and must be the same for every process
     assert again.model.pooler.dense.weight.equal(loaded.model.pooler.dense.weight)
 
 
 def test_with_its_head(saved):
-    loaded = models.load(str(saved), head=True)
+    loaded = models.open_model(str(saved), head=True)
     assert isinstance(loaded.model, hf.BertForMaskedLM)
     assert not loaded.model.training
     batch = torch.tensor([[5, 6, 7]])
@@ -72,34 +72,34 @@ def test_with_its_head(saved):
 
 def test_a_head_that_is_not_in_the_weights_is_not_made_up(folder):
     change(folder, architectures=["BertForSequenceClassification"])
-    assert type(models.load(str(folder), head=True).model) is hf.BertModel
+    assert type(models.open_model(str(folder), head=True).model) is hf.BertModel
 
 
 @pytest.mark.parametrize("named", [None, [], ["NobodyKnowsThis"], ["BertConfig"], ["BertModel"]])
 def test_a_config_that_names_no_head(folder, named):
     hf.BertModel(hf.BertConfig(**CONFIG)).save_pretrained(folder)
     change(folder, architectures=named)
-    assert type(models.load(str(folder), head=True).model) is hf.BertModel
+    assert type(models.open_model(str(folder), head=True).model) is hf.BertModel
 
 
 def test_loading_leaves_the_random_numbers_alone(saved):
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    models.load(str(saved))
+    models.open_model(str(saved))
     assert torch.rand(1).equal(expected)
 
 
 def test_a_half_precision_folder_runs_in_float32_on_a_cpu(folder):
     hf.BertModel(hf.BertConfig(**CONFIG)).to(torch.bfloat16).save_pretrained(folder)
-    assert models.load(str(folder)).model.dtype == torch.float32
+    assert models.open_model(str(folder)).model.dtype == torch.float32
 
 
 def test_a_folder_without_tokenizer_or_processor_says_so_when_asked(saved):
-    loaded = models.load(str(saved))
+    loaded = models.open_model(str(saved))
     with pytest.raises(ValueError, match=r"comes without a tokenizer; give --tokens FILE\.npy"):
         loaded.tokenizer()
-    with pytest.raises(ValueError, match=r"comes without an image processor .*reads pictures"):
+    with pytest.raises(ValueError, match=r"comes without an image processor .*reads images"):
         loaded.processor()
 
 
@@ -208,7 +208,7 @@ def broken():
 
 
 def test_a_factory(own):
-    loaded = models.load(f"{own}:drawn")
+    loaded = models.open_model(f"{own}:drawn")
     assert isinstance(loaded.model, nn.Sequential)
     assert not loaded.model.training
     assert (loaded.vocabulary, loaded.positions, loaded.takes_mask, loaded.takes_names) == (
@@ -218,17 +218,17 @@ def test_a_factory(own):
         False,
     )
     torch.manual_seed(5)
-    assert models.load(f"{own}:drawn").model[1].weight.equal(loaded.model[1].weight)
+    assert models.open_model(f"{own}:drawn").model[1].weight.equal(loaded.model[1].weight)
     with pytest.raises(ValueError, match="without a tokenizer"):
         loaded.tokenizer()
 
 
 def test_a_factory_inside_a_class(own):
-    assert isinstance(models.load(f"{own}:Layers.inner").model, nn.Linear)
+    assert isinstance(models.open_model(f"{own}:Layers.inner").model, nn.Linear)
 
 
 def test_a_factory_with_a_tokenizer(own):
-    assert models.load(f"{own}:both").tokenizer() is str.split
+    assert models.open_model(f"{own}:both").tokenizer() is str.split
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -237,7 +237,7 @@ def test_a_factory_with_a_tokenizer(own):
     [
         ("traced", "returned a traced or scripted model"),
         ("nothing", "returned int; expected a torch.nn.Module"),
-        ("broken", "raised RuntimeError: no weights; expected a function that takes nothing"),
+        ("broken", "raised RuntimeError: no weights; expected a function without arguments"),
         ("missing", "has no 'missing'; it has Layers, drawn"),
     ],
 )

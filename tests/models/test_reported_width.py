@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import manyheads as mh
 from manyheads.common.compare_outputs import difference
-from manyheads.models.reported_width import Saying, Width, telling, width_of
+from manyheads.models.reported_width import Reshaped, Width, reporting, width_of
 
 
 class FromInput(nn.Module):
@@ -88,7 +88,7 @@ def test_it_compiles_and_exports():
 
 def test_what_stands_for_a_tensor_is_computed_with_as_that_tensor():
     x = torch.arange(6.0).view(2, 3)
-    other = Saying(x, torch.Size((2, 5)))
+    other = Reshaped(x, torch.Size((2, 5)))
     assert other.shape == other.size() == (2, 5)
     assert other.size(1) == 5
     assert torch.equal(2 * other + other[0] - other.sum(), 2 * x + x[0] - x.sum())
@@ -99,8 +99,8 @@ def test_what_stands_for_a_tensor_is_computed_with_as_that_tensor():
 
 def test_only_inputs_of_that_width_say_another_and_only_for_the_time():
     width, layer = Width(before=3, after=2), nn.Identity()
-    assert width.told(torch.ones(2, 5, 4)).shape == (2, 5, 4)
-    assert width.told(torch.ones(5, 3)).shape == (5, 3)
-    with telling(layer, {"": width}):
+    assert width.with_width(torch.ones(2, 5, 4)).shape == (2, 5, 4)
+    assert width.with_width(torch.ones(5, 3)).shape == (5, 3)
+    with reporting(layer, {"": width}):
         assert layer(torch.ones(2, 5, 3)).shape == (2, 5, 2)
     assert layer(torch.ones(2, 5, 3)).shape == (2, 5, 3)

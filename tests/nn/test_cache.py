@@ -103,7 +103,7 @@ def test_remember_with_values_of_their_own():
 
 
 def test_remember_has_no_place_for_rotary_positions():
-    with pytest.raises(ValueError, match="rotary: it turns by positions in one sequence"):
+    with pytest.raises(ValueError, match="rotary: it rotates by positions in one sequence"):
         module(rotary=Rotary(8)).remember(tokens(7))
 
 
@@ -206,7 +206,7 @@ def test_used_out_of_order():
     fixed = mha.remember(tokens(3))
     with pytest.raises(ValueError, match="key: the cache already holds the memory"):
         mha(tokens(1), tokens(3), cache=fixed)
-    with pytest.raises(ValueError, match=r"cache: it was made by remember\(\) and takes no more keys"):
+    with pytest.raises(ValueError, match=r"cache: it was made by remember\(\) and takes no further keys"):
         fixed.append(torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 8))
     with pytest.raises(ValueError, match="key: expected the batch of query, 3, got 2"):
         mha(tokens(1, batch=3), cache=fixed)

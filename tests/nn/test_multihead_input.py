@@ -29,7 +29,7 @@ from manyheads.nn.positions import Rotary
         ({"d_value": -1}, "d_value: expected a whole number of at least 1, got -1"),
         ({"dropout": 1.0}, "dropout: expected 0 <= dropout < 1, got 1.0"),
         ({"dropout": -0.1}, "dropout: expected 0 <= dropout < 1, got -0.1"),
-        ({"rotary": Rotary(6)}, "rotary: it turns 6 channels, a head has d_key 5"),
+        ({"rotary": Rotary(6)}, "rotary: it rotates 6 channels, a head has d_key 5"),
         ({"window": 0}, "window: expected at least 1, got 0"),
         ({"chunk": 0}, "chunk: expected at least 1, got 0"),
         ({"kernel": "flash"}, "kernel: expected one of auto, reference, fused, tiled, got 'flash'"),

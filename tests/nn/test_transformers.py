@@ -172,7 +172,7 @@ def test_rotary_can_be_given_and_turns_the_even_part_of_odd_heads():
 def test_tokens_and_positions_start_equally_large(positions):
     encoder = Encoder(64, 4, 1, vocabulary=101, **options(positions))
     places = encoder.positions(torch.zeros(1, 17, 64))
-    tokens = encoder._enter(torch.randint(101, (1, 17))) - places
+    tokens = encoder.enter(torch.randint(101, (1, 17))) - places
     assert 0.5 < places.std() / tokens.std() < 2
 
 

@@ -15,7 +15,7 @@ import manyheads as mh
 from manyheads.cli import app
 from manyheads.data.corpus import examples
 from manyheads.data.readers.audio import encode_wav
-from manyheads.models.open import load
+from manyheads.models.open import open_model
 from manyheads.tasks import find, held_out, restore
 from manyheads.training.loop import train
 from manyheads.view.document.example import example
@@ -88,7 +88,7 @@ def test_the_verbs_on_heads_take_the_folder_alone(folders, tmp_path, name, kind)
 @pytest.mark.parametrize("kind", ["cross", "single"])
 def test_a_page_shows_pictures_only_where_keys_are_patches(folders, kind):
     """Nine patches and seven tokens of text are sixteen keys, which are not four by four patches."""
-    loaded = load(str(folders / f"picturebook-{kind}"))
+    loaded = open_model(str(folders / f"picturebook-{kind}"))
     ids = torch.ones(1, 7).long()
     pictures = torch.rand(1, 3, 12, 12)
     batch = {"source": pictures, "target": ids} if kind == "cross" else {"pictures": pictures, "ids": ids}
@@ -131,7 +131,7 @@ def test_examples_are_read_when_they_are_named(folders):
     ):  # fmt: skip
         folder = folders / f"{name}-{kind}"
         with pytest.raises(ValueError, match=r"names .*, which is not in the folder"):
-            examples(load(str(folder)))
-        read = examples(load(str(folder)), str(folders / name))
+            examples(open_model(str(folder)))
+        read = examples(open_model(str(folder)), str(folders / name))
         assert (read.unit, len(read.sizes)) == (unit, all_of_them)
         assert len(held_out(folder, restore(folder), str(folders / name))) == held

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import manyheads as mh
 from manyheads.cli import app
 from manyheads.data.corpus import choose, examples
-from manyheads.models.open import if_any, load
+from manyheads.models.open import if_any, open_model
 from manyheads.tasks import TASKS, find, held_out, restore
 from manyheads.training.loop import train
 
@@ -62,7 +62,7 @@ def _noting(forward, given):
 
 @pytest.mark.parametrize("name", OWN)
 def test_without_anything_said_held_out_examples_are_read(folders, name):
-    loaded = load(str(folders / name))
+    loaded = open_model(str(folders / name))
     task = restore(folders / name)
     held = held_out(folders / name, task)
     read = choose(loaded, None, None, None, None, None, 4096)
@@ -79,7 +79,7 @@ def test_without_anything_said_held_out_examples_are_read(folders, name):
 
 
 def test_the_first_examples_are_a_sample_of_all_classes(folders):
-    loaded = load(str(folders / "images"))
+    loaded = open_model(str(folders / "images"))
     read = examples(loaded, labels=True)
     labels = torch.cat([batch["labels"] for _, batch in read.batches()])
     assert len(labels) == 179
@@ -87,13 +87,13 @@ def test_the_first_examples_are_a_sample_of_all_classes(folders):
 
 
 def test_tokens_of_a_task_have_groups(folders):
-    read = examples(load(str(folders / "dna")))
+    read = examples(open_model(str(folders / "dna")))
     assert set(read.groups) == {"frequent", "rare"}
     assert all(0 < share < 0.5 for share in read.shares.values())
 
 
 def test_what_cannot_be_read_is_told(folders, tmp_path):
-    loaded = load(str(folders / "images"))
+    loaded = open_model(str(folders / "images"))
     with pytest.raises(ValueError, match="reads examples as long as its task makes them"):
         choose(loaded, None, None, None, 7, None, 4096)
     with pytest.raises(ValueError, match="got --text and --data"):
@@ -101,13 +101,13 @@ def test_what_cannot_be_read_is_told(folders, tmp_path):
     with pytest.raises(ValueError, match="there is no nowhere"):
         choose(loaded, None, None, None, None, None, 4096, "nowhere")
     with pytest.raises(ValueError, match="MiniLM was not trained by manyheads"):
-        choose(load(), None, None, None, None, None, 4096, "nowhere")
+        choose(open_model(), None, None, None, None, None, 4096, "nowhere")
     path = tmp_path / "t.tsv"
     path.write_text("a\tACGT\nb\tGGG\n" * 10)
     train(find("dna")(**SIZES), str(path), out=tmp_path / "run", **QUICK)
     path.unlink()
     with pytest.raises(ValueError, match=r"names .*t.tsv as its data, which is not in the folder"):
-        choose(load(str(tmp_path / "run")), None, None, None, None, None, 4096)
+        choose(open_model(str(tmp_path / "run")), None, None, None, None, None, 4096)
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -138,7 +138,7 @@ def test_classifiers_are_judged_by_their_labels(folders, tmp_path):
 def test_the_page_shows_what_the_task_reads(folders, name):
     from manyheads.view.document import document, of_corpus
 
-    loaded = load(str(folders / name))
+    loaded = open_model(str(folders / name))
     read = examples(loaded, limit=9)
     with torch.no_grad(), mh.watch(loaded.model) as seen:
         for _, batch in read.batches():
@@ -164,12 +164,12 @@ def test_the_page_shows_what_the_task_reads(folders, name):
 def test_the_live_page_begins_with_held_out_examples(folders):
     from manyheads.view.live.session import begin
 
-    pictures, sequences = (begin(load(str(folders / name), head=True)) for name in ("images", "dna"))
+    pictures, sequences = (begin(open_model(str(folders / name), head=True)) for name in ("images", "dna"))
     assert (pictures.kind, pictures.pictures) == ("class", 16)
     assert (sequences.kind, sequences.pictures) == ("class", 0)
     assert set("".join(sequences.samples)) == set("ACGT")
     with pytest.raises(ValueError, match="series reads neither texts nor pictures"):
-        begin(load(str(folders / "series"), head=True))
+        begin(open_model(str(folders / "series"), head=True))
 
 
 def test_predict_draws_along_a_sequence(folders, tmp_path):
@@ -177,7 +177,7 @@ def test_predict_draws_along_a_sequence(folders, tmp_path):
     done = call("predict", folders / "dna", "ACGTTGACA", "--draw", picture, "--json")
     assert json.loads(done.stdout)["input"] == "ACGTTGACA"
     assert picture.is_file()
-    with pytest.raises(ValueError, match="draw: series reads no sequences of bases"):
+    with pytest.raises(ValueError, match=r"draw: .*series reads no sequences of bases"):
         call(
             "predict",
             folders / "series",

@@ -100,11 +100,11 @@ def test_classes_and_sizes_must_be_those_of_training(tmp_path):
     numpy.savez(tmp_path / "other.npz", images=pixels, labels=numpy.array(["grey"] * 4))
     with pytest.raises(ValueError, match="the class 'grey' is not among those of training: dark, light"):
         task.read(str(tmp_path / "other.npz"))
-    with pytest.raises(ValueError, match="pictures of 8 x 8 pixels, and the model reads 6 x 6"):
+    with pytest.raises(ValueError, match="images of 8 x 8 pixels, and the model reads 6 x 6"):
         task.read(npz(tmp_path / "large.npz", {"test": 4}, side=8))
     with pytest.raises(ValueError, match="all examples are of the class 'grey'"):
         Images(**SIZES).open(str(tmp_path / "other.npz"))
-    with pytest.raises(ValueError, match="6 x 6 pixels cannot be cut into squares of 4"):
+    with pytest.raises(ValueError, match="6 x 6 pixels cannot be cut into patches of 4"):
         Images(patch=4, **SIZES).open(str(tmp_path / "d.npz"))
 
 

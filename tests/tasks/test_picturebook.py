@@ -152,13 +152,13 @@ def test_damaged_pictures_are_named(book, tmp_path_factory):
     whole = (book / "red.png").read_bytes()
     for content in (b"", b"no picture", whole[: len(whole) // 2]):
         (book / "red.png").write_bytes(content)
-        with pytest.raises(ValueError, match=r"red.png is no picture that can be read"):
+        with pytest.raises(ValueError, match=r"red.png is no image that can be read"):
             Picturebook(**SMALL).open(str(book))
     archive = tmp_path_factory.mktemp("zip") / "book.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for path in sorted(book.iterdir()):
             file.write(path, path.name)
-    with pytest.raises(ValueError, match=r"book.zip.red.png is no picture that can be read"):
+    with pytest.raises(ValueError, match=r"book.zip.red.png is no image that can be read"):
         Picturebook(**SMALL).open(str(archive))
     (book / "captions.tsv").unlink()
     with pytest.raises(ValueError, match=r"has no captions.tsv; expected one"):
@@ -204,7 +204,7 @@ def test_the_first_token_says_the_language(book):
     task, data = opened(book)
     batch = task.collate(data.train.take(range(len(data.train)), 0))
     first = [task.tokenizer.id_to_token(number) for number in batch["ids"][:, 0].tolist()]
-    texts = task._texts(batch["ids"][:, 1:])
+    texts = task.decode_up_to("<end>", batch["ids"][:, 1:])
     assert Counter(first) == {"<en>": 5, "<de>": 5}
     assert all(
         text.startswith("all" if language == "<en>" else "ganz")

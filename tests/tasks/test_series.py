@@ -134,7 +134,7 @@ def changed(tmp_path, line, text, rows=12):
         (5, "2020-01-01 00:03,x,1", r"line 5 of .*bad\.csv has 'x' in the column 'a'; expected a number"),
         (7, "2020-01-01 00:05,,1", r"line 7 of .*bad\.csv has nothing in the column 'a'"),
         (7, "2020-01-01 00:05,1,nan", r"line 7 of .*bad\.csv has 'nan' in the column 'b'"),
-        (4, "2020-01-01 00:02,1", r"line 4 of .*bad\.csv has 2 cells; expected 3"),
+        (4, "2020-01-01 00:02,1", r"line 4 of .*bad\.csv has 2 columns; expected 3"),
         (6, "2019-01-01 00:04,1,2", r"line 6 of .*bad\.csv, 2019-01-01 00:04, is not later"),
         (1, "date,a,a", r"bad\.csv has two columns called 'a'"),
         (1, "p,a,b", None),
@@ -158,7 +158,7 @@ def test_which_column_says_when(tmp_path):
     assert read_table(path, "none").columns == ["a", "year", "b"]
     assert read_table(path, "a", "b").values.tolist() == [[2.0], [4.0], [6.0]]
     path.write_text("a,b\n1,2\n3,4\n")
-    with pytest.raises(ValueError, match=r"which column of .* says when"):
+    with pytest.raises(ValueError, match=r"which column of .* has the times"):
         read_table(path)
     with pytest.raises(ValueError, match=r"time: .* has no column 'c'; it has a, b"):
         read_table(path, "c")
@@ -177,8 +177,8 @@ def test_which_column_says_when(tmp_path):
         ({"split": "0.5,0.5"}, "split: expected three shares"),
         ({"split": "0.9,0.2,0.2"}, "split: expected three shares"),
         ({"split": "8,8,80"}, "are more rows than the 40 there are"),
-        ({"split": "20,2,12"}, "2 rows to choose by are too few; expected 3 or more"),
-        ({"split": "9,8,8"}, "9 rows to learn from are too few; expected 10 or more"),
+        ({"split": "20,2,12"}, "2 rows to validate on are too few; expected 3 or more"),
+        ({"split": "9,8,8"}, "9 rows to train on are too few; expected 10 or more"),
         ({"patch": 8}, "patch: expected at most the context, 7, got 8"),
         ({"horizon": 0}, "horizon: expected 1 or more"),
     ],

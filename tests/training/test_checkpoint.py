@@ -12,7 +12,7 @@ from manyheads.common.whole_files import tidy, write_whole
 from manyheads.nn.transformers import Seq2Seq
 from manyheads.training import checkpoint
 from manyheads.training.log import Log, read
-from manyheads.training.weight_average import Average
+from manyheads.training.loop import Average
 
 resource = pytest.importorskip("resource", reason="limits on the size of files are a matter of Unix")
 
@@ -36,7 +36,7 @@ def nearly_full():
 
 def test_the_last_two_are_kept(tmp_path):
     for step in (1, 5, 12):
-        checkpoint.save(tmp_path, step, tensors(step), STATE | {"best": step / 2})
+        checkpoint.save(tmp_path, tensors(step), STATE | {"best": step / 2} | {"step": step})
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-00000012", "step-00000005"]
     state, kept = checkpoint.load(checkpoint.list_checkpoints(tmp_path)[0])
     assert (state["step"], state["best"]) == (12, 6.0)
@@ -44,10 +44,10 @@ def test_the_last_two_are_kept(tmp_path):
 
 
 def test_a_full_disk_leaves_the_last_good_one(tmp_path, nearly_full):
-    checkpoint.save(tmp_path, 1, tensors(1), STATE)
+    checkpoint.save(tmp_path, tensors(1), STATE | {"step": 1})
     nearly_full()
     with pytest.raises(OSError, match="File too large"):
-        checkpoint.save(tmp_path, 2, tensors(2), STATE)
+        checkpoint.save(tmp_path, tensors(2), STATE | {"step": 2})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     assert checkpoint.load(tmp_path / "step-00000001")[1]["model"]["weight"][0] == 1
 
@@ -63,7 +63,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, nearly_full):
 
 
 def test_what_killed_processes_left_is_tidied(tmp_path):
-    checkpoint.save(tmp_path, 1, tensors(1), STATE)
+    checkpoint.save(tmp_path, tensors(1), STATE | {"step": 1})
     left = tmp_path / ".step-00000002.123-0"
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
@@ -74,7 +74,7 @@ def test_what_killed_processes_left_is_tidied(tmp_path):
 
 @pytest.mark.parametrize("file", ["state.json", "model.safetensors"])
 def test_damage_is_named(tmp_path, file):
-    path = checkpoint.save(tmp_path, 3, tensors(1), STATE)
+    path = checkpoint.save(tmp_path, tensors(1), STATE | {"step": 3})
     (path / file).write_bytes((path / file).read_bytes()[:-7])
     with pytest.raises(ValueError, match=r"step-00000003: damaged.* remove it"):
         checkpoint.load(path)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from manyheads.nn.transformers import Decoder, Seq2Seq
-from manyheads.training.head_monitor import looking
+from manyheads.training.head_monitor import monitor_heads
 
 torch.manual_seed(0)
 IDS = torch.randint(17, (3, 11))
@@ -50,9 +50,9 @@ def cka(x, y):
 
 def test_gradients_and_redundancy_are_those_of_the_formulas():
     model = decoder()
-    with looking(model) as look:
+    with monitor_heads(model) as monitor:
         learn(model).backward()
-    table = look.table
+    table = monitor.table
     row = 0
     for output, gradient in outputs(model):
         for head in range(3):
@@ -67,7 +67,7 @@ def test_gradients_and_redundancy_are_those_of_the_formulas():
 def test_looking_changes_nothing():
     plain, seen = decoder(), decoder()
     learn(plain).backward()
-    with looking(seen):
+    with monitor_heads(seen):
         learn(seen).backward()
     for a, b in zip(plain.parameters(), seen.parameters(), strict=True):
         assert torch.equal(a.grad, b.grad)
@@ -77,9 +77,9 @@ def test_a_head_without_influence_is_dead():
     model = decoder()
     with torch.no_grad():
         model.blocks[1].attention.output.weight[:, 5:10] = 0  # what head 1 says, nobody hears
-    with looking(model) as look:
+    with monitor_heads(model) as monitor:
         learn(model).backward()
-    assert look.table["dead"].tolist() == [0, 0, 0, 0, 1, 0]
+    assert monitor.table["dead"].tolist() == [0, 0, 0, 0, 1, 0]
 
 
 def test_twins_are_redundant():
@@ -89,9 +89,9 @@ def test_twins_are_redundant():
         for part in (attention.query, attention.key, attention.value):
             part.weight[10:] = part.weight[:5]
             part.bias[10:] = part.bias[:5]
-    with looking(model) as look:
+    with monitor_heads(model) as monitor:
         learn(model).backward()
-    redundancy = look.table["redundancy"]
+    redundancy = monitor.table["redundancy"]
     assert redundancy[[0, 2]].tolist() == pytest.approx([1.0, 1.0])
     assert redundancy[1] < 0.99
 
@@ -99,9 +99,9 @@ def test_twins_are_redundant():
 def test_padding_cross_attention_and_checkpointing():
     model = Seq2Seq(12, heads=2, layers=1, vocabulary=17, checkpoint=True)
     lengths = torch.tensor([11, 5, 2])
-    with looking(model) as look:
+    with monitor_heads(model) as monitor:
         model(IDS, IDS, source_lengths=lengths, target_lengths=lengths).sum().backward()
-    table = look.table
+    table = monitor.table
     assert len(table) == 6
     assert bool((table["gradient_norm"] > 0).all())
     assert sorted(set(table["kind"])) == ["causal", "cross", "self"]
@@ -109,6 +109,6 @@ def test_padding_cross_attention_and_checkpointing():
 
 def test_one_head_alone_is_redundant_with_nobody():
     model = Decoder(6, heads=1, layers=1, vocabulary=17)
-    with looking(model) as look:
+    with monitor_heads(model) as monitor:
         learn(model).backward()
-    assert look.table["redundancy"].isnan().all()
+    assert monitor.table["redundancy"].isnan().all()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from manyheads.tasks.translation.task import Translation
+from manyheads.tasks.translation import Translation
 from manyheads.training.log import read
 from manyheads.training.loop import train
 

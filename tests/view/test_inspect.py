@@ -317,7 +317,9 @@ def test_the_command_with_no_model_reads_our_own_text(here, monkeypatch, capsys)
 
 def test_the_command_interrupted(here, monkeypatch, capsys):
     monkeypatch.setattr(
-        models, "load", lambda name, load=models.load, **options: interrupted(load(name, **options))
+        models,
+        "open_model",
+        lambda name, opened=models.open_model, **options: interrupted(opened(name, **options)),
     )
 
     def interrupted(loaded):
@@ -357,7 +359,7 @@ def test_the_command_on_a_full_disk_loses_nothing(here, monkeypatch, capsys):
         (["./nowhere"], "MODEL: there is no folder ./nowhere; expected a folder with config.json"),
         (["tiny_models:no_attention", "--tokens", "ids.npy"], "MODEL: no attention was seen in the model;"),
         (["tiny_models:llama"], "text: tiny_models:llama comes without a tokenizer; give --tokens"),
-        (["tiny_models:llama", "--images", "."], "images: . holds no picture;"),
+        (["tiny_models:llama", "--images", "."], "images: . holds no images;"),
         (["tiny_models:llama", "--tokens", "none.npy"], "tokens: there is no file none.npy"),
         (["tiny_models:llama", "--tokens", "ids.npy", "--max-length", "33"], "max-length: got 33, and the"),
         (["tiny_models:llama", "--tokens", "ids.npy", "--limit", "0"], "limit: got 0; expected 1 or more"),

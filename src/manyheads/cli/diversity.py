@@ -51,9 +51,9 @@ def diversity(
         from manyheads.data import corpus
         from manyheads.heads.diversity import MEASURES
         from manyheads.heads.diversity import diversity as compare
-        from manyheads.models.open import load
+        from manyheads.models.open import open_model
 
-        loaded = load(model, head=True, device=device)
+        loaded = open_model(model, head=True, device=device)
         read = corpus.choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
     columns = TextColumn("Comparing heads"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with prepared(out), interruptible():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from manyheads.cli import options
-from manyheads.common.interrupts import EXIT_CODE, Interrupted, interrupted, interruptible
+from manyheads.common.interrupts import EXIT_CODE, Interrupted
 
 
 def evaluate(
@@ -31,38 +31,31 @@ def evaluate(
     held out. Files that only the folder names are not read: name them by --data.
     """
     errors = Console(stderr=True)
-    with errors.status(f"Loading {folder}"):
-        from manyheads import tasks
-        from manyheads.training.evaluation import evaluate as measure
+    with errors.status(f"Loading {folder}") as status:
+        from manyheads.tasks.trained import evaluate as measure
 
-        task: Any
-        task, model = tasks.load(folder, device)
-        if beams is not None:
-            if not hasattr(task, "beams"):
-                raise ValueError(f"beams: {task.name} has none; leave the option out")
-            task.beams = beams
-        examples = tasks.held_out(folder, task) if data is None else tasks.read_data(folder, task, data)
-    done = 0
-    with interruptible(), errors.status("Measuring") as status:
-
-        def step(count: int) -> None:
-            nonlocal done
-            done += count
-            status.update(f"Measuring: {done:,} of {len(examples):,} examples")
+        def progress(stage: str, done: float, total: float | None) -> None:
+            status.update(f"Measuring: {done:,} of {total:,} examples")
 
         try:
-            metrics = measure(task, model, examples, batch_tokens=batch_tokens, step=step, partly=True)
+            result = measure(
+                folder, data, beams=beams, batch_tokens=batch_tokens, device=device, progress=progress
+            )
         except Interrupted:
             errors.print("Stopped before the first batch was measured.")
             raise typer.Exit(EXIT_CODE) from None
-        stopped = interrupted()
     if json:
-        print(json_format.dumps({"model": str(folder), "examples": done, "metrics": metrics}), flush=True)
+        document = {"model": str(folder), "examples": result.examples, "metrics": result.metrics}
+        print(json_format.dumps(document), flush=True)
     else:
         console = Console(highlight=False, soft_wrap=True)
-        console.print(f"{folder} ({task.name}), {done:,} examples of {data or 'what was held out'}")
-        for name, value in metrics.items():
+        console.print(
+            f"{folder} ({result.task}), {result.examples:,} examples of {data or 'what was held out'}"
+        )
+        for name, value in result.metrics.items():
             console.print(f"  {name:<14} {value:.4f}")
-    if stopped:
-        errors.print(f"Stopped after {done:,} of {len(examples):,} examples; the numbers are theirs.")
+    if result.interrupted:
+        errors.print(
+            f"Stopped after {result.examples:,} of {result.total:,} examples; the numbers are theirs."
+        )
         raise typer.Exit(EXIT_CODE)

@@ -88,7 +88,7 @@ def importance(
         from manyheads.data.corpus import choose
         from manyheads.heads.importance import METHODS
         from manyheads.heads.importance.losses import named
-        from manyheads.models.open import load
+        from manyheads.models.open import open_model
 
         methods = list(dict.fromkeys(name.strip() for name in method.split(",") if name.strip()))
         unknown = [name for name in methods if name not in METHODS]
@@ -96,7 +96,7 @@ def importance(
             wrong = ", ".join(unknown) or repr(method)
             raise ValueError(f"method: expected some of {', '.join(METHODS)}, got {wrong}")
         named(loss)
-        loaded = load(model, head=True, device=device)
+        loaded = open_model(model, head=True, device=device)
         labels = loss == "classification" and loaded.task is not None
         read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data, labels=labels)
     found = Found(

@@ -86,13 +86,13 @@ def run(
         from manyheads.common.processes import processes, rank
         from manyheads.data.corpus import choose
         from manyheads.heads.inspect import count, finished, together
-        from manyheads.models.open import load
+        from manyheads.models.open import open_model
 
         if text == "-" and processes() > 1:
             raise ValueError(
                 "text: several processes cannot share standard input; expected a file: save the text"
             )
-        loaded = load(model, device=device)
+        loaded = open_model(model, device=device)
         read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
     share = rank(), processes()
     with prepared(out), interruptible():

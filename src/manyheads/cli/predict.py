@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -53,42 +53,31 @@ def predict(
       manyheads predict out/speech recording.wav
       manyheads predict out/picturebook picture.png --language zh
     """
-    with Console(stderr=True).status(f"Loading {folder}"):
-        from manyheads import tasks
-
-        task, model = tasks.load(folder, device)
     chosen = {"new_tokens": new_tokens, "temperature": temperature, "seed": seed, "beams": beams}
-    how: dict[str, Any] = {n: v for n, v in (chosen | {"language": language}).items() if v is not None}
-    if how.get("temperature") == 0:
-        how["temperature"] = None
+    passed = {n: v for n, v in (chosen | {"language": language}).items() if v is not None}
     given = inputs or [line.rstrip("\n") for line in sys.stdin]
-    if not given:
-        raise ValueError("input: expected one or more to predict from, got none")
-    try:
-        found = task.predict(model, given, **how)
-    except TypeError as error:
-        if how and "unexpected keyword" in str(error):
-            raise ValueError(f"{task.name} takes other options than {', '.join(how)}; see --help") from error
-        raise
+    with Console(stderr=True).status(f"Loading {folder}"):
+        from manyheads.tasks import trained
+
+        found = trained.predict(folder, given, device=device, **passed)
     for before, after in zip(given, found, strict=True):
         print(json_format.dumps({"input": before, "output": after}) if json else after)
     if draw is not None:
-        _draw(folder, task, given, found, draw, device)
+        _draw(folder, given, found, draw, device)
         Console(stderr=True).print(f"Where the heads look: {draw}", soft_wrap=True, highlight=False)
 
 
-def _draw(
-    folder: Path, task: Any, given: list[str], found: list[str], path: Path, device: str | None
-) -> None:
+def _draw(folder: Path, given: list[str], found: list[str], path: Path, device: str | None) -> None:
     """Every head along every input, in one picture."""
     from manyheads.heads.along_sequence import along
-    from manyheads.models.open import load
+    from manyheads.models.open import open_model
     from manyheads.tasks.dna import DNA
     from manyheads.view.figures.along_sequence import draw
 
+    loaded = open_model(str(folder), device=device)
+    task, model = loaded.task, loaded.model
     if not isinstance(task, DNA):
-        raise ValueError(f"draw: {task.name} reads no sequences of bases; leave the option out")
-    model = load(str(folder), device=device).model
+        raise ValueError(f"draw: {folder} reads no sequences of bases; leave the option out")
     panels = []
     for sequence, answer in zip(given, found, strict=True):
         batch, letters = task.one(sequence)

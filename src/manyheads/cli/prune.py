@@ -114,9 +114,9 @@ def prune(
     console, errors = Console(), Console(stderr=True)
     with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
         from manyheads.data.corpus import choose
-        from manyheads.models.open import if_any, load
+        from manyheads.models.open import if_any, open_model
 
-        loaded = load(model, head=True, device=device)
+        loaded = open_model(model, head=True, device=device)
         read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data, labels=True)
         judge = None if metric is None else _metric(metric)
         given = None if plan is None else _plan(plan, loaded.model)

@@ -59,9 +59,9 @@ def roles(
         from manyheads.common.out_folder import prepared
         from manyheads.data import corpus
         from manyheads.heads.roles import roles as find
-        from manyheads.models.open import load
+        from manyheads.models.open import open_model
 
-        loaded = load(model, head=True, device=device)
+        loaded = open_model(model, head=True, device=device)
         read = corpus.choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
         tokenizer = None
         if read.unit == "tokens" and (tokens is None or treebank is not None):

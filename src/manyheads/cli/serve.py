@@ -47,10 +47,10 @@ def serve(
             from manyheads.view.live import server
         except ImportError as error:
             raise ImportError(f"the live page needs {error.name}: pip install 'manyheads[live]'") from None
-        from manyheads.models.open import load
+        from manyheads.models.open import open_model
         from manyheads.view.live.session import begin
 
-        live = begin(load(model, head=True, device=device), text, images)
+        live = begin(open_model(model, head=True, device=device), text, images)
 
     def tell(address: str) -> None:
         if json:

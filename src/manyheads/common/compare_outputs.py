@@ -1,4 +1,4 @@
-"""What modules were given and gave, and how far apart two outputs are."""
+"""Arguments and outputs of modules, and the difference between two outputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +18,23 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-2, torc
 
 @dataclass
 class Captured:
-    """What a module was given and what it gave, in the silenced model."""
+    """A call of a module in the silenced model: its arguments and its output.
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Any = None
-    handed: dict[str | int, str] = field(default_factory=dict)  # arguments that another of the modules gave
+    ``handed`` names the arguments that are outputs of another of the modules, and that module.
+    """
 
-    def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    output: object = None
+    handed: dict[str | int, str] = field(default_factory=dict)
+
+    def arguments(self) -> tuple[tuple[object, ...], dict[str, object]]:
         """The arguments, copied: caches change when they are used."""
         return copy.deepcopy((self.args, self.kwargs))
 
 
-def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The floating tensors in an output, with where they are; no attention weights and no caches."""
+def tensors(value: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The floating tensors in an output, with their paths; no attention weights and no caches."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield name, value
@@ -41,17 +43,17 @@ def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             if not re.search("past|cache|attentions", str(key)):
                 yield from tensors(item, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            yield from tensors(item, f"{name}[{place}]")
+        for index, item in enumerate(value):
+            yield from tensors(item, f"{name}[{index}]")
 
 
-def difference(wanted: Any, got: Any) -> float:
-    """How far two outputs are apart, relative to the largest number, or 1 if that is larger.
+def difference(expected: object, got: object) -> float:
+    """The largest difference of two outputs, relative to the largest number, or to 1 if that is larger.
 
-    The first tensors must be of one shape; others that are not (weights of each head) do not count.
+    The first tensors must have the same shape; others that do not (weights of each head) do not count.
     """
     worst, first = 0.0, True
-    for (_, a), (_, b) in zip(tensors(wanted), tensors(got), strict=False):
+    for (_, a), (_, b) in zip(tensors(expected), tensors(got), strict=False):
         if a.shape == b.shape and a.numel():
             finite = a.isfinite()
             if not torch.equal(finite, b.isfinite()):
@@ -70,9 +72,9 @@ def difference(wanted: Any, got: Any) -> float:
 
 @contextmanager
 def seeded_evaluation(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients, and always the same random numbers, for models that draw some then, too.
+    """Eval mode without gradients, with a fixed seed, for models that draw random numbers in eval mode, too.
 
-    Afterwards every module is as it was, and so are the generators.
+    Afterwards every module and every random generator is as it was.
     """
     with preserved_state.evaluating(model), torch.no_grad():
         torch.manual_seed(0)
@@ -80,6 +82,6 @@ def seeded_evaluation(model: nn.Module) -> Iterator[None]:
 
 
 def tolerance(model: nn.Module) -> float:
-    """How far outputs may be apart, by the least exact dtype of the weights."""
-    found = {parameter.dtype for parameter in model.parameters()}
-    return max((TOLERANCE[dtype] for dtype in found if dtype in TOLERANCE), default=1e-5)
+    """The tolerance for outputs, by the least exact dtype of the weights."""
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    return max((TOLERANCE[dtype] for dtype in dtypes if dtype in TOLERANCE), default=1e-5)

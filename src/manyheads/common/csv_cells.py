@@ -1,16 +1,17 @@
-"""Text in the cells of CSV files: what a spreadsheet would take for a formula is quoted, and read back."""
+"""Text in the cells of CSV files: text that a spreadsheet would run as a formula is quoted, and read back."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TypeVar
 
 # See OWASP, "CSV Injection": these begin a formula, some of them in their full-width forms as well.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")
+Cell = TypeVar("Cell")
 
 
-def to_cell(value: Any) -> Any:
-    """What a spreadsheet shows as text, whatever the text is; numbers stay numbers.
+def to_cell(value: Cell) -> Cell | str:
+    """A cell that a spreadsheet shows as text, never runs as a formula; numbers stay numbers.
 
     >>> to_cell("=1+1"), to_cell("head"), to_cell(-0.5), to_cell("'-")
     ("'=1+1", 'head', -0.5, "''-")

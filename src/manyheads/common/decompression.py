@@ -1,4 +1,4 @@
-"""Bytes and pictures out of files and archives: what claims to be enormous is refused, not unpacked."""
+"""Bytes and images out of files and archives: what claims to be enormous is refused, not unpacked."""
 
 from __future__ import annotations
 
@@ -10,32 +10,42 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
+from manyheads.common.errors import first_line
 from manyheads.common.json_files import in_one_sentence, read_bytes, regular_file
 
-# What is packed may grow to this many times its size, or to this many bytes.
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# A file, or a member of a zip archive.
+File: TypeAlias = str | PathLike[str] | zipfile.Path
+
+# Compressed content may grow to this many times its size, or to this many bytes.
 GROWTH, FLOOR = 200, 200_000_000
-MOST_PIXELS = 2**26  # of a picture
+MOST_PIXELS = 2**26  # of an image
 
 
-def content_of(file: Any, name: str) -> bytes:
+def content_of(file: File, name: str) -> bytes:
     """The bytes of a file, or of a member of an archive (`zipfile.Path`).
 
     Parameters
     ----------
-    file: which one.
-    name: what the sentence of a ValueError begins with: an option, as ``data``.
+    file: the file.
+    name: what the message of a ValueError begins with: an option, as ``data``.
     """
     if not isinstance(file, zipfile.Path):
         return read_bytes(Path(file), name)
     try:
         info = file.root.getinfo(file.at)
-        _check_growth(info.file_size, info.compress_size, f"{name}: {file}")
+        check_growth(info.file_size, info.compress_size, f"{name}: {file}")
         return file.read_bytes()
     except (OSError, EOFError, LookupError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
-        raise ValueError(f"{name}: {file} cannot be read ({_said(error)}); pack the archive again") from None
+        raise ValueError(
+            f"{name}: {file} cannot be read ({first_line(error)}); pack the archive again"
+        ) from None
 
 
 def open_archive(path: Path, name: str) -> zipfile.ZipFile:
@@ -43,7 +53,7 @@ def open_archive(path: Path, name: str) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(regular_file(path, name))
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{name}: {path} is no zip archive that can be read ({_said(error)})") from None
+        raise ValueError(f"{name}: {path} is no zip archive that can be read ({first_line(error)})") from None
 
 
 def check_archive(content: bytes, name: str) -> None:
@@ -52,12 +62,12 @@ def check_archive(content: bytes, name: str) -> None:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             total = sum(info.file_size for info in archive.infolist())
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{name} is no archive that can be read ({_said(error)})") from None
-    _check_growth(total, len(content), name)
+        raise ValueError(f"{name} is no archive that can be read ({first_line(error)})") from None
+    check_growth(total, len(content), name)
 
 
 def unpacked(content: bytes, name: str) -> bytes:
-    """What gzip packed; content that is not packed is left as it is.
+    """The content that gzip compressed; content that is not compressed is left as it is.
 
     >>> unpacked(gzip.compress(b"ACGT"), "data: a.fa.gz"), unpacked(b"ACGT", "data: a.fa")
     (b'ACGT', b'ACGT')
@@ -67,30 +77,30 @@ def unpacked(content: bytes, name: str) -> bytes:
     most = max(FLOOR, GROWTH * len(content))
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            found = file.read(most + 1)
+            plain = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{name} is damaged ({_said(error)}); get it again") from None
-    _check_growth(len(found), len(content), name)
-    return found
+        raise ValueError(f"{name} is damaged ({first_line(error)}); get it again") from None
+    check_growth(len(plain), len(content), name)
+    return plain
 
 
 @contextmanager
-def open_picture(file: Any, name: str) -> Iterator[Any]:
-    """A picture of Pillow, from a file or one in an archive; whatever is wrong with it is one sentence.
+def open_image(file: File, name: str) -> Iterator[Image]:
+    """An image of Pillow, from a file or one in an archive; whatever is wrong with it is one sentence.
 
     Parameters
     ----------
-    file: which one.
-    name: what the sentence begins with: an option, as ``images``.
+    file: the file.
+    name: what the message of a ValueError begins with: an option, as ``images``.
     """
     try:
         import PIL
         from PIL import Image
     except ImportError:
-        raise ImportError("pictures need Pillow: pip install 'manyheads[train]'") from None
+        raise ImportError("images need Pillow: pip install 'manyheads[train]'") from None
     content = content_of(file, name)
     with (
-        in_one_sentence(f"{name}: {file} is no picture that can be read; repair it or take it away"),
+        in_one_sentence(f"{name}: {file} is no image that can be read; repair it or take it away"),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # about damage that Pillow can live with
@@ -98,18 +108,15 @@ def open_picture(file: Any, name: str) -> Iterator[Any]:
             opened = Image.open(io.BytesIO(content))
         except PIL.UnidentifiedImageError:
             raise ValueError("of no kind that Pillow knows") from None
-        with opened as picture:
-            if math.prod(picture.size) > MOST_PIXELS:
-                raise ValueError(f"{picture.size[0]:,} x {picture.size[1]:,} pixels, over {MOST_PIXELS:,}")
-            yield picture
+        with opened as image:
+            if math.prod(image.size) > MOST_PIXELS:
+                raise ValueError(f"{image.size[0]:,} x {image.size[1]:,} pixels, over {MOST_PIXELS:,}")
+            yield image
 
 
-def _check_growth(size: int, packed: int, name: str) -> None:
+def check_growth(size: int, packed: int, name: str) -> None:
+    """Raise a ValueError when compressed content of ``packed`` bytes would become one of ``size`` bytes."""
     if size > max(FLOOR, GROWTH * packed):
         raise ValueError(
             f"{name} has {packed:,} bytes and would unpack to {size:,}; unpack it yourself if that is right"
         )
-
-
-def _said(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Where models and what they read are kept."""
+"""Devices of models and tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WITHOUT_FLOAT64 = {"mps"}
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of a model's first parameter, or else of its first buffer, or else the CPU.
+    """The device of a model's first parameter, else of its first buffer, else the CPU.
 
     >>> device_of(nn.Linear(2, 3)), device_of(nn.Identity())
     (device(type='cpu'), device(type='cpu'))
@@ -21,7 +21,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def for_float64(device: torch.device) -> torch.device:
-    """Where sums in float64 are kept of what is computed on a device: there, or on the CPU if it has none.
+    """The device for float64 sums of what is computed on a device: the same, or the CPU if it has no float64.
 
     >>> for_float64(torch.device("mps"))
     device(type='cpu')
@@ -30,7 +30,7 @@ def for_float64(device: torch.device) -> torch.device:
 
 
 def in_float64(x: Tensor) -> Tensor:
-    """A tensor in float64, on its device if that has it (`for_float64`).
+    """A tensor in float64, on its device if that supports it (`for_float64`).
 
     >>> in_float64(torch.ones(1))
     tensor([1.], dtype=torch.float64)
@@ -52,7 +52,7 @@ def choose_device(name: str | None = None) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError):
-        there = "none" if kind is None else f"{kind.type}, {torch.accelerator.device_count()} of it"
+        there = "none" if kind is None else f"{torch.accelerator.device_count()} x {kind.type}"
         raise ValueError(
             f"device: got {name!r}; expected cpu, or the name of an accelerator that torch has here ({there})"
         ) from None

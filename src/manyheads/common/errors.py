@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class UnreadDataError(ValueError):
-    """What a model was trained on is not read, or cannot be. ``why`` is the sentence without its advice.
+    """The data that a model was trained on cannot or may not be read. ``why`` is the message without advice.
 
     >>> print(UnreadDataError("MODEL: out/language names a.txt, which is not in the folder", "a.txt"))
     MODEL: out/language names a.txt, which is not in the folder; give --data a.txt

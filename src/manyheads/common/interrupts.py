@@ -1,8 +1,8 @@
 """Ctrl-C, with one meaning everywhere.
 
-The first one is noted: what runs finishes its unit (a batch, a step), keeps what it has, and says so. The
-second one does what Ctrl-C did before: in the `manyheads` command it leaves at once, in Python it raises
-KeyboardInterrupt. The command's exit code is 130 in both cases. A request to end (SIGTERM) counts alike.
+The first one is noted: the running work finishes its unit (a batch, a step), keeps its results, and says so.
+The second one does what Ctrl-C did before: in the `manyheads` command it leaves at once, in Python it raises
+KeyboardInterrupt. The command's exit code is 130 in both cases. SIGTERM counts as Ctrl-C.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TypeVar
 from manyheads.common.whole_files import remove_unfinished
 
 EXIT_CODE = 130
-# torchrun tells its processes of a Ctrl-C that the terminal has told them already.
+# torchrun sends its processes a SIGINT that the terminal has sent them already.
 _SAME = 1.0  # second
 
 _noted: threading.Event | None = None  # of the outermost `interruptible`
@@ -28,10 +28,10 @@ Item = TypeVar("Item")
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Inside, the first Ctrl-C is noted, and what this gives says whether it was; the second one is not.
+    """A context in which the first Ctrl-C is only noted; it yields a function that says whether it came.
 
-    Contexts inside of each other share what is noted. In threads other than the main one, which no signal
-    reaches, nothing changes.
+    Nested contexts share the note. In threads other than the main one, which receive no signals, nothing
+    changes.
 
     >>> with interruptible() as interrupted:
     ...     before = interrupted()
@@ -73,22 +73,22 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, raised between two units, so that nothing is half done."""
+    """Ctrl-C, raised between two units of work."""
 
 
 def interrupted() -> bool:
-    """Whether Ctrl-C was pressed inside the `interruptible` that runs now, if one does."""
+    """Whether Ctrl-C was pressed inside the current `interruptible`, if there is one."""
     return _noted is not None and _noted.is_set()
 
 
 def stop_if_interrupted() -> None:
-    """Raise `Interrupted` if Ctrl-C was noted: for calls between two units, deep inside of the work."""
+    """Raise `Interrupted` if Ctrl-C was noted: to call between two units of work."""
     if interrupted():
         raise Interrupted
 
 
 def until_interrupted(items: Iterable[Item]) -> Iterator[Item]:
-    """The items up to Ctrl-C, for work that keeps what it has when there are no more.
+    """The items until Ctrl-C is noted, for work that keeps the results of the items so far.
 
     >>> with interruptible():
     ...     for number in until_interrupted(range(5)):
@@ -105,7 +105,7 @@ def until_interrupted(items: Iterable[Item]) -> Iterator[Item]:
 
 
 def leave_at_once(*_: object) -> None:
-    """End this process, without a word: what Ctrl-C does in the command where nothing is to be kept."""
+    """End this process at once: what Ctrl-C does in the command where there are no results to keep."""
     remove_unfinished()
     for stream in (1, 2):
         if os.isatty(stream):

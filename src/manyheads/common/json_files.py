@@ -1,7 +1,7 @@
-"""Files that come from elsewhere, checked once at the door: what is read is what the code behind expects.
+"""Files from elsewhere, checked when they are read, so that later code can rely on their types.
 
-A document is described by types, most often a TypedDict, and `read_json` gives a value of that type or says
-in one sentence what is wrong with the file.
+A document is described by types, most often a TypedDict; `read_json` returns a value of that type, or raises
+a ValueError that says in one sentence what is wrong with the file.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import os
 import stat
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, TypeVar, Union
+
+from manyheads.common.errors import describe_error, first_line
 
 LARGEST = 64_000_000  # bytes of a document
 DEEPEST = 32  # lists and objects inside of each other
@@ -26,12 +28,12 @@ Kind = TypeVar("Kind")
 
 
 def regular_file(path: str | os.PathLike[str], name: str) -> Path:
-    """A path that is a file with content of its own. A pipe or a device may never end: they are refused.
+    """A path that is a regular file. Pipes and devices, which may never end, are refused.
 
     Parameters
     ----------
     path: the file.
-    name: what the sentence of a ValueError begins with: an option, as ``data``.
+    name: what the message of a ValueError begins with: an option, as ``data``.
 
     >>> regular_file("/dev/null", "plan")
     Traceback (most recent call last):
@@ -52,7 +54,7 @@ def regular_file(path: str | os.PathLike[str], name: str) -> Path:
 
 
 def read_bytes(path: str | os.PathLike[str], name: str, largest: int | None = None) -> bytes:
-    """The content of a regular file of at most so many bytes."""
+    """The content of a regular file of at most ``largest`` bytes."""
     file = regular_file(path, name)
     try:
         size = file.stat().st_size
@@ -79,7 +81,7 @@ def read_json(
     ----------
     path: the file.
     kind: a TypedDict, or any type that `check` knows.
-    name: what the sentence of a ValueError begins with.
+    name: what the message of a ValueError begins with.
     format, version: what the document must say that it is, and the newest version of that which we know.
     largest: bytes that it may have.
     infinite: whether NaN and Infinity, which are no JSON, may stand for numbers, as Python writes them.
@@ -109,10 +111,12 @@ def parse_json(content: bytes | str, kind: type[Kind], *, infinite: bool = False
     return typing.cast(Kind, value)
 
 
-def _parsed(content: bytes | str, infinite: bool) -> Any:
-    numbers: Any = float if infinite else _finite
+def _parsed(content: bytes | str, infinite: bool) -> object:
+    numbers: Callable[[str], float] = float if infinite else _finite
     try:
-        value = json.loads(content, object_pairs_hook=_once, parse_constant=numbers, parse_float=numbers)
+        value: object = json.loads(
+            content, object_pairs_hook=_once, parse_constant=numbers, parse_float=numbers
+        )
     except RecursionError:
         raise ValueError(f"it is nested deeper than {DEEPEST}") from None
     except (UnicodeError, json.JSONDecodeError) as error:
@@ -121,13 +125,14 @@ def _parsed(content: bytes | str, infinite: bool) -> Any:
     return value
 
 
-def _check_format(value: Any, format: str, version: int) -> None:
+def _check_format(value: object, format: str, version: int) -> None:
     check(value, _Header)
-    if value["format"] != format:
-        raise ValueError(f"its format is {value['format'][:60]!r}; expected {format!r}")
-    if value["version"] > version:
+    header = typing.cast(_Header, value)
+    if header["format"] != format:
+        raise ValueError(f"its format is {header['format'][:60]!r}; expected {format!r}")
+    if header["version"] > version:
         raise ValueError(
-            f"it was written by a newer manyheads: version {value['version']}, this one reads {version}; "
+            f"it was written by a newer manyheads: version {header['version']}, this one reads {version}; "
             "update manyheads"
         )
 
@@ -137,15 +142,15 @@ class _Header(TypedDict):
     version: int
 
 
-def check(value: Any, kind: Any, where: str = "") -> None:
+def check(value: object, kind: Any, where: str = "") -> None:
     """Raise a ValueError that says where a value is not of a type.
 
     Parameters
     ----------
     value: what JSON gives: None, truth, numbers, texts, lists and objects.
-    kind: None, bool, int, float, str, Literal, unions, list, dict, tuple, a TypedDict or a dataclass; of any
-        other type, such as Any, everything is. Whole numbers fit 64 bits.
-    where: the way to it from the top.
+    kind: None, bool, int, float, str, Literal, unions, list, dict, tuple, a TypedDict or a dataclass; every
+        value is of any other type, such as object. Whole numbers fit 64 bits.
+    where: the path to it from the top.
 
     >>> check({"steps": 3}, dict[str, int])
     >>> check([1, True], list[int], "shape")
@@ -163,45 +168,42 @@ def check(value: Any, kind: Any, where: str = "") -> None:
     elif is_dataclass(kind):
         check_fields(value, typing.get_type_hints(kind), where)
     elif origin in (list, Sequence):
-        _demand(isinstance(value, list), value, "a list", where)
-        if set(map(type, value)) <= _QUICK.get(arguments[0], set()):  # long lists of numbers
+        items = _list(value, where)
+        if set(map(type, items)) <= _QUICK.get(arguments[0], set()):  # long lists of numbers
             return
-        for number, item in enumerate(value):
+        for number, item in enumerate(items):
             check(item, arguments[0], f"{where}[{number}]")
     elif origin is tuple:
         several = len(arguments) == 2 and arguments[1] is Ellipsis
-        fits = isinstance(value, list) and (several or len(value) == len(arguments))
-        _demand(fits, value, "a list" if several else f"a list of {len(arguments)}", where)
-        for number, item in enumerate(value):
+        items = _list(value, where, None if several else len(arguments))
+        for number, item in enumerate(items):
             check(item, arguments[0 if several else number], f"{where}[{number}]")
     elif origin in (dict, Mapping):
-        _demand(isinstance(value, dict), value, "an object", where)
-        for key, item in value.items():
+        for key, item in _object(value, where).items():
             check(item, arguments[1], _inside(where, key))
     else:
         _check_plain(value, kind, where)
 
 
-_QUICK: dict[Any, set[type]] = {float: {float}, float | None: {float, type(None)}, str: {str}}
+_QUICK: dict[object, set[type]] = {float: {float}, float | None: {float, type(None)}, str: {str}}
 
 
-def check_fields(values: Any, kinds: Mapping[str, Any], where: str = "") -> None:
+def check_fields(values: object, kinds: Mapping[str, Any], where: str = "") -> None:
     """Raise a ValueError for the first value that is not of the type of its name; others may be there, too.
 
     >>> check_fields({"heads": "4", "other": None}, {"heads": int}, "task")
     Traceback (most recent call last):
     ValueError: task.heads is the text '4'; expected a whole number
     """
-    _demand(isinstance(values, dict), values, "an object", where)
-    for name, value in values.items():
+    for name, value in _object(values, where).items():
         if name in kinds:
             check(value, kinds[name], _inside(where, name))
 
 
 @contextmanager
 def in_one_sentence(what: str) -> Iterator[None]:
-    """Whatever goes wrong inside is a ValueError: for code that makes something of a document whose types are
-    right, and whose numbers may still fit nothing.
+    """Every error inside becomes a ValueError of one sentence: for code that uses a document whose types are
+    right, but whose numbers may not fit each other.
 
     >>> with in_one_sentence("config.json: no model fits it"):
     ...     [][3]
@@ -214,13 +216,12 @@ def in_one_sentence(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the system; others say by it that a picture is cut off
-        said = (str(error).strip().splitlines() or [""])[0][:300]
-        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-        raise ValueError(f"{what} ({kind}{said})") from error
+            raise  # of the system; Pillow raises others for an image that is cut off
+        reason = first_line(error, 300) if type(error) is ValueError else describe_error(error, 300)
+        raise ValueError(f"{what} ({reason})") from error
 
 
-def _check_union(value: Any, kinds: Sequence[Any], where: str) -> None:
+def _check_union(value: object, kinds: Sequence[Any], where: str) -> None:
     problems = []
     for kind in kinds:
         try:
@@ -233,40 +234,54 @@ def _check_union(value: Any, kinds: Sequence[Any], where: str) -> None:
     raise _wrong(value, " or ".join(map(_called, kinds)), where)
 
 
-def _check_object(value: Any, kind: Any, where: str) -> None:
-    _demand(isinstance(value, dict), value, "an object", where)
+def _check_object(value: object, kind: Any, where: str) -> None:
+    fields = _object(value, where)
     hints = typing.get_type_hints(kind, include_extras=True)
     for key, hint in hints.items():
         optional = typing.get_origin(hint) is NotRequired
-        if key in value:
-            check(value[key], typing.get_args(hint)[0] if optional else hint, _inside(where, key))
+        if key in fields:
+            check(fields[key], typing.get_args(hint)[0] if optional else hint, _inside(where, key))
         elif not optional and key in kind.__required_keys__:
             raise ValueError(f"{_inside(where, key)} is missing; expected {_called(hint)}")
 
 
-def _check_plain(value: Any, kind: Any, where: str) -> None:
+def _check_plain(value: object, kind: object, where: str) -> None:
     if kind is None or kind is type(None):
         _demand(value is None, value, "null", where)
     elif kind is bool:
         _demand(isinstance(value, bool), value, "true or false", where)
-    elif kind is int:
-        _demand(isinstance(value, int) and not isinstance(value, bool), value, "a whole number", where)
-        _demand(-_WHOLE <= value < _WHOLE, value, "one that fits 64 bits", where)
-    elif kind is float:
-        _demand(isinstance(value, int | float) and not isinstance(value, bool), value, "a number", where)
-        _demand(isinstance(value, float) or -_WHOLE <= value < _WHOLE, value, "a smaller number", where)
+    elif kind is int or kind is float:
+        numbers = int if kind is int else int | float
+        if not isinstance(value, numbers) or isinstance(value, bool):
+            raise _wrong(value, "a whole number" if kind is int else "a number", where)
+        if isinstance(value, int) and not -_WHOLE <= value < _WHOLE:
+            raise _wrong(value, "one that fits 64 bits" if kind is int else "a smaller number", where)
     elif kind is str:
         _demand(isinstance(value, str), value, "a text", where)
-    elif kind in (dict, list):
-        _demand(isinstance(value, kind), value, "an object" if kind is dict else "a list", where)
+    elif kind is dict:
+        _object(value, where)
+    elif kind is list:
+        _list(value, where)
 
 
-def _demand(fits: bool, value: Any, expected: str, where: str) -> None:
+def _demand(fits: bool, value: object, expected: str, where: str) -> None:
     if not fits:
         raise _wrong(value, expected, where)
 
 
-def _wrong(value: Any, expected: str, where: str) -> ValueError:
+def _object(value: object, where: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise _wrong(value, "an object", where)
+    return value
+
+
+def _list(value: object, where: str, length: int | None = None) -> list[object]:
+    if not isinstance(value, list) or length not in (None, len(value)):
+        raise _wrong(value, "a list" if length is None else f"a list of {length}", where)
+    return value
+
+
+def _wrong(value: object, expected: str, where: str) -> ValueError:
     got = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}.get(type(value))
     if isinstance(value, str) and len(value) <= 40:
         got = f"the text {value!r}"
@@ -275,7 +290,7 @@ def _wrong(value: Any, expected: str, where: str) -> ValueError:
     return ValueError(f"{where or 'it'} is {got}; expected {expected}")
 
 
-def _number(value: float) -> str:
+def _number(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 80:
         return "a number of many digits"
     return str(value)
@@ -299,14 +314,14 @@ def _inside(where: str, key: str) -> str:
     return f"{where}.{short}" if where else short
 
 
-def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys are all different: of two values for one name, nobody knows which is meant."""
-    found: dict[str, Any] = {}
+def _once(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
+    """An object whose keys are all different."""
+    values: dict[str, object] = {}
     for key, value in pairs:
-        if key in found:
+        if key in values:
             raise ValueError(f"{_inside('', key)} is there twice; expected it once")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def _finite(number: str) -> float:
@@ -316,9 +331,9 @@ def _finite(number: str) -> float:
     return value
 
 
-def _check_depth(value: Any) -> None:
-    """See that a value is not nested deeply, and that its texts can be written down again."""
-    layer: list[Any] = [[value]]
+def _check_depth(value: object) -> None:
+    """Check that a value is not nested deeply, and that its texts can be encoded again."""
+    layer: list[dict[str, object] | list[object]] = [[value]]
     for _ in range(DEEPEST):
         inside = [item for one in layer for item in (one.values() if isinstance(one, dict) else one)]
         names = [name for one in layer if isinstance(one, dict) for name in one]

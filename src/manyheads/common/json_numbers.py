@@ -1,4 +1,4 @@
-"""Numbers for JSON: null where there is no number."""
+"""Numbers for JSON, which has no NaN: null."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 
-def plain(values: Any) -> Any:
-    """A tensor, a list or a number for JSON: null where there is no number.
+def plain(values: object) -> Any:
+    """A tensor, a list, a dict or a number for JSON; null for NaN and infinity.
 
     >>> import torch
     >>> plain(torch.tensor([0.5, torch.nan]))

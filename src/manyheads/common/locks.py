@@ -1,4 +1,4 @@
-"""One process at a time in a folder: a second one is told so, and a killed one leaves nothing locked."""
+"""One process at a time in a folder: a second one gets an error, and a killed one leaves no lock."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock that this file is; the operating system lets go of it when the process ends.
+    """Hold a lock on a file; the operating system releases it when the process ends.
 
     Parameters
     ----------
-    path: the file, made if it is not there and removed at the end.
-    what: what is locked, for the sentence that another process gets.
+    path: the file, created if needed and removed at the end.
+    what: what is locked, for the error message of another process.
 
     Raises
     ------
-    ValueError when another process, or another part of this one, holds it.
+    ValueError if another process, or another part of this one, holds it.
 
     Examples
     --------
@@ -56,15 +56,15 @@ def locked(path: Path, what: str) -> Iterator[None]:
         os.write(handle, str(os.getpid()).encode())
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: who opened this file sees that it is gone
+        path.unlink(missing_ok=True)  # while it is held: a process that opened this file sees that it is gone
         os.close(handle)
-        with suppress(OSError):  # folders that were made for the lock alone
+        with suppress(OSError):  # folders that were created for the lock alone
             for folder in new:
                 folder.rmdir()
 
 
 def _is_at(handle: int, path: Path) -> bool:
-    """Whether the file that was locked is still the one of that name: its last owner may have removed it."""
+    """Whether the locked file is still the one of that name: its last owner may have removed it."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except FileNotFoundError:
@@ -72,7 +72,7 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def _take(handle: int) -> bool:
-    """Lock an open file, unless somebody else has; file systems that cannot lock let everybody in."""
+    """Lock an open file; False if another process holds it. File systems without locks always succeed."""
     try:
         if sys.platform == "win32":
             import msvcrt

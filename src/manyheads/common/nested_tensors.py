@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: object) -> Iterator[Tensor]:
     """The tensors in a value, in order.
 
     >>> import torch

@@ -1,4 +1,4 @@
-"""The folder that results go to: made and held before the work, mistakes said in one sentence."""
+"""The folder of results: created and locked before the work; errors are one sentence."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from manyheads.common.whole_files import tidy
 
 @contextmanager
 def prepared(out: Path) -> Iterator[None]:
-    """Make the folder and see that it can be written, before the work and not after it; then hold it, so that
-    no other process mixes its files with ours.
-    """
+    """Create the folder, check that it can be written before the work, and lock it for this process."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=out) as probe:

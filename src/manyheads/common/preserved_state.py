@@ -1,4 +1,4 @@
-"""A model, the random generators and torch's settings are after a call what they were before it."""
+"""Calls that leave a model, the random generators and the settings of torch as they were."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Restore = Callable[[], None]
 
 @contextmanager
 def evaluating(*models: nn.Module, draws: bool = False) -> Iterator[None]:
-    """Models in eval mode, and afterwards what they were, whatever ended the context: see `untouched`.
+    """Models in eval mode; afterwards they are as they were, whatever ended the context: see `untouched`.
 
     >>> model = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
     >>> with evaluating(model):
@@ -85,13 +85,13 @@ def _has_values(buffer: Tensor | None) -> TypeGuard[Tensor]:
 
 
 def _value(buffer: Tensor) -> Restore:
-    """Copy a buffer back if it was written to; its version does not tell (batch norm's kernel leaves it)."""
-    kept = buffer.detach().clone()
+    """Copy a buffer back if it was written to; its version does not show that (batch norm leaves it)."""
+    before = buffer.detach().clone()
 
     def restore() -> None:
-        if not torch.equal(buffer, kept):
+        if not torch.equal(buffer, before):
             with torch.inference_mode(buffer.is_inference()), torch.no_grad():
-                buffer.copy_(kept)
+                buffer.copy_(before)
 
     return restore
 
@@ -115,7 +115,7 @@ def _generators() -> Restore:
 
 def _settings() -> Restore:
     """Each is set only if it changed: setting a number of threads again is not free."""
-    settings: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+    settings: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
         (torch.is_grad_enabled, torch.set_grad_enabled),
         (torch.get_default_dtype, torch.set_default_dtype),
         (torch.get_num_threads, torch.set_num_threads),
@@ -134,7 +134,7 @@ def _settings() -> Restore:
 
 
 def flushes_denormals() -> bool:
-    """Whether this thread's CPU makes zeros of numbers too small for full precision; torch does not tell.
+    """Whether this thread's CPU flushes denormal numbers to zero; torch cannot say.
 
     >>> flushes_denormals()
     False

@@ -1,4 +1,8 @@
-"""Which of several processes this one is, as torchrun and accelerate launch say."""
+"""Which of several processes this one is, as torchrun and accelerate launch set it.
+
+Read from the environment, since `inspect` must run where accelerate is not installed; training and evaluation
+use accelerate's PartialState.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,10 @@ import os
 
 
 def rank() -> int:
-    """Which of the processes this one is, as torchrun and accelerate launch say."""
+    """The number of this process, from 0."""
     return int(os.environ.get("RANK", 0))
 
 
 def processes() -> int:
-    """How many processes share the work."""
+    """The number of processes that share the work."""
     return int(os.environ.get("WORLD_SIZE", 1))

@@ -13,7 +13,7 @@ _WHERE: dict[str, str] = {}
 
 
 def register(name: str, where: str) -> None:
-    """Say where something is: ``package.module:attribute``.
+    """Register a name for ``package.module:attribute``.
 
     >>> register("example", "math:sqrt")
     >>> registered("example")(9)
@@ -23,6 +23,6 @@ def register(name: str, where: str) -> None:
 
 
 def registered(name: str) -> Any:
-    """What a name stands for; a KeyError where nothing is registered under it."""
+    """The object behind a name; a KeyError if nothing is registered under it."""
     module, _, attribute = _WHERE[name].partition(":")
     return getattr(import_module(module), attribute)

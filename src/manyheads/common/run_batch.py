@@ -7,8 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from manyheads.common.types import Batch
 
-def run(model: nn.Module, batch: Any) -> Any:
+
+def run(model: nn.Module, batch: Batch) -> Any:
     """Run a model on a batch: a dict as keyword arguments, a tuple or list as positional ones, anything
     else as one.
 

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, whatever happens while they are written."""
+"""Files and folders that are complete or absent, whatever happens while they are written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEFT = re.compile(r"\..+\.\d+-\d+")  # as `_beside` names them
 
 
 def write_whole(path: str | PathLike[str], content: bytes | str) -> None:
-    """Write a file beside its place, see it on the disk, then move it there. Text is written as UTF-8.
+    """Write a file under another name, sync it to the disk, then rename it. Text is written as UTF-8.
 
     A full disk, Ctrl-C or a crash leaves the file as it was before, or the new one.
 
@@ -39,7 +39,7 @@ def write_whole(path: str | PathLike[str], content: bytes | str) -> None:
 
 @contextmanager
 def whole_folder(path: str | PathLike[str]) -> Iterator[Path]:
-    """A new folder to write into; at the end it takes its place, which must be free or an empty folder.
+    """A new folder to write into, renamed at the end; the path must be free or an empty folder.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as parent:
@@ -61,8 +61,8 @@ def whole_folder(path: str | PathLike[str]) -> Iterator[Path]:
 
 
 def tidy(folder: Path, name: str = "") -> None:
-    """Remove what killed processes left unfinished in a folder, all or that of one name; whoever calls this
-    holds the lock.
+    """Remove the unfinished files of killed processes in a folder, all or those of one name; the caller holds
+    the lock.
     """
     for left in folder.glob(".*"):
         if _LEFT.fullmatch(left.name) and left.name.lstrip(".").startswith(name and f"{name}."):
@@ -70,14 +70,14 @@ def tidy(folder: Path, name: str = "") -> None:
 
 
 def remove_unfinished() -> None:
-    """Remove what this process has not finished writing: for those who leave at once."""
+    """Remove what this process has not finished writing, before it exits at once."""
     for path in list(_unfinished):
         _remove(path)
 
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A name beside a path for what is not finished; an error is about the path, and leaves nothing there."""
+    """A temporary name beside a path; an error names the path, and leaves nothing there."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}-{next(_number)}")
     _unfinished.add(unfinished)
     try:
@@ -98,9 +98,9 @@ def _remove(path: Path) -> None:
 
 
 def _to_disk(path: Path) -> None:
-    """What was written, or renamed inside a folder, is on the disk when this returns."""
+    """Sync a file or folder to the disk."""
     if os.name != "posix" and path.is_dir():
-        return  # only there can folders be opened
+        return  # folders can be opened on POSIX only
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

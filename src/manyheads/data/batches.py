@@ -1,14 +1,15 @@
-"""What a model is to read as batches: bucketed by length, the same for every process."""
+"""The batches of a corpus: bucketed by length, the same for every process."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from manyheads.common.types import Batch
 
 BATCH_TOKENS = 4096
 # Rare are the rarest tokens that together make up this share of a corpus; frequent, the most frequent ones.
@@ -17,16 +18,25 @@ QUARTER = 0.25
 
 @dataclass
 class Corpus:
-    """What a model is to read: sequences of token ids, or pictures.
+    """What a model is to read: sequences of token ids, images, or the examples of a task.
 
-    `groups` are token ids by name, for `watch`; `shares` how much of the corpus each group is; `unknown` the
-    share of tokens that stand for whatever the tokenizer does not know, None where it has no such token.
+    Attributes
+    ----------
+    what: its name, for people.
+    unit: what is counted: ``tokens``, ``images`` or the unit of a task.
+    sizes: the number of tokens of each sequence.
+    make: from the indices of some sequences to the batch that the model takes.
+    batch_tokens: the most tokens of a batch, padding included.
+    padding: whether sequences of different lengths may share a batch.
+    groups: token ids by the name of their group, for `watch`.
+    shares: the share of the corpus that each group makes up.
+    unknown: the share of unknown tokens; None if the tokenizer has no unknown token.
     """
 
     what: str
     unit: str
     sizes: list[int]
-    make: Any = field(repr=False)  # indices -> what the model takes
+    make: Callable[[Sequence[int]], Batch] = field(repr=False)
     batch_tokens: int = BATCH_TOKENS
     padding: bool = True
     groups: dict[str, list[int]] = field(default_factory=dict, repr=False)
@@ -35,7 +45,7 @@ class Corpus:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader has to know about it."""
+        """Sentences that a reader of the results should know."""
         if not self.unknown:
             return []
         return [
@@ -43,10 +53,10 @@ class Corpus:
             "words, and what heads do with it says nothing about them"
         ]
 
-    def batches(self, rank: int = 0, processes: int = 1) -> Iterator[tuple[int, Any]]:
-        """How many tokens (or pictures) a batch holds, and the batch, of the part of one process.
+    def batches(self, rank: int = 0, processes: int = 1) -> Iterator[tuple[int, Batch]]:
+        """The batches of one process, each with the number of its tokens (or images).
 
-        The batches of a corpus do not depend on how many processes share them.
+        The batches do not depend on the number of processes that share them.
         """
         for indices in self.plan()[rank::processes]:
             yield (
@@ -55,13 +65,13 @@ class Corpus:
             )
 
     def plan(self) -> list[list[int]]:
-        """Which sequences stand in which batch, in a mixed order: a part of them is a fair sample."""
+        """The indices of the sequences of each batch, shuffled: a part of them is a fair sample."""
         planned = bucketed(self.sizes, self.batch_tokens, self.padding)
         random.Random(0).shuffle(planned)
         return planned
 
     def total(self, rank: int = 0, processes: int = 1) -> int:
-        """How many tokens (or pictures) there are for a process."""
+        """The number of tokens (or images) of one process."""
         plan = self.plan()[rank::processes]
         return sum(
             sum(self.sizes[i] for i in batch) if self.unit == "tokens" else len(batch) for batch in plan
@@ -69,9 +79,9 @@ class Corpus:
 
 
 def bucketed(sizes: Sequence[int], batch_tokens: int, padding: bool = True) -> list[list[int]]:
-    """Sequences of like lengths together: number times longest is at most ``batch_tokens`` in each batch.
+    """Batches of sequences of similar lengths: number times longest is at most ``batch_tokens`` in each.
 
-    A sequence longer than that is a batch of its own. Without padding, only equal lengths stand together.
+    A sequence longer than that is a batch alone. Without padding, only equal lengths share a batch.
 
     >>> bucketed([5, 2, 3, 5, 2], batch_tokens=10)
     [[0, 3], [2, 1, 4]]
@@ -119,17 +129,17 @@ def groups(
     return chosen, {name: sum(counts[token] for token in ids) / total for name, ids in chosen.items()}
 
 
-def unknown_id(tokenizer: Any) -> int | None:
-    """The id that a tokenizer gives to whatever it does not know; None where it knows everything.
+def unknown_id(tokenizer: object) -> int | None:
+    """The id of a tokenizer's unknown token; None if it has none.
 
-    Tokenizers of bytes name their end of text here, since nothing is unknown to them.
+    Byte-level tokenizers name their end of text here, since nothing is unknown to them.
     """
-    found = getattr(tokenizer, "unk_token_id", None)
+    unknown = getattr(tokenizer, "unk_token_id", None)
     others = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos")]
-    return found if isinstance(found, int) and found not in others else None
+    return unknown if isinstance(unknown, int) and unknown not in others else None
 
 
-def unknown_share(counts: Mapping[int, int], tokenizer: Any) -> float | None:
+def unknown_share(counts: Mapping[int, int], tokenizer: object) -> float | None:
     """The share of tokens, counted by id, that are unknown to a tokenizer."""
     unknown = unknown_id(tokenizer)
     return None if unknown is None else counts.get(unknown, 0) / max(1, sum(counts.values()))
@@ -144,7 +154,7 @@ def padded(rows: Sequence[Sequence[int]], fill: int = 0) -> tuple[Tensor, Tensor
     """
     ids = torch.full((len(rows), max(map(len, rows))), fill)
     real = torch.zeros_like(ids)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)] = torch.tensor(row)
-        real[place, : len(row)] = 1
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = torch.tensor(row)
+        real[number, : len(row)] = 1
     return ids, real

@@ -1,4 +1,4 @@
-"""Texts, pictures, token ids or the examples of a task as a corpus that a model can read."""
+"""Texts, images, token ids or the examples of a task as a corpus that a model can read."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
+import numpy
 from torch import Tensor
 
-from manyheads.common.decompression import open_picture
+from manyheads.common.decompression import open_image
 from manyheads.common.errors import UnreadDataError
 from manyheads.common.json_files import in_one_sentence, read_bytes
 from manyheads.common.registry import registered
+from manyheads.common.types import Batch
 from manyheads.data.batches import BATCH_TOKENS, Corpus, groups, padded, unknown_share
 from manyheads.data.examples import spread
 from manyheads.data.text_lines import pieces, read_lines
 from manyheads.models.open import Loaded, if_any
 
-PICTURES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
-# A picture counts as this many tokens where a model does not say how it cuts it.
-TOKENS_OF_A_PICTURE = 256
-# So many tokens are read of what a task has held out, where nobody says how much or what to read.
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
+# An image counts as this many tokens if the model's config does not give the number of its patches.
+TOKENS_OF_AN_IMAGE = 256
+# The number of tokens that are read of a task's held-out examples by default.
 HELD_OUT_TOKENS = 32768
 
 
@@ -36,13 +37,13 @@ def text(
     limit: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> Corpus:
-    """A text file, one text a line, ``-`` for standard input, or without a path a text of our own.
+    """A text file, one text a line; ``-`` for standard input; without a path, a text of our own.
 
-    Texts longer than ``max_length`` (or than the model's positions) are cut into pieces; ``limit`` stops
-    after so many texts.
+    Texts longer than ``max_length`` (or than the model's positions) are cut into pieces; ``limit`` is the
+    largest number of texts.
 
-    >>> from manyheads.models.open import load
-    >>> corpus = text(load(), limit=5)
+    >>> from manyheads.models.open import open_model
+    >>> corpus = text(open_model(), limit=5)
     >>> len(corpus.sizes), sorted(corpus.groups)
     (5, ['frequent', 'rare', 'special'])
     """
@@ -68,25 +69,21 @@ def tokens(
     batch_tokens: int = BATCH_TOKENS,
 ) -> Corpus:
     """Token ids from a NumPy file: (sequences, length), or one long stream that is cut into pieces."""
-    try:
-        import numpy
-    except ImportError:
-        raise ImportError("--tokens needs NumPy: pip install numpy") from None
     content = read_bytes(path, "tokens")
-    with in_one_sentence(f"tokens: {path} is no .npy file of numbers; write it by numpy.save"):
+    with in_one_sentence(f"tokens: {path} is no .npy file of numbers; write it with numpy.save"):
         ids = numpy.load(BytesIO(content), allow_pickle=False)
     if not isinstance(ids, numpy.ndarray) or ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
-        found = f"{ids.dtype} {ids.shape}" if isinstance(ids, numpy.ndarray) else "several arrays"
-        raise ValueError(f"tokens: {path} holds {found}; expected integers (sequences, length) or (length,)")
+        kind = f"{ids.dtype} {ids.shape}" if isinstance(ids, numpy.ndarray) else "several arrays"
+        raise ValueError(f"tokens: {path} holds {kind}; expected integers (sequences, length) or (length,)")
     if not ids.size:
-        raise ValueError(f"tokens: {path} holds no token at all; expected at least one")
-    known = loaded.vocabulary
+        raise ValueError(f"tokens: {path} holds no tokens; expected at least one")
+    vocabulary = loaded.vocabulary
     low, high = int(ids.min()), int(ids.max())
-    if low < 0 or (known is not None and high >= known):
-        wrong = low if low < 0 else high
+    if low < 0 or (vocabulary is not None and high >= vocabulary):
+        expected = f"0 to {vocabulary - 1}" if vocabulary else "0 or more"
         raise ValueError(
-            f"tokens: {path} holds the id {wrong}; expected {f'0 to {known - 1}' if known else '0 or more'}, "
-            "the ids that the model knows: make them with its own tokenizer"
+            f"tokens: {path} holds the id {low if low < 0 else high}; expected {expected}, the model's "
+            "vocabulary: make the ids with its tokenizer"
         )
     if (
         ids.ndim == 2
@@ -110,33 +107,33 @@ def tokens(
 def images(
     loaded: Loaded, path: str, *, limit: int | None = None, batch_tokens: int = BATCH_TOKENS
 ) -> Corpus:
-    """The pictures of a folder and of the folders in it, in the order of their names."""
+    """The images of a folder and of the folders in it, in the order of their names."""
     folder = Path(path)
     if not folder.is_dir():
-        raise ValueError(f"images: {path} is not a folder; expected one with pictures")
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in PICTURES)[:limit]
+        raise ValueError(f"images: {path} is not a folder; expected one with images")
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)[:limit]
     if not files:
         raise ValueError(
-            f"images: {path} holds no picture; expected files that end in {', '.join(sorted(PICTURES))}"
+            f"images: {path} holds no images; expected files that end in {', '.join(sorted(IMAGE_SUFFIXES))}"
         )
     processor = loaded.processor()
 
-    def make(indices: Sequence[int]) -> Any:
-        pictures = []
+    def make(indices: Sequence[int]) -> Batch:
+        pixels = []
         for i in indices:
-            with open_picture(files[i], "images") as picture:
-                pictures.append(picture.convert("RGB"))
+            with open_image(files[i], "images") as image:
+                pixels.append(image.convert("RGB"))
         try:
-            made = processor(pictures, return_tensors="pt")
+            batch = processor(pixels, return_tensors="pt")
         except TypeError:
-            made = processor(pictures)
-        return dict(made) if isinstance(made, Mapping) else made
+            batch = processor(pixels)
+        return dict(batch) if isinstance(batch, Mapping) else batch
 
     side, patch = (
         getattr(getattr(loaded.model, "config", None), n, None) for n in ("image_size", "patch_size")
     )
     each = (
-        (side // patch) ** 2 + 1 if isinstance(side, int) and isinstance(patch, int) else TOKENS_OF_A_PICTURE
+        (side // patch) ** 2 + 1 if isinstance(side, int) and isinstance(patch, int) else TOKENS_OF_AN_IMAGE
     )
     return Corpus(path, "images", [each] * len(files), make, batch_tokens)
 
@@ -149,11 +146,11 @@ def examples(
     batch_tokens: int = BATCH_TOKENS,
     labels: bool = False,
 ) -> Corpus:
-    """What the task of a trained model reads: ``data`` of its own kind, or some of what training held out.
+    """The examples that a trained model's task reads from ``data``, or some that its training held out.
 
     Data that only the folder names, and that do not lie in it, are not read: `manyheads.tasks.may_read`.
 
-    With ``labels``, batches also have those of their examples, for a loss.
+    With ``labels``, batches also have the labels of their examples, for a loss.
     """
     task, folder = loaded.task, loaded.folder
     if task is None or folder is None:
@@ -161,25 +158,23 @@ def examples(
             f"data: {loaded.name} was not trained by manyheads; give --text, --images or --tokens"
         )
     try:
-        found = registered("tasks.held_out")(folder, task) if data is None else task.read(data)
+        read = registered("tasks.held_out")(folder, task) if data is None else task.read(data)
     except (OSError, ValueError) as error:
         if data is not None or str(error).startswith("MODEL:"):
             raise
-        raise UnreadDataError(
-            f"MODEL: what {folder} was trained on cannot be read any more ({error})"
-        ) from error
-    most = limit or len(found)
+        raise UnreadDataError(f"MODEL: what {folder} was trained on cannot be read now ({error})") from error
+    most = limit or len(read)
     if limit is None and data is None:
-        most = max(1, int(HELD_OUT_TOKENS * len(found) / sum(found.sizes)))
-    chosen = spread(len(found), most)
-    random.Random(0).shuffle(chosen)  # the first ones are a fair sample of data that are in some order
-    what = data or f"{len(chosen):,} of {len(found):,} held-out examples"
+        most = max(1, int(HELD_OUT_TOKENS * len(read) / sum(read.sizes)))
+    chosen = spread(len(read), most)
+    random.Random(0).shuffle(chosen)  # the first ones are a fair sample of sorted data
+    what = data or f"{len(chosen):,} of {len(read):,} held-out examples"
 
-    def make(indices: Sequence[int]) -> Any:
-        batch = task.collate(found.take([chosen[i] for i in indices], 0))
+    def make(indices: Sequence[int]) -> dict[str, Tensor]:
+        batch = task.collate(read.take([chosen[i] for i in indices], 0))
         return task.inputs(batch) | ({"labels": batch["labels"]} if labels and "labels" in batch else {})
 
-    corpus = Corpus(what, task.unit, [found.sizes[i] for i in chosen], make, batch_tokens)
+    corpus = Corpus(what, task.unit, [read.sizes[i] for i in chosen], make, batch_tokens)
     if task.unit == "tokens":
         counts = Counter(token for i in range(len(chosen)) for token in _first_ids(make([i])))
         corpus.groups, corpus.shares = groups(counts, _special(loaded))
@@ -187,12 +182,9 @@ def examples(
     return corpus
 
 
-def _first_ids(batch: Mapping[str, Any]) -> list[int]:
+def _first_ids(batch: Mapping[str, Tensor]) -> list[int]:
     """The token ids of a batch of one sequence."""
-    whole = (
-        x for x in batch.values() if isinstance(x, Tensor) and x.dim() == 2 and not x.is_floating_point()
-    )
-    ids: list[int] = next(whole)[0].tolist()
+    ids: list[int] = next(x for x in batch.values() if x.dim() == 2 and not x.is_floating_point())[0].tolist()
     return ids
 
 
@@ -212,30 +204,29 @@ def choose(
     *,
     labels: bool = False,
 ) -> Corpus:
-    """The corpus that a command was asked for: one of --text, --images, --tokens and --data.
+    """The corpus that the options of a command name: one of --text, --images, --tokens and --data.
 
     Without any, a model that manyheads trained reads what its training held out, and others a text of ours.
     """
     named = {"--text": text_file, "--images": image_folder, "--tokens": token_file, "--data": data}
-    given = [name for name, path in named.items() if path is not None]
-    if len(given) > 1:
-        raise ValueError(f"got {' and '.join(given)}; expected one of {', '.join(named)}")
+    passed = [name for name, path in named.items() if path is not None]
+    if len(passed) > 1:
+        raise ValueError(f"got {' and '.join(passed)}; expected one of {', '.join(named)}")
     for name, number in (("max-length", max_length), ("limit", limit), ("batch-tokens", batch_tokens)):
         if number is not None and number < 1:
             raise ValueError(f"{name}: got {number}; expected 1 or more")
     if image_folder is not None:
         return images(loaded, image_folder, limit=limit, batch_tokens=batch_tokens)
-    if data is not None or (loaded.task is not None and not given):
+    if data is not None or (loaded.task is not None and not passed):
         if max_length is not None:
             raise ValueError(
                 f"max-length: {loaded.name} reads examples as long as its task makes them; expected --text "
                 "or --tokens with it"
             )
         return examples(loaded, data, limit=limit, batch_tokens=batch_tokens, labels=labels)
-    lengths: Any = {"max_length": max_length, "limit": limit, "batch_tokens": batch_tokens}
     if token_file is not None:
-        return tokens(loaded, token_file, **lengths)
-    return text(loaded, text_file, **lengths)
+        return tokens(loaded, token_file, max_length=max_length, limit=limit, batch_tokens=batch_tokens)
+    return text(loaded, text_file, max_length=max_length, limit=limit, batch_tokens=batch_tokens)
 
 
 def _of_ids(
@@ -247,20 +238,20 @@ def _of_ids(
     padding: int | None,
 ) -> Corpus:
     counts = _counts(sequences)
-    known = loaded.vocabulary
-    if known is not None and max(counts) >= known:
+    vocabulary = loaded.vocabulary
+    if vocabulary is not None and max(counts) >= vocabulary:
         raise ValueError(
-            f"text: the tokenizer gives the id {max(counts)}, and the model knows 0 to {known - 1}; "
-            "take the tokenizer that belongs to the model"
+            f"text: the tokenizer gives the id {max(counts)}; expected 0 to {vocabulary - 1}, the model's "
+            "vocabulary: take the tokenizer that belongs to the model"
         )
     chosen, shares = groups(counts, special)
-    fill = padding if isinstance(padding, int) and (known is None or 0 <= padding < known) else 0
+    fill = padding if isinstance(padding, int) and (vocabulary is None or 0 <= padding < vocabulary) else 0
 
-    def make(indices: Sequence[int]) -> Any:
+    def make(indices: Sequence[int]) -> Batch:
         return loaded.arguments(*padded([sequences[i] for i in indices], fill))
 
     sizes = [len(ids) for ids in sequences]
-    # A padded query of a decoder still looks at the encoder, and would count there.
+    # A padded query of a decoder still attends to the encoder, and would count there.
     padding_works = loaded.arrange is not None or (loaded.takes_mask and loaded.start is None)
     return Corpus(what, "tokens", sizes, make, batch_tokens, padding_works, chosen, shares)
 
@@ -273,11 +264,11 @@ def _counts(sequences: Sequence[array[int]]) -> Counter[int]:
 
 
 def _length(loaded: Loaded, max_length: int | None, tokenizer: int | None = None) -> int | None:
-    """How long a sequence may be. Tokenizers that know no limit say an astronomical number."""
+    """The longest sequence. Tokenizers without a limit give an astronomical number."""
     positions = loaded.positions
     if max_length is None:
-        known = [n for n in (positions, tokenizer) if n is not None and n < 10**9]
-        return min(known, default=None)
+        limits = [n for n in (positions, tokenizer) if n is not None and n < 10**9]
+        return min(limits, default=None)
     if positions is not None and max_length > positions:
         raise ValueError(
             f"max-length: got {max_length}, and the model has {positions} positions; give at most {positions}"

@@ -1,7 +1,7 @@
-"""Which examples stand in which batch: a function of the seed and the step, and of nothing that happened.
+"""Examples to learn from, and their order: a function of the seed and the step alone.
 
-So a run that was killed goes on with the batches it would have had, and two processes share the batches that
-one would have alone.
+So a run that was killed continues with the batches it would have had, and two processes share the batches
+that one would have alone.
 """
 
 from __future__ import annotations
@@ -10,41 +10,45 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from manyheads.data.batches import bucketed
+
+# What a model reads of an example, and what it is to predict; more tensors where a task has more.
+Example: TypeAlias = tuple[Tensor, ...]
 
 
 @dataclass(eq=False)
 class Examples:
-    """What a model is to learn from, or be measured on.
+    """Examples that a model learns from, or is measured on.
 
     Attributes
     ----------
-    sizes: how many tokens each example has. A batch holds examples of like sizes.
-    make: ``make(index, random)`` gives an example; what is random in it comes from the generator alone.
+    sizes: the number of tokens of each example. A batch holds examples of similar sizes.
+    make: ``make(index, random)`` gives an example; its random part comes from the generator alone.
 
     Examples
     --------
-    >>> examples = Examples([3, 5, 4], lambda index, random: torch.arange(index))
+    >>> examples = Examples([3, 5, 4], lambda index, random: (torch.arange(index),))
     >>> len(examples), examples.take([2])
-    (3, [tensor([0, 1])])
+    (3, [(tensor([0, 1]),)])
     """
 
     sizes: Sequence[int]
-    make: Callable[[int, torch.Generator], Any] = field(repr=False)
+    make: Callable[[int, torch.Generator], Example] = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def take(self, indices: Sequence[int], *key: int) -> list[Any]:
+    def take(self, indices: Sequence[int], *key: int) -> list[Example]:
         """These examples. Their random part depends on the key and on which example it is."""
         return [self.make(i, torch.Generator().manual_seed(seed_of(*key, i))) for i in indices]
 
     def digest(self) -> str:
-        """A short name for data of these sizes, to notice that a run is resumed on other data."""
+        """A hash of the sizes, to notice that a run is resumed on other data."""
         return hashlib.sha256(",".join(map(str, self.sizes)).encode()).hexdigest()[:16]
 
 
@@ -61,7 +65,7 @@ def seed_of(*numbers: int) -> int:
 class Order:
     """The batches of a run.
 
-    Every epoch shows each example once. It shuffles the examples, puts those of like sizes together, and
+    Every epoch shows each example once. It shuffles the examples, batches those of similar sizes, and
     shuffles the batches.
 
     Examples
@@ -85,11 +89,11 @@ class Order:
         self._plan = lru_cache(maxsize=2)(self._make_plan)
 
     def epoch(self, step: int) -> int:
-        """How many times all examples were shown before this step."""
+        """The number of epochs before this step."""
         return step // self.batches
 
     def batch(self, step: int) -> list[int]:
-        """Which examples a step learns from."""
+        """The indices of the examples of a step."""
         return self._plan(self.epoch(step))[step % self.batches]
 
     def _make_plan(self, epoch: int) -> list[list[int]]:
@@ -102,7 +106,7 @@ class Order:
 
 
 def spread(examples: int, most: int) -> list[int]:
-    """At most so many indices, evenly over all examples; 0 for all.
+    """At most ``most`` indices, evenly over all examples; 0 for all.
 
     >>> spread(10, 3)
     [0, 3, 6]

@@ -1,4 +1,4 @@
-"""The lines of a text file, and the pieces of a line that fit a model; a mistake in the file says where."""
+"""The lines of a text file, and the pieces of a line that fit a model; errors name the line."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-# A line longer than this is no text of its own but a file without line breaks.
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# A line longer than this is a file without line breaks.
 LONGEST_LINE = 1_000_000
 
 
 def read_lines(path: str | None, limit: int | None) -> Iterator[str]:
-    """The lines with something in them, one at a time: of a file, of ``-`` (standard input), or of our text.
+    """The lines that are not empty, one at a time: of a file, of ``-`` (standard input), or of our text.
 
     >>> len(list(read_lines(None, limit=3)))
     3
     """
     if path is None:
-        own = resources.files("manyheads").joinpath("data/files/text.txt").read_text(encoding="utf-8")
-        yield from own.splitlines()[:limit]
+        text = resources.files("manyheads").joinpath("data/files/text.txt").read_text(encoding="utf-8")
+        yield from text.splitlines()[:limit]
         return
     if path == "-":
         yield from _checked(sys.stdin.buffer, "standard input", limit)
         return
     if not Path(path).is_file():
-        what = "a folder" if Path(path).is_dir() else "no file"
-        raise ValueError(f"text: {path} is {what}; expected a text file, one text a line")
+        kind = "a folder" if Path(path).is_dir() else "no file"
+        raise ValueError(f"text: {path} is {kind}; expected a text file, one text a line")
     with open(path, "rb") as file:
         yield from _checked(file, path, limit)
 
@@ -48,7 +51,7 @@ def _checked(file: BinaryIO, name: str, limit: int | None) -> Iterator[str]:
             decoded = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"text: line {number} of {name} is not UTF-8 (byte {line[error.start]:#04x} at place "
+                f"text: line {number} of {name} is not UTF-8 (byte {line[error.start]:#04x} at position "
                 f"{error.start}); convert it, for instance with `iconv -t UTF-8`"
             ) from None
         if decoded:
@@ -58,20 +61,20 @@ def _checked(file: BinaryIO, name: str, limit: int | None) -> Iterator[str]:
         raise ValueError(f"text: {name} is empty; expected at least one line of text")
 
 
-def pieces(tokenizer: Any, line: str, length: int | None) -> list[list[int]]:
+def pieces(tokenizer: PreTrainedTokenizerBase, line: str, length: int | None) -> list[list[int]]:
     """The ids of a text, with the special tokens of the model, in pieces that fit."""
     if not callable(tokenizer):
         raise ValueError(
             f"text: expected a tokenizer that can be called with a text, got {type(tokenizer).__name__}"
         )
     if length is None or not getattr(tokenizer, "is_fast", False):
-        found = tokenizer(line)
-        ids = found["input_ids"] if isinstance(found, Mapping) else list(found)
+        encoded = tokenizer(line)
+        ids = encoded["input_ids"] if isinstance(encoded, Mapping) else list(encoded)
         return [ids[i : i + length] for i in range(0, len(ids), length)] if length else [ids] if ids else []
     least = tokenizer.num_special_tokens_to_add() + 1
     if length < least:
         raise ValueError(
             f"max-length: got {length}; this tokenizer needs at least {least} for one token of text"
         )
-    found = tokenizer(line, truncation=True, max_length=length, return_overflowing_tokens=True)
-    return [ids for ids in found["input_ids"] if ids]
+    encoded = tokenizer(line, truncation=True, max_length=length, return_overflowing_tokens=True)
+    return [ids for ids in encoded["input_ids"] if ids]

@@ -1,83 +1,99 @@
-"""What a cut does to a model besides its numbers, as plain data: kept with the model and in heads.json."""
+"""The record of a cut, as plain data: how a model differs from an uncut one. Saved in heads.json."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
 
+from manyheads.models import no_heads
 from manyheads.models.no_heads import NoHeads
-from manyheads.models.per_head_inputs import Narrow
+from manyheads.models.per_head_inputs import Narrow, NarrowOptions
 from manyheads.models.reported_width import Width
 from manyheads.models.torch_attention import TorchAttention
 
 ATTRIBUTE = "_manyheads_changes"  # of a cut model
 
 
+class Setting(TypedDict):
+    """The entries ``keep`` of ``size`` along ``axis`` are those of the remaining heads."""
+
+    axis: int
+    size: int
+    keep: list[int]
+
+
+class Count(TypedDict):
+    """Heads and key heads of a site before and after, width of a key, original numbers of the cut heads."""
+
+    before: list[int]
+    after: list[int]
+    d_key: int | None
+    removed: list[int]
+
+
 @dataclass
 class Changes:
-    """How a cut model differs from the one that its class and config make.
+    """How a cut model differs from one that is built from its class and config.
 
     shapes: of every parameter and buffer that was cut.
-    attributes: ``{module path: {attribute path: value}}``, such as its number of heads; none where nothing
-        had to change.
-    configs: the same for modules that read a config, which then have a copy of their own.
-    inputs: ``{module path: [options of Narrow]}`` for modules that are given something for every head.
+    attributes: ``{module path: {attribute path: value}}``, such as its number of heads, if they changed.
+    configs: the same for modules that read a config; each then has its own copy.
+    inputs: ``{module path: [options of Narrow]}`` for modules with an argument for every head.
     widths: ``{module path: options of Width}`` for modules that read the width of all heads off their input.
-    copied: ``{module path: module path}``: the first makes a table for itself as the second does.
+    copied: ``{module path: module path}``: the first computes a table for itself as the second does.
     replaced: paths of modules that were nn.MultiheadAttention and are `TorchAttention` now.
     emptied: ``{module path: options of NoHeads}`` for modules that lost all heads.
-    settings: ``{module path: {attribute: {axis, size, keep}}}`` for what holds something for every head and
-        is no weight: the entries ``keep`` of ``size`` along ``axis`` are those of the heads that stayed.
-    notes: what could not be shown of the cut, as sentences.
-    counts: of every site, cut or not: heads and key heads ``before`` and ``after``, ``d_key``, and the
-        original numbers of the heads that went, ``removed``.
+    settings: ``{module path: {attribute: Setting}}`` for attributes with an entry for every head that are no
+        weights.
+    notes: sentences about what could not be verified.
+    counts: of every site, cut or not.
     """
 
     shapes: dict[str, list[int]] = field(default_factory=dict)
-    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    inputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    attributes: dict[str, dict[str, object]] = field(default_factory=dict)
+    configs: dict[str, dict[str, object]] = field(default_factory=dict)
+    inputs: dict[str, list[NarrowOptions]] = field(default_factory=dict)
     widths: dict[str, dict[str, int]] = field(default_factory=dict)
     copied: dict[str, str] = field(default_factory=dict)
     replaced: list[str] = field(default_factory=list)
-    emptied: dict[str, dict[str, Any]] = field(default_factory=dict)
-    settings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    emptied: dict[str, no_heads.Options] = field(default_factory=dict)
+    settings: dict[str, dict[str, Setting]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    counts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    counts: dict[str, Count] = field(default_factory=dict)
 
     def follow(self, path: str, name: str, axis: int, size: int, keep: list[int]) -> None:
-        """Note that a setting of every head lost entries, now or once more."""
+        """Record that a setting of every head lost entries, now or once more."""
         noted = self.settings.setdefault(path, {})
         if name in noted:
             size, keep = noted[name]["size"], [noted[name]["keep"][entry] for entry in keep]
         noted[name] = {"axis": axis, "size": size, "keep": keep}
 
     def removed(self) -> dict[str, list[int]]:
-        """Which heads of the uncut model are gone, by site."""
+        """The original numbers of the cut heads, by site."""
         return {site: count["removed"] for site, count in self.counts.items() if count["removed"]}
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Plain data."""
         return asdict(self)
 
 
 def changes_of(model: nn.Module) -> Changes:
     """The changes of a cut model, a copy; none for any other model."""
-    known = getattr(model, ATTRIBUTE, None)
-    return copy.deepcopy(known) if isinstance(known, Changes) else Changes()
+    changes = getattr(model, ATTRIBUTE, None)
+    return copy.deepcopy(changes) if isinstance(changes, Changes) else Changes()
 
 
 def set_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put another tensor in the place of a parameter or buffer, and of everything tied to it."""
+    """Replace a parameter or buffer, and everything tied to it."""
     old = get_tensor(model, name)
-    new: Any = nn.Parameter(tensor, old.requires_grad) if isinstance(old, nn.Parameter) else tensor
+    new = nn.Parameter(tensor, old.requires_grad) if isinstance(old, nn.Parameter) else tensor
     for module in model.modules():
-        for store in (module._parameters, module._buffers):
+        for store in cast(list[dict[str, Tensor | None]], [module._parameters, module._buffers]):
             for key, held in store.items():
                 if held is old:
                     store[key] = new
@@ -92,7 +108,7 @@ def get_tensor(model: nn.Module, name: str) -> Tensor:
 
 
 def _set_features(module: nn.Module, key: str, old: Tensor) -> None:
-    """The sizes that torch's own modules repeat beside their weight."""
+    """Set the sizes that torch's modules repeat beside their weight."""
     weight = module._parameters.get("weight")
     if key != "weight" or weight is None:
         return
@@ -109,7 +125,7 @@ def _set_features(module: nn.Module, key: str, old: Tensor) -> None:
         module.out_channels, module.in_channels = weight.shape[0], weight.shape[1] * module.groups
 
 
-def set_value(owner: Any, path: Sequence[str], value: Any) -> None:
+def set_value(owner: object, path: Sequence[str], value: object) -> None:
     """Set a number inside an attribute: ``("num_heads",)``, or ``("axes", "h")`` inside a dict or tuple."""
     first, *rest = path
     inside = owner[first] if isinstance(owner, dict) else getattr(owner, first)
@@ -120,7 +136,7 @@ def set_value(owner: Any, path: Sequence[str], value: Any) -> None:
         setattr(owner, first, new)
 
 
-def _with(container: Any, path: Sequence[str], value: Any) -> Any:
+def _with(container: Any, path: Sequence[str], value: object) -> object:
     """A copy of a dict, list or tuple with one number in it changed."""
     first, *rest = path
     if isinstance(container, dict):
@@ -128,13 +144,13 @@ def _with(container: Any, path: Sequence[str], value: Any) -> Any:
         changed[first] = _with(container[first], rest, value) if rest else _like(container[first], value)
         return changed
     items = list(container)
-    place = int(first)
-    items[place] = _with(items[place], rest, value) if rest else _like(items[place], value)
+    index = int(first)
+    items[index] = _with(items[index], rest, value) if rest else _like(items[index], value)
     return tuple(items) if isinstance(container, tuple) else items
 
 
-def _like(old: Any, new: Any) -> Any:
-    """A new value for an old one of the same type: a file must not put something else there."""
+def _like(old: object, new: object) -> object:
+    """The new value, if it is of the type of the old one: a file must not change types."""
     if isinstance(old, tuple) and isinstance(new, list):
         new = tuple(new)  # JSON has no tuples
     if type(old) is not type(new):
@@ -142,7 +158,7 @@ def _like(old: Any, new: Any) -> Any:
     return new
 
 
-def own_config(module: nn.Module, values: dict[str, Any]) -> None:
+def own_config(module: nn.Module, values: dict[str, object]) -> None:
     """Give a module a copy of its config, with other values."""
     config = copy.copy(module.config)
     for name, value in values.items():
@@ -151,7 +167,7 @@ def own_config(module: nn.Module, values: dict[str, Any]) -> None:
 
 
 def copy_source(model: nn.Module, path: str, source: str) -> None:
-    """Have a module make for itself what another made for it: it takes over what only that one has."""
+    """Let a module compute for itself what another computed for it, with copies of that one's parts."""
     receiver, maker = model.get_submodule(path), model.get_submodule(source)
     for name, module in maker._modules.items():
         if name not in receiver._modules and module is not None:
@@ -162,7 +178,7 @@ def copy_source(model: nn.Module, path: str, source: str) -> None:
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
-    """Put a module in the place of another, everywhere; gives the model, for the path '' the module."""
+    """Replace a module everywhere; returns the model, for the path '' the new module."""
     if not path:
         return module
     old = model.get_submodule(path)
@@ -172,12 +188,12 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
                 parent._modules[name] = module
     for parent in model.modules():
         if isinstance(parent, nn.TransformerEncoder) and any(part is module for part in parent.modules()):
-            parent.use_nested_tensor = False  # its fast path takes what it needs from torch's own attention
+            parent.use_nested_tensor = False  # its fast path reads the weights of torch's attention
     return model
 
 
 def reshape(model: nn.Module, changes: Changes) -> nn.Module:
-    """Make a fresh model of the same class and config look as the cut one did; its cut tensors are empty."""
+    """Reshape a new model of the same class and config as the cut one; its cut tensors are empty."""
     for path in changes.replaced:
         model = replace_module(model, path, TorchAttention.like(model.get_submodule(path)))
     for path, source in changes.copied.items():
@@ -189,14 +205,14 @@ def reshape(model: nn.Module, changes: Changes) -> nn.Module:
         set_tensor(model, name, torch.empty(shape, dtype=get_tensor(model, name).dtype))
     for path, settings in changes.settings.items():
         module = model.get_submodule(path)
-        for name, options in settings.items():
-            setattr(module, name, followed(getattr(module, name), options["axis"], options["keep"]))
+        for name, setting in settings.items():
+            setattr(module, name, followed(getattr(module, name), setting["axis"], setting["keep"]))
     settle(model, changes)
     return model
 
 
-def followed(value: Any, axis: int, keep: list[int]) -> Any:
-    """The entries of a setting, by head number, that stay.
+def followed(value: Any, axis: int, keep: list[int]) -> object:
+    """The entries of a setting that remain, by head number.
 
     >>> followed((5, 6, 7), 0, [0, 2]), followed({0: "a", 1: "b"}, 0, [1])
     ((5, 7), {0: 'b'})
@@ -211,7 +227,7 @@ def followed(value: Any, axis: int, keep: list[int]) -> Any:
 
 
 def forget(changes: Changes, path: str) -> None:
-    """Drop what was noted of modules and tensors at and under a path that is replaced."""
+    """Drop the records of modules and tensors at and under a path that is replaced."""
     lists: tuple[dict[str, Any], ...] = (
         changes.shapes, changes.attributes, changes.configs, changes.inputs, changes.widths, changes.copied,
         changes.settings,
@@ -224,7 +240,7 @@ def forget(changes: Changes, path: str) -> None:
 
 
 def settle(model: nn.Module, changes: Changes) -> None:
-    """Set the numbers of heads and narrow the inputs that changes name, and let the model remember them."""
+    """Set the numbers of heads, narrow the inputs, and keep the record in the model."""
     for path, values in changes.attributes.items():
         for name, value in values.items():
             set_value(model.get_submodule(path), name.split("."), value)

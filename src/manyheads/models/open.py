@@ -1,4 +1,4 @@
-"""From what a person writes for MODEL to a model that runs, and what makes its input of texts or pictures."""
+"""From a MODEL string to a model that runs, with the tokenizer or image processor that makes its input."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import choose_device
+from manyheads.common.errors import describe_error
 from manyheads.common.registry import registered
+from manyheads.common.types import Batch
 from manyheads.models import config as described
 from manyheads.models import embedded
-from manyheads.models.folder import load as load_own
+from manyheads.models.folder import load as load_folder
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    # Makes the input of a model from a list of images.
+    ImageProcessor = Callable[..., Mapping[str, object] | Tensor]
 
 EXPECTED = "a folder with config.json and weights, a hub name (owner/name), or package.module:factory"
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -31,26 +39,38 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 @dataclass
 class Loaded:
-    """A model in eval mode, and how to make its input: a tokenizer for texts, a processor for pictures."""
+    """A model in eval mode, and what makes its input. Made by `open_model`.
+
+    Attributes
+    ----------
+    name: the MODEL string.
+    model: the module, in eval mode, on its device.
+    tokenizer, processor: functions without arguments that give the model's tokenizer and its image
+        processor; they raise a ValueError for a model without one (see `if_any`).
+    arrange: for models that manyheads trained: from token ids ``(batch, length)`` and their lengths
+        ``(batch,)`` to the arguments of the model.
+    task, folder: what it was trained for, if manyheads trained it, and the folder of that run.
+    """
 
     name: str
     model: nn.Module
-    tokenizer: Callable[[], Any]
-    processor: Callable[[], Any]
-    # ids and their lengths, (batch, length) and (batch,), to what the model takes; for models of our own
+    tokenizer: Callable[[], PreTrainedTokenizerBase]
+    processor: Callable[[], ImageProcessor]
     arrange: Callable[[Tensor, Tensor], dict[str, Any]] | None = None
-    task: Any = None  # what it was trained for, if by manyheads, and the folder of that run
+    task: TrainedTask | None = None
     folder: Path | None = None
 
     @property
-    def config(self) -> Any:
+    def config(self) -> PretrainedConfig | None:
         """The config of a transformers model; None for models that have none."""
-        config: Any = getattr(self.model, "config", None)
-        return config.get_text_config() if hasattr(config, "get_text_config") else config
+        config: PretrainedConfig | None = getattr(self.model, "config", None)
+        return (
+            config.get_text_config() if config is not None and hasattr(config, "get_text_config") else config
+        )
 
     @property
     def vocabulary(self) -> int | None:
-        """How many token ids the model knows, at most; None when it has no table of them."""
+        """The size of the vocabulary; None for a model without an embedding table."""
         if isinstance(size := getattr(self.config, "vocab_size", None), int):
             return size
         tables = [m.num_embeddings for m in self.model.modules() if isinstance(m, nn.Embedding)]
@@ -58,9 +78,9 @@ class Loaded:
 
     @property
     def positions(self) -> int | None:
-        """The longest sequence the model was made for; None when nothing says so."""
-        found = [getattr(self.config, name, None) for name in _POSITIONS]
-        return next((n for n in found if isinstance(n, int) and n > 0), None)
+        """The longest sequence the model was made for; None when its config does not say."""
+        sizes = [getattr(self.config, name, None) for name in _POSITIONS]
+        return next((n for n in sizes if isinstance(n, int) and n > 0), None)
 
     @property
     def takes_mask(self) -> bool:
@@ -80,10 +100,10 @@ class Loaded:
         ids = (getattr(self.config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
         return next((number for number in ids if isinstance(number, int)), 0)
 
-    def arguments(self, ids: Tensor, real: Tensor) -> Any:
-        """Token ids and 1 where they are real, both (batch, length), as the model takes them.
+    def arguments(self, ids: Tensor, real: Tensor) -> Batch:
+        """A batch for the model from token ids and a mask, 1 where a token is real, both (batch, length).
 
-        By name where it has names, and the ids alone where it does not.
+        By name if the model takes ``input_ids``; the ids alone otherwise.
         """
         if self.arrange is not None:
             return self.arrange(ids, real.sum(1))
@@ -98,37 +118,59 @@ class Loaded:
         return batch
 
 
-def load(name: str | None = None, *, head: bool = False, device: str | None = None) -> Loaded:
-    """The model of that name; without a name the embedded MiniLM.
+def open_model(model: str | None = None, *, head: bool = False, device: str | None = None) -> Loaded:
+    """Open a model by the string that the command takes for MODEL, with what makes its input.
 
     Parameters
     ----------
-    name: a folder that transformers or manyheads wrote, a name on the hub, or ``package.module:factory``: a
-        function that takes nothing and returns a model, or a model and its tokenizer or image processor.
-    head: with what the model was trained to say on top (a language model's logits, a classifier's classes),
-        where its config names such a class of transformers and its weights are there; else without.
-    device: where it runs, such as ``cpu`` or ``cuda:1``; without it, the accelerator if there is one.
+    model: a folder that transformers or manyheads wrote; a name on the hub, ``owner/name``; or
+        ``package.module:factory``, a function without arguments that returns a model, or a model and its
+        tokenizer or image processor. Default: the embedded MiniLM sentence encoder.
+    head: with the output layer that the model was trained with (a language model's logits, a classifier's
+        classes), if its config names such a class of transformers and the weights are there.
+    device: such as ``cpu`` or ``cuda:1``. Default: the accelerator, if there is one.
 
-    Code that comes with a model is never run; what has to be made at random is the same every time.
+    Code that comes with a model is never run. Weights that a checkpoint lacks are drawn with a fixed seed.
+
+    Returns
+    -------
+    Loaded
+        ``model``, in eval mode; ``tokenizer()`` and ``processor()`` give the tokenizer and the image
+        processor, or raise a ValueError if the model has none.
 
     Examples
     --------
-    >>> loaded = load()
+    >>> import manyheads as mh
+    >>> loaded = mh.open_model()
     >>> loaded.name, loaded.vocabulary, loaded.positions
     ('MiniLM', 30522, 512)
+    >>> batch = loaded.tokenizer()(["Heads attend."], return_tensors="pt")
+    >>> loaded.model(**batch).last_hidden_state.shape                # (batch, length, d_model)
+    torch.Size([1, 5, 384])
+
+    See Also
+    --------
+    load : read a folder that `save` or `train` wrote, without a tokenizer.
+    inspect : what every head of the model does.
+
+    References
+    ----------
+    Wolf et al. 2020, Transformers: state-of-the-art natural language processing.
+    Wang et al. 2020, MiniLM: deep self-attention distillation for task-agnostic compression of pre-trained
+    transformers (the embedded model).
     """
-    where = choose_device(device)
+    target = choose_device(device)
     with _repeatable():
-        if name is None:
-            model, tokenizer = embedded.load()
-            loaded = Loaded("MiniLM", model, lambda: tokenizer, lambda: _no_processor("MiniLM"))
-        elif _FACTORY.fullmatch(name):
-            loaded = _made(name)
-        elif _is_own(Path(name).expanduser()):
-            loaded = _own(name)
+        if model is None:
+            encoder, tokenizer = embedded.load()
+            loaded = Loaded("MiniLM", encoder, lambda: tokenizer, lambda: _no_processor("MiniLM"))
+        elif _FACTORY.fullmatch(model):
+            loaded = _from_factory(model)
+        elif _is_of_manyheads(Path(model).expanduser()):
+            loaded = _from_manyheads(model)
         else:
-            loaded = _pretrained(name, head, where)
-    loaded.model.to(where).eval()
+            loaded = _from_transformers(model, head, target)
+    loaded.model.to(target).eval()
     return loaded
 
 
@@ -144,29 +186,30 @@ def _parameters(model: nn.Module) -> set[str]:
     return set(inspect.signature(model.forward).parameters)
 
 
-def _made(name: str) -> Loaded:
-    """A person's own model, from a function they name."""
-    where, _, factory = name.partition(":")
+def _from_factory(name: str) -> Loaded:
+    """A model from a function of the user's, ``package.module:factory``."""
+    module, _, path = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # as `python -m` does
     try:
-        found: Any = importlib.import_module(where)
+        factory: Any = importlib.import_module(module)
     except ImportError as error:
         raise ValueError(
-            f"MODEL: {name!r} names the module {where!r}, which cannot be imported from here ({error}); "
+            f"MODEL: {name!r} names the module {module!r}, which cannot be imported from here ({error}); "
             "run the command in the folder that holds it, or install it"
         ) from error
-    for part in factory.split("."):
-        if not hasattr(found, part):
-            known = ", ".join(n for n, v in vars(found).items() if callable(v) and not n.startswith("_"))
-            raise ValueError(f"MODEL: {where} has no {factory!r}; it has {known or 'nothing to call'}")
-        found = getattr(found, part)
+    for part in path.split("."):
+        if not hasattr(factory, part):
+            names = ", ".join(n for n, v in vars(factory).items() if callable(v) and not n.startswith("_"))
+            raise ValueError(f"MODEL: {module} has no {path!r}; it has {names or 'nothing to call'}")
+        factory = getattr(factory, part)
     try:
-        result = found if isinstance(found, nn.Module) else found()
+        result = factory if isinstance(factory, nn.Module) else factory()
     except Exception as error:
         raise ValueError(
-            f"MODEL: {name} raised {_said(error)}; expected a function that takes nothing and returns a model"
+            f"MODEL: {name} raised {describe_error(error)}; expected a function without arguments that "
+            "returns a model"
         ) from error
     model, *others = result if isinstance(result, tuple | list) and result else [result]
     if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
@@ -179,48 +222,56 @@ def _made(name: str) -> Loaded:
             f"MODEL: {name} returned {type(model).__name__}; expected a torch.nn.Module, or one and its "
             "tokenizer or image processor"
         )
-    given = others[0] if others else None
+    reader: Any = others[0] if others else None  # a tokenizer or an image processor
     return Loaded(
         name,
         model,
-        lambda: given if given is not None else _no_tokenizer(name),
-        lambda: given if given is not None else _no_processor(name),
+        lambda: reader if reader is not None else _no_tokenizer(name),
+        lambda: reader if reader is not None else _no_processor(name),
     )
 
 
-def _is_own(folder: Path) -> bool:
+def _is_of_manyheads(folder: Path) -> bool:
     """Whether manyheads wrote this folder, by train or by save."""
     return (folder / "heads.json").is_file() or described.read(folder) is not None
 
 
-def _own(name: str) -> Loaded:
-    """A model that manyheads trained, or cut; what it was trained for says how it reads."""
+def _from_manyheads(name: str) -> Loaded:
+    """A model that manyheads trained, or cut; its task, if there is one, makes its input."""
     folder = Path(name).expanduser()
-    model = load_own(folder)
-
-    def tokenizer() -> Any:
-        if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
-            return _no_tokenizer(name)
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-        except Exception as error:
-            return _no_tokenizer(name, error)
-
-    loaded = Loaded(name, model, tokenizer, lambda: _no_processor(name))
+    model = load_folder(folder)
+    loaded = Loaded(name, model, lambda: _tokenizer(name, folder), lambda: _no_processor(name))
     description = described.read(folder)
     if description is not None and "task" in description:
         task = registered("tasks.restore")(folder)
         loaded.task, loaded.folder = task, folder
         if isinstance(task, ReadsText):
             loaded.arrange = lambda ids, lengths: task.arrange(model, ids, lengths)
-        if isinstance(task, ReadsPictures):
+        if isinstance(task, ReadsImages):
             loaded.processor = task.processor
     return loaded
 
 
-def if_any(make: Callable[[], Any]) -> Any:
+def _tokenizer(name: str, folder: Path | None) -> PreTrainedTokenizerBase:
+    """The tokenizer in a folder, or on the hub."""
+    if folder is not None and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+        _no_tokenizer(name)
+    from transformers import AutoTokenizer
+
+    local = folder is not None
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(folder) if local else name, trust_remote_code=False, local_files_only=local
+        )
+    except Exception as error:
+        _no_tokenizer(name, error)
+    return tokenizer
+
+
+Reader = TypeVar("Reader")
+
+
+def if_any(make: Callable[[], Reader]) -> Reader | None:
     """What `Loaded.tokenizer` or `Loaded.processor` makes; None for a model without one.
 
     >>> if_any(lambda: 7), if_any(lambda: int("seven"))
@@ -232,8 +283,8 @@ def if_any(make: Callable[[], Any]) -> Any:
         return None
 
 
-def _pretrained(name: str, head: bool, device: torch.device) -> Loaded:
-    """A model that transformers knows, from a folder or the hub."""
+def _from_transformers(name: str, head: bool, device: torch.device) -> Loaded:
+    """A transformers model, from a folder or the hub."""
     folder = Path(name).expanduser()
     if folder.is_file():
         raise ValueError(
@@ -246,7 +297,7 @@ def _pretrained(name: str, head: bool, device: torch.device) -> Loaded:
     if local and not (folder / "config.json").is_file():
         raise ValueError(f"MODEL: the folder {name} has no config.json; expected {EXPECTED}")
     from huggingface_hub.utils import logging as hub_logging
-    from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer
+    from transformers import AutoConfig, AutoImageProcessor, AutoModel
     from transformers.utils import logging
 
     source = str(folder) if local else name
@@ -258,11 +309,12 @@ def _pretrained(name: str, head: bool, device: torch.device) -> Loaded:
     logging.disable_progress_bar()
     hub_logging.set_verbosity_error()
     try:
-        where: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local}
-        options = where | {"output_loading_info": True, "dtype": dtype}
-        whole = _class_with_head(AutoConfig.from_pretrained(source, **where)) if head else None
-        model, info = (whole or AutoModel).from_pretrained(source, **options)
-        if whole is not None and _made_up_head(model, info["missing_keys"]):
+        trust: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local}
+        options = trust | {"output_loading_info": True, "dtype": dtype}
+        with_head = _class_with_head(AutoConfig.from_pretrained(source, **trust)) if head else None
+        kind: Any = with_head or AutoModel
+        model, info = kind.from_pretrained(source, **options)
+        if with_head is not None and _has_random_head(model, info["missing_keys"]):
             model, info = AutoModel.from_pretrained(source, **options)
     except Exception as error:
         raise ValueError(_why_not(name, local, error)) from error
@@ -278,29 +330,22 @@ def _pretrained(name: str, head: bool, device: torch.device) -> Loaded:
             f"{lost[0]} among them; get the model again"
         )
 
-    def tokenizer() -> Any:
-        if local and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
-            return _no_tokenizer(name)
-        try:
-            return AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=local)
-        except Exception as error:
-            return _no_tokenizer(name, error)
-
-    def processor() -> Any:
+    def processor() -> ImageProcessor:
         verbosity = logging.get_verbosity()
         logging.set_verbosity_error()
         try:
-            return AutoImageProcessor.from_pretrained(source, trust_remote_code=False, local_files_only=local)
+            loaded: ImageProcessor = AutoImageProcessor.from_pretrained(source, **trust)
         except Exception as error:
-            return _no_processor(name, error)
+            _no_processor(name, error)
         finally:
             logging.set_verbosity(verbosity)
+        return loaded
 
-    return Loaded(name, model, tokenizer, processor)
+    return Loaded(name, model, lambda: _tokenizer(name, folder if local else None), processor)
 
 
-def _class_with_head(config: Any) -> Any:
-    """The class of transformers that a config says its weights are of; None when it says none of them."""
+def _class_with_head(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """The class of transformers that a config names for its weights; None when it names none."""
     import transformers
 
     named = (getattr(transformers, name, None) for name in getattr(config, "architectures", None) or [])
@@ -309,71 +354,82 @@ def _class_with_head(config: Any) -> Any:
     )
 
 
-def _made_up_head(model: Any, missing: Iterable[str]) -> bool:
+def _has_random_head(model: PreTrainedModel, missing: Iterable[str]) -> bool:
     """Whether some weight outside the body of a model was not in its files, and so was drawn at random."""
     body = f"{model.base_model_prefix}."
     return model.base_model is not model and any(not key.startswith(body) for key in missing)
 
 
 def _why_not(name: str, local: bool, error: Exception) -> str:
-    """The sentence for a person behind what transformers raised."""
-    said = str(error)
-    if "trust_remote_code" in said or "custom code" in said:
+    """What to tell the user about an error that transformers raised."""
+    message = str(error)
+    if "trust_remote_code" in message or "custom code" in message:
         return (
-            f"MODEL: {name} needs code that comes with the model, which is not run here; look at that code, "
+            f"MODEL: {name} needs code that comes with the model, which is not run here; read that code, "
             "write a function that loads the model, and give package.module:function"
         )
-    if "does not recognize this architecture" in said:
+    if "does not recognize this architecture" in message:
         import transformers
 
-        kind = re.search(r"model type `([^`]*)`", said)
+        kind = re.search(r"model type `([^`]*)`", message)
         return (
             f"MODEL: {name} is of the type {kind[1] if kind else 'unknown'}, which transformers "
             f"{transformers.__version__} does not know; update transformers, or give package.module:factory"
         )
     if not local:
-        if "couldn't connect" in said or "offline" in said.lower():
+        if "couldn't connect" in message or "offline" in message.lower():
             return (
                 f"MODEL: {name!r} is no folder here, and the hub cannot be reached to look it up; go online, "
                 "or give the folder of a model that is on this machine"
             )
-        return f"MODEL: {name!r} is neither a folder here nor a model the hub gives ({_said(error)})"
-    return f"MODEL: the folder {name} is damaged ({_said(error)}); expected {EXPECTED}"
+        return f"MODEL: {name!r} is neither a folder here nor a model the hub gives ({describe_error(error)})"
+    return f"MODEL: the folder {name} is damaged ({describe_error(error)}); expected {EXPECTED}"
 
 
-def _said(error: BaseException) -> str:
-    """An error of others in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
-
-
-def _no_tokenizer(name: str, error: Exception | None = None) -> Any:
-    why = f" ({_said(error)})" if error else ""
+def _no_tokenizer(name: str, error: Exception | None = None) -> NoReturn:
+    why = f" ({describe_error(error)})" if error else ""
     raise ValueError(
         f"text: {name} comes without a tokenizer{why}; give --tokens FILE.npy with token ids, "
         "or a factory that returns (model, tokenizer)"
     )
 
 
-def _no_processor(name: str, error: Exception | None = None) -> Any:
-    why = f" ({_said(error)})" if error else ""
+def _no_processor(name: str, error: Exception | None = None) -> NoReturn:
+    why = f" ({describe_error(error)})" if error else ""
     raise ValueError(
-        f"images: {name} comes without an image processor{why}; give a model that reads pictures, "
+        f"images: {name} comes without an image processor{why}; give a model that reads images, "
         "or a factory that returns (model, processor)"
     )
 
 
+class TrainedTask(Protocol):
+    """The part of `manyheads.training.task.Task` that lower rooms use."""
+
+    @property
+    def unit(self) -> str:
+        """What is counted: ``tokens``, or examples by their name, as ``images``."""
+
+    def read(self, data: str) -> Any:
+        """The examples in some data."""
+
+    def collate(self, examples: list[Any]) -> dict[str, Tensor]:
+        """Examples as one batch."""
+
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
+        """The arguments of the model, from a batch."""
+
+
 @runtime_checkable
 class ReadsText(Protocol):
-    """A task whose folder has a tokenizer, so that people can also give its model texts of their own."""
+    """A task whose folder has a tokenizer: its model reads texts that people type, too."""
 
     def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Any]:
-        """Texts as ids ``(batch, length)``, with their lengths, to what the model takes."""
+        """The arguments of the model, from token ids ``(batch, length)`` and their lengths ``(batch,)``."""
 
 
 @runtime_checkable
-class ReadsPictures(Protocol):
-    """A task that makes its input of pictures, so that people can also give its model some of their own."""
+class ReadsImages(Protocol):
+    """A task whose model reads image files."""
 
-    def processor(self) -> Any:
-        """A function of pictures (a list, of Pillow) that returns what the model takes, by name."""
+    def processor(self) -> Callable[..., dict[str, Tensor]]:
+        """A function from a list of Pillow's images to the arguments of the model."""

@@ -1,10 +1,10 @@
-"""Modules that are given something for every head, such as ALiBi: they get it for the heads they kept."""
+"""Modules with an argument for every head, such as an ALiBi bias: it is narrowed to the remaining heads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,8 @@ from manyheads.nn.mask import Mask
 
 
 class Input(NamedTuple):
-    """An argument that holds something for every head, along ``axis``: entry i is for head
-    ``of[i % len(of)]``, and for none that is there any more where that is None.
+    """An argument with an entry for every head along ``axis``: entry i is for head ``of[i % len(of)]``; None
+    stands for a head that was cut.
     """
 
     argument: str | int
@@ -23,7 +23,16 @@ class Input(NamedTuple):
 
     def keep(self, removed: Sequence[int]) -> list[int]:
         """The entries of one batch element that stay when these heads go."""
-        return [place for place, head in enumerate(self.of) if head is not None and head not in removed]
+        return [entry for entry, head in enumerate(self.of) if head is not None and head not in removed]
+
+
+class NarrowOptions(TypedDict):
+    """The arguments of `Narrow`, as they are saved."""
+
+    argument: str | int
+    axis: int
+    heads: int
+    keep: list[int] | None
 
 
 class Narrow:
@@ -49,8 +58,12 @@ class Narrow:
         self.argument, self.axis, self.heads = argument, axis, heads
         self.keep = None if keep is None else list(keep)
 
+    def options(self) -> NarrowOptions:
+        """The arguments that make it again."""
+        return {"argument": self.argument, "axis": self.axis, "heads": self.heads, "keep": self.keep}
+
     def attach(self, module: nn.Module) -> None:
-        """Put it on a module, in the place of one for the same argument."""
+        """Put it on a module; it replaces one for the same argument."""
         for key, hook in list(module._forward_pre_hooks.items()):
             if isinstance(hook, Narrow) and hook.argument == self.argument:
                 del module._forward_pre_hooks[key]
@@ -58,8 +71,8 @@ class Narrow:
         module.register_forward_pre_hook(self, with_kwargs=True)
 
     def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         if isinstance(self.argument, int):
             if self.argument < len(args):
                 new = self.narrowed(args[self.argument])
@@ -68,14 +81,16 @@ class Narrow:
             kwargs = kwargs | {self.argument: self.narrowed(kwargs[self.argument])}
         return args, kwargs
 
-    def narrowed(self, value: Any) -> Any:
-        """What the module gets in the place of this value."""
+    def narrowed(self, value: object) -> object:
+        """The value with the entries of the remaining heads."""
         if self.keep is None:
             return None
         if isinstance(value, Mask):
-            return value if value.slopes is None else replace(value, slopes=self.narrowed(value.slopes))
-        if not isinstance(value, Tensor):
-            return value
+            return value if value.slopes is None else replace(value, slopes=self._select(value.slopes))
+        return self._select(value) if isinstance(value, Tensor) else value
+
+    def _select(self, value: Tensor) -> Tensor:
+        assert self.keep is not None
         size = value.shape[self.axis]
         if size == 1 or size % self.heads:
             return value
@@ -87,11 +102,11 @@ class Narrow:
 
 
 def hooks(module: nn.Module) -> dict[str | int, Narrow]:
-    """What is narrowed already, by argument."""
+    """The hooks of a module, by argument."""
     return {hook.argument: hook for hook in module._forward_pre_hooks.values() if isinstance(hook, Narrow)}
 
 
-def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str | int, Any]]:
-    """The arguments of a call with their places or names."""
+def arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[tuple[str | int, object]]:
+    """The arguments of a call with their positions or names."""
     yield from enumerate(args)
     yield from kwargs.items()

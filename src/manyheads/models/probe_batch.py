@@ -5,20 +5,25 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
+from manyheads.common.errors import describe_error
 from manyheads.common.preserved_state import evaluating
+from manyheads.common.types import Batch
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _LENGTH, _BATCH, _PADDED = 11, 2, 3
 _SPECIAL = re.compile(r"(_token_id|_token_index|_token|_index|_id)s?$")
 
 
-def probe_batch(model: nn.Module) -> dict[str, Any]:
-    """Inputs by name that the model runs on, with padding where it takes a mask.
+def probe_batch(model: nn.Module) -> dict[str, Tensor]:
+    """Inputs by name that the model runs on, with padding if it takes a mask.
 
     Raises
     ------
@@ -34,38 +39,38 @@ def probe_batch(model: nn.Module) -> dict[str, Any]:
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "to_dict"):
         raise ValueError(
-            f"batch: {type(model).__name__} is not a transformers model, so nobody can say what it takes; "
+            f"batch: {type(model).__name__} is not a transformers model, so its input cannot be guessed; "
             "give a small batch: a dict, a tuple, or a tensor"
         )
     device = device_of(model)
     dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float32)
-    said = ""
+    problem = ""
     with evaluating(model):
         for candidate in _candidates(model, config):
-            given = {name: _to(value, device, dtype) for name, value in candidate.items()}
+            inputs = {name: _to(value, device, dtype) for name, value in candidate.items()}
             try:
                 with torch.no_grad():
-                    model(**given)
-            except Exception as error:  # whatever it is, this is not what the model takes
-                said = said or f"{type(error).__name__}: {error}".splitlines()[0][:200]
+                    model(**inputs)
+            except Exception as error:  # whatever it is, the model does not take this
+                problem = problem or describe_error(error)
             else:
-                return given
+                return inputs
     raise ValueError(
-        f"batch: could not guess what {type(model).__name__} takes ({said or 'no input is known to fit'}); "
+        f"batch: could not guess the input of {type(model).__name__} ({problem or 'no input fits'}); "
         "give a small batch"
     )
 
 
-def variations(model: nn.Module, batch: Any) -> Iterator[dict[str, Any]]:
-    """Batches with the other inputs that a model takes: without its masks, and with masks, positions and
-    kinds of tokens that a batch leaves to the model. Only those that the model runs on.
+def variations(model: nn.Module, batch: Batch) -> Iterator[dict[str, Any]]:
+    """The batch with other inputs that a model takes: without its masks, and with masks, positions and token
+    types that it leaves out. Only those that the model runs on.
 
     Examples
     --------
     >>> from transformers import BertConfig, BertModel
     >>> config = BertConfig(hidden_size=6, num_attention_heads=2, num_hidden_layers=1, intermediate_size=5)
     >>> model = BertModel(config)
-    >>> [sorted(given) for given in variations(model, probe_batch(model))]
+    >>> [sorted(inputs) for inputs in variations(model, probe_batch(model))]
     [['input_ids'], ['attention_mask', 'input_ids', 'position_ids', 'token_type_ids']]
     """
     if not isinstance(batch, Mapping):
@@ -88,39 +93,37 @@ def variations(model: nn.Module, batch: Any) -> Iterator[dict[str, Any]]:
         yield more
 
 
-def _runs(model: nn.Module, batch: Mapping[str, Any]) -> bool:
+def _runs(model: nn.Module, batch: Mapping[str, object]) -> bool:
     try:
         with evaluating(model):
             model(**batch)
-    except Exception:  # whatever it is, this is not what the model takes
+    except Exception:  # whatever it is, the model does not take this
         return False
     return True
 
 
-def _to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    if not isinstance(value, Tensor):
-        return value
+def _to(value: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     return value.to(device, dtype if value.is_floating_point() else None)
 
 
-def _candidates(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]:
+def _candidates(model: nn.Module, config: PretrainedConfig) -> Iterator[dict[str, Tensor]]:
     accepted = inspect.signature(model.forward).parameters
     main = getattr(model, "main_input_name", None)
     for name in dict.fromkeys([main, *_MAKERS]):
         if name not in accepted or name not in _MAKERS:
             continue
-        for given in _MAKERS[name](config):
-            full = {key: value for key, value in given.items() if key in accepted}
+        for inputs in _MAKERS[name](config):
+            full = {key: value for key, value in inputs.items() if key in accepted}
             if "input_ids" in full and "attention_mask" in accepted:
                 full["attention_mask"] = _padding(full["input_ids"])
             for key, make in _COMPANIONS.items():
                 if key in accepted and key not in full:
                     full[key] = make(config)
             yield full
-            yield {key: value for key, value in given.items() if key in accepted}
+            yield {key: value for key, value in inputs.items() if key in accepted}
 
 
-def _find(config: Any, *names: str, default: Any = None) -> Any:
+def _find(config: PretrainedConfig, *names: str, default: Any = None) -> Any:
     """The first of these that a config or one of its parts has."""
     for name in names:
         value = getattr(config, name, None)
@@ -128,14 +131,14 @@ def _find(config: Any, *names: str, default: Any = None) -> Any:
             return value
     for value in vars(config).values():
         if hasattr(value, "to_dict"):
-            found = _find(value, *names)
-            if found is not None:
-                return found
+            inner = _find(value, *names)
+            if inner is not None:
+                return inner
     return default
 
 
-def _ids(config: Any, length: int = _LENGTH) -> Tensor:
-    """Token ids (batch, length) that are nobody's special token."""
+def _ids(config: PretrainedConfig, length: int = _LENGTH) -> Tensor:
+    """Token ids (batch, length) that are not special."""
     special = set(_specials(config.to_dict()))
     size = int(_find(config, "vocab_size", default=100))
     plain = [i for i in range(min(4, size - 1), min(size, 5000)) if i not in special]
@@ -143,7 +146,7 @@ def _ids(config: Any, length: int = _LENGTH) -> Tensor:
     return torch.tensor(plain)[chosen]
 
 
-def _specials(values: dict[str, Any]) -> Iterator[int]:
+def _specials(values: dict[str, object]) -> Iterator[int]:
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _specials(value)
@@ -169,11 +172,11 @@ def _noise(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(11))
 
 
-def _text(config: Any) -> Iterator[dict[str, Any]]:
+def _text(config: PretrainedConfig) -> Iterator[dict[str, Tensor]]:
     yield {"input_ids": _ids(config)}
 
 
-def _pixels(config: Any) -> Iterator[dict[str, Any]]:
+def _pixels(config: PretrainedConfig) -> Iterator[dict[str, Tensor]]:
     channels = _find(config, "num_channels", "in_channels", default=3)
     size = _find(config, "image_size", "input_size", default=224)
     high, wide = (size, size) if isinstance(size, int) else tuple(size)[-2:]
@@ -183,7 +186,7 @@ def _pixels(config: Any) -> Iterator[dict[str, Any]]:
     yield {"pixel_values": _noise(_BATCH, channels, high, wide)}
 
 
-def _sound(config: Any) -> Iterator[dict[str, Any]]:
+def _sound(config: PretrainedConfig) -> Iterator[dict[str, Tensor]]:
     yield {"input_values": _noise(_BATCH, 4000)}
     bins = _find(config, "num_mel_bins", "feature_size", "input_feat_per_channel", default=80)
     positions = _find(config, "max_source_positions", default=48)
@@ -197,8 +200,10 @@ _OPTIONAL: dict[str, Callable[[Tensor], Tensor]] = {
     "attention_mask": _padding, "decoder_attention_mask": _padding, "position_ids": _counted,
     "token_type_ids": _kinds,
 }  # fmt: skip
-_COMPANIONS: dict[str, Callable[[Any], Tensor]] = {"decoder_input_ids": lambda config: _ids(config, 5)}
-_MAKERS: dict[str, Callable[[Any], Iterator[dict[str, Any]]]] = {
+_COMPANIONS: dict[str, Callable[[PretrainedConfig], Tensor]] = {
+    "decoder_input_ids": lambda config: _ids(config, 5)
+}
+_MAKERS: dict[str, Callable[[PretrainedConfig], Iterator[dict[str, Tensor]]]] = {
     "input_ids": _text,
     "pixel_values": _pixels,
     "input_features": _sound,

@@ -1,14 +1,13 @@
-"""Modules that read the width of all their heads off their input: they are told the width that is left.
+"""Modules that read the width of all their heads off their input: the input reports the remaining width.
 
 ``batch, length, width = x.shape`` and later ``y.view(batch, length, width)`` or ``width // self.heads``: such
-code takes the width of its input for that of all heads together. When heads go, the two differ. So the input
-says the width that the heads that are left have together; what is computed from it is computed from what it
-is.
+code takes the width of its input for that of all heads together. When heads are cut, the two differ. So the
+input reports the width of the remaining heads as its shape; computations still use the tensor itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,13 +16,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 
-class Saying:
-    """Stands for a tensor, and says that it has another shape.
+class Reshaped:
+    """A stand-in for a tensor that reports another shape.
 
-    tensor: the tensor, which every function and method is given in its place.
-    shape: what it says.
+    tensor: the tensor, which every function and method gets instead.
+    shape: the shape that it reports.
 
-    >>> x = Saying(torch.ones(2, 3), torch.Size((2, 7)))
+    >>> x = Reshaped(torch.ones(2, 3), torch.Size((2, 7)))
     >>> x.shape, x.size(-1), torch.sum(x), type(x + 1)
     (torch.Size([2, 7]), 7, tensor(6.), <class 'torch.Tensor'>)
     """
@@ -31,7 +30,7 @@ class Saying:
     def __init__(self, tensor: Tensor, shape: torch.Size) -> None:
         self.tensor, self.shape = tensor, shape
 
-    def size(self, dim: int | None = None) -> Any:
+    def size(self, dim: int | None = None) -> torch.Size | int:
         """As `Tensor.size`."""
         return self.shape if dim is None else self.shape[dim]
 
@@ -42,31 +41,35 @@ class Saying:
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        args, kwargs = tree_map_only(Saying, lambda x: x.tensor, (args, kwargs or {}))
+        cls,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        args, kwargs = tree_map_only(Reshaped, lambda x: x.tensor, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
-def _operator(name: str) -> Any:
-    def operator(self: Saying, *others: Any) -> Any:
+def _operator(name: str) -> Callable[..., object]:
+    def operator(self: Reshaped, *others: object) -> object:
         return getattr(self.tensor, name)(*others)
 
     return operator
 
 
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "matmul", "rmatmul", "neg", "getitem"):
-    setattr(Saying, f"__{_name}__", _operator(f"__{_name}__"))
+    setattr(Reshaped, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 class Width:
-    """A forward pre-hook by which the input of a module says another width.
+    """A forward pre-hook by which the input of a module reports another width.
 
     Parameters
     ----------
     before: the width that inputs have; others are left as they are.
-    after: the width that they say.
-    axis: of the width, 1 in pictures (batch, width, height, width).
+    after: the width that they report.
+    axis: of the width, 1 in images (batch, width, height, width).
 
     Examples
     --------
@@ -87,28 +90,28 @@ class Width:
         return {"before": self.before, "after": self.after, "axis": self.axis}
 
     def attach(self, module: nn.Module) -> None:
-        """Put it on a module, in the place of the one that is there."""
+        """Put it on a module; it replaces the one that is there."""
         detach(module)
         module.register_forward_pre_hook(self, with_kwargs=True)
 
     def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        new = {name: self.told(value) for name, value in kwargs.items()}
-        return tuple(self.told(value) for value in args), new
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        new = {name: self.with_width(value) for name, value in kwargs.items()}
+        return tuple(self.with_width(value) for value in args), new
 
-    def told(self, value: Any) -> Any:
-        """What the module gets in the place of this value."""
+    def with_width(self, value: object) -> object:
+        """The value, or its stand-in if it is a tensor of this width."""
         if not isinstance(value, Tensor) or value.dim() < 3 or value.shape[self.axis] != self.before:
             return value
         shape = list(value.shape)
         shape[self.axis] = self.after
-        return Saying(value, torch.Size(shape))
+        return Reshaped(value, torch.Size(shape))
 
 
 @contextmanager
-def telling(model: nn.Module, widths: Mapping[str, Width]) -> Iterator[None]:
-    """A context in which the inputs of the modules at these paths say these widths."""
+def reporting(model: nn.Module, widths: Mapping[str, Width]) -> Iterator[None]:
+    """A context in which the inputs of the modules at these paths report these widths."""
     before = {path: width_of(model.get_submodule(path)) for path in widths}
     for path, width in widths.items():
         width.attach(model.get_submodule(path))
@@ -122,12 +125,12 @@ def telling(model: nn.Module, widths: Mapping[str, Width]) -> Iterator[None]:
 
 
 def width_of(module: nn.Module) -> Width | None:
-    """What the inputs of a module say already."""
+    """The hook of a module, if it has one."""
     return next((hook for hook in module._forward_pre_hooks.values() if isinstance(hook, Width)), None)
 
 
 def detach(module: nn.Module) -> None:
-    """Let the inputs of a module say what they are."""
+    """Remove the hook of a module."""
     for key, hook in list(module._forward_pre_hooks.items()):
         if isinstance(hook, Width):
             del module._forward_pre_hooks[key]

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
@@ -19,13 +19,11 @@ from manyheads.common.json_files import regular_file
 
 # A cut model is built as it was before the cut, and parts may be made twice.
 _TIMES = 20  # what is in the file
-_TENSORS, _NUMBERS = 200, 2**26  # and so much on top
+_TENSORS, _NUMBERS = 200, 2**26  # and this many on top
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in a safetensors file, without reading the tensors."""
-    from safetensors import SafetensorError, safe_open
-
     regular_file(path, "weights")
     try:
         with safe_open(path, "pt") as file:
@@ -47,22 +45,22 @@ def no_larger_than(path: Path) -> Iterator[None]:
     Traceback (most recent call last):
     ValueError: the model that its config describes is much larger than its weights, 6 numbers in 1 tensors
     """
-    known = shapes(path)
-    numbers = sum(map(math.prod, known.values()))
+    in_file = shapes(path)
+    numbers = sum(map(math.prod, in_file.values()))
     seen: set[int] = set()
     total = 0
     thread = threading.get_ident()
 
-    def grow(module: nn.Module, name: str, tensor: Tensor | None) -> Any:
+    def grow(module: nn.Module, name: str, tensor: Tensor | None) -> None:
         nonlocal total
         if tensor is None or threading.get_ident() != thread or id(tensor) in seen:
             return
         seen.add(id(tensor))
         total += tensor.numel()
-        if len(seen) > _TIMES * len(known) + _TENSORS or total > _TIMES * numbers + _NUMBERS:
+        if len(seen) > _TIMES * len(in_file) + _TENSORS or total > _TIMES * numbers + _NUMBERS:
             raise ValueError(
                 "the model that its config describes is much larger than its weights, "
-                f"{numbers:,} numbers in {len(known):,} tensors"
+                f"{numbers:,} numbers in {len(in_file):,} tensors"
             )
 
     hooks = [

@@ -1,13 +1,10 @@
-"""TorchAttention: stands in for an nn.MultiheadAttention that lost some of its heads."""
+"""TorchAttention: the replacement of an nn.MultiheadAttention that lost some of its heads."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.nn.convert import from_torch
 from manyheads.nn.mask import Mask, as_mask
 from manyheads.nn.multihead import MultiHeadAttention
 
@@ -15,8 +12,8 @@ from manyheads.nn.multihead import MultiHeadAttention
 class TorchAttention(MultiHeadAttention):
     """`MultiHeadAttention` with the call signature of `nn.MultiheadAttention`, and perhaps fewer heads.
 
-    Masks are torch's: True hides. An ``attn_mask`` (batch * heads, queries, keys) is for the heads there were
-    at first; the parts of those that went are passed over.
+    Masks are torch's: True hides. An ``attn_mask`` (batch * heads, queries, keys) is for the original heads;
+    the parts of those that were cut are ignored.
 
     Examples
     --------
@@ -26,7 +23,7 @@ class TorchAttention(MultiHeadAttention):
     True
     """
 
-    # What nn.TransformerEncoderLayer looks at before it takes its fast path, which would not come here.
+    # What nn.TransformerEncoderLayer checks before it takes its fast path, which would not call this.
     _qkv_same_embed_dim = False
     in_proj_weight = in_proj_bias = None
 
@@ -39,12 +36,12 @@ class TorchAttention(MultiHeadAttention):
         """The same function as an `nn.MultiheadAttention`."""
         if not isinstance(module, nn.MultiheadAttention):
             raise TypeError(f"module: expected nn.MultiheadAttention, got {type(module).__name__}")
-        ours: Any = from_torch(module)
+        ours = MultiHeadAttention.from_torch(module)
         ours.__class__ = cls
+        assert isinstance(ours, TorchAttention)
         ours.batch_first, ours._heads_before = module.batch_first, module.num_heads
         ours.kept = list(range(module.num_heads))
-        new: TorchAttention = ours
-        return new
+        return ours
 
     @property
     def num_heads(self) -> int:

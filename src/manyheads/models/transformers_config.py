@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
@@ -17,13 +17,16 @@ from manyheads.common.whole_files import write_whole
 from manyheads.models.changes import Changes
 from manyheads.models.probe_batch import probe_batch
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
 _CONFIG = "config.json"
 _HEADS = re.compile(r"head|kv")
 _WIDTH = re.compile(r"^(head_dim|d_kv|attention_head_dim|attention_head_size|kv_channels)$")
 
 
-def is_transformers(model: nn.Module) -> bool:
-    """Whether this is a model of transformers that can be made from its config alone."""
+def is_transformers(model: nn.Module) -> TypeGuard[PreTrainedModel]:
+    """Whether this is a model of transformers that can be built from its config alone."""
     return type(model).__module__.startswith("transformers.") and hasattr(model, "config")
 
 
@@ -32,13 +35,13 @@ def build(folder: Path, name: str, attention: str | None) -> nn.Module:
     import transformers
 
     cls: Any = getattr(transformers, name, None)
-    known = isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)
-    if not known:
+    is_model = isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)
+    if not is_model:
         raise ValueError(
             f"factory: transformers {transformers.__version__} has no model {name}; give a function that "
             "makes the uncut model, or install the version that the model was saved with"
         )
-    values = read_json(folder / _CONFIG, dict[str, Any], "config")
+    values = read_json(folder / _CONFIG, dict[str, object], "config")
     config = cls.config_class.from_dict(values)
     options = {} if attention is None else {"attn_implementation": attention}
     with torch.random.fork_rng():
@@ -46,11 +49,12 @@ def build(folder: Path, name: str, attention: str | None) -> nn.Module:
     return model
 
 
-def write_config(model: Any, folder: Path, changes: Changes) -> bool:
-    """Write config.json, such that from_pretrained loads the folder if that can be; tells if so."""
-    if getattr(model, "generation_config", None) is not None:
-        model.generation_config.save_pretrained(str(folder))
-    config = _own(model, copy.deepcopy(model.config))
+def write_config(model: PreTrainedModel, folder: Path, changes: Changes) -> bool:
+    """Write config.json, if possible such that from_pretrained loads the folder; returns whether it does."""
+    generation: Any = getattr(model, "generation_config", None)
+    if generation is not None:
+        generation.save_pretrained(str(folder))
+    config = _describe_weights(model, copy.deepcopy(model.config))
     uniform = _uniform(config, changes)
     if uniform is not None and _fits(model, uniform):
         _dump(uniform, folder)
@@ -60,18 +64,18 @@ def write_config(model: Any, folder: Path, changes: Changes) -> bool:
     return not changes.counts
 
 
-def _own(model: Any, config: Any) -> Any:
+def _describe_weights(model: PreTrainedModel, config: PretrainedConfig) -> PretrainedConfig:
     config.architectures = [type(model).__name__]
     config.dtype = str(model.dtype).removeprefix("torch.")
     return config
 
 
-def _dump(config: Any, folder: Path) -> None:
+def _dump(config: PretrainedConfig, folder: Path) -> None:
     write_whole(folder / _CONFIG, config.to_json_string(use_diff=True))
 
 
-def _uniform(config: Any, changes: Changes) -> Any:
-    """The config with the new numbers of heads, if every number became one other; None if not."""
+def _uniform(config: PretrainedConfig, changes: Changes) -> PretrainedConfig | None:
+    """The config with the new numbers of heads, if all layers changed alike; None if not."""
     if not changes.counts or changes.copied or changes.inputs or changes.replaced:
         return None
     became: dict[int, set[int]] = {}
@@ -92,14 +96,14 @@ def _uniform(config: Any, changes: Changes) -> Any:
     return uniform
 
 
-def _parts(config: Any) -> Iterator[Any]:
+def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     yield config
     for value in vars(config).values():
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
             yield from _parts(value)
 
 
-def _fits(model: Any, config: Any) -> bool:
+def _fits(model: PreTrainedModel, config: PretrainedConfig) -> bool:
     """Whether a model of this config has tensors of the same shapes."""
     try:
         with torch.device("meta"):
@@ -110,8 +114,8 @@ def _fits(model: Any, config: Any) -> bool:
     return {name: tensor.shape for name, tensor in empty.state_dict().items()} == shapes
 
 
-def _loads(model: Any, folder: Path) -> bool:
-    """Whether from_pretrained gives the same model."""
+def _loads(model: PreTrainedModel, folder: Path) -> bool:
+    """Whether from_pretrained loads the same model."""
     import transformers
 
     logging: Any = transformers.utils.logging
@@ -119,7 +123,7 @@ def _loads(model: Any, folder: Path) -> bool:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        again = type(model).from_pretrained(
+        again: Any = type(model).from_pretrained(
             str(folder), local_files_only=True, attn_implementation=model.config._attn_implementation
         )
         batch = probe_batch(model)

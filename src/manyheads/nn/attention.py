@@ -1,4 +1,4 @@
-"""The attention function: softmax(q k^T * scale + bias) v, by the kernel that is right and fast for it."""
+"""The attention function: softmax(q k^T * scale + bias) v, by a kernel that is exact and fast for it."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def attention(
     causal: no query sees past its own position; the last query stands at the last key.
     window: only positions less than ``window`` away; costs O(length * window).
     chunk: only inside consecutive pieces of ``chunk`` positions; costs O(length * chunk).
-    scale: of the scores; 1 / sqrt(d_key) unless given.
+    scale: of the scores. Default: 1 / sqrt(d_key).
     dropout: the probability with which each weight is dropped.
     kernel: ``"reference"`` is the formula with all weights in memory; ``"fused"`` goes through torch's
         scaled_dot_product_attention; ``"tiled"`` is exact a tile at a time. ``"auto"`` takes fused, or tiled
-        where the fused kernels would hold all weights after all: dropout on the CPU, a bias that learns.
+        where the fused kernels would hold all weights: dropout on the CPU, a bias with a gradient.
 
     Returns
     -------
@@ -62,6 +62,17 @@ def attention(
     >>> from manyheads.nn.mask import padding
     >>> attention(q, k, v, mask=padding(torch.tensor([5, 0])))[1].abs().max()
     tensor(0.)
+
+    See Also
+    --------
+    MultiHeadAttention : the module, with projections.
+    mask : masks that compose.
+    statistics : what the attention does, without its weights in memory.
+
+    References
+    ----------
+    Vaswani et al. 2017, Attention is all you need.
+    Dao et al. 2022, FlashAttention: fast and memory-efficient exact attention with IO-awareness.
     """
     if has_torch_function((q, k, v)):
         return handle_torch_function(
@@ -91,7 +102,7 @@ def _choose(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> Kernel:
 
 
 def join(mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: int | None) -> Mask:
-    """One Mask from everything a caller of `attention` may have said about who sees whom.
+    """One Mask from all arguments of `attention` that restrict it.
 
     >>> join(None, causal=True, window=2, chunk=None).dense(3, 3).int()
     tensor([[1, 0, 0],
@@ -116,7 +127,7 @@ def default_scale(width: int) -> float:
 
 
 def check_kernel(kernel: str) -> None:
-    """Raise unless there is such a kernel.
+    """Raise unless this is the name of a kernel.
 
     >>> check_kernel("flash")
     Traceback (most recent call last):
@@ -136,7 +147,7 @@ def check_mask(
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
-    """Raise unless q, k (and v) are (batch, heads, length, width) tensors that go together."""
+    """Raise unless q, k (and v) are (batch, heads, length, width) tensors of matching sizes."""
     named = {"q": q, "k": k} | ({} if v is None else {"v": v})
     for name, x in named.items():
         if not isinstance(x, Tensor):

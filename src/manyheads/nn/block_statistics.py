@@ -1,8 +1,8 @@
 """The core statistics of long sequences, from sums over blocks of their scores.
 
-A block stays in the processor's own cache from the product that makes it to its last sum, and only sums of
-e = exp(s) and of e s are taken of it, with no second product: so this takes less time than one more call of
-the fused kernel with the keys as values, which would tell the same.
+A block of scores stays in the processor's cache from the product to its last sum. Only sums of e = exp(s) and
+of e s are taken, with no second product: this is faster than a call of the fused kernel with the keys as
+values, which would give the same numbers.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Raw(NamedTuple):
     sums: Tensor  # (SUMS, batch, kv_heads, group, queries)
     features: Tensor | None  # (batch, kv_heads, group, queries, n)
 
-    def at(self, *place: int | slice) -> Raw:
+    def at(self, *index: int | slice) -> Raw:
         """Of some sequences, of some heads ..."""
-        return Raw(self.sums[(slice(None), *place)], None if self.features is None else self.features[place])
+        return Raw(self.sums[(slice(None), *index)], None if self.features is None else self.features[index])
 
     def named(self) -> dict[str, Tensor]:
         """Each sum by its name."""
@@ -44,8 +44,8 @@ class Raw(NamedTuple):
 
 
 def pays(q: Tensor, k: Tensor, mask: Mask) -> bool:
-    """Whether this engine serves: it looks at numbers, for which a GPU would have to wait, and every entry of
-    the mask must have a formula.
+    """Whether this engine applies: on the CPU (it reads numbers, for which a GPU would wait), for masks that
+    are formulas, and for long sequences.
     """
     possible = q.device.type == "cpu" and mask.slopes is None and not mask.tensors
     return possible and k.shape[2] >= SHORTEST
@@ -66,10 +66,10 @@ def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None
         members = slice(start, start + sequences)
         lengths, real = (None if x is None else x[members] for x in (mask.lengths, mask.queries))
         part = replace(mask, lengths=lengths, queries=real)
-        given = None if features is None else features[members]
+        part_features = None if features is None else features[members]
         for head in range(0, kv_heads, heads):
-            place = members, slice(head, head + heads)
-            lacking[place] = _fill(raw.at(*place), q[place], k[place], part, scale, given)
+            index = members, slice(head, head + heads)
+            lacking[index] = _fill(raw.at(*index), q[index], k[index], part, scale, part_features)
     sums = raw.named()
     seen = of_core(sums)
     seen["logsumexp"] += lacking
@@ -79,7 +79,7 @@ def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None
 
 
 def _fill(raw: Raw, q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None) -> Tensor:
-    """Take the sums of some sequences and heads, with the keys centred; what the scores lack by that."""
+    """Add up some sequences and heads with centred keys; returns what the scores lack by the centring."""
     take, mean = scratch(q.dtype, q.device), mean_key(k)
     k = torch.sub(k, mean.unsqueeze(2), out=_like(k, take))
     keys, queries = k.shape[2], q.shape[3]
@@ -89,10 +89,10 @@ def _fill(raw: Raw, q: Tensor, k: Tensor, mask: Mask, scale: float, features: Te
     for n in range(len(q)):
         seen = keys if mask.lengths is None else int(mask.lengths[n].clamp(0, keys))
         real = queries if mask.queries is None else int(mask.queries[n].clamp(0, queries))
-        rest, given = mask.of_sequence(n, real, seen), None if features is None else features[n]
-        _add(raw.at(n), q[n, :, :, :real], k[n, :, :seen], rest, scale, keys - queries, given, take)
+        rest, part_features = mask.of_sequence(n, real, seen), None if features is None else features[n]
+        _add(raw.at(n), q[n, :, :, :real], k[n, :, :seen], rest, scale, keys - queries, part_features, take)
     total, nothing = sums["total"], count == 0
-    if nothing.any():  # a hidden score whose exp is infinite makes NaN of what is zero
+    if nothing.any():  # a hidden score whose exp is infinite turns zeros into NaN
         raw.sums.masked_fill_(nothing, 0.0)
         if raw.features is not None:
             raw.features.masked_fill_(nothing.unsqueeze(-1), 0.0)
@@ -127,12 +127,12 @@ def _add(
         rows = range(start, min(queries, start + ROWS))
         blocks = _blocks(mask, rows, k.shape[1], offset, q)
         for head in range(0, heads, some):
-            place = slice(head, head + some), slice(None), slice(rows.start, rows.stop)
-            own = raw.at(*place)
-            found = own.named()
-            some_q = q[place]
+            index = slice(head, head + some), slice(None), slice(rows.start, rows.stop)
+            part_sums = raw.at(*index)
+            sums_of_block = part_sums.named()
+            some_q = q[index]
             x = torch.mul(some_q, scale, out=take("queries", some_q.shape)).flatten(1, 2)
-            keys = k[place[0]].transpose(1, 2)
+            keys = k[index[0]].transpose(1, 2)
             if len(x) == 1 and x.shape[1] % threads == 0:
                 # one product for each thread, which then has its part of the scores in its own cache
                 x, keys = x.view(threads, -1, x.shape[2]), keys.expand(threads, -1, -1)
@@ -144,14 +144,14 @@ def _add(
                 by_head = e.view(-1, group, len(rows), len(columns))
                 if keep is not None:
                     by_head *= keep
-                places(found, by_head, rows, columns, offset, mask.causal)
-                if features is not None and own.features is not None:
-                    own.features.add_(by_head @ features[columns.start : columns.stop])
+                places(sums_of_block, by_head, rows, columns, offset, mask.causal)
+                if features is not None and part_sums.features is not None:
+                    part_sums.features.add_(by_head @ features[columns.start : columns.stop])
                 # a product with ones is faster than `sum` over rows that are not long
                 total.addmv_(e.flatten(0, 1), ones[: len(columns)])
                 weighted.addmv_(s.mul_(e).flatten(0, 1), ones[: len(columns)])
-            found["total"].copy_(total.view(found["total"].shape))
-            found["weighted"].copy_(weighted.view(found["total"].shape))
+            sums_of_block["total"].copy_(total.view(sums_of_block["total"].shape))
+            sums_of_block["weighted"].copy_(weighted.view(sums_of_block["total"].shape))
 
 
 def _blocks(
@@ -160,13 +160,13 @@ def _blocks(
     """The columns that these rows may reach, in parts; with 1 where a query may attend if some may not."""
     low, high = mask.key_range(rows, keys, offset)
     left, right = (min(max(edge, low), high) for edge in mask.open_range(rows, keys, offset))
-    found: list[tuple[range, Tensor | None]] = []
+    sums_of_block: list[tuple[range, Tensor | None]] = []
     for start, stop, seen in ((low, left, False), (left, right, True), (max(left, right), high, False)):
         for first in range(start, stop, COLUMNS):
             columns = range(first, min(first + COLUMNS, stop))
             allowed = None if seen else mask.rectangle(rows, columns, offset, like.device)[0]
-            found.append((columns, None if allowed is None else allowed.to(like.dtype)))
-    return found
+            sums_of_block.append((columns, None if allowed is None else allowed.to(like.dtype)))
+    return sums_of_block
 
 
 def _again(
@@ -176,9 +176,9 @@ def _again(
     sums, j = raw.named(), torch.arange(k.shape[2], device=q.device)
     offset, most = k.shape[2] - q.shape[3], max(1, ELEMENTS // k.shape[2])
     for n, head in lost.flatten(2).any(-1).nonzero().tolist():
-        for place in lost[n, head].nonzero().split(most):
-            rows = n, head, *place.unbind(-1)
-            i = place[:, 1:] + offset
+        for index in lost[n, head].nonzero().split(most):
+            rows = n, head, *index.unbind(-1)
+            i = index[:, 1:] + offset
             allowed = mask.allows(i, j)
             if mask.lengths is not None:
                 allowed = allowed & (j < mask.lengths[n])

@@ -25,13 +25,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 
-# A checkpointed feed-forward handles this many tokens at a time: its hidden layer, the widest thing in a
-# block, then exists for them only. Large enough that the matrix products lose nothing.
+# A checkpointed feed-forward handles this many tokens at a time: its hidden layer, the widest tensor in a
+# block, then exists for them only. Large enough for fast matrix products.
 SLICE = 2048
 
 
 class FeedForward(nn.Module):
-    """The network that every token passes through alone: ``down(activation(up(x)))``.
+    """The feed-forward network, applied to every token: ``down(activation(up(x)))``.
 
     With ``gated=True`` it is ``down(activation(gate(x)) * up(x))``: SwiGLU when the activation is "silu".
 
@@ -40,7 +40,7 @@ class FeedForward(nn.Module):
     d_model
         Width of a token.
     d_hidden
-        Width of the hidden layer, 4 d_model unless given.
+        Width of the hidden layer; 4 d_model by default.
     activation
         "relu", "gelu", "silu", "tanh", "sigmoid", or any function of a tensor that keeps its shape.
     gated
@@ -55,6 +55,14 @@ class FeedForward(nn.Module):
     >>> feed_forward = FeedForward(12, 48, activation="silu", gated=True, bias=False)
     >>> feed_forward(torch.randn(2, 5, 12)).shape    # (batch, length, d_model)
     torch.Size([2, 5, 12])
+
+    See Also
+    --------
+    TransformerBlock : attention, then this network.
+
+    References
+    ----------
+    Shazeer 2020, GLU variants improve transformer.
     """
 
     def __init__(
@@ -127,14 +135,14 @@ class TransformerBlock(nn.Module):
     cross
         Also attend to another sequence, the context.
     checkpoint
-        Keep only the block's input for the backward pass and compute the block again there: less memory,
-        about a third more time. The feed-forward then works on a slice of the tokens at a time.
+        Activation checkpointing: keep only the block's input for the backward pass, and recompute the block
+        there: less memory, about a third more time. The feed-forward works on slices of the tokens.
     bias
         Whether projections and layer norms have one.
     attention
         Options of the self-attention's `MultiHeadAttention`: kv_heads, d_key, d_value, qk_norm, rotary,
-        window, chunk, kernel. Cross-attention takes them too except rotary, window and chunk, which speak
-        of one sequence; its d_context is the context's width.
+        window, chunk, kernel. Cross-attention takes them, too, except rotary, window and chunk, which are for
+        positions in one sequence; its d_context is the context's width.
 
     Examples
     --------
@@ -144,6 +152,18 @@ class TransformerBlock(nn.Module):
     >>> block = TransformerBlock(12, heads=3, cross=True, d_context=7)
     >>> block(torch.randn(2, 5, 12), torch.randn(2, 11, 7)).shape         # context (batch, keys, d_context)
     torch.Size([2, 5, 12])
+
+    See Also
+    --------
+    Encoder, Decoder, Seq2Seq : stacks of blocks.
+    MultiHeadAttention, FeedForward : its parts.
+
+    References
+    ----------
+    Vaswani et al. 2017, Attention is all you need (post-norm).
+    Xiong et al. 2020, On layer normalization in the transformer architecture (pre-norm).
+    Zhang and Sennrich 2019, Root mean square layer normalization.
+    Chen et al. 2016, Training deep nets with sublinear memory cost (checkpointing).
     """
 
     def __init__(

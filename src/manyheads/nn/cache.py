@@ -1,4 +1,4 @@
-"""Keys and values of earlier tokens, kept so that each new token costs one row of attention."""
+"""A cache of the keys and values of earlier tokens: each new token costs one row of attention."""
 
 from __future__ import annotations
 
@@ -11,13 +11,24 @@ from torch import Tensor, nn
 class KVCache:
     """Keys and values of one attention module, growing in place up to ``max_length``. For inference only.
 
-    Memory is taken once, at the first use. One cache serves one module: make one for each layer.
+    Memory is allocated once, at the first use. One cache serves one module: make one for each layer.
 
+    Examples
+    --------
     >>> cache = KVCache(max_length=10)
     >>> keys, values = cache.append(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
     >>> keys, values = cache.append(torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4))
     >>> keys.shape, cache.length
     (torch.Size([1, 2, 4, 4]), 4)
+
+    See Also
+    --------
+    DecoderCache : the caches of all layers of a `Decoder`.
+    MultiHeadAttention : takes it as ``cache``.
+
+    References
+    ----------
+    Shazeer 2019, Fast transformer decoding: one write-head is all you need.
     """
 
     def __init__(self, max_length: int) -> None:
@@ -43,7 +54,7 @@ class KVCache:
         """Add keys (batch, kv_heads, new, d_key) and values; return all that are held, as views."""
         if self.fixed:
             raise ValueError(
-                "cache: it was made by remember() and takes no more keys; call reset() to use it anew"
+                "cache: it was made by remember() and takes no further keys; call reset() to reuse it"
             )
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise ValueError("cache: it changes in place and has no gradient; use it under torch.no_grad()")

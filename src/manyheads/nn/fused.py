@@ -162,18 +162,18 @@ def _each_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Mask, call: Call) -> Tens
     """Chunks as batch elements; what is left over at the end is a chunk of its own."""
     assert mask.chunk is not None
     size, length = mask.chunk, q.shape[2]
-    whole = length // size * size
+    even_length = length // size * size
     inside = replace(mask, chunk=None)
     # (batch, heads, length, width) -> (batch * chunks, heads, size, width)
     folded_q, folded_k, folded_v = (
-        x[:, :, :whole].transpose(1, 2).unflatten(1, (-1, size)).flatten(0, 1).transpose(1, 2)
+        x[:, :, :even_length].transpose(1, 2).unflatten(1, (-1, size)).flatten(0, 1).transpose(1, 2)
         for x in (q, k, v)
     )
     out: Tensor = _attend(folded_q, folded_k, folded_v, inside, 0, call)
     out = out.transpose(1, 2).unflatten(0, (q.shape[0], -1)).flatten(1, 2).transpose(1, 2)
-    if whole == length:
+    if even_length == length:
         return out
-    tail = _attend(q[:, :, whole:], k[:, :, whole:], v[:, :, whole:], inside, 0, call)
+    tail = _attend(q[:, :, even_length:], k[:, :, even_length:], v[:, :, even_length:], inside, 0, call)
     return torch.cat((out, tail), dim=2)
 
 

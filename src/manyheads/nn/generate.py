@@ -1,7 +1,7 @@
-"""Writing with a `Decoder` or a `Seq2Seq`: greedily, by sampling, or by beam search, on the cache.
+"""Generation with a `Decoder` or a `Seq2Seq`: greedy, by sampling, or by beam search, with a cache.
 
-Prompts of different lengths are moved to end at the same place (padding on the left, which nobody sees), so
-that all of them step together; each continues as it would alone.
+Prompts of different lengths are padded on the left, so that all of them step together; the padding is masked,
+and each prompt continues as it would alone.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def generate(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Continue prompts with a `Decoder`, or write the target of a source with a `Seq2Seq`.
+    """Continue prompts with a `Decoder`, or generate the target of a source with a `Seq2Seq`.
 
-    Greedy unless ``beams`` is above 1 (beam search) or one of ``temperature``, ``top_k``, ``top_p`` is given
+    Greedy unless ``beams`` is above 1 (beam search) or one of ``temperature``, ``top_k``, ``top_p`` is set
     (sampling). Dropout is off meanwhile.
 
     Parameters
@@ -44,25 +44,25 @@ def generate(
     prompt
         Ids ``(batch, length)`` to continue; for a `Seq2Seq` its source (ids, or vectors).
     new_tokens
-        How many tokens to write at most.
+        The largest number of tokens to generate.
     lengths
-        Where each prompt (or source) ends, ``(batch,)``; places past it are padding.
+        The length of each prompt (or source), ``(batch,)``; tokens past it are padding.
     start
         For a `Seq2Seq`: the id that every target begins with.
     end
-        The id that ends a text. A text that ended is filled up with it.
+        The id that ends a text. A text that ended is padded with it.
     beams
-        Width of the beam: how many hypotheses of each text are kept.
+        Beam width: hypotheses per text.
     length_penalty
-        Hypotheses are compared by log probability / length ** length_penalty; 0 compares whole probabilities.
+        Hypotheses are compared by log probability / length ** length_penalty; 0 for no penalty.
     temperature
-        Divides the logits before sampling: below 1 more cautious, above 1 bolder.
+        Divides the logits before sampling: below 1 sharpens the distribution, above 1 flattens it.
     top_k
         Sample among the k most probable tokens only.
     top_p
-        Sample among the fewest tokens that hold this much probability together.
+        Sample among the fewest tokens that together have this probability (nucleus sampling).
     generator
-        The random numbers for sampling; the same seed gives the same text.
+        The random generator for sampling; the same seed gives the same text.
 
     Returns
     -------
@@ -82,6 +82,17 @@ def generate(
     >>> model = Seq2Seq(12, heads=3, layers=2, vocabulary=101)
     >>> generate(model, prompt, new_tokens=5, start=1, beams=3).shape
     torch.Size([2, 5])
+
+    See Also
+    --------
+    Decoder, Seq2Seq : the models.
+    predict : the output of a trained model for texts.
+
+    References
+    ----------
+    Holtzman et al. 2020, The curious case of neural text degeneration (top-p).
+    Fan et al. 2018, Hierarchical neural story generation (top-k).
+    Wu et al. 2016, Google's neural machine translation system (length penalty).
     """
     if not isinstance(model, Decoder | Seq2Seq):
         raise TypeError(f"model: expected a Decoder or a Seq2Seq, got {type(model).__name__}")
@@ -144,7 +155,7 @@ def _search(
     beams: int,
     length_penalty: float,
 ) -> Tensor:
-    """The best of ``beams`` hypotheses a row. One that ended keeps its place as long as its score does."""
+    """The best of ``beams`` hypotheses per row. One that ended stays in the beam while its score holds."""
     batch, device = ids.shape[0], ids.device
     first = torch.arange(batch, device=device)[:, None] * beams  # the first hypothesis of each row
     total = torch.full((batch, beams), -torch.inf, device=device)  # log probability of each hypothesis
@@ -190,8 +201,8 @@ def _read_prompt(
             raise ValueError(f"lengths: expected {batch} numbers from 1 to {length}, got {lengths.tolist()}")
         longest = int(lengths.max())
         left = longest - lengths
-        place = torch.arange(longest, device=prompt.device) - left[:, None]
-        prompt = prompt.gather(1, place.clamp(min=0))
+        position = torch.arange(longest, device=prompt.device) - left[:, None]
+        prompt = prompt.gather(1, position.clamp(min=0))
         if not bool(left.any()):
             left = None
     if left is not None and any(block.attention.chunk for block in decoder.blocks):
@@ -202,7 +213,7 @@ def _read_prompt(
 def _read_source(
     model: Seq2Seq, source: Tensor, lengths: Tensor | None, start: int | None, new_tokens: int
 ) -> tuple[Tensor, DecoderCache]:
-    """The first token of every target, and the cache that knows the source."""
+    """The first token of every target, and a cache with the source."""
     if model.decoder.embedding is None:
         raise ValueError("model: expected a Seq2Seq with a target vocabulary, got one of vectors")
     if start is None:

@@ -20,13 +20,25 @@ Span = range | slice
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """What may be attended to. Made by the functions of this module and joined with ``&``.
+    """Which key each query may attend to. Made by the functions of `manyheads.mask`, joined with ``&``.
 
+    Examples
+    --------
     >>> from manyheads.nn import mask
     >>> (mask.causal() & mask.padding(torch.tensor([3, 2]))).dense(3, 3).int()[1, 0]
     tensor([[1, 0, 0],
             [1, 1, 0],
             [1, 1, 0]], dtype=torch.int32)
+
+    See Also
+    --------
+    attention : takes it as ``mask``.
+    mask : the functions that make masks: causal, window, chunk, padding, alibi.
+
+    References
+    ----------
+    Press et al. 2022, Train short, test long: attention with linear biases enables input length
+    extrapolation.
     """
 
     causal: bool = False
@@ -139,7 +151,7 @@ class Mask:
         return allowed, bias
 
     def dense(self, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
-        """The whole mask, broadcasting to (batch, heads, queries, keys); for looking at small ones.
+        """The mask as a tensor that broadcasts to (batch, heads, queries, keys); to look at small ones.
 
         Boolean, or floating (-inf where hidden) when the mask adds a bias.
         """
@@ -255,7 +267,7 @@ def alibi(heads: int) -> Mask:
     """Attention with linear biases: ``-slope * |i - j|`` is added, slopes 2^(-8/heads) down to 2^-8.
 
     For a number of heads that is no power of two, the slopes of the next lower power are followed by every
-    second one of the next higher, as its authors do.
+    second one of the next higher, as in the paper (Press et al. 2022).
 
     >>> alibi(2).dense(1, 3)[:, 0]
     tensor([[-0.1250, -0.0625, -0.0000],
@@ -294,7 +306,8 @@ def check(mask: Mask, batch: int, heads: int, queries: int, keys: int) -> None:
     for tensor in mask.tensors:
         shape = tuple(tensor.shape)
         fits = len(shape) <= 4 and all(
-            size in (1, whole) for size, whole in zip(reversed(shape), reversed(target), strict=False)
+            size in (1, target_size)
+            for size, target_size in zip(reversed(shape), reversed(target), strict=False)
         )
         if not fits:
             hint = ""

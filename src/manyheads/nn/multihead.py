@@ -1,4 +1,4 @@
-"""MultiHeadAttention: project, split into heads, attend, join, project back."""
+"""MultiHeadAttention: project, split into heads, attend, concatenate, project back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MultiHeadAttention(nn.Module):
     bias: whether the four projections have biases.
     dropout: on the attention weights, while training.
     qk_norm: normalise queries and keys (root mean square, a learned gain) before they meet.
-    rotary: a `Rotary` that turns queries and keys by their positions.
+    rotary: a `Rotary` that rotates queries and keys by their positions.
     window, chunk: restrict attention to positions less than ``window`` away, or to pieces of ``chunk``.
     kernel: see `attention`.
 
@@ -51,7 +51,13 @@ class MultiHeadAttention(nn.Module):
 
     See Also
     --------
-    attention: the function on tensors already split into heads.
+    attention : the function on tensors that are already split into heads.
+    TransformerBlock : attention and a feed-forward network, with norms and residuals.
+
+    References
+    ----------
+    Vaswani et al. 2017, Attention is all you need.
+    Ainslie et al. 2023, GQA: training generalized multi-query transformer models from multi-head checkpoints.
     """
 
     def __init__(
@@ -93,7 +99,7 @@ class MultiHeadAttention(nn.Module):
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout}")
         if rotary is not None and rotary.width > d_key:
-            raise ValueError(f"rotary: it turns {rotary.width} channels, a head has d_key {d_key}")
+            raise ValueError(f"rotary: it rotates {rotary.width} channels, a head has d_key {d_key}")
         join(None, False, window, chunk)  # raises on a window or chunk below 1
         check_kernel(kernel)
         self.d_model, self.heads, self.kv_heads = d_model, heads, kv_heads
@@ -111,7 +117,7 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew, biases zero: see `docs/decisions.md` for why these variances."""
+        """Initialise the weights; biases are zero. See `docs/decisions.md` for why these variances."""
         for projection, gain in ((self.query, 0.5), (self.key, 0.5), (self.value, 1.0), (self.output, 1.0)):
             nn.init.normal_(projection.weight, std=(gain / projection.in_features) ** 0.5)
             if projection.bias is not None:
@@ -175,7 +181,7 @@ class MultiHeadAttention(nn.Module):
         torch.Size([3, 1, 16])
         """
         if self.rotary is not None:
-            raise ValueError("rotary: it turns by positions in one sequence, and a memory is another one")
+            raise ValueError("rotary: it rotates by positions in one sequence, and a memory is another one")
         k, v = self._keys_values(key, value, 0)
         cache = KVCache(k.shape[2])
         cache.belongs_to(self)
@@ -237,15 +243,58 @@ class MultiHeadAttention(nn.Module):
         >>> torch.allclose(ours(x), theirs(x, x, x)[0], atol=1e-6)
         True
         """
-        from manyheads.nn.convert import from_torch
-
-        return from_torch(module)
+        if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
+            raise ValueError(
+                "module: add_bias_kv and add_zero_attn have no counterpart in MultiHeadAttention"
+            )
+        weight = module.out_proj.weight
+        options: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
+        bias = module.in_proj_bias is not None
+        ours = MultiHeadAttention(
+            module.embed_dim,
+            module.num_heads,
+            d_context=module.kdim,
+            bias=bias,
+            dropout=module.dropout,
+            **options,
+        )
+        if module.vdim != module.kdim:
+            ours.value = nn.Linear(module.vdim, module.embed_dim, bias=bias, **options)
+        with torch.no_grad():
+            for n, (projection, part) in enumerate(zip(_inputs(ours), _in_weights(module), strict=True)):
+                projection.weight.copy_(part)
+                if bias:
+                    projection.bias.copy_(module.in_proj_bias.chunk(3)[n])
+            ours.output.load_state_dict(module.out_proj.state_dict())
+        return ours.train(module.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
         """The same function as an `nn.MultiheadAttention` (batch_first); ValueError where that cannot be."""
-        from manyheads.nn.convert import to_torch
-
-        return to_torch(self)
+        width = self.d_model // self.heads
+        reasons = {
+            "kv_heads differ from heads": self.kv_heads != self.heads,
+            "d_key or d_value is not d_model / heads": (self.d_key, self.d_value) != (width, width)
+            or self.d_model % self.heads,
+            "it normalises queries and keys": self.query_norm is not None,
+            "it has rotary positions": self.rotary is not None,
+            "it has a window or a chunk": self.window is not None or self.chunk is not None,
+        }
+        against = [reason for reason, holds in reasons.items() if holds]
+        if against:
+            raise ValueError(f"nn.MultiheadAttention cannot say what this module does: {'; '.join(against)}")
+        weight = self.output.weight
+        bias = self.output.bias is not None
+        theirs = nn.MultiheadAttention(
+            self.d_model, self.heads, self.dropout, bias=bias, kdim=self.key.in_features,
+            vdim=self.value.in_features, batch_first=True, device=weight.device, dtype=weight.dtype,
+        )  # fmt: skip
+        with torch.no_grad():
+            for part, projection in zip(_in_weights(theirs), _inputs(self), strict=True):
+                part.copy_(projection.weight)
+            if theirs.in_proj_bias is not None:
+                theirs.in_proj_bias.copy_(torch.cat([projection.bias for projection in _inputs(self)]))
+            theirs.out_proj.load_state_dict(self.output.state_dict())
+        return theirs.train(self.training)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, kv_heads={self.kv_heads}, d_key={self.d_key}, d_value={self.d_value}"
@@ -261,3 +310,14 @@ def _check(name: str, x: Tensor, projection: nn.Linear) -> None:
     mixes = x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
     if x.dtype != dtype and not mixes:
         raise TypeError(f"{name}: expected the dtype of the module, {dtype}, got {x.dtype}")
+
+
+def _inputs(module: MultiHeadAttention) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+    return module.query, module.key, module.value
+
+
+def _in_weights(module: nn.MultiheadAttention) -> tuple[Tensor, ...]:
+    """The query, key and value weights, as views, however torch packed them."""
+    packed: Tensor | None = module.in_proj_weight
+    separate = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+    return separate if packed is None else packed.chunk(3)

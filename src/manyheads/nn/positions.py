@@ -1,10 +1,10 @@
-"""Where a token stands: the ways to tell attention about order.
+"""Position encodings.
 
-Attention itself does not know which token came first. Four ways to say so, all used by `Encoder`, `Decoder`
-and `Seq2Seq` through ``positions="sinusoidal" | "learned" | "rotary" | "alibi" | "none"``:
+Attention itself does not depend on the order of tokens. Four ways to encode it, all used by `Encoder`,
+`Decoder` and `Seq2Seq` through ``positions="sinusoidal" | "learned" | "rotary" | "alibi" | "none"``:
 
 - sinusoidal and learned positions are vectors added to the tokens once, before the first block;
-- rotary positions turn every query and key by an angle that grows with the position (inside each attention);
+- rotary positions rotate every query and key by an angle that grows with the position (in each attention);
 - ALiBi lowers each score by a slope times the distance (`manyheads.mask.alibi`).
 """
 
@@ -17,7 +17,7 @@ __all__ = ["LearnedPositions", "Rotary", "SinusoidalPositions", "sinusoidal"]
 
 
 def sinusoidal(positions: int | Tensor, d_model: int, *, base: float = 10000.0) -> Tensor:
-    """The fixed sine and cosine vectors of "Attention is all you need".
+    """Sinusoidal position vectors.
 
     Channel 2c of position p is sin(p / base^(2c / d_model)), channel 2c + 1 the cosine of the same angle.
 
@@ -41,12 +41,21 @@ def sinusoidal(positions: int | Tensor, d_model: int, *, base: float = 10000.0) 
     torch.Size([5, 4])
     >>> sinusoidal(torch.tensor([[0], [3]]), 4).shape
     torch.Size([2, 1, 4])
+
+    See Also
+    --------
+    SinusoidalPositions : adds them to tokens.
+    LearnedPositions, Rotary : other position encodings.
+
+    References
+    ----------
+    Vaswani et al. 2017, Attention is all you need.
     """
     if isinstance(positions, Tensor):
-        place = positions if positions.is_floating_point() else positions.float()
+        position = positions if positions.is_floating_point() else positions.float()
     else:
-        place = torch.arange(positions, dtype=torch.float32)
-    angle = place[..., None] * _frequencies((d_model + 1) // 2, d_model, base, place)
+        position = torch.arange(positions, dtype=torch.float32)
+    angle = position[..., None] * _frequencies((d_model + 1) // 2, d_model, base, position)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., :d_model]
 
 
@@ -56,20 +65,24 @@ def _frequencies(count: int, width: int, base: float, like: Tensor) -> Tensor:
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding: turns pairs of channels of queries and keys by position times a frequency.
+    """Rotary position embedding: rotates pairs of channels of queries and keys by position times a frequency.
 
-    After turning both, q_i . k_j depends on the distance i - j only. There are no parameters and no tables:
+    After rotating both, q_i . k_j depends on the distance i - j only. There are no parameters and no tables:
     the angles are computed when needed, so any length works and nothing has to be saved, moved or converted.
 
     Parameters
     ----------
     width
-        How many leading channels of a head turn (even); channels past it pass through unchanged.
+        Number of leading channels of a head that rotate (even); channels past it pass through unchanged.
     base
-        The slowest pair turns once in about 2 pi base positions.
+        The slowest pair rotates once in about 2 pi base positions.
     interleaved
         Which channels form a pair: ``False`` pairs c with c + width / 2 (as Llama does), ``True`` pairs 2c
         with 2c + 1 (as GPT-J and the paper do).
+
+    See Also
+    --------
+    sinusoidal, SinusoidalPositions, LearnedPositions : other position encodings.
 
     References
     ----------
@@ -97,15 +110,15 @@ class Rotary(nn.Module):
         self.interleaved = interleaved
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
-        """Turn ``x (batch, heads, length, width or more)``; row i stands at position ``offset + i``."""
+        """Rotate ``x (batch, heads, length, width or more)``; row i is at position ``offset + i``."""
         if x.shape[-1] < self.width:
             raise ValueError(
-                f"x: expected at least the {self.width} channels that turn in a head, got {x.shape[-1]}"
+                f"x: expected at least the {self.width} channels of a head that rotate, got {x.shape[-1]}"
             )
         # float32 even for half precision: a bfloat16 angle is off by whole turns past a few hundred positions
         precise = torch.float64 if x.dtype == torch.float64 else torch.float32
-        place = torch.arange(x.shape[-2], dtype=precise, device=x.device) + offset
-        angle = place[:, None] * _frequencies(self.width // 2, self.width, self.base, place)
+        position = torch.arange(x.shape[-2], dtype=precise, device=x.device) + offset
+        angle = position[:, None] * _frequencies(self.width // 2, self.width, self.base, position)
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)  # (length, width / 2)
         turning = x[..., : self.width]
         if self.interleaved:
@@ -130,6 +143,15 @@ class SinusoidalPositions(nn.Module):
     >>> add = SinusoidalPositions(6)
     >>> add(torch.zeros(2, 5, 6)).shape              # (batch, length, d_model)
     torch.Size([2, 5, 6])
+
+    See Also
+    --------
+    sinusoidal : the vectors.
+    LearnedPositions, Rotary : other position encodings.
+
+    References
+    ----------
+    Vaswani et al. 2017, Attention is all you need.
     """
 
     def __init__(self, d_model: int) -> None:
@@ -138,9 +160,9 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, x: Tensor, offset: int = 0, left: Tensor | None = None) -> Tensor:
         """Add positions to ``x (batch, length, d_model)``; see `LearnedPositions.forward`."""
-        place = _places(x, offset, left)
-        place = place.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-        return x + sinusoidal(place, self.d_model).to(x.dtype)
+        position = _places(x, offset, left)
+        position = position.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        return x + sinusoidal(position, self.d_model).to(x.dtype)
 
 
 class LearnedPositions(nn.Module):
@@ -160,6 +182,14 @@ class LearnedPositions(nn.Module):
     torch.Size([2, 5, 6])
     >>> add.weight.shape
     torch.Size([11, 6])
+
+    See Also
+    --------
+    SinusoidalPositions, Rotary : other position encodings.
+
+    References
+    ----------
+    Gehring et al. 2017, Convolutional sequence to sequence learning.
     """
 
     def __init__(self, max_length: int, d_model: int) -> None:
@@ -172,8 +202,8 @@ class LearnedPositions(nn.Module):
     def forward(self, x: Tensor, offset: int = 0, left: Tensor | None = None) -> Tensor:
         """Add positions to ``x (batch, length, d_model)``.
 
-        Row i of a sequence stands at position ``offset + i``; with ``left (batch,)`` given, the first
-        ``left[b]`` places of sequence b are padding and its first token stands at position 0.
+        Row i of a sequence is at position ``offset + i``; with ``left (batch,)``, the first ``left[b]`` rows
+        of sequence b are padding and its first token is at position 0.
         """
         if offset + x.shape[1] > self.max_length:
             raise ValueError(
@@ -188,5 +218,5 @@ class LearnedPositions(nn.Module):
 
 def _places(x: Tensor, offset: int, left: Tensor | None) -> Tensor:
     """The position of every token of x (batch, length, d_model): (length,), or (batch, length) with left."""
-    place = torch.arange(x.shape[1], device=x.device) + offset
-    return place if left is None else (place - left[:, None]).clamp(min=0)
+    position = torch.arange(x.shape[1], device=x.device) + offset
+    return position if left is None else (position - left[:, None]).clamp(min=0)

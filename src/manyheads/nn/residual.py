@@ -1,4 +1,4 @@
-"""Dropout on what the parts of a block add to the stream of tokens."""
+"""Dropout on what the parts of a block add to the residual stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout`, twice as fast on the CPU: 16 random bits decide about a number, and one draw has 64.
+    """`nn.Dropout`, twice as fast on the CPU: 16 random bits per number, four numbers per 64-bit draw.
 
     The rate is thereby rounded to a multiple of 2^-16; what is kept is scaled by the exact probability.
 
@@ -21,7 +21,7 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` of any shape, some numbers of which are zero now and the others larger."""
+        """``x`` of any shape, with some numbers set to zero and the others scaled up."""
         dropped = min(round(self.p * 2**16), 2**16 - 1)
         here = x.device.type == "cpu" and x.is_floating_point() and not torch.compiler.is_compiling()
         if not (here and self.training and dropped > 0 and self.p < 1 and not self.inplace):

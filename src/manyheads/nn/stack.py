@@ -1,4 +1,4 @@
-"""What Encoder and Decoder share: tokens and positions in, blocks, the last norm, a memory between steps."""
+"""The common part of Encoder and Decoder: embeddings, positions, blocks, the last norm, the cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "none")
 
 
 class Stack(nn.Module):
-    """Tokens and positions in, blocks, and the last norm of pre-norm; see `Encoder` for the options."""
+    """Embeddings and positions, blocks, and the last norm of pre-norm; see `Encoder` for the options."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class Stack(nn.Module):
             rms_norm, eps = block.get("rms_norm", False), block.get("norm_eps", 1e-5)
             self.norm = make_norm(d_model, rms_norm, eps, block.get("bias", True))
 
-    def _enter(self, x: Tensor, offset: int = 0, left: Tensor | None = None) -> Tensor:
+    def enter(self, x: Tensor, offset: int = 0, left: Tensor | None = None) -> Tensor:
         """Ids (batch, length), or vectors (batch, length, d_model), to what the first block reads."""
         if self.embedding is not None:
             x = embed(self.embedding, x)
             if isinstance(self.positions, SinusoidalPositions):
-                x = x * self.d_model**0.5  # as large as the sines that join it; the paper does the same
+                x = x * self.d_model**0.5  # as large as the sines that are added, as in the paper
         elif not x.is_floating_point():
             raise TypeError(f"x: expected vectors (no vocabulary was given), got {x.dtype}")
         elif x.dim() != 3 or x.shape[-1] != self.d_model:
@@ -86,13 +86,12 @@ class Stack(nn.Module):
 
 
 def embed(embedding: nn.Embedding, ids: Tensor) -> Tensor:
-    """The vectors of ids (batch, length), after saying clearly what is wrong with them if something is."""
+    """The vectors of ids (batch, length); raises for ids that are not in the vocabulary."""
     if ids.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"ids: expected int64 or int32 (a vocabulary was given), got {ids.dtype}")
     if ids.dim() != 2:
         raise ValueError(f"ids: expected (batch, length), got {tuple(ids.shape)}")
-    # only where looking at values costs no waiting and no graph break; elsewhere the embedding itself
-    # complains
+    # only where reading values costs no waiting and no graph break; elsewhere the embedding itself raises
     if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
         low, high = (int(bound) for bound in ids.aminmax())
         if low < 0 or high >= embedding.num_embeddings:
@@ -114,7 +113,7 @@ def join(*parts: Mask | Tensor | None) -> Mask | None:
 
 @dataclass
 class DecoderCache:
-    """What a `Decoder` remembers between steps: made by `Decoder.new_cache`, changed by each call.
+    """The cache of a `Decoder` between steps: made by `Decoder.new_cache`, changed by each call.
 
     Examples
     --------
@@ -128,6 +127,15 @@ class DecoderCache:
     torch.Size([3, 1, 101])
     >>> cache.length
     8
+
+    See Also
+    --------
+    KVCache : the cache of one attention module.
+    generate : generation with a cache.
+
+    References
+    ----------
+    Shazeer 2019, Fast transformer decoding: one write-head is all you need.
     """
 
     blocks: list[KVCache]

@@ -1,8 +1,8 @@
-"""What each head does with its attention, in numbers, from queries and keys alone.
+"""Statistics of every head's attention, from queries and keys alone.
 
-One pass over tiles of the scores gives every statistic at once; the (queries, keys) weights are never held.
-All is computed in float32 at least, and the keys are centred first: softmax does not change when one vector
-is taken from all keys, and what is left to round is small.
+The core set comes from sums over blocks of scores, the full set from one pass over tiles; the (queries, keys)
+weights are never held. Everything is computed in float32 at least, with centred keys: softmax does not change
+when one vector is subtracted from all keys, and rounding errors shrink.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from manyheads.nn.tiles import Hidden, Tile, hidden, mean_key, products, scratch
 StatisticsSet = Literal["core", "full"]
 
 
-# It looks at its sums to decide how to go on, which no graph can hold.
+# It branches on values of its sums, which a compiled graph cannot.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def statistics(
@@ -57,12 +57,25 @@ def statistics(
     columns to know the share of attention on special tokens, on rare ones, on a segment.
     Queries that may attend to nothing have zero everywhere (and a logsumexp of -inf).
 
+    Examples
+    --------
     >>> q = k = torch.zeros(1, 2, 4, 8)
     >>> seen = statistics(q, k, causal=True, statistics="full")
     >>> seen["entropy"][0, 0].exp()
     tensor([1., 2., 3., 4.])
     >>> seen["distance"][0, 0]
     tensor([0.0000, 0.5000, 1.0000, 1.5000])
+
+    See Also
+    --------
+    statistics_of_scores : the same from scores.
+    watch : the statistics of every head of a model, summed over a corpus.
+
+    References
+    ----------
+    Voita et al. 2019, Analyzing multi-head self-attention: specialized heads do the heavy lifting, the rest
+    can be pruned (confidence, positional heads).
+    Milakov and Gimelshein 2018, Online normalizer calculation for softmax.
     """
     check_shapes(q, k)
     joined = check_mask(q, k, mask, causal, window, chunk)
@@ -78,15 +91,15 @@ def statistics(
     mean, real = mean_key(keys), joined.queries
     visible = replace(joined, queries=None)  # rows of queries that attend to nothing need no hiding
     biased = any(tensor.is_floating_point() for tensor in joined.tensors)  # hides what it gives no weight
-    known: dict[tuple[int, range, range], tuple[list[Hidden], Tensor | int]] = {}  # of the last tile
+    hidden_parts: dict[tuple[int, range, range], tuple[list[Hidden], Tensor | int]] = {}  # of the last tile
     centred: dict[int, Tensor] = {}  # the keys of its sequences
 
     def tile_scores(tile: Tile) -> Scores:
-        place = 0 if joined.lengths is None else tile.batch.start, tile.rows, tile.columns
-        if place not in known or joined.tensors or joined.slopes is not None:
-            known.clear()
-            known[place] = hidden(visible, offset, group, keys, tile)
-        parts, count = known[place]
+        tile_key = 0 if joined.lengths is None else tile.batch.start, tile.rows, tile.columns
+        if tile_key not in hidden_parts or joined.tensors or joined.slopes is not None:
+            hidden_parts.clear()
+            hidden_parts[tile_key] = hidden(visible, offset, group, keys, tile)
+        parts, count = hidden_parts[tile_key]
         if real is not None:
             i = torch.arange(tile.rows.start, tile.rows.stop, device=q.device)
             count = count * (i < real[tile.batch].to(q.device)[:, None, None, None])
@@ -119,14 +132,25 @@ def statistics(
 def statistics_of_scores(
     scores: Tensor, *, statistics: StatisticsSet = "core", features: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """The same from scores (batch, heads, queries, keys) computed elsewhere, masks and biases added.
+    """The statistics of `statistics`, from scores (batch, heads, queries, keys) with masks and biases added.
 
-    Scores are all there is to see, so ``keys`` are those whose weight is not zero: a score of -inf, or one a
-    thousand below its query's largest, where exp has no number in any dtype, hides its key. A query whose
-    scores are all -1e9 attends to all keys alike, as a softmax of them does.
+    ``keys`` counts those whose weight is not zero: a score of -inf, or one a thousand below its query's
+    largest, where exp underflows in every dtype, hides its key. A query whose scores are all -1e9 attends to
+    all keys alike, as a softmax of them does.
 
+    Examples
+    --------
     >>> statistics_of_scores(torch.zeros(1, 1, 2, 4))["entropy"].exp()
     tensor([[[4., 4.]]])
+
+    See Also
+    --------
+    statistics : from queries and keys, without the scores in memory.
+
+    References
+    ----------
+    Voita et al. 2019, Analyzing multi-head self-attention: specialized heads do the heavy lifting, the rest
+    can be pruned.
     """
     if scores.dim() != 4:
         raise ValueError(f"scores: expected (batch, heads, queries, keys), got {tuple(scores.shape)}")

@@ -1,7 +1,7 @@
 """Every statistic of attention in one pass over tiles of its scores: the engine behind `statistics`.
 
-A tile yields sums of e = exp(s) and no more, in few operations while it is near the processor. What they mean
-is worked out at the end, for all queries at once.
+A tile yields sums of e = exp(s) only, in few operations while it is in the cache. The statistics follow from
+the sums at the end, for all queries at once.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def collect(
     for tile in tiles(mask, shape, keys, offset, ELEMENTS):
         s, parts, count = tile_scores(tile)
         rows = tile.of_queries(raw, 1)
-        found = dict(zip(sums, rows.unbind(), strict=True))
+        tile_sums = dict(zip(sums, rows.unbind(), strict=True))
         columns = s.shape[-1]
         e = wide = take("exp", (*s.shape[:-1], -(-columns // SEGMENT) * SEGMENT))
         if wide.shape[-1] > columns:
@@ -80,34 +80,34 @@ def collect(
             wide[..., columns:] = 0.0
         if count is None:
             top, count = exp_of_weighty(s, out=e)
-            found["shift"].copy_(top.squeeze(-1))
+            tile_sums["shift"].copy_(top.squeeze(-1))
         elif careful:
             hide(s, parts)
             top = s.amax(-1, keepdim=True)
             exp_of_difference(s, top, parts, out=e)
-            found["shift"].copy_(top.squeeze(-1))
+            tile_sums["shift"].copy_(top.squeeze(-1))
         else:
             torch.exp(s, out=e)
             for part, _, keep in parts:
                 if keep is not None:
                     e[..., part] *= keep
-        found["keys"].copy_(count) if isinstance(count, Tensor) else found["keys"].fill_(count)
-        torch.sum(e, -1, out=found["total"])
+        tile_sums["keys"].copy_(count) if isinstance(count, Tensor) else tile_sums["keys"].fill_(count)
+        torch.sum(e, -1, out=tile_sums["total"])
         if not careful:
-            _again(found, s, e, parts, count)
+            _again(tile_sums, s, e, parts, count)
         if isinstance(count, Tensor):
-            found["total"].masked_fill_(count == 0, 0.0)
-        torch.sum(s.mul_(e), -1, out=found["weighted"])
-        places(found, e, tile.rows, tile.columns, offset, mask.causal)
+            tile_sums["total"].masked_fill_(count == 0, 0.0)
+        torch.sum(s.mul_(e), -1, out=tile_sums["weighted"])
+        places(tile_sums, e, tile.rows, tile.columns, offset, mask.causal)
         if means is not None and features is not None:
-            given = features[tile.batch, None, None, tile.columns.start : tile.columns.stop]
-            tile.of_queries(means).copy_(e @ given)
+            tile_features = features[tile.batch, None, None, tile.columns.start : tile.columns.stop]
+            tile.of_queries(means).copy_(e @ tile_features)
         if received is not None and moments is not None:
             if grid is None or (grid.rows, grid.columns) != (tile.rows, tile.columns):
                 grid = _grid(tile, offset, like)
-            _full(found, e, grid, mask.causal)
-            place = tile.batch, tile.kv_heads, slice(None), slice(tile.columns.start, tile.columns.stop)
-            received[place] += (reciprocal(found["total"]).unsqueeze(-2) @ e).squeeze(-2)
+            _full(tile_sums, e, grid, mask.causal)
+            index = tile.batch, tile.kv_heads, slice(None), slice(tile.columns.start, tile.columns.stop)
+            received[index] += (reciprocal(tile_sums["total"]).unsqueeze(-2) @ e).squeeze(-2)
             segments = (wide.view(-1, SEGMENT) @ basis).view(*wide.shape[:-1], -1)
             tile.of_queries(moments).copy_(in_float64(segments) @ grid.weights)
     summed = dict(zip(sums, raw.unbind(), strict=True))
@@ -126,9 +126,11 @@ def _safe(total: Tensor, count: Tensor | int) -> bool:
     return SAFE[0] < low.item() and high.item() < SAFE[1]
 
 
-def _again(found: dict[str, Tensor], s: Tensor, e: Tensor, parts: list[Hidden], count: Tensor | int) -> None:
+def _again(
+    tile_sums: dict[str, Tensor], s: Tensor, e: Tensor, parts: list[Hidden], count: Tensor | int
+) -> None:
     """Where exp overflowed or vanished, take it again of scores less the largest of their query."""
-    total = found["total"]
+    total = tile_sums["total"]
     if _safe(total, count):
         return
     there = ((total > SAFE[0]) & (total < SAFE[1])).logical_not_()
@@ -137,17 +139,17 @@ def _again(found: dict[str, Tensor], s: Tensor, e: Tensor, parts: list[Hidden], 
         s[nothing], e[nothing] = 0.0, 0.0
         there &= count > 0
     places = there.nonzero(as_tuple=True)
-    kept = [
+    hidden_rows = [
         Hidden(part, None, keep.expand(*s.shape[:-1], -1)[places])
         for part, _, keep in parts
         if keep is not None
     ]
     again = s[places]
-    hide(again, kept)
+    hide(again, hidden_rows)
     top = again.amax(-1, keepdim=True)
-    anew = exp_of_difference(again, top, kept, out=torch.empty_like(again))
+    anew = exp_of_difference(again, top, hidden_rows, out=torch.empty_like(again))
     s[places], e[places] = again, anew
-    total[places], found["shift"][places] = anew.sum(-1), top.squeeze(-1)
+    total[places], tile_sums["shift"][places] = anew.sum(-1), top.squeeze(-1)
 
 
 def reciprocal(total: Tensor) -> Tensor:
@@ -155,17 +157,17 @@ def reciprocal(total: Tensor) -> Tensor:
 
 
 def places(
-    found: dict[str, Tensor], e: Tensor, rows: range, columns: range, offset: int, causal: bool
+    tile_sums: dict[str, Tensor], e: Tensor, rows: range, columns: range, offset: int, causal: bool
 ) -> None:
-    """Of e (..., rows, columns), what stands at the query's own position, beside it, and at the first key."""
+    """The entries of e (..., rows, columns) at the query's own position, beside it, and at the first key."""
     if columns.start == 0:
-        found["first"].copy_(e[..., 0])
+        tile_sums["first"].copy_(e[..., 0])
     here = rows.start + offset - columns.start
     for name, step in STEPS.items():
         start = max(0, -here - step)
         if start < len(rows) and here + step < len(columns) and not (causal and step > 0):
             beside = e.diagonal(here + step, -2, -1)
-            found[name][..., start : start + beside.shape[-1]] = beside
+            tile_sums[name][..., start : start + beside.shape[-1]] = beside
 
 
 class _Grid(NamedTuple):
@@ -207,14 +209,14 @@ def _basis(like: Tensor) -> Tensor:
     return torch.stack((torch.ones_like(t), t, t.square()), dim=-1)
 
 
-def _full(found: dict[str, Tensor], e: Tensor, grid: _Grid, causal: bool) -> None:
+def _full(tile_sums: dict[str, Tensor], e: Tensor, grid: _Grid, causal: bool) -> None:
     """The largest, the square, what is nearby, and the distance among the tile's own queries."""
-    torch.amax(e, -1, out=found["largest"])
-    torch.linalg.vector_norm(e, dim=-1, out=found["norm"])
+    torch.amax(e, -1, out=tile_sums["largest"])
+    torch.linalg.vector_norm(e, dim=-1, out=tile_sums["norm"])
     near = e.gather(-1, grid.near.expand(*e.shape[:-1], -1))
-    torch.sum(near.mul_(grid.inside), -1, out=found["local"])
+    torch.sum(near.mul_(grid.inside), -1, out=tile_sums["local"])
     if not causal:
-        torch.sum(e[..., grid.among] * grid.distance, -1, out=found["among"])
+        torch.sum(e[..., grid.among] * grid.distance, -1, out=tile_sums["among"])
 
 
 def of_core(raw: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -236,16 +238,16 @@ def _of_full(raw: dict[str, Tensor], moments: Tensor, offset: int, causal: bool)
     inverse = reciprocal(raw["total"])
     nothing, among = (x.to(moments.device) for x in (raw["total"] == 0, raw["among"]))
     mass, first, second, signed_mass, signed_first = moments.unbind(-1)
-    whole = reciprocal(mass).masked_fill_(nothing, 0.0)
-    mean = first * whole
+    inverse_mass = reciprocal(mass).masked_fill_(nothing, 0.0)
+    mean = first * inverse_mass
     i = torch.arange(offset, offset + mass.shape[-1], device=mass.device, dtype=mass.dtype)
     # |i - j| is i - j for segments before the queries, j - i for those behind; among them it was summed.
     distance = i * mass - first if causal else i * signed_mass - signed_first + among
-    spread = (second * whole - mean * mean).clamp_(min=0.0).sqrt_()
+    spread = (second * inverse_mass - mean * mean).clamp_(min=0.0).sqrt_()
     return {
         "confidence": raw["largest"] * inverse,
         "collision": (raw["norm"] * inverse).square_(),
-        "distance": (distance * whole).clamp_(min=0.0).to(inverse.dtype).to(inverse.device),
+        "distance": (distance * inverse_mass).clamp_(min=0.0).to(inverse.dtype).to(inverse.device),
         "distance_spread": spread.to(inverse.dtype).to(inverse.device),
         "local": raw["local"] * inverse,
         "largest_logit": (raw["largest"].log() + raw["shift"]).masked_fill_(raw["total"] == 0, -torch.inf),

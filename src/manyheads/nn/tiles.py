@@ -24,7 +24,7 @@ TILE_ROWS = 128
 # A score or bias this far below the largest of its query is that of a mask: models write -1e4, -1e9, the
 # lowest number of the dtype, or -inf. What is nearer has a weight, however small.
 HIDDEN = 1e3
-# Keys from which their middle is told.
+# Number of keys from which their mean is estimated.
 FEW = 64
 
 
@@ -49,8 +49,8 @@ class Tile(NamedTuple):
 def tiles(
     mask: Mask, queries_shape: Sequence[int], keys: int, offset: int, elements: int | None = None
 ) -> Iterator[Tile]:
-    """Cut attention into tiles of about ``elements`` scores (TILE_ELEMENTS unless given), leaving out what no
-    query of a tile can reach.
+    """Cut attention into tiles of about ``elements`` scores (TILE_ELEMENTS by default), leaving out keys
+    that no query of a tile can reach.
 
     ``queries_shape`` is (batch, kv_heads, group, queries). Queries that can reach nothing are in no tile.
 
@@ -113,8 +113,8 @@ def hidden(
         # Only the columns that some of the queries see and others do not.
         low, high = mask.open_range(tile.rows, stop, offset)
         if mask.lengths is not None:
-            known = mask.lengths.device.type == "cpu"  # reading numbers would make a GPU wait
-            high = min(high, int(mask.lengths[tile.batch].min())) if known else start
+            readable = mask.lengths.device.type == "cpu"  # reading numbers would make a GPU wait
+            high = min(high, int(mask.lengths[tile.batch].min())) if readable else start
         edges = [range(start, max(low, start)), range(max(high, start), stop)] if low < high else edges
     heads = slice(tile.kv_heads.start * group, tile.kv_heads.stop * group)
     parts: list[Hidden] = []
@@ -129,8 +129,8 @@ def hidden(
             allowed = shown if allowed is None else allowed & shown
             bias = bias.masked_fill(~shown, 0.0)  # hidden by `keep`: -inf would make NaN of a whole row
         if allowed is not None:
-            place = slice(columns.start - start, columns.stop - start)
-            parts.append(Hidden(place, bias, allowed.to(like.dtype)))
+            position = slice(columns.start - start, columns.stop - start)
+            parts.append(Hidden(position, bias, allowed.to(like.dtype)))
             count = count - (~allowed).sum(-1) * (len(columns) if allowed.shape[-1] == 1 else 1)
     return parts, count
 
@@ -175,7 +175,7 @@ def centred(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 def mean_key(k: Tensor) -> Tensor:
     """About the mean (batch, kv_heads, d_key) of the keys (batch, kv_heads, keys, d_key).
 
-    Any vector may be taken from all keys; one near their middle leaves small numbers. So many keys tell it.
+    Any vector may be subtracted from all keys; one near their mean leaves small numbers. A few keys suffice.
     """
     few = k[:, :, :: max(1, k.shape[2] // FEW)]
     return few.mean(2) if k.shape[2] else k.new_zeros(*k.shape[:2], k.shape[3])
@@ -220,7 +220,7 @@ def exp_of_weighty(s: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
 
 
 Scratch = Callable[[str, Sequence[int]], Tensor]
-_kept = threading.local()
+_thread_memory = threading.local()
 
 
 def scratch(dtype: torch.dtype, device: torch.device) -> Scratch:
@@ -232,16 +232,16 @@ def scratch(dtype: torch.dtype, device: torch.device) -> Scratch:
     >>> take("scores", (2, 3)).data_ptr() == take("scores", (3, 2)).data_ptr()
     True
     """
-    mine: dict[str, Tensor] = {}
+    private: dict[str, Tensor] = {}
     keep = device.type == "cpu" and not torch.is_inference_mode_enabled()
-    kept: dict[str, Tensor] = vars(_kept).setdefault(str(dtype), {}) if keep else mine
+    shared: dict[str, Tensor] = vars(_thread_memory).setdefault(str(dtype), {}) if keep else private
     views: dict[tuple[str, Sequence[int]], Tensor] = {}
 
     def take(name: str, shape: Sequence[int]) -> Tensor:
         view = views.get((name, shape))
         if view is None:
             size = math.prod(shape)
-            held = kept if size <= TILE_ELEMENTS else mine
+            held = shared if size <= TILE_ELEMENTS else private
             if name not in held or held[name].numel() < size:
                 # The whole at once: growing tile by tile would leave holes; untouched memory costs nothing.
                 held[name] = torch.empty(max(size, TILE_ELEMENTS), dtype=dtype, device=device)

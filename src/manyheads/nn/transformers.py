@@ -1,4 +1,4 @@
-"""Whole transformers: `Encoder`, `Decoder` and `Seq2Seq`, for tokens (ids) or for vectors.
+"""Transformers: `Encoder`, `Decoder` and `Seq2Seq`, for tokens (ids) or for vectors.
 
 All three take the same options; those of `TransformerBlock` and `MultiHeadAttention` pass through:
 
@@ -23,7 +23,7 @@ __all__ = ["Decoder", "Encoder", "Seq2Seq"]
 
 
 class Encoder(Stack):
-    """A stack of blocks in which every token sees every other.
+    """A stack of blocks in which every token attends to every other.
 
     Parameters
     ----------
@@ -49,6 +49,15 @@ class Encoder(Stack):
     3
     >>> Encoder(12, heads=3, layers=2, positions="rotary")(torch.randn(2, 7, 12)).shape
     torch.Size([2, 7, 12])
+
+    See Also
+    --------
+    Decoder, Seq2Seq : the other stacks.
+    TransformerBlock : one layer.
+
+    References
+    ----------
+    Devlin et al. 2019, BERT: pre-training of deep bidirectional transformers for language understanding.
     """
 
     def forward(
@@ -61,13 +70,13 @@ class Encoder(Stack):
     ) -> Tensor | tuple[Tensor, list[Tensor]]:
         """Ids ``(batch, length)`` or vectors ``(batch, length, d_model)`` to ``(batch, length, d_model)``.
 
-        Tokens at or past ``lengths (batch,)`` are padding: nobody sees them, and their own output means
-        nothing. With ``return_hidden`` also the list of hidden states: what enters the first block, then
-        what leaves each block (before the last norm).
+        Tokens at or past ``lengths (batch,)`` are padding: no token attends to them, and their output is
+        meaningless. With ``return_hidden`` also the list of hidden states: the input of the first block, then
+        the output of each block (before the last norm).
         """
         padding = None if lengths is None else masks.padding(lengths, queries=lengths)
         mask = join(self.alibi, padding, mask)
-        x = self._enter(x)
+        x = self.enter(x)
         hidden = [x] if return_hidden else []
         for block in self.blocks:
             x = block(x, mask=mask)
@@ -78,18 +87,24 @@ class Encoder(Stack):
 
 
 class Decoder(Stack):
-    """A stack of blocks in which every token sees itself and those before it: a language model.
+    """A stack of blocks in which every token attends to itself and those before it: a language model.
 
     Parameters
     ----------
     d_model, heads, layers, vocabulary, positions, max_length, block
         As in `Encoder`; ``cross=True`` makes blocks that also attend to a context.
     tied
-        Whether the output projection is the embedding (transposed), or has weights of its own.
+        Whether the output projection shares the embedding's weights.
 
     See Also
     --------
-    manyheads.nn.generate.generate : continue a prompt, greedily, by sampling or by beam search.
+    generate : continue a prompt, greedily, by sampling or by beam search.
+    Encoder, Seq2Seq : the other stacks.
+
+    References
+    ----------
+    Radford et al. 2018, Improving language understanding by generative pre-training.
+    Press and Wolf 2017, Using the output embedding to improve language models (tied).
 
     Examples
     --------
@@ -150,7 +165,7 @@ class Decoder(Stack):
                 padding = torch.arange(offset + x.shape[1], device=left.device) >= left[:, None, None, None]
         context_mask = None if context_lengths is None else masks.padding(context_lengths)
         mask = join(self.alibi, padding, mask)
-        x = self._enter(x, offset, left)
+        x = self.enter(x, offset, left)
         hidden = [x] if return_hidden else []
         for i, block in enumerate(self.blocks):
             x = block(
@@ -177,11 +192,11 @@ class Decoder(Stack):
         context_lengths: Tensor | None = None,
         left: Tensor | None = None,
     ) -> DecoderCache:
-        """An empty memory for up to ``max_length`` tokens, to pass to each call as ``cache``.
+        """An empty cache for up to ``max_length`` tokens, to pass to each call as ``cache``.
 
-        ``context`` is projected to keys and values here, once. ``left (batch,)`` says how many places at
-        the start of each row will be padding: prompts of different lengths end at the same place, so that
-        all rows step together.
+        ``context`` is projected to keys and values here, once. ``left (batch,)`` is the number of padding
+        tokens at the start of each row: prompts of different lengths end at the same position, so that all
+        rows step together.
         """
         crosses = [block.cross_attention for block in self.blocks if isinstance(block, TransformerBlock)]
         if context is not None and None in crosses:
@@ -196,18 +211,18 @@ class Decoder(Stack):
 
 
 class Seq2Seq(nn.Module):
-    """An encoder that reads the source and a decoder that writes the target, attending to what was read.
+    """An encoder that reads the source and a decoder that writes the target, with cross-attention.
 
     Parameters
     ----------
     d_model, heads, layers
         Width of a token, attention heads per block, number of blocks in the encoder.
     decoder_layers
-        Number of blocks in the decoder, as many as in the encoder unless given.
+        Number of blocks in the decoder; as many as in the encoder by default.
     vocabulary
         Number of source ids; None for a source of vectors.
     target_vocabulary
-        Number of target ids. Unless given it is the source's, and both sides share one embedding.
+        Number of target ids. By default that of the source; both sides then share one embedding.
     tied
         As in `Decoder`.
     options
@@ -219,6 +234,15 @@ class Seq2Seq(nn.Module):
     >>> source, target = torch.randint(101, (2, 7)), torch.randint(53, (2, 5))
     >>> model(source, target, source_lengths=torch.tensor([7, 4])).shape      # (batch, length, vocabulary)
     torch.Size([2, 5, 53])
+
+    See Also
+    --------
+    generate : write the target of a source.
+    Encoder, Decoder : its two stacks.
+
+    References
+    ----------
+    Vaswani et al. 2017, Attention is all you need.
     """
 
     def __init__(

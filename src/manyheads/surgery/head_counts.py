@@ -13,7 +13,7 @@ from manyheads.capture.weights import Projections
 from manyheads.common.compare_outputs import Captured, difference, seeded_evaluation, tolerance
 from manyheads.common.errors import describe_error
 from manyheads.models.changes import Changes, get_tensor
-from manyheads.models.reported_width import Width, telling, width_of
+from manyheads.models.reported_width import Width, reporting, width_of
 from manyheads.models.torch_attention import TorchAttention
 from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.surgery import weight_slices
@@ -67,7 +67,7 @@ def _read(module: nn.Module, calls: list[Captured], numbers: Mapping[str, set[st
     try:
         with seeded_evaluation(module), reading:
             for call in calls:
-                args, kwargs = call.inputs()
+                args, kwargs = call.arguments()
                 module(*args, **kwargs)
     except Exception:  # code that does not run under tracing: then it may have read everything
         reading = Reading(module)
@@ -114,7 +114,7 @@ def fix_head_counts(
         ):
             numbers = [*candidates(modules, sizes, configs, region.reads), *per_head]
             values = Values(module, numbers)
-            with telling(copied, widths):
+            with reporting(copied, widths):
                 chosen = find(module, numbers, holds, right_options)
                 if chosen is not None and _ambiguous(region, module, numbers, chosen, holds):
                     chosen = _from_noise(model, region, removed, shrunk, numbers, values, holds)
@@ -381,7 +381,7 @@ class _Runs:
 def _differences(module: nn.Module, calls: list[Captured]) -> Iterator[float]:
     for call in calls:
         with seeded_evaluation(module):
-            args, kwargs = call.inputs()
+            args, kwargs = call.arguments()
             output = module(*args, **kwargs)
         yield difference(own_output(module, call.output), own_output(module, output))
 

@@ -54,9 +54,9 @@ def with_noise(
             set_tensor(twin, name, noisy)
         calls = []
         for call in region.calls:
-            args, kwargs = tree_map_only(Tensor, lambda x: _input(x, generator), call.inputs())
+            args, kwargs = tree_map_only(Tensor, lambda x: _input(x, generator), call.arguments())
             noised = Captured(args, kwargs)
-            args, kwargs = noised.inputs()
+            args, kwargs = noised.arguments()
             with seeded_evaluation(uncut), silence(uncut, heads, unverified="allow"):
                 noised.output = uncut(*args, **kwargs)
             calls.append(noised)

@@ -75,7 +75,7 @@ def find_inputs(
         heads = projections[region.sites[0]].site.heads
         if not isinstance(module, nn.MultiheadAttention | TorchAttention):
             with seeded_evaluation(module):
-                region.inputs = inputs_of_heads(module, heads, *call.inputs())
+                region.inputs = inputs_of_heads(module, heads, *call.arguments())
 
 
 def separate(
@@ -146,9 +146,8 @@ def narrow(
             if source is not None:
                 hook.keep = None
             hook.attach(module)
-            options = {"argument": hook.argument, "axis": hook.axis, "heads": hook.heads, "keep": hook.keep}
             before = [o for o in changes.inputs.get(region.path, []) if o["argument"] != hook.argument]
-            changes.inputs[region.path] = [*before, options]
+            changes.inputs[region.path] = [*before, hook.options()]
             changed.append(region)
     return changed
 

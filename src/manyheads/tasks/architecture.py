@@ -1,16 +1,21 @@
-"""The options that every task has: how its transformer is built."""
+"""What tasks have in common: how their transformer is built, and the tokenizer that some learn."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from manyheads.data.readers import text
 from manyheads.training.options import option
 
 
 @dataclass(kw_only=True)
 class Architecture:
-    """What all transformers have in common. Tasks are subclasses with options of their own.
+    """The options that all tasks have in common. A task is a subclass with more options.
 
     Examples
     --------
@@ -22,20 +27,20 @@ class Architecture:
 
     d_model: int = option(128, "Width of a token.")
     heads: int = option(4, "Attention heads of a layer.")
-    kv_heads: int | None = option(None, "Heads of keys and values, shared by groups; as many unless given.")
-    d_key: int | None = option(None, "Width of a head's queries and keys; d_model / heads unless given.")
-    d_value: int | None = option(None, "Width of a head's values; d_model / heads unless given.")
+    kv_heads: int | None = option(None, "Key and value heads (grouped-query attention); all by default.")
+    d_key: int | None = option(None, "Width of a head's queries and keys; d_model / heads by default.")
+    d_value: int | None = option(None, "Width of a head's values; d_model / heads by default.")
     layers: int = option(4, "Number of layers (of the encoder and of the decoder, where there are both).")
-    d_hidden: int | None = option(None, "Width of the feed-forward network; 4 d_model unless given.")
-    norm: str = option("pre", "Norms before each part or after it: pre or post.")
+    d_hidden: int | None = option(None, "Width of the feed-forward network; 4 d_model by default.")
+    norm: str = option("pre", "Layer norm before each sublayer or after it: pre or post.")
     positions: str = option("rotary", "sinusoidal, learned, rotary, alibi or none.")
-    kernel: str = option("auto", "How attention is computed: auto, fused, tiled or reference.")
-    window: int | None = option(None, "Attend to this many tokens nearby only.")
-    dropout: float = option(0.0, "Share dropped of what every part adds.")
-    checkpointing: bool = option(False, "Compute activations again instead of keeping them: less memory.")
+    kernel: str = option("auto", "Attention kernel: auto, fused, tiled or reference.")
+    window: int | None = option(None, "Attend only to tokens less than this far away.")
+    dropout: float = option(0.0, "Dropout on the output of every sublayer.")
+    checkpointing: bool = option(False, "Activation checkpointing: less memory, more time.")
 
     def has_test(self, data: str) -> bool:
-        """Whether data of the task has a part for testing, which `read` reads."""
+        """Whether some data has a test part, which `read` reads."""
         return False
 
     def of_the_stack(self, max_length: int | None) -> dict[str, Any]:
@@ -58,3 +63,34 @@ class Architecture:
         if self.positions == "learned":
             options["max_length"] = max_length
         return options
+
+
+class LearnedTokenizer:
+    """A task whose `open` learns a tokenizer from the data; the folder of the run keeps it."""
+
+    _tokenizer: Tokenizer | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What `open` learned, or `restore` read."""
+        if self._tokenizer is None:
+            raise ValueError("tokenizer: there is none yet; open data, or restore a trained model, first")
+        return self._tokenizer
+
+    def restore(self, folder: Path) -> None:
+        """Read the tokenizer from the folder of a run."""
+        self._tokenizer = text.load_tokenizer(folder)
+
+    def id_of(self, token: str) -> int:
+        """The id of a special token."""
+        number = self.tokenizer.token_to_id(token)
+        if number is None:
+            raise ValueError(f"tokenizer: it has no token {token!r}; expected one that this task learned")
+        return number
+
+    def decode_up_to(self, end: str, ids: Tensor) -> list[str]:
+        """Ids ``(batch, length)`` as texts, each up to the token ``end``."""
+        last = self.id_of(end)
+        rows = [row[: row.index(last)] if last in row else row for row in ids.tolist()]
+        texts: list[str] = self.tokenizer.decode_batch(rows)
+        return texts

@@ -1,11 +1,11 @@
-"""What tasks have in common that name a class: labels, pooling, loss and metrics."""
+"""What classification tasks have in common: labels, pooling, loss and metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,16 +16,16 @@ from manyheads.training.options import option
 from manyheads.training.run_folder import read_config
 
 POOLING = ("first", "mean")
-HELD_OUT = 10  # every tenth example, where the data has no part for it
-TESTING = ("test", "all", "valid", "train")  # which part is read to test a model: the first there is
-Found = TypeVar("Found")
+HELD_OUT = 10  # every tenth example, if the data has no validation part
+TESTING = ("test", "all", "valid", "train")  # the part to test a model on: the first that exists
+Part = TypeVar("Part")
 
 
 @dataclass(kw_only=True)
 class Classification(Architecture):
     """A task whose model returns ``{"logits": (batch, classes)}`` and whose batches have ``labels`` (batch,).
 
-    What it learns from the data, the names of the classes, is an option of its model, ``labels``.
+    The names of the classes, which it learns from the data, are an option of its model, ``labels``.
 
     Examples
     --------
@@ -37,7 +37,7 @@ class Classification(Architecture):
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
 
-    pooling: str = option("mean", "Where the class is read: mean (of all tokens) or first (one before them).")
+    pooling: str = option("mean", "Pooling: mean (of all tokens) or first (a class token).")
     label_smoothing: float = option(0.1, "Share of probability that the target leaves to other classes.")
 
     def __post_init__(self) -> None:
@@ -48,20 +48,20 @@ class Classification(Architecture):
         self.labels: list[str] = []
 
     def numbers(self, names: Sequence[str], learn: bool = False) -> Tensor:
-        """The numbers of these classes, (names,); with ``learn`` they are all there is, unless known."""
+        """The numbers of these classes, (names,); with ``learn`` they become the labels if there are none."""
         if learn and not self.labels:
-            found = set(names)
-            self.labels = sorted(found, key=lambda name: (not name.isdecimal(), name.zfill(20), name))
-            if len(found) < 2:
+            classes = set(names)
+            self.labels = sorted(classes, key=lambda name: (not name.isdecimal(), name.zfill(20), name))
+            if len(classes) < 2:
                 raise ValueError(f"data: all examples are of the class {names[0]!r}; expected two or more")
-        places = {name: number for number, name in enumerate(self.labels)}
-        unknown = sorted(set(names) - set(places))
+        numbers = {name: number for number, name in enumerate(self.labels)}
+        unknown = sorted(set(names) - set(numbers))
         if unknown:
-            known = ", ".join(self.labels[:20])
-            raise ValueError(f"data: the class {unknown[0]!r} is not among those of training: {known}")
-        return torch.tensor([places[name] for name in names])
+            labels = ", ".join(self.labels[:20])
+            raise ValueError(f"data: the class {unknown[0]!r} is not among those of training: {labels}")
+        return torch.tensor([numbers[name] for name in names])
 
-    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """All but the labels."""
         return {name: item for name, item in batch.items() if name != "labels"}
 
@@ -70,23 +70,23 @@ class Classification(Architecture):
         return self._loss(self.logits(model, batch), batch["labels"], self.label_smoothing)
 
     def measure(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[float, int, int]:
-        """Loss, examples, and how many of them were named rightly."""
+        """Loss, number of examples, and number of those classified correctly."""
         logits, labels = self.logits(model, batch), batch["labels"]
         loss, count = self._loss(logits, labels, 0.0)
         return loss.item(), int(count), int((logits.argmax(-1) == labels).sum())
 
     def metrics(self, parts: list[tuple[float, int, int]]) -> dict[str, float]:
-        """The share of examples named rightly, and the loss of one in nats."""
+        """Accuracy, and loss per example in nats."""
         loss, count, right = (sum(column) for column in zip(*parts, strict=True))
         return {"accuracy": right / count, "loss": loss / count}
 
     def logits(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """What the model says about a batch, (batch, classes), in float32."""
-        found: Tensor = model(**self.inputs(batch))["logits"]
-        return found.float()
+        """The logits of a batch, (batch, classes), in float32."""
+        logits: Tensor = model(**self.inputs(batch))["logits"]
+        return logits.float()
 
     def save(self, folder: Path) -> None:
-        """Nothing: the classes stand in the description of the model."""
+        """Nothing: the classes are in the description of the model."""
 
     def restore(self, folder: Path) -> None:
         """Read the classes from the description of the model."""
@@ -114,19 +114,19 @@ def pooled(x: Tensor, lengths: Tensor | None, how: str) -> Tensor:
 
 
 def parts_of(
-    read: Callable[[str, str], Found | None],
+    read: Callable[[str, str], Part | None],
     data: str | None,
     valid: str | None,
-    embedded: Callable[[], Found],
-) -> tuple[Found, Found | None]:
-    """What there is to learn from, and what to measure on; None for that where nobody says what it is.
+    embedded: Callable[[], Part],
+) -> tuple[Part, Part | None]:
+    """The part to train on and the part to validate on; None for that if neither data nor user has one.
 
     Parameters
     ----------
     read: gives a part of some data, "train", "valid", "test", or "all" of data without parts; None if there
         is no such part.
-    data, valid: as people name them.
-    embedded: what there is without any.
+    data, valid: what the user named.
+    embedded: the default data.
     """
     learned = embedded() if data is None else first_of(read, data, ("train", "all"))
     if valid is not None:
@@ -134,20 +134,19 @@ def parts_of(
     return learned, None if data is None else read(data, "valid")
 
 
-def first_of(read: Callable[[str, str], Found | None], data: str, parts: Sequence[str]) -> Found:
+def first_of(read: Callable[[str, str], Part | None], data: str, parts: Sequence[str]) -> Part:
     """The first of these parts that the data has."""
-    found = next((one for part in parts if (one := read(data, part)) is not None), None)
-    if found is None:
+    first = next((one for part in parts if (one := read(data, part)) is not None), None)
+    if first is None:
         raise ValueError(f"data: {data} has no part called {' or '.join(parts)}; expected one")
-    return found
+    return first
 
 
-def parted(total: int) -> tuple[list[int], list[int]]:
-    """Places to learn from and places held out: every tenth.
+def split_indices(total: int) -> tuple[list[int], list[int]]:
+    """Indices to train on and indices held out: every tenth.
 
-    >>> parted(11)
+    >>> split_indices(11)
     ([0, 1, 2, 3, 4, 5, 6, 7, 8, 10], [9])
     """
     held = [i for i in range(total) if i % HELD_OUT == HELD_OUT - 1] or [total - 1]
-    kept = set(held)
-    return [i for i in range(total) if i not in kept], held
+    return sorted(set(range(total)) - set(held)), held

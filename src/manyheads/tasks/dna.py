@@ -1,29 +1,33 @@
-"""DNA: what a stretch of bases is, by a transformer that reads bases or words of a few."""
+"""DNA: the class of a sequence, by a transformer that reads bases or words of a few bases."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
 from manyheads.common.preserved_state import evaluating
-from manyheads.data.examples import Examples
+from manyheads.data.examples import Example, Examples
 from manyheads.data.readers import text
 from manyheads.data.readers.fasta import BASES, Labelled, check, read_sequences
+from manyheads.models.config import ModelDescription
 from manyheads.nn.transformers import Encoder
-from manyheads.tasks.classification import TESTING, Classification, first_of, parted, parts_of, pooled
+from manyheads.tasks.classification import TESTING, Classification, first_of, parts_of, pooled, split_indices
 from manyheads.training.options import option
 from manyheads.training.task import Data
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 CLASS, UNKNOWN = "<class>", "<unknown>"
 LONGEST_WORD = 6
-# The embedded data: how many sequences, how long, and what is planted in them where, sooner or later.
+# The embedded data: number and length of sequences; motifs, where they begin, how much later, mutation rate.
 EMBEDDED, LENGTH = 4000, 60
 MOTIFS, JITTER, CHANGED = {"TTGACA": 10, "TATAAT": 33}, 4, 0.05
 
@@ -34,7 +38,7 @@ class SequenceClassifier(nn.Module):
     Parameters
     ----------
     labels: names of the classes.
-    vocabulary: how many tokens there are.
+    vocabulary: number of tokens.
     pooling: "first" or "mean".
     options: of `Encoder`.
 
@@ -61,12 +65,12 @@ class SequenceClassifier(nn.Module):
 
 @dataclass(kw_only=True)
 class DNA(Classification):
-    """The class of a stretch of DNA.
+    """Classification of DNA sequences.
 
-    ``data`` is a folder of FASTA files named by class, such files with commas between them, or a table (.tsv)
-    of class and sequence; folders may have parts for train, val and test. Without, sequences are made at
-    random, in which the two motifs of bacterial promoters were planted: none, one, the other, or both. Where
-    there is no part to measure on, every tenth sequence is held out.
+    ``data`` is a folder of FASTA files named by class, such files separated by commas, or a table (.tsv) of
+    class and sequence; folders may have parts for train, val and test. Default: random sequences with the two
+    motifs of bacterial promoters in them: none, one, the other, or both. If there is no validation part,
+    every tenth sequence is held out.
 
     Examples
     --------
@@ -77,7 +81,7 @@ class DNA(Classification):
     """
 
     name: ClassVar[str] = "dna"
-    training: ClassVar[dict[str, Any]] = {
+    training: ClassVar[Mapping[str, float | str]] = {
         "steps": 600,
         "batch_tokens": 1952,
         "learning_rate": 3e-3,
@@ -89,9 +93,9 @@ class DNA(Classification):
     d_model: int = option(64, "Width of a token.")
     layers: int = option(2, "Number of layers.")
     positions: str = option("learned", "sinusoidal, learned, rotary, alibi or none.")
-    dropout: float = option(0.1, "Share dropped of what every part adds.")
-    word: int = option(1, "How many bases a token is: 1 for bases, 3 for codon-like words, up to 6.")
-    max_tokens: int = option(512, "Longer sequences are cut to their first tokens.")
+    dropout: float = option(0.1, "Dropout on the output of every sublayer.")
+    word: int = option(1, "Bases per token: 1 for bases, 3 for codon-like words, up to 6.")
+    max_tokens: int = option(512, "Longer sequences are truncated.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,42 +104,42 @@ class DNA(Classification):
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens: expected 1 or more, got {self.max_tokens}")
         self.tokenizer = words(self.word)
-        self.known = self.tokenizer.get_vocab()
+        self.vocabulary = self.tokenizer.get_vocab()
 
     def open(self, data: str | None, valid: str | None = None) -> Data:
-        """The sequences to learn from and those to be measured on."""
+        """The sequences to train on and those to validate on."""
         (pairs, empty), held_out = parts_of(read_sequences, data, valid, lambda: (planted(EMBEDDED), 0))
         if held_out is None:
-            learned, held = parted(len(pairs))
+            learned, held = split_indices(len(pairs))
             held_out = [pairs[i] for i in held], 0
             pairs = [pairs[i] for i in learned]
         empty += held_out[1]
         long = sum(len(sequence) > self.word * self.max_tokens for _, sequence in [*pairs, *held_out[0]])
-        notes = [f"{len(pairs):,} sequences to learn from, {len(held_out[0]):,} held out"]
+        notes = [f"{len(pairs):,} sequences to train on, {len(held_out[0]):,} held out"]
         notes += [f"{empty:,} records without a class or a sequence were left out"] if empty else []
-        notes += [f"{long:,} sequences longer than {self.max_tokens} tokens were cut"] if long else []
+        notes += [f"{long:,} sequences longer than {self.max_tokens} tokens were truncated"] if long else []
         self.numbers([name for name, _ in pairs], learn=True)
         return Data(self._examples(pairs), self._examples(held_out[0]), notes)
 
     def read(self, data: str) -> Examples:
-        """The part for testing; all of data that has no parts."""
-        found: Labelled = first_of(read_sequences, data, TESTING)
-        return self._examples(found[0])
+        """The test part; all of data without parts."""
+        labelled: Labelled = first_of(read_sequences, data, TESTING)
+        return self._examples(labelled[0])
 
     def has_test(self, data: str) -> bool:
-        """Whether the data has a folder or a table for testing."""
+        """Whether the data has a folder or a table called test."""
         return read_sequences(data, "test") is not None
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> ModelDescription:
         """A `SequenceClassifier`."""
         options = self.of_the_stack(max_length=self.max_tokens + 1) | {
             "labels": self.labels,
-            "vocabulary": len(self.known),
+            "vocabulary": len(self.vocabulary),
             "pooling": self.pooling,
         }
         return {"class": "dna.class", "options": options}
 
-    def collate(self, examples: list[Any]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """Ids ``(batch, length)``, their lengths and labels (batch,)."""
         rows, labels = zip(*examples, strict=True)
         return self._padded(list(rows)) | {"labels": torch.stack(labels)}
@@ -150,13 +154,13 @@ class DNA(Classification):
         return [self.labels[number] for number in logits.argmax(-1).tolist()]
 
     def one(self, sequence: str) -> tuple[dict[str, Tensor], list[str]]:
-        """What the model takes of one sequence, and its tokens as people read them."""
+        """The arguments of the model for one sequence, and its tokens as people read them."""
         row = self._row(sequence)
-        named = {number: token for token, number in self.known.items()} | {self.known[UNKNOWN]: "?"}
+        named = {number: token for token, number in self.vocabulary.items()} | {self.vocabulary[UNKNOWN]: "?"}
         return {"ids": row[None]}, [named[number] for number in row.tolist()]
 
-    def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Any]:
-        """Sequences as they are: the tokenizer puts the first token before them."""
+    def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+        """Sequences as they are: the tokenizer puts the class token before them."""
         return {"ids": ids, "lengths": lengths}
 
     def save(self, folder: Path) -> None:
@@ -175,11 +179,11 @@ class DNA(Classification):
 
     def _ids(self, sequence: str) -> Tensor:
         starts = range(0, min(len(sequence), self.word * self.max_tokens), self.word)
-        unknown = self.known[UNKNOWN]
-        ids = [self.known.get(sequence[start : start + self.word], unknown) for start in starts]
+        unknown = self.vocabulary[UNKNOWN]
+        ids = [self.vocabulary.get(sequence[start : start + self.word], unknown) for start in starts]
         if not ids:
             raise ValueError("sequence: expected at least one base, got none")
-        return torch.tensor([self.known[CLASS], *ids] if self.pooling == "first" else ids)
+        return torch.tensor([self.vocabulary[CLASS], *ids] if self.pooling == "first" else ids)
 
     def _padded(self, rows: list[Tensor]) -> dict[str, Tensor]:
         lengths = torch.tensor([len(row) for row in rows])
@@ -187,8 +191,8 @@ class DNA(Classification):
         return batch if bool((lengths == lengths[0]).all()) else batch | {"lengths": lengths}
 
 
-def words(length: int) -> Any:
-    """A tokenizer of DNA: words of so many bases one after the other, what is left at the end a shorter one.
+def words(length: int) -> Tokenizer:
+    """A tokenizer of DNA: words of ``length`` bases, and a shorter one at the end.
 
     >>> tokenizer = words(3)
     >>> tokenizer.encode("acgttNAC").tokens, tokenizer.get_vocab_size()
@@ -196,8 +200,8 @@ def words(length: int) -> Any:
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    known = ["".join(word) for size in range(1, length + 1) for word in product(BASES, repeat=size)]
-    vocabulary = {token: number for number, token in enumerate([CLASS, UNKNOWN, *known])}
+    bases = ["".join(word) for size in range(1, length + 1) for word in product(BASES, repeat=size)]
+    vocabulary = {token: number for number, token in enumerate([CLASS, UNKNOWN, *bases])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     capitals = [normalizers.Replace(letter, letter.upper()) for letter in BASES.lower()]
     rna = [normalizers.Replace(letter, "T") for letter in "uU"]
@@ -209,23 +213,23 @@ def words(length: int) -> Any:
 
 
 def planted(number: int, length: int = LENGTH) -> list[tuple[str, str]]:
-    """Random sequences in which motifs were planted, the same every time: ``(class, sequence)``.
+    """Random sequences with planted motifs, the same every time: ``(class, sequence)``.
 
-    The motifs are the two that bacteria's promoters have, each near its usual place: it begins up to three
-    bases later, and one in twenty of its bases is another one. A class says which of them are there.
+    The motifs are the two of bacterial promoters, each near its usual position: it begins up to three bases
+    later, and one in twenty of its bases is another one. The class names the motifs that are there.
 
     >>> planted(3)[2][0], len(planted(3)[2][1])
     ('none', 60)
     """
     random = torch.Generator().manual_seed(0)
-    found = []
+    pairs = []
     for _ in range(number):
         letters = [BASES[i] for i in torch.randint(4, (length,), generator=random).tolist()]
         there = [motif for motif in MOTIFS if int(torch.randint(2, (), generator=random))]
         for motif in there:
             start = MOTIFS[motif] + int(torch.randint(JITTER, (), generator=random))
-            kept = (torch.rand(len(motif), generator=random) >= CHANGED).tolist()
-            for place, (base, stays) in enumerate(zip(motif, kept, strict=True), start):
-                letters[place] = base if stays else letters[place]
-        found.append((" ".join(there) or "none", "".join(letters)))
-    return found
+            unchanged = (torch.rand(len(motif), generator=random) >= CHANGED).tolist()
+            for position, (base, stays) in enumerate(zip(motif, unchanged, strict=True), start):
+                letters[position] = base if stays else letters[position]
+        pairs.append((" ".join(there) or "none", "".join(letters)))
+    return pairs

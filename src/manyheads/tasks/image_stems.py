@@ -1,4 +1,4 @@
-"""Stems: how a picture becomes tokens, one for each square of its pixels."""
+"""Stems: how an image becomes tokens, one for each patch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEMS = ("convolutions", "patches")
 
 
 def make_stem(kind: str, channels: int, d_model: int, patch: int) -> nn.Module:
-    """A stem by its name: pictures ``(batch, channels, height, width)`` to ``(batch, tokens, d_model)``.
+    """A stem by its name: images ``(batch, channels, height, width)`` to ``(batch, tokens, d_model)``.
 
     >>> make_stem("patches", 3, d_model=12, patch=4)(torch.rand(2, 3, 8, 16)).shape
     torch.Size([2, 8, 12])
@@ -24,7 +24,7 @@ def make_stem(kind: str, channels: int, d_model: int, patch: int) -> nn.Module:
 
 
 def check(kind: str, patch: int) -> None:
-    """Say what is wrong with a stem's name, or with squares of so many pixels."""
+    """Raise a ValueError for a name that is no stem, or a patch size that it cannot have."""
     if kind not in STEMS:
         raise ValueError(f"stem: expected {' or '.join(STEMS)}, got {kind!r}")
     if patch < 1:
@@ -34,7 +34,7 @@ def check(kind: str, patch: int) -> None:
 
 
 class Patches(nn.Module):
-    """Squares of pixels, each by one linear map.
+    """Patches, each by one linear layer.
 
     >>> Patches(3, d_model=12, patch=4)(torch.rand(2, 3, 8, 16)).shape      # (batch, tokens, d_model)
     torch.Size([2, 8, 12])
@@ -45,20 +45,20 @@ class Patches(nn.Module):
         self.patch = patch
         numbers = channels * patch * patch
         self.project = nn.Linear(numbers, d_model)
-        # as large as positions and embeddings are: else colours would drown where a patch stands
+        # as large as positions and embeddings are, or colours would drown them
         nn.init.normal_(self.project.weight, std=(2 / (numbers * d_model)) ** 0.5)
         nn.init.zeros_(self.project.bias)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Pictures ``(batch, channels, height, width)`` to tokens, row by row."""
+        """Images ``(batch, channels, height, width)`` to tokens, row by row."""
         out: Tensor = self.project(patches(pixels, self.patch))
         return out
 
 
 class Convolutions(nn.Module):
-    """A picture halved again and again, until what was a square of ``patch`` pixels is one token.
+    """Convolutions and pooling that halve the image until a patch is one token.
 
-    A token so knows what lies around its square, and a thing looks alike wherever it stands.
+    A token thus sees the pixels around its patch, and the stem is equivariant to shifts.
 
     >>> Convolutions(3, 8, patch=4)(torch.rand(2, 3, 16, 12)).shape         # (batch, tokens, d_model)
     torch.Size([2, 12, 8])
@@ -71,8 +71,8 @@ class Convolutions(nn.Module):
         self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Pictures ``(batch, channels, height, width)`` to tokens, row by row."""
-        # a pixel's channels side by side: pooling is faster so, and tokens lie as they are read
+        """Images ``(batch, channels, height, width)`` to tokens, row by row."""
+        # channels last: pooling is faster, and tokens lie in memory as they are read
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         for layer in self.layers:
             pixels = F.max_pool2d(F.relu(layer(pixels)), 2)

@@ -1,11 +1,11 @@
-"""Images: what a picture shows, by a transformer that reads it patch by patch."""
+"""Image classification, by a transformer that reads patches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,34 +13,38 @@ from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
 from manyheads.common.preserved_state import evaluating
-from manyheads.data.examples import Examples
-from manyheads.data.readers.image import Labelled, patches, read_picture, read_set, to_pixels
+from manyheads.data.examples import Example, Examples
+from manyheads.data.readers.image import Labelled, patches, read_image, read_set, to_pixels
+from manyheads.models.config import ModelDescription
 from manyheads.nn.transformers import Encoder
-from manyheads.tasks.classification import TESTING, Classification, first_of, parted, parts_of, pooled
+from manyheads.tasks.classification import TESTING, Classification, first_of, parts_of, pooled, split_indices
 from manyheads.tasks.image_stems import check, make_stem
 from manyheads.training.options import option
 from manyheads.training.run_folder import read_config
 from manyheads.training.task import Data
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
-class PictureClassifier(nn.Module):
-    """Patches of a picture through an encoder, and the class from the first token or from the mean.
+
+class ImageClassifier(nn.Module):
+    """Patches of an image through an encoder, and the class from the class token or from the mean.
 
     Parameters
     ----------
     labels: names of the classes.
-    channels, height, width: of pictures.
-    patch: side of the squares that become tokens, in pixels.
-    mean, spread: of the pixels of each channel, in the pictures it learned from.
-    stem: how a square becomes a token: "patches", one linear map; or "convolutions", one for each halving of
-        the picture, which also see what lies around the square.
+    channels, height, width: of images.
+    patch: side of a patch, in pixels.
+    mean, spread: mean and standard deviation of each channel in the training images.
+    stem: how a patch becomes a token: "patches", one linear layer; or "convolutions", one for each halving of
+        the image, which also see the pixels around the patch.
     pooling: "first" or "mean".
     options: of `Encoder`.
 
     Examples
     --------
     >>> sizes = {"d_model": 12, "heads": 3, "layers": 1, "positions": "none"}
-    >>> model = PictureClassifier(["a", "b"], 1, 8, 8, 2, mean=[0.5], spread=[0.5], **sizes)
+    >>> model = ImageClassifier(["a", "b"], 1, 8, 8, 2, mean=[0.5], spread=[0.5], **sizes)
     >>> model(torch.rand(3, 1, 8, 8))["logits"].shape                       # (batch, classes)
     torch.Size([3, 2])
     """
@@ -72,7 +76,7 @@ class PictureClassifier(nn.Module):
         self.output = nn.Linear(d_model, len(self.labels))
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Pictures ``(batch, channels, height, width)``, from 0 to 1, to ``logits`` (batch, classes)."""
+        """Images ``(batch, channels, height, width)``, from 0 to 1, to ``logits`` (batch, classes)."""
         x = self.stem((pixels - self.mean) / self.spread)
         if self.first is not None:
             x = torch.cat([self.first.expand(len(x), -1, -1), x], 1)
@@ -81,12 +85,12 @@ class PictureClassifier(nn.Module):
 
 @dataclass(kw_only=True)
 class Images(Classification):
-    """What a picture shows.
+    """Image classification.
 
-    ``data`` is a folder with a folder of pictures for each class, or with such folders for train, val and
-    test; a folder of IDX files, as MNIST comes in; or an .npz file with x_train, y_train, x_test and y_test.
-    Without, the handwritten digits that come with scikit-learn. Where there is no part to measure on, every
-    tenth picture is held out; evaluate --data reads the part for testing.
+    ``data`` is a folder with a folder of images for each class, or with such folders for train, val and test;
+    a folder of IDX files, the format of MNIST; or an .npz file with x_train, y_train, x_test and y_test.
+    Default: the handwritten digits that come with scikit-learn. If there is no validation part, every tenth
+    image is held out; evaluate --data reads the test part.
 
     Examples
     --------
@@ -98,7 +102,7 @@ class Images(Classification):
 
     name: ClassVar[str] = "images"
     unit: ClassVar[str] = "images"
-    training: ClassVar[dict[str, Any]] = {
+    training: ClassVar[Mapping[str, float | str]] = {
         "steps": 800,
         "batch_tokens": 1024,
         "learning_rate": 2e-3,
@@ -111,11 +115,11 @@ class Images(Classification):
     d_model: int = option(64, "Width of a token.")
     positions: str = option("learned", "sinusoidal, learned, rotary, alibi or none.")
     layers: int = option(3, "Number of layers.")
-    patch: int = option(2, "Side of the squares that a picture is cut into, in pixels.")
-    stem: str = option("convolutions", "How a square becomes a token: convolutions, or patches (linear).")
-    size: int | None = option(None, "Height and width that the pictures of folders are brought to.")
-    shift: int = option(1, "Pixels by which pictures are moved at random, in training.")
-    flip: bool = option(False, "Mirror every other picture in training: for photographs, not for letters.")
+    patch: int = option(2, "Side of a patch, in pixels.")
+    stem: str = option("convolutions", "How a patch becomes a token: convolutions, or patches (linear).")
+    size: int | None = option(None, "Height and width that the images of folders are scaled to.")
+    shift: int = option(1, "Augmentation: pixels by which images are shifted at random.")
+    flip: bool = option(False, "Augmentation: mirror every other image: for photographs, not for letters.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,32 +130,31 @@ class Images(Classification):
         self.scale: tuple[list[float], list[float]] = ([], [])  # mean and spread of each channel
 
     def open(self, data: str | None, valid: str | None = None) -> Data:
-        """The pictures to learn from and those to be measured on."""
-        whole, held_out = parts_of(self._part, data, valid, digits)
-        pixels, names = whole
+        """The images to train on and those to validate on."""
+        (pixels, names), held_out = parts_of(self._part, data, valid, digits)
         if held_out is None:
-            learned, held = parted(len(pixels))
+            learned, held = split_indices(len(pixels))
             held_out = pixels[held], [names[i] for i in held]
             pixels, names = pixels[learned], [names[i] for i in learned]
         numbers = self.numbers(names, learn=True)
         if not self.shape:
             self.shape = list(pixels.shape[1:])
-            patches(torch.empty(1, *self.shape), self.patch)  # says so if they do not fit
+            patches(torch.empty(1, *self.shape), self.patch)  # raises if they do not fit
             each = pixels.transpose(0, 1).flatten(1).float() / 255
             self.scale = each.mean(1).tolist(), each.std(1).clamp(min=1e-3).tolist()
-        notes = [f"{len(pixels):,} pictures to learn from, {len(held_out[0]):,} held out"]
+        notes = [f"{len(pixels):,} images to train on, {len(held_out[0]):,} held out"]
         return Data(self._examples(pixels, numbers, True), self._held_out(*held_out), notes)
 
     def read(self, data: str) -> Examples:
-        """The part for testing; all of data that has no parts."""
+        """The test part; all of data without parts."""
         return self._held_out(*first_of(self._part, data, TESTING))
 
     def has_test(self, data: str) -> bool:
-        """Whether the data has a folder, a file or arrays for testing."""
+        """Whether the data has a folder, a file or arrays called test."""
         return self._part(data, "test") is not None
 
-    def describe(self) -> dict[str, Any]:
-        """A `PictureClassifier`."""
+    def describe(self) -> ModelDescription:
+        """A `ImageClassifier`."""
         channels, height, width = self.shape
         options = self.of_the_stack(max_length=self._tokens()) | {
             "labels": self.labels,
@@ -166,23 +169,23 @@ class Images(Classification):
         }
         return {"class": "images.class", "options": options}
 
-    def collate(self, examples: list[Any]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """Pixels ``(batch, channels, height, width)`` from 0 to 1, and labels (batch,)."""
         pixels, labels = zip(*examples, strict=True)
         return {"pixels": torch.stack(pixels).float() / 255, "labels": torch.stack(labels)}
 
     def predict(self, model: nn.Module, inputs: list[str]) -> list[str]:
-        """What each picture file shows."""
-        pixels = torch.stack([self._fitted(read_picture(path, self._size())) for path in inputs])
+        """The class of each image file."""
+        pixels = torch.stack([self._fitted(read_image(path, self._size())) for path in inputs])
         with evaluating(model), torch.no_grad():
             logits = model((pixels.float() / 255).to(device_of(model)))["logits"]
         return [self.labels[number] for number in logits.argmax(-1).tolist()]
 
-    def processor(self) -> Any:
-        """Pictures of Pillow to what the model takes."""
+    def processor(self) -> Callable[..., dict[str, Tensor]]:
+        """A function from Pillow's images to the arguments of the model."""
 
-        def process(pictures: Sequence[Any], **_: Any) -> dict[str, Tensor]:
-            pixels = torch.stack([self._fitted(to_pixels(picture, self._size())) for picture in pictures])
+        def process(images: Sequence[Image], **_: object) -> dict[str, Tensor]:
+            pixels = torch.stack([self._fitted(to_pixels(image, self._size())) for image in images])
             return {"pixels": pixels.float() / 255}
 
         return process
@@ -201,7 +204,7 @@ class Images(Classification):
         if list(pixels.shape[2:]) != self.shape[1:]:
             (here, there), (height, width) = pixels.shape[2:], self.shape[1:]
             raise ValueError(
-                f"data: pictures of {here} x {there} pixels, and the model reads {height} x {width}; "
+                f"data: images of {here} x {there} pixels, and the model reads {height} x {width}; "
                 "expected the same size"
             )
         return self._examples(pixels, self.numbers(names), False)
@@ -221,13 +224,13 @@ class Images(Classification):
         return Examples([self._tokens()] * len(pixels), make)
 
     def _fitted(self, pixels: Tensor) -> Tensor:
-        """One picture with as many channels as the model reads."""
+        """One image with as many channels as the model reads."""
         channels = self.shape[0]
         if channels == len(pixels):
             return pixels
         if channels == 3:
             return pixels.expand(3, -1, -1)
-        weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)  # how bright the colours look
+        weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)  # luma (ITU-R BT.601)
         return (pixels * weights).sum(0, keepdim=True).round().to(torch.uint8)
 
     def _size(self) -> tuple[int, int]:
@@ -245,12 +248,8 @@ def digits() -> tuple[Tensor, list[str]]:
     >>> pixels.shape, len(set(names))
     (torch.Size([1797, 1, 8, 8]), 10)
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise ImportError(
-            "data: the embedded digits come with scikit-learn: pip install 'manyheads[train]'; or give --data"
-        ) from None
-    found = load_digits()
-    pixels = (torch.as_tensor(found.images) * (255 / 16)).round().to(torch.uint8)
-    return pixels.unsqueeze(1), [str(number) for number in found.target.tolist()]
+    from sklearn.datasets import load_digits
+
+    dataset = load_digits()
+    pixels = (torch.as_tensor(dataset.images) * (255 / 16)).round().to(torch.uint8)
+    return pixels.unsqueeze(1), [str(number) for number in dataset.target.tolist()]

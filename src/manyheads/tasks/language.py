@@ -1,12 +1,13 @@
-"""Language: text learned by predicting the next token, or tokens that were hidden."""
+"""Language modelling: predict the next token, or tokens that were masked."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,23 +15,27 @@ from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
 from manyheads.common.preserved_state import evaluating
-from manyheads.data.examples import Examples
+from manyheads.data.examples import Example, Examples
 from manyheads.data.readers import text as texts
+from manyheads.models.config import ModelDescription
 from manyheads.nn.generate import generate
 from manyheads.nn.transformers import Encoder
-from manyheads.tasks.architecture import Architecture
+from manyheads.tasks.architecture import Architecture, LearnedTokenizer
+from manyheads.tasks.next_token_loss import IGNORED
 from manyheads.training.options import option
 from manyheads.training.task import Data
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 HIDDEN, UNKNOWN = "<hidden>", "<unknown>"
-# Of the tokens that are to be predicted: most are hidden, some replaced, some left as they are.
+# The share of tokens to predict, and of these the share that is replaced at random, or left (as in BERT).
 CHOSEN, REPLACED, LEFT = 0.15, 0.1, 0.1
-IGNORED = -100
 HELD_OUT = 0.1
 
 
 class MaskedLanguage(nn.Module):
-    """An encoder that says for every place which token stands there: the model of ``masked`` language.
+    """An encoder that predicts the token at every position: the model of masked language modelling.
 
     Examples
     --------
@@ -51,12 +56,11 @@ class MaskedLanguage(nn.Module):
 
 
 @dataclass(kw_only=True)
-class Language(Architecture):
-    """A language model on bytes, characters or pieces of words.
+class Language(LearnedTokenizer, Architecture):
+    """A language model on bytes, characters or byte pairs.
 
-    ``data`` is a text file, a folder of them, or a data set of the hub with a column ``text``; without, the
-    documents that Python's standard library brings along. The last tenth is held out unless ``valid`` names
-    something else.
+    ``data`` is a text file, a folder of them, or a dataset of the hub with a column ``text``. Default: the
+    documents that come with Python's standard library. The last tenth is held out unless ``valid`` is set.
 
     Examples
     --------
@@ -70,7 +74,7 @@ class Language(Architecture):
     name: ClassVar[str] = "language"
     metric: ClassVar[str] = "loss"
     higher_is_better: ClassVar[bool] = False
-    training: ClassVar[dict[str, Any]] = {
+    training: ClassVar[Mapping[str, float | str]] = {
         "steps": 400,
         "batch_tokens": 2048,
         "learning_rate": 2e-3,
@@ -79,25 +83,24 @@ class Language(Architecture):
         "evaluate_examples": 128,
     }
 
-    masked: bool = option(False, "Hide tokens and predict them from both sides, instead of the next token.")
+    masked: bool = option(False, "Masked language modelling: predict hidden tokens from both sides.")
     tokens: str = option("characters", "What a token is: bytes, characters or pieces (byte-pair encoding).")
-    vocabulary: int = option(2000, "How many different pieces there are.")
-    context: int = option(128, "Tokens that the model sees at once.")
+    vocabulary: int = option(2000, "Number of pieces (byte-pair encoding).")
+    context: int = option(128, "Length of the context in tokens.")
 
     def __post_init__(self) -> None:
         if self.tokens not in ("bytes", "characters", "pieces"):
             raise ValueError(f"tokens: expected bytes, characters or pieces, got {self.tokens!r}")
         if self.context < 2:
             raise ValueError(f"context: expected 2 or more, got {self.context}")
-        self.tokenizer: Any = None
 
     def open(self, data: str | None, valid: str | None = None) -> Data:
         """The text in windows of ``context`` tokens."""
         documents = standard_library() if data is None else texts.read_documents(data)
         text = "\n".join(documents)
         cut = len(text) if valid is not None else int(len(text) * (1 - HELD_OUT))
-        if self.tokenizer is None:
-            self.tokenizer = self._learn(text[:cut])
+        if self._tokenizer is None:
+            self._tokenizer = self._learn(text[:cut])
         held_out = text[cut:] if valid is None else "\n".join(texts.read_documents(valid))
         notes = [f"{len(text):,} characters, {len(held_out):,} of them held out"] if valid is None else []
         return Data(self._windows(text[:cut], jitter=True), self._windows(held_out, jitter=False), notes)
@@ -106,44 +109,44 @@ class Language(Architecture):
         """All of a text, in windows one after the other."""
         return self._windows("\n".join(texts.read_documents(data)), jitter=False)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> ModelDescription:
         """A `Decoder`, or a `MaskedLanguage`."""
         kind = "language.masked" if self.masked else "language.next"
         options = self.of_the_stack(max_length=self.context)
         return {"class": kind, "options": options | {"vocabulary": self.tokenizer.get_vocab_size()}}
 
-    def collate(self, examples: list[Any]) -> dict[str, Tensor]:
-        """Ids and what is to be predicted, ``(batch, context)`` each; nothing is where there is no token."""
-        longest = max(len(ids) for ids, _ in examples)
-        ids = torch.zeros(len(examples), longest, dtype=torch.int64)
-        labels = torch.full((len(examples), longest), IGNORED)
-        for row, (known, wanted) in enumerate(examples):
-            ids[row, : len(known)], labels[row, : len(wanted)] = known, wanted
+    def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        """Ids and labels, ``(batch, context)`` each; the label is `IGNORED` where nothing is predicted."""
+        lengths = [len(row) for row, _ in examples]
+        ids = torch.zeros(len(examples), max(lengths), dtype=torch.int64)
+        labels = torch.full((len(examples), max(lengths)), IGNORED)
+        for number, (row, targets) in enumerate(examples):
+            ids[number, : len(row)], labels[number, : len(targets)] = row, targets
         batch = {"ids": ids, "labels": labels}
-        if any(len(known) < longest for known, _ in examples):
-            batch["lengths"] = torch.tensor([len(known) for known, _ in examples])
+        if min(lengths) < max(lengths):
+            batch["lengths"] = torch.tensor(lengths)
         return batch
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Cross-entropy in nats, summed over the tokens that are to be predicted."""
+        """Cross-entropy in nats, summed over the tokens to predict."""
         logits = model(**self.inputs(batch))
         labels = batch["labels"].flatten()
         summed = F.cross_entropy(logits.flatten(0, 1).float(), labels, ignore_index=IGNORED, reduction="sum")
         return summed, (labels != IGNORED).sum()
 
     def measure(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[float, int, int]:
-        """Loss, tokens, and the bytes these tokens stand for."""
+        """Loss, number of tokens, and number of bytes of these tokens."""
         summed, count = self.loss(model, batch)
         labels = batch["labels"][batch["labels"] != IGNORED]
         return summed.item(), int(count), int(self._bytes()[labels.cpu()].sum())
 
     def metrics(self, parts: list[tuple[float, int, int]]) -> dict[str, float]:
-        """Loss in nats a token and perplexity; bits per byte compare causal models of any vocabulary."""
+        """Loss per token in nats, perplexity, and (causal models) bits per byte, for any vocabulary."""
         loss, count, size = (sum(column) for column in zip(*parts, strict=True))
-        found = {"loss": loss / count, "perplexity": math.exp(min(loss / count, 700.0))}
+        metrics = {"loss": loss / count, "perplexity": math.exp(min(loss / count, 700.0))}
         if not self.masked:
-            found["bits_per_byte"] = loss / math.log(2) / size
-        return found
+            metrics["bits_per_byte"] = loss / math.log(2) / size
+        return metrics
 
     def predict(
         self,
@@ -154,7 +157,7 @@ class Language(Architecture):
         temperature: float | None = 0.8,
         seed: int = 0,
     ) -> list[str]:
-        """Continue each text; or, with a masked model, fill in every ``<hidden>``."""
+        """Continue each text; with a masked model, fill in every ``<hidden>``. Temperature 0 is greedy."""
         device = device_of(model)
         random = torch.Generator(device).manual_seed(seed)
         out = []
@@ -165,26 +168,26 @@ class Language(Architecture):
                 continue
             written = ids
             while (left := ids.shape[1] + new_tokens - written.shape[1]) > 0:
-                # the model knows `context` places: from then on it goes on from the later half of them
-                seen = written[:, -(self.context // 2) :]
-                most = min(left, self.context - seen.shape[1] + 1)
+                # the model reads `context` tokens: when they are full, it continues from the second half
+                prompt = written[:, -(self.context // 2) :]
+                most = min(left, self.context - prompt.shape[1] + 1)
                 more = generate(
                     model,  # type: ignore[arg-type]
-                    seen,
+                    prompt,
                     new_tokens=max(most, 1),
-                    temperature=temperature,
-                    generator=random if temperature is not None else None,
+                    temperature=temperature or None,
+                    generator=random if temperature else None,
                 )
                 written = torch.cat([written, more], 1)
             out.append(text + self.tokenizer.decode(written[0, ids.shape[1] :].tolist()))
         return out
 
-    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
-        """The ids; which of them are to be predicted is not the model's business."""
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The ids, without the labels."""
         ids = {"ids" if self.masked else "x": batch["ids"]}
         return ids | ({"lengths": batch["lengths"]} if "lengths" in batch else {})
 
-    def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Any]:
+    def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         """Texts as they are."""
         return self.inputs({"ids": ids, "lengths": lengths})
 
@@ -193,18 +196,14 @@ class Language(Architecture):
         names = {"unk_token": UNKNOWN, "mask_token": HIDDEN}
         texts.save_tokenizer(self.tokenizer, folder, self.context, names)
 
-    def restore(self, folder: Path) -> None:
-        """Read the vocabulary."""
-        self.tokenizer = texts.load_tokenizer(folder)
-
-    def _learn(self, text: str) -> Any:
+    def _learn(self, text: str) -> Tokenizer:
         special = [HIDDEN, UNKNOWN]
         if self.tokens == "characters":
             return texts.characters([text], special)
         return texts.pieces(texts.lines_of(text), self.vocabulary, special, merge=self.tokens == "pieces")
 
     def _windows(self, text: str, jitter: bool) -> Examples:
-        """Stretches of ``context`` tokens; to learn from, each begins at a random place near its own."""
+        """Windows of ``context`` tokens; with ``jitter``, each begins at a random position near its own."""
         encoded = self.tokenizer.encode_batch_fast(list(texts.lines_of(text)), add_special_tokens=False)
         ids = torch.tensor([number for line in encoded for number in line.ids])
         ahead = 0 if self.masked else 1
@@ -224,42 +223,42 @@ class Language(Architecture):
                 start = min(start, len(ids) - ahead - length)
             if self.masked:
                 return self._hide(ids[start : start + length], random)
-            stretch = ids[start : start + length + 1]
-            return stretch[:-1], stretch[1:]
+            window = ids[start : start + length + 1]
+            return window[:-1], window[1:]
 
         return Examples([min(length, len(ids) - ahead - start) for start in starts], make)
 
     def _hide(self, ids: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Ids some of which are hidden, and these as labels; at least one."""
+        """Ids with some of them masked, and these as labels; at least one."""
         chosen = torch.rand(len(ids), generator=random) < CHOSEN
         chosen[int(torch.randint(len(ids), (1,), generator=random))] = True
         how = torch.rand(len(ids), generator=random)
-        hidden = torch.where(how < 1 - REPLACED - LEFT, self.tokenizer.token_to_id(HIDDEN), ids)
+        hidden = torch.where(how < 1 - REPLACED - LEFT, self.id_of(HIDDEN), ids)
         others = torch.randint(self.tokenizer.get_vocab_size(), (len(ids),), generator=random)
         hidden = torch.where(how >= 1 - REPLACED, others, hidden)
         return torch.where(chosen, hidden, ids), torch.where(chosen, ids, IGNORED)
 
     def _fill(self, model: nn.Module, text: str, ids: Tensor) -> str:
-        place = self.tokenizer.token_to_id(HIDDEN)
-        if not bool((ids == place).any()):
+        mask = self.id_of(HIDDEN)
+        if not bool((ids == mask).any()):
             raise ValueError(f"text: expected {HIDDEN} where the model is to fill in, got {text!r}")
         with evaluating(model), torch.no_grad():
             logits = model(ids)
-        logits[..., place] = -torch.inf
-        filled = torch.where(ids == place, logits.argmax(-1), ids)
+        logits[..., mask] = -torch.inf
+        filled = torch.where(ids == mask, logits.argmax(-1), ids)
         return str(self.tokenizer.decode(filled[0].tolist()))
 
     def _bytes(self) -> Tensor:
-        """How many bytes of text each token stands for, (vocabulary,)."""
-        known = self.tokenizer.get_vocab()
-        sizes = torch.zeros(len(known), dtype=torch.int64)
-        for token, number in known.items():
+        """The number of bytes of each token, (vocabulary,)."""
+        vocabulary = self.tokenizer.get_vocab()
+        sizes = torch.zeros(len(vocabulary), dtype=torch.int64)
+        for token, number in vocabulary.items():
             sizes[number] = len(token.encode()) if self.tokens == "characters" else len(token)
         return sizes
 
 
 def standard_library() -> list[str]:
-    """The documents of the language reference that come with Python; a text of ours where they do not."""
+    """The topics of the language reference that come with Python; our own text if they are not installed."""
     try:
         from pydoc_data.topics import topics
     except ImportError:

@@ -1,4 +1,4 @@
-"""Series: how columns of numbers go on, by a transformer that reads their past in patches."""
+"""Time series forecasting, by a transformer that reads patches of the past."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from manyheads.common.csv_cells import to_cell
 from manyheads.common.devices import device_of
 from manyheads.common.json_files import check
 from manyheads.common.preserved_state import evaluating
-from manyheads.data.examples import Examples
+from manyheads.data.examples import Example, Examples
 from manyheads.data.readers.table import Table, read_table
+from manyheads.models.config import ModelDescription
 from manyheads.nn.residual import Dropout
 from manyheads.nn.transformers import Encoder
 from manyheads.tasks.architecture import Architecture
@@ -27,22 +28,26 @@ from manyheads.training.run_folder import read_config
 from manyheads.training.task import Data
 
 EMBEDDED = "sunspots.csv"
-TINY = 1e-5  # a stretch that does not change has no spread to be divided by
+TINY = 1e-5  # added to a standard deviation, which may be zero
 
 
 class Forecaster(nn.Module):
-    """What a series does next, from patches of its past; every column of a table is a series of its own.
+    """The next values of a series, from patches of its past; every column of a table is one series.
 
-    The past is brought to mean 0 and spread 1 before it is read, and the forecast back to where the past was:
-    so the model learns shapes, wherever a series wanders off to (instance normalisation).
+    The past is scaled to mean 0 and standard deviation 1 before it is read, and the forecast scaled back
+    (instance normalisation).
 
     Parameters
     ----------
-    columns: the names of columns with the mean and spread that the numbers it takes were brought to.
-    context, horizon: how many numbers it reads, and how many it says.
-    patch, stride: how many numbers are a token, and how far the next one begins from where this one does.
-    output_dropout: share dropped of what the forecast is made of.
+    columns: the names of columns with the mean and standard deviation that its input was scaled by.
+    context, horizon: number of values that it reads, and that it forecasts.
+    patch, stride: values per token, and from the start of a token to the start of the next.
+    output_dropout: dropout before the output layer.
     options: of `Encoder`.
+
+    References
+    ----------
+    Nie et al. 2023, A time series is worth 64 words: long-term forecasting with transformers.
 
     Examples
     --------
@@ -72,20 +77,20 @@ class Forecaster(nn.Module):
         self.output = nn.Linear(tokens(context, patch, stride) * d_model, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Stretches ``(batch, context)`` to what comes next, ``(batch, horizon)``."""
+        """The past ``(batch, context)`` to the forecast ``(batch, horizon)``."""
         mean = x.mean(1, keepdim=True)
         spread = x.std(1, keepdim=True, correction=0) + TINY
         z = (x - mean) / spread
-        # the first patch reaches beyond the start, so that the last one ends with the present
+        # the first patch reaches beyond the start, so that the last one ends with the last value
         left = (self.patch - x.shape[1]) % self.stride
-        cut = torch.cat([z[:, :1].expand(-1, left), z], 1).unfold(1, self.patch, self.stride)
-        seen: Tensor = self.encoder(self.enter(cut))
-        said: Tensor = self.output(self.dropout(seen.flatten(1)))
-        return said * spread + mean
+        patches = torch.cat([z[:, :1].expand(-1, left), z], 1).unfold(1, self.patch, self.stride)
+        hidden: Tensor = self.encoder(self.enter(patches))
+        forecast: Tensor = self.output(self.dropout(hidden.flatten(1)))
+        return forecast * spread + mean
 
 
 def tokens(context: int, patch: int, stride: int) -> int:
-    """How many patches there are in a stretch of so many numbers.
+    """The number of patches in a context.
 
     >>> tokens(336, 16, 8), tokens(10, 4, 3)
     (41, 3)
@@ -95,13 +100,13 @@ def tokens(context: int, patch: int, stride: int) -> int:
 
 @dataclass(kw_only=True)
 class Series(Architecture):
-    """How columns of numbers go on.
+    """Time series forecasting.
 
-    ``data`` is a CSV file: a line of names, a column that says when, columns of numbers. Each column is
-    brought to mean 0 and spread 1 by the rows to learn from, and errors are counted in that measure.
-    ``split`` says which rows are to learn from, to choose the best weights by, and to test: shares, or
-    numbers of rows. evaluate --data FILE reads the rows to test of the file that was learned from, and all of
-    another one. Without data, the yearly number of sunspots since 1700.
+    ``data`` is a CSV file: a line of names, a column of times, columns of numbers. Each column is scaled to
+    mean 0 and standard deviation 1 on the training rows, and errors are in these units. ``split`` says which
+    rows are for training, validation and testing: shares, or numbers of rows. evaluate --data FILE reads the
+    test rows of the file that the model was trained on, and all rows of another. Default: the yearly number
+    of sunspots since 1700.
 
     Examples
     --------
@@ -116,7 +121,7 @@ class Series(Architecture):
     unit: ClassVar[str] = "windows"
     metric: ClassVar[str] = "mse"
     higher_is_better: ClassVar[bool] = False
-    training: ClassVar[dict[str, Any]] = {
+    training: ClassVar[Mapping[str, float | str]] = {
         "steps": 200,
         "batch_tokens": 1024,
         "learning_rate": 1e-3,
@@ -128,15 +133,15 @@ class Series(Architecture):
     d_model: int = option(32, "Width of a token.")
     layers: int = option(2, "Number of layers.")
     positions: str = option("learned", "sinusoidal, learned, rotary, alibi or none.")
-    dropout: float = option(0.2, "Share dropped of what every part adds.")
+    dropout: float = option(0.2, "Dropout on the output of every sublayer.")
     context: int = option(66, "Rows that a forecast is made from.")
-    horizon: int = option(11, "Rows that are to be forecast.")
-    patch: int = option(11, "Rows that are a token.")
-    stride: int = option(5, "Rows from where a token begins to where the next one does.")
-    output_dropout: float = option(0.0, "Share dropped of what the forecast is made of.")
-    time: str | None = option(None, "The column that says when; by its name unless given, or none.")
-    columns: str | None = option(None, "Columns to forecast, with commas between them; all unless given.")
-    split: str = option("0.7,0.1,0.2", "Shares, or numbers of rows: to learn from, to choose by, to test.")
+    horizon: int = option(11, "Rows to forecast.")
+    patch: int = option(11, "Rows per token.")
+    stride: int = option(5, "Rows from the start of a token to the start of the next.")
+    output_dropout: float = option(0.0, "Dropout before the output layer.")
+    time: str | None = option(None, "The column of times, or none; by default found by its name.")
+    columns: str | None = option(None, "Columns to forecast, separated by commas; all by default.")
+    split: str = option("0.7,0.1,0.2", "Shares, or numbers of rows: for training, validation and testing.")
 
     def __post_init__(self) -> None:
         for name in ("context", "horizon", "patch", "stride"):
@@ -149,7 +154,7 @@ class Series(Architecture):
         self.learned_from: str | None = None
 
     def open(self, data: str | None, valid: str | None = None) -> Data:
-        """Windows of the rows to learn from, and of those to choose the best weights by."""
+        """Windows of the training rows, and of the validation rows."""
         table = self._table(data)
         first, second, _ = self._rows(len(table.values))
         if not self.scale:
@@ -158,19 +163,19 @@ class Series(Architecture):
             self.scale = {name: [*one] for name, *one in zip(table.columns, means, spreads, strict=True)}
         self.learned_from = data
         values = self._scaled(table)
-        learned = self._windows(values, 0, first, "to learn from")
+        learned = self._windows(values, 0, first, "to train on")
         if valid is None:
-            held_out = self._windows(values, first, first + second, "to choose by")
+            held_out = self._windows(values, first, first + second, "to validate on")
         else:
             held_out = self._all(self._table(valid))
         names = ", ".join(self.scale)
-        notes = [f"{len(table.values):,} rows of {names}; learned from the first {first:,}"]
+        notes = [f"{len(table.values):,} rows of {names}; trained on the first {first:,}"]
         if table.uneven:
             notes.append(f"{table.uneven:,} steps in time are longer or shorter than the others")
         return Data(learned, held_out, notes)
 
     def read(self, data: str) -> Examples:
-        """The rows to test, in the file that was learned from; all of another."""
+        """The test rows of the file that the model was trained on; all rows of another."""
         table = self._table(data)
         if self.learned_from is None or Path(data).resolve() != Path(self.learned_from).resolve():
             return self._all(table)
@@ -181,7 +186,7 @@ class Series(Architecture):
         """Always: the last rows, as ``split`` says."""
         return True
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> ModelDescription:
         """A `Forecaster`."""
         options = self.of_the_stack(max_length=self._tokens()) | {
             "columns": self.scale,
@@ -193,54 +198,54 @@ class Series(Architecture):
         }
         return {"class": "series.forecast", "options": options}
 
-    def collate(self, examples: list[Any]) -> dict[str, Tensor]:
-        """The past ``x (batch, context)`` and what came then, ``y (batch, horizon)``."""
+    def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        """The past ``x (batch, context)`` and the future ``y (batch, horizon)``."""
         x, y = zip(*examples, strict=True)
         return {"x": torch.stack(x), "y": torch.stack(y)}
 
-    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The past."""
         return {"x": batch["x"]}
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Squared errors, summed over all numbers that were to be forecast."""
+        """Squared errors, summed over all forecast values."""
         off = model(**self.inputs(batch)).float() - batch["y"]
         return off.square().sum(), torch.tensor(off.numel(), device=off.device)
 
     def measure(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[float, float, int]:
-        """Squared errors, errors, and how many."""
+        """Sums of squared and of absolute errors, and the number of values."""
         off = (model(**self.inputs(batch)).float() - batch["y"]).double()
         return off.square().sum().item(), off.abs().sum().item(), off.numel()
 
     def metrics(self, parts: list[tuple[float, float, int]]) -> dict[str, float]:
-        """Mean squared and mean absolute error of columns that have spread 1 in the rows to learn from."""
+        """Mean squared and mean absolute error, in standard deviations of the training rows."""
         squared, absolute, count = (sum(column) for column in zip(*parts, strict=True))
         return {"mse": squared / count, "mae": absolute / count}
 
     def predict(self, model: nn.Module, inputs: list[str]) -> list[str]:
-        """What comes after the last row of each CSV file, as CSV."""
+        """The forecast after the last row of each CSV file, as CSV."""
         device = device_of(model)
-        found = []
+        forecasts = []
         for path in inputs:
             values = self._scaled(self._table(path))
             if len(values) < self.context:
                 raise ValueError(f"{path}: {len(values)} rows are too few; expected {self.context} or more")
             with evaluating(model), torch.no_grad():
-                said = model(values[-self.context :].T.contiguous().to(device)).T.cpu().double()
+                scaled = model(values[-self.context :].T.contiguous().to(device)).T.cpu().double()
             mean, spread = torch.tensor(list(self.scale.values()), dtype=torch.float64).T
             text = io.StringIO()
             writer = csv.writer(text, lineterminator="\n")
             writer.writerow(["step", *map(to_cell, self.scale)])
-            for step, row in enumerate((said * spread + mean).tolist(), 1):
+            for step, row in enumerate((scaled * spread + mean).tolist(), 1):
                 writer.writerow([step, *(f"{value:.6g}" for value in row)])
-            found.append(text.getvalue().rstrip("\n"))
-        return found
+            forecasts.append(text.getvalue().rstrip("\n"))
+        return forecasts
 
     def save(self, folder: Path) -> None:
-        """Nothing: columns and their scales stand in the description of the model."""
+        """Nothing: columns and their scales are in the description of the model."""
 
     def restore(self, folder: Path) -> None:
-        """Read columns and scales from the description of the model, and what it was learned from."""
+        """Read columns and scales from the description of the model, and which data it was trained on."""
         config = read_config(folder)
         self.scale = config["options"]["columns"]
         check(self.scale, dict[str, tuple[float, float]], "options.columns")
@@ -252,9 +257,8 @@ class Series(Architecture):
                 return read_table(path)
         table = read_table(Path(data).expanduser(), self.time, ",".join(self.scale) or self.columns)
         if self.scale and (unknown := [name for name in table.columns if name not in self.scale]):
-            raise ValueError(
-                f"data: {data} has the column {unknown[0]!r}, and the model knows none of that name"
-            )
+            expected = ", ".join(self.scale)
+            raise ValueError(f"data: {data} has the column {unknown[0]!r}; expected some of {expected}")
         return table
 
     def _scaled(self, table: Table) -> Tensor:
@@ -264,7 +268,7 @@ class Series(Architecture):
         return scaled.float()
 
     def _rows(self, total: int) -> tuple[int, int, int]:
-        """How many rows each part has."""
+        """The number of rows of each part."""
         if sum(self.parts) <= 1 + 1e-9:
             first, third = (int(total * self.parts[i]) for i in (0, 2))
             left = total - first - third
@@ -277,13 +281,13 @@ class Series(Architecture):
     def _all(self, table: Table) -> Examples:
         return self._windows(self._scaled(table), 0, len(table.values), "in all")
 
-    def _windows(self, values: Tensor, start: int, end: int, what: str) -> Examples:
-        """Every stretch of the past with what came then, for each column; that came within these rows."""
-        earliest = max(start, self.context)  # the first row that can be the first of a forecast
+    def _windows(self, values: Tensor, start: int, end: int, purpose: str) -> Examples:
+        """Every window of past and future of each column whose future lies within these rows."""
+        earliest = max(start, self.context)  # the first row that can begin a forecast
         number, columns = end - self.horizon - earliest + 1, values.shape[1]
         if number < 1:
             raise ValueError(
-                f"split: {end - start:,} rows {what} are too few; expected "
+                f"split: {end - start:,} rows {purpose} are too few; expected "
                 f"{self.horizon + max(0, self.context - start):,} or more for a context of {self.context} "
                 f"and a horizon of {self.horizon}"
             )
@@ -305,8 +309,8 @@ def _parts(split: str) -> list[float]:
         parts = [float(part) for part in split.split(",")]
     except ValueError:
         parts = []
-    whole = all(part == int(part) for part in parts)
-    if len(parts) != 3 or min(parts) < 0 or (sum(parts) > 1 + 1e-9 and not whole):
+    integers = all(part == int(part) for part in parts)
+    if len(parts) != 3 or min(parts) < 0 or (sum(parts) > 1 + 1e-9 and not integers):
         raise ValueError(
             f"split: expected three shares of 1, as 0.7,0.1,0.2, or three numbers of rows, got {split!r}"
         )

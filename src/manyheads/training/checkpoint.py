@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors and JSON in a folder that is there whole or not at all. No pickles.
+"""Checkpoints: safetensors and JSON in a folder that is complete or absent. No pickles.
 
 Each is written beside the others under another name, and renamed when it is complete and on the disk; only
 then is an older one removed. Whatever happens in between, the last good one stays.
@@ -27,33 +27,47 @@ _FORMAT, _VERSION = "manyheads checkpoint", 1
 _NAME = re.compile(r"step-\d{8,}")
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any]) -> Path:
+class State(TypedDict):
+    """What a checkpoint holds besides tensors.
+
+    ``step`` is the number of updates, ``worse`` the number of evaluations since the best, ``data`` the hashes
+    of the data, ``scaler`` the state of the gradient scaler.
+    """
+
+    step: int
+    best: float | None
+    best_step: int
+    worse: int
+    data: list[str]
+    scaler: dict[str, Any] | None
+
+
+def save(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: State) -> Path:
     """Write a checkpoint and remove the oldest ones.
 
     Parameters
     ----------
-    folder: where the checkpoints of a run are.
-    step: how many updates were made.
+    folder: the folder of the checkpoints of a run.
     tensors: files of tensors by name.
-    state: all else, as JSON can keep it.
+    state: everything else, as JSON.
 
     Examples
     --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     state = {"best": 0.5, "best_step": 2, "worse": 1, "data": [], "scaler": None}
-    ...     path = save(Path(folder), 3, {"model": {"weight": torch.ones(2)}}, state)
+    ...     state = {"step": 3, "best": 0.5, "best_step": 2, "worse": 1, "data": [], "scaler": None}
+    ...     path = save(Path(folder), {"model": {"weight": torch.ones(2)}}, state)
     ...     state, tensors = load(path)
     >>> path.name, state["step"], tensors["model"]["weight"]
     ('step-00000003', 3, tensor([1., 1.]))
     """
-    path = folder / f"step-{step:08}"
+    path = folder / f"step-{state['step']:08}"
     if path.exists():
         return path
     with whole_folder(path) as unfinished:
         for name, values in tensors.items():
             write_whole(unfinished / f"{name}.safetensors", to_bytes(_savable(values)))
-        document = {"format": _FORMAT, "version": _VERSION, "step": step} | state
+        document = {"format": _FORMAT, "version": _VERSION, **state}
         write_whole(unfinished / "state.json", json.dumps(document, indent=1))
     for old in list_checkpoints(folder)[KEEP:]:
         shutil.rmtree(old, ignore_errors=True)
@@ -65,18 +79,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
 
 
-class State(TypedDict):
-    """What a checkpoint keeps besides tensors."""
-
-    step: int
-    best: float | None
-    best_step: int
-    worse: int
-    data: list[str]
-    scaler: dict[str, Any] | None
-
-
-def load(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+def load(path: Path) -> tuple[State, dict[str, dict[str, Tensor]]]:
     """The state and the tensors of a checkpoint; a ValueError names the one that is damaged."""
     try:
         state = read_json(
@@ -87,21 +90,21 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         tensors = {file.stem: read_weights(file) for file in sorted(path.glob("*.safetensors"))}
     except ValueError as error:
         raise ValueError(
-            f"{path}: damaged, or no checkpoint of this manyheads ({error}); remove it to go on from the one "
-            "before"
+            f"{path}: damaged, or no checkpoint of this manyheads ({error}); remove it to continue from "
+            "the one before"
         ) from error
-    return dict(state), tensors
+    return state, tensors
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name. One that has several names has its first.
+    """Parameters and buffers by name; one with several names by its first.
 
     >>> list(weights(nn.Linear(2, 3)))
     ['weight', 'bias']
     """
     named: dict[str, Tensor] = dict(model.named_parameters())
-    kept = set(model.state_dict())
-    named |= {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    persistent = set(model.state_dict())
+    named |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     return {name: value.detach() for name, value in named.items()}
 
 
@@ -114,10 +117,10 @@ def put(values: Mapping[str, Tensor], model: nn.Module) -> None:
     >>> model(torch.ones(1, 2)).item()
     2.0
     """
-    own = weights(model)
-    if different := sorted(set(own) ^ set(values)):
+    current = weights(model)
+    if different := sorted(set(current) ^ set(values)):
         raise ValueError(f"weights: {different[0]!r} is in the model or in the file, expected in both")
-    for name, value in own.items():
+    for name, value in current.items():
         if value.shape != values[name].shape:
             shapes = f"{tuple(values[name].shape)} in the file, {tuple(value.shape)} in the model"
             raise ValueError(f"weights: {name!r} has the shape {shapes}, expected the same")

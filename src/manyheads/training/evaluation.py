@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import nn
 
 from manyheads.common.devices import device_of
 from manyheads.common.interrupts import Interrupted, until_interrupted
 from manyheads.common.preserved_state import evaluating
+from manyheads.common.progress import Progress, no_progress
 from manyheads.data.batches import bucketed
 from manyheads.data.examples import Examples
 from manyheads.training.task import Task
@@ -24,7 +24,7 @@ def evaluate(
     indices: Sequence[int] | None = None,
     *,
     batch_tokens: int = 4096,
-    step: Callable[[int], None] = lambda examples: None,
+    progress: Progress = no_progress,
     partly: bool = False,
 ) -> dict[str, float]:
     """The metrics of a model on these examples, or on some of them; the same in every process.
@@ -33,42 +33,32 @@ def evaluate(
     ----------
     task, model: what is measured.
     examples: on what.
-    indices: which of them; all unless given.
+    indices: which of them. Default: all.
     batch_tokens: how many tokens run at once.
-    step: told how many examples are done.
-    partly: whether Ctrl-C ends it after the batch that runs, with the metrics of what was measured by then.
+    progress: called after each batch, with the number of examples that this process has measured.
+    partly: whether Ctrl-C ends it after the current batch, with the metrics of the batches so far.
     """
+    try:
+        from accelerate import PartialState
+        from accelerate.utils import gather_object, send_to_device
+    except ImportError:
+        raise ImportError("evaluating needs accelerate: pip install 'manyheads[train]'") from None
     chosen = range(len(examples)) if indices is None else indices
     if not len(chosen):
-        raise ValueError("data: expected at least one example to measure on, got none")
-    plan = bucketed([examples.sizes[i] for i in chosen], batch_tokens)
-    shared = distributed.is_available() and distributed.is_initialized()
-    rank, processes = (distributed.get_rank(), distributed.get_world_size()) if shared else (0, 1)
-    mine = plan[rank::processes]
-    device = device_of(model)
+        raise ValueError("data: got no examples to measure on; expected at least one")
+    state = PartialState(cpu=not torch.accelerator.is_available())
+    plan = bucketed([examples.sizes[i] for i in chosen], batch_tokens)[
+        state.process_index :: state.num_processes
+    ]
+    device, done, total = device_of(model), 0, sum(map(len, plan))
     with evaluating(model):
         parts = []
-        for batch in until_interrupted(mine) if partly else mine:
+        for batch in until_interrupted(plan) if partly else plan:
             taken = examples.take([chosen[i] for i in batch], 0)
-            parts.append(task.measure(model, moved(task.collate(taken), device)))
-            step(len(batch))
-    if processes > 1:
-        gathered: list[Any] = [None] * processes
-        distributed.all_gather_object(gathered, parts)
-        parts = [part for process in gathered for part in process]
+            parts.append(task.measure(model, send_to_device(task.collate(taken), device)))
+            done += len(batch)
+            progress("measure", done, total)
+    parts = gather_object(parts)
     if not parts:
         raise Interrupted
     return task.metrics(parts)
-
-
-def moved(batch: Any, device: torch.device) -> Any:
-    """A batch on a device.
-
-    >>> moved({"ids": torch.ones(2)}, torch.device("meta"))["ids"].device.type
-    'meta'
-    """
-    if isinstance(batch, Tensor):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {name: moved(value, device) for name, value in batch.items()}
-    return batch

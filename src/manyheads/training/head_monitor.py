@@ -1,4 +1,4 @@
-"""What the heads do while they learn: entropy, redundancy, gradients, and which of them are dead."""
+"""The heads during training: entropy, redundancy, gradients, and which of them are dead."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DEAD = 0.01
 TOKENS = 256
 
 
-class Look:
-    """What was seen of one step. `table` has it once the backward pass is over."""
+class HeadMonitor:
+    """The heads in one training step. `table` has the results after the backward pass."""
 
     def __init__(self) -> None:
         self.statistics: HeadTable | None = None
@@ -33,7 +33,7 @@ class Look:
     def table(self) -> HeadTable:
         """The statistics of `watch`, and the columns redundancy, gradient_norm and dead."""
         if self.statistics is None:
-            raise ValueError("look: the model was not run while looked at")
+            raise ValueError("monitor: the model did not run inside of `monitor_heads`; run it there first")
         sites = list(dict.fromkeys(self.statistics["site"]))
         heads = [self.statistics["site"].count(site) for site in sites]
         columns: dict[str, list[Tensor]] = {"redundancy": [], "gradient_norm": [], "dead": []}
@@ -47,12 +47,12 @@ class Look:
         sums = dict(table.sums)
         for name, values in columns.items():
             x = torch.cat(values).double()
-            known = torch.isfinite(x)  # one head alone is redundant with nobody
-            sums[name] = torch.stack([known.double(), x.nan_to_num(0.0), x.nan_to_num(0.0).square()])
+            finite = torch.isfinite(x)  # NaN for a head without others in its layer
+            sums[name] = torch.stack([finite.double(), x.nan_to_num(0.0), x.nan_to_num(0.0).square()])
         return replace(table, sums=sums)
 
     def see(self, call: Call) -> None:
-        """Keep what one attention call shows, and wait for its gradient."""
+        """Record one attention call, and wait for its gradient."""
         name, output = call.site.name, call.output
         if call.again or call.partial:
             return
@@ -62,22 +62,22 @@ class Look:
             rows = rows[:: max(len(rows) // TOKENS, 1)][:TOKENS]
             self.outputs.setdefault(name, []).append(rows.cpu())
             if output.requires_grad:
-                kept = output.detach()
-                output.register_hook(lambda gradient: self._learn(name, kept, gradient))
+                detached = output.detach()
+                output.register_hook(lambda gradient: self._learn(name, detached, gradient))
 
     def _learn(self, name: str, output: Tensor, gradient: Tensor) -> None:
         exact = torch.promote_types(gradient.dtype, torch.float32)
         sizes = torch.linalg.vector_norm(gradient, dim=-1, dtype=exact)  # (batch, heads, queries)
         lengths = torch.linalg.vector_norm(output, dim=-1, dtype=exact)
-        found = ((self.squares, sizes.square()), (self.influence, sizes * lengths))
-        for sums, values in found:
+        updates = ((self.squares, sizes.square()), (self.influence, sizes * lengths))
+        for sums, values in updates:
             total = values.sum((0, 2)).cpu()
             sums[name] = sums[name] + total if name in sums else total
 
 
 @contextmanager
-def looking(model: nn.Module) -> Iterator[Look]:
-    """See the heads of a model through a forward and a backward pass, without changing either by a bit.
+def monitor_heads(model: nn.Module) -> Iterator[HeadMonitor]:
+    """Measure the heads of a model in a forward and a backward pass, without changing either by a bit.
 
     ``gradient_norm`` is the norm of the loss's gradient with respect to a head's output, ``redundancy`` the
     largest linear CKA between its outputs and those of another head of its layer. A head is ``dead`` if the
@@ -88,15 +88,15 @@ def looking(model: nn.Module) -> Iterator[Look]:
     --------
     >>> from manyheads.nn.transformers import Decoder
     >>> model = Decoder(12, heads=3, layers=2, vocabulary=101)
-    >>> with looking(model) as look:
+    >>> with monitor_heads(model) as monitor:
     ...     model(torch.randint(101, (2, 7))).square().mean().backward()
-    >>> look.table.metrics[-3:], len(look.table)
+    >>> monitor.table.metrics[-3:], len(monitor.table)
     (['redundancy', 'gradient_norm', 'dead'], 6)
     """
-    look = Look()
-    with watch(model) as seen, Interceptor(model, look.see):
-        yield look
-    look.statistics = seen.table
+    monitor = HeadMonitor()
+    with watch(model) as seen, Interceptor(model, monitor.see):
+        yield monitor
+    monitor.statistics = seen.table
 
 
 def redundancy(outputs: Tensor) -> Tensor:
@@ -116,11 +116,11 @@ def redundancy(outputs: Tensor) -> Tensor:
     products = x @ x.mT
     products.diagonal(dim1=1, dim2=2).zero_()
     sums = products.sum(2)  # (heads, tokens)
-    whole = sums.sum(1)
-    together = products.flatten(1) @ products.flatten(1).T + torch.outer(whole, whole) / (
+    totals = sums.sum(1)
+    together = products.flatten(1) @ products.flatten(1).T + torch.outer(totals, totals) / (
         (tokens - 1) * (tokens - 2)
     )
     dependence = together - 2 / (tokens - 2) * sums @ sums.T  # (heads, heads), up to a factor
-    own = dependence.diagonal().clamp(min=0.0)
-    similarity = (dependence / torch.outer(own, own).sqrt()).clamp(0.0, 1.0)
+    variance = dependence.diagonal().clamp(min=0.0)
+    similarity = (dependence / torch.outer(variance, variance).sqrt()).clamp(0.0, 1.0)
     return similarity.fill_diagonal_(0.0).amax(1).float()

@@ -1,18 +1,30 @@
-"""Every step's numbers in a file, one JSON object a line; after a crash it goes on where the run does."""
+"""The numbers of every step in a file, one JSON object per line; a resumed run continues it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import NotRequired, TypedDict
 
 from manyheads.common.json_files import parse_json, read_bytes
 from manyheads.common.whole_files import write_whole
 
 
+class Line(TypedDict):
+    """One step in the log."""
+
+    step: int
+    loss: float
+    rate: NotRequired[float]
+    gradient_norm: NotRequired[float]
+    tokens: NotRequired[int]
+    valid: NotRequired[dict[str, float]]
+    best: NotRequired[bool]
+
+
 class Log:
-    """Lines about steps, appended one by one; those after ``step`` are forgotten first.
+    """Lines about steps, appended one by one; those after ``step`` are removed first.
 
     Examples
     --------
@@ -28,11 +40,11 @@ class Log:
     """
 
     def __init__(self, path: Path, step: int) -> None:
-        kept = [line for line in read(path) if line["step"] <= step] if path.exists() else []
-        write_whole(path, "".join(f"{json.dumps(line)}\n" for line in kept))
+        earlier = [line for line in read(path) if line["step"] <= step] if path.exists() else []
+        write_whole(path, "".join(f"{json.dumps(line)}\n" for line in earlier))
         self._file = path.open("a", encoding="utf-8")
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, line: Line) -> None:
         """Write one line, at once."""
         self._file.write(f"{json.dumps(line)}\n")
         self._file.flush()
@@ -46,22 +58,17 @@ class Log:
         self._file.close()
 
 
-class _Line(TypedDict):
-    step: int
-    loss: float
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log, without the half of one that a killed run may leave at its end."""
-    lines: list[dict[str, Any]] = []
+def read(path: Path) -> list[Line]:
+    """The lines of a log, without the unfinished one that a killed run may leave at its end."""
+    lines: list[Line] = []
     texts = read_bytes(path, "log").removesuffix(b"\n").split(b"\n")
     for number, text in enumerate(texts, 1):
         try:
-            lines.append(dict(parse_json(text, _Line, infinite=True)))
+            lines.append(parse_json(text, Line, infinite=True))
         except ValueError as error:
             if number == len(texts):
                 break
             raise ValueError(
-                f"{path}: line {number} is damaged ({error}); take the file away to go on with a new one"
+                f"{path}: line {number} is damaged ({error}); remove the file to continue with a new one"
             ) from None
     return lines

@@ -1,8 +1,7 @@
 """The training loop, on Hugging Face Accelerate: one process or many, any device, mixed precision.
 
-What happens at a step depends on the seed, the step, the weights and the optimiser's state, and on nothing
-else: random numbers are seeded anew at every step. That is all a checkpoint has to hold for a run to go on
-to the bit.
+A step depends only on the seed, its number, the weights and the optimiser's state: random generators are
+seeded at every step. So a checkpoint of these is enough for a run to continue to the bit.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from manyheads.common.interrupts import Interrupted, interrupted, interruptible
@@ -31,19 +31,18 @@ from manyheads.common.whole_files import write_whole
 from manyheads.data.examples import Order, seed_of, spread
 from manyheads.models.config import build
 from manyheads.training import checkpoint
-from manyheads.training.evaluation import evaluate, moved
-from manyheads.training.head_monitor import looking
+from manyheads.training.evaluation import evaluate
+from manyheads.training.head_monitor import monitor_heads
 from manyheads.training.log import Log
 from manyheads.training.options import Options, rate, with_options
 from manyheads.training.progress import Report, line, track
 from manyheads.training.run_folder import Run
 from manyheads.training.task import Data, Task
-from manyheads.training.weight_average import Average
 
 
 @dataclass
 class Result:
-    """What came of a run: the metrics of the best weights on all validation examples, and why it ended."""
+    """The result of a run: the metrics of the best weights on all validation examples, and why it ended."""
 
     out: Path
     model: nn.Module
@@ -51,7 +50,7 @@ class Result:
     best_step: int
     metrics: dict[str, float]
     ended: str  # "finished", "early" or "interrupted"
-    notes: list[str]  # what a person should know about the data
+    notes: list[str]  # about the data, for the user
 
 
 Callback = Callable[[Report], None]
@@ -68,19 +67,20 @@ def train(
     trackers: Sequence[str] = (),
     **options: Any,
 ) -> Result:
-    """Train the model of a task; the best weights by its metric are kept in a folder that `load` reads.
+    """Train the model of a task; the best weights by its metric are written to a folder that `load` reads.
 
     Parameters
     ----------
-    task: such as `manyheads.tasks.language.Language`; its fields are the model's options.
-    data: what to learn from, as the task understands it; its embedded default without.
+    task: such as ``mh.tasks.find("language")()``; its fields are the options of the data and the model.
+    data: what to train on, as the task reads it. Default: the task's embedded data.
     out: the folder of the run.
-    valid: what to measure on; a part of the data is held out without.
-    resume: go on with the run in ``out`` after its last checkpoint: the same batches, losses and weights as
-        if it had never stopped.
+    valid: what to validate on. Default: a part of the data is held out.
+    resume: continue the run in ``out`` after its last checkpoint, with the same batches, losses and weights
+        as if it had never stopped.
     callbacks: called with a `Report` after every step.
     trackers: names of Accelerate's trackers, such as "tensorboard", which writes under ``out``.
-    options: those of `manyheads.training.options.Options`; the task prefers some.
+    options: those of `manyheads.training.options.Options`, such as ``steps`` and ``learning_rate``; the
+        task sets its own defaults for some.
 
     Ctrl-C ends the run after a checkpoint; a second one raises KeyboardInterrupt at once. While it runs, no
     other process can train in the same folder.
@@ -88,14 +88,23 @@ def train(
     Examples
     --------
     >>> import tempfile
-    >>> from manyheads.tasks.language import Language
-    >>> task = Language(context=16, d_model=8, heads=2, layers=1)
+    >>> import manyheads as mh
+    >>> task = mh.tasks.find("language")(context=16, d_model=8, heads=2, layers=1)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     result = train(task, out=folder, steps=3, batch_tokens=64, evaluate_examples=2, watch_every=0)
+    ...     result = mh.train(task, out=folder, steps=3, batch_tokens=64, evaluate_examples=2, watch_every=0)
     >>> result.ended, sorted(result.metrics)
     ('finished', ['bits_per_byte', 'loss', 'perplexity'])
+
+    See Also
+    --------
+    evaluate, predict : use the trained model.
+    load : the model of the folder.
+
+    References
+    ----------
+    Loshchilov and Hutter 2019, Decoupled weight decay regularization (AdamW).
     """
-    chosen = with_options(dict(task.training), options)
+    chosen = with_options(task.training, options)
     run = Run(Path(out))
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != chosen.precision:
         AcceleratorState._reset_state()  # left by a run before this one; it would forbid another precision
@@ -108,24 +117,24 @@ def train(
     with ExitStack() as held:
         if accelerator.is_main_process:
             held.enter_context(locked(run.out / LOCK, f"out: {run.out}"))
-            read = _begin(task, run, chosen, data, valid, resume)
+            opened = _begin(task, run, chosen, data, valid, resume)
         accelerator.wait_for_everyone()
         if not accelerator.is_main_process:  # a vocabulary is learned once, and the others read it
             task.restore(run.out)
-            read = task.open(data, valid)
+            opened = task.open(data, valid)
         held.enter_context(undisturbed(accelerator.device))
         held.enter_context(interruptible())
-        loop = Loop(task, read, run, chosen, accelerator)
+        loop = Loop(task, opened, run, chosen, accelerator)
         with ExitStack() as stack:
-            told = [*callbacks]
+            reports = [*callbacks]
             if accelerator.is_main_process:
                 log = stack.enter_context(Log(run.log, loop.step))
-                told.append(partial(_add, log, run.out))
+                reports.append(partial(_add, log, run.out))
             if trackers:
                 accelerator.init_trackers(task.name)
                 stack.callback(accelerator.end_training)
-                told.append(lambda report: track(report, accelerator))
-            ended = loop.run_to_the_end(told)
+                reports.append(lambda report: track(report, accelerator))
+            ended = loop.run_to_the_end(reports)
         return loop.result(ended)
 
 
@@ -137,10 +146,9 @@ class Loop:
         self.accelerator = accelerator
         torch.manual_seed(seed_of(options.seed))
         self.model = build(task.describe())
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in self.model.parameters() if p.dim() > 1]},
-            {"params": [p for p in self.model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
-        ]
+        matrices = [p for p in self.model.parameters() if p.dim() > 1]
+        others = [p for p in self.model.parameters() if p.dim() <= 1]
+        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=options.learning_rate,
@@ -158,12 +166,12 @@ class Loop:
         self._resume()
 
     def run_to_the_end(self, callbacks: Sequence[Callback]) -> str:
-        """Make updates until they are all made, nothing gets better any more, or somebody interrupts."""
+        """Make updates until all are made, the metric stops improving, or the user interrupts."""
         options = self.options
         while self.step < options.steps and not self._given_up():
             started = time.perf_counter()
-            look = bool(options.watch_every) and (self.step + 1) % options.watch_every == 0
-            report, stop = self._update(look, interrupted())
+            watched = bool(options.watch_every) and (self.step + 1) % options.watch_every == 0
+            report, stop = self._update(watched, interrupted())
             report.seconds = time.perf_counter() - started
             self.step += 1
             last = self.step == options.steps or stop
@@ -192,8 +200,8 @@ class Loop:
         model, notes = self.model.eval(), self.data.notes
         return Result(self.run.out, model, self.step, self.best_step, metrics, ended, notes)
 
-    def _update(self, look: bool, interrupted: bool) -> tuple[Report, bool]:
-        """One update of the weights, from the same examples however many processes share them."""
+    def _update(self, watched: bool, interrupted: bool) -> tuple[Report, bool]:
+        """One update of the weights, from the same examples for any number of processes."""
         options, accelerator, step = self.options, self.accelerator, self.step
         rank, processes = accelerator.process_index, accelerator.num_processes
         torch.manual_seed(seed_of(options.seed, step, rank))
@@ -206,18 +214,20 @@ class Loop:
         self.wrapped.train()
         totals = torch.zeros(3, dtype=torch.float64, device=accelerator.device)  # loss, tokens, interruptions
         totals[2] = float(interrupted)
-        with looking(self.model) if look else nullcontext() as seen:
+        with monitor_heads(self.model) if watched else nullcontext() as seen:
             for part in range(options.accumulate):
-                mine = indices[part * processes + rank :: parts]
-                examples = self.data.train.take(mine or indices[:1], *key)
-                batch = moved(self.task.collate(examples), accelerator.device)
+                part_indices = indices[part * processes + rank :: parts]
+                examples = self.data.train.take(part_indices or indices[:1], *key)
+                batch = send_to_device(self.task.collate(examples), accelerator.device)
                 waits = part + 1 < options.accumulate
                 with accelerator.no_sync(self.wrapped) if waits else nullcontext():
                     with accelerator.autocast():
                         loss, count = self.task.loss(self.wrapped, batch)
-                    if not mine:  # fewer examples than processes: this one only keeps the others company
+                    if (
+                        not part_indices
+                    ):  # fewer examples than processes: this one takes part without a gradient
                         loss, count = loss * 0, count * 0
-                    # by a number that all know beforehand; the tokens there really were are known at the end
+                    # by a fixed number for now; the number of tokens of all processes is known at the end
                     accelerator.backward(loss / options.batch_tokens)
                 totals[0] += loss.detach()
                 totals[1] += count
@@ -257,7 +267,7 @@ class Loop:
         return ({}, "interrupted") if alone and interrupted() else (metrics, ended)
 
     def _judge(self, metrics: dict[str, float]) -> bool:
-        """Whether these are the best so far; then the weights are written down."""
+        """Whether these are the best so far; then the weights are written."""
         value = metrics[self.task.metric]
         sign = 1 if self.task.higher_is_better else -1
         if self.best is not None and not sign * value > sign * self.best:
@@ -280,7 +290,8 @@ class Loop:
         if self.average is not None:
             tensors["average"] = self.average.values
         scaler = self.accelerator.scaler
-        state = {
+        state: checkpoint.State = {
+            "step": self.step,
             "best": self.best,
             "best_step": self.best_step,
             "worse": self.worse,
@@ -288,41 +299,41 @@ class Loop:
             "scaler": None if scaler is None else scaler.state_dict(),
         }
         with _writing(self.run.out):
-            checkpoint.save(self.run.checkpoints, self.step, tensors, state)
+            checkpoint.save(self.run.checkpoints, tensors, state)
 
     def _resume(self) -> None:
-        known = checkpoint.list_checkpoints(self.run.checkpoints)
-        if not known:
+        newest = next(iter(checkpoint.list_checkpoints(self.run.checkpoints)), None)
+        if newest is None:
             return
-        state, tensors = checkpoint.load(known[0])
+        state, tensors = checkpoint.load(newest)
         if missing := {"model", "optimizer", *(["average"] if self.average else [])} - set(tensors):
             raise ValueError(
-                f"{known[0]}: damaged, it has no {min(missing)}.safetensors; remove it to go on from the one "
-                "before"
+                f"{newest}: damaged, it has no {min(missing)}.safetensors; remove it to continue from "
+                "the one before"
             )
         if state["data"] != self._digest():
             raise ValueError(
                 f"data: not what the run in {self.run.out} began with; --resume needs the same files"
             )
-        with in_one_sentence(f"{known[0]}: damaged; remove it to go on from the one before"):
+        with in_one_sentence(f"{newest}: damaged; remove it to continue from the one before"):
             self._put(state, tensors)
 
-    def _put(self, state: dict[str, Any], tensors: dict[str, dict[str, Tensor]]) -> None:
+    def _put(self, state: checkpoint.State, tensors: dict[str, dict[str, Tensor]]) -> None:
         checkpoint.put(tensors["model"], self.model)
         if self.average is not None:
             for name, value in self.average.values.items():
                 value.copy_(tensors["average"][name])
         for name, parameter in self.model.named_parameters():
-            kept = {
+            state_of = {
                 key: tensors["optimizer"][f"{key}/{name}"]
                 for key in ("step", "exp_avg", "exp_avg_sq")
                 if f"{key}/{name}" in tensors["optimizer"]
             }
-            for key, value in kept.items():
+            for key, value in state_of.items():
                 if value.shape != (() if key == "step" else parameter.shape) or not value.is_floating_point():
                     raise ValueError(f"{key} of {name} is {value.dtype} {tuple(value.shape)}")
-            if kept:
-                self.optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in kept.items()}
+            if state_of:
+                self.optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in state_of.items()}
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.step, self.best = state["step"], state["best"]
@@ -337,6 +348,52 @@ class Loop:
 
     def _digest(self) -> list[str]:
         return [self.data.train.digest(), self.data.valid.digest()]
+
+
+class Average:
+    """An exponential moving average of a model's weights, with a shorter memory at the beginning.
+
+    Examples
+    --------
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.ones_(model.weight)
+    >>> average = Average(model, decay=0.9)
+    >>> _ = nn.init.zeros_(model.weight)
+    >>> average.update(step=0)
+    >>> with average.in_place():
+    ...     model.weight.item()
+    0.1...
+    >>> model.weight.item()
+    0.0
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = model
+        self.decay = decay
+        self.values: dict[str, Tensor] = {
+            name: value.clone() for name, value in checkpoint.weights(model).items()
+        }
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Add the weights after a step, counted from 0."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        now = checkpoint.weights(self.model)
+        for name, value in self.values.items():
+            if value.is_floating_point():
+                value.lerp_(now[name], 1 - decay)
+            else:
+                value.copy_(now[name])
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model with the average as its weights."""
+        before = {name: value.clone() for name, value in checkpoint.weights(self.model).items()}
+        checkpoint.put(self.values, self.model)
+        try:
+            yield
+        finally:
+            checkpoint.put(before, self.model)
 
 
 def _begin(task: Task, run: Run, options: Options, data: str | None, valid: str | None, resume: bool) -> Data:
@@ -365,13 +422,13 @@ def _writing(out: Path) -> Iterator[None]:
     except OSError as error:
         raise OSError(
             f"out: writing under {out} failed ({error.strerror}); the last good checkpoint is kept: make "
-            "room, then go on with --resume"
+            "room, then continue with --resume"
         ) from error
 
 
 @contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """The caller's random numbers are left alone; numbers too small to matter do not slow the CPU down."""
+    """The caller's random generators are left alone; denormal numbers do not slow the CPU down."""
     with untouched():
         torch.set_flush_denormal(device.type == "cpu")
         yield

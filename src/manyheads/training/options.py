@@ -1,8 +1,9 @@
-"""How to train: what the loop has to know, whatever the task is."""
+"""The options of training, for all tasks."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -10,7 +11,7 @@ DECAYS = ("cosine", "linear", "inverse", "none")
 PRECISIONS = ("no", "bf16", "fp16")
 
 
-def option(default: Any, help: str) -> Any:
+def option(default: Any, help: str) -> Any:  # as dataclasses.field, whose type checkers take for the default
     """A field of a dataclass that is an option of the command line, too."""
     return field(default=default, metadata={"help": help})
 
@@ -25,22 +26,22 @@ class Options:
     100
     """
 
-    steps: int = option(1000, "How many updates to make.")
-    batch_tokens: int = option(4096, "Tokens of one update, padding included, by all processes together.")
-    accumulate: int = option(1, "Parts in which each process computes an update: less memory, same update.")
-    learning_rate: float = option(1e-3, "The largest learning rate (AdamW).")
-    warmup: int = option(100, "Steps in which the learning rate rises to it.")
-    decay: str = option("cosine", "How it falls then: cosine or linear to zero, inverse (root), none.")
-    beta2: float = option(0.98, "AdamW's memory of squared gradients.")
-    weight_decay: float = option(0.01, "AdamW's weight decay, for matrices only.")
-    clip: float = option(1.0, "The largest norm of the gradient; 0 for no limit.")
-    ema: float = option(0.0, "Evaluate and keep an average of the weights, with this decay; 0 for none.")
-    seed: int = option(0, "Of weights, batches and dropout.")
+    steps: int = option(1000, "Number of updates.")
+    batch_tokens: int = option(4096, "Tokens per update, padding included, of all processes together.")
+    accumulate: int = option(1, "Gradient accumulation: parts per update; less memory, same update.")
+    learning_rate: float = option(1e-3, "Peak learning rate (AdamW).")
+    warmup: int = option(100, "Warm-up: steps in which the learning rate rises.")
+    decay: str = option("cosine", "Learning rate after the warm-up: cosine, linear, inverse (root) or none.")
+    beta2: float = option(0.98, "AdamW's decay of squared gradients.")
+    weight_decay: float = option(0.01, "AdamW's weight decay, of matrices only.")
+    clip: float = option(1.0, "Gradient clipping: the largest norm; 0 for none.")
+    ema: float = option(0.0, "Exponential moving average of the weights, with this decay; 0 for none.")
+    seed: int = option(0, "Seed of weights, batches and dropout.")
     evaluate_every: int = option(100, "Steps between evaluations.")
-    evaluate_examples: int = option(512, "Examples in these; the last one takes all. 0 for all always.")
+    evaluate_examples: int = option(512, "Examples per evaluation; the last one takes all. 0 for all always.")
     save_every: int = option(100, "Steps between checkpoints.")
-    patience: int = option(0, "Stop after so many evaluations without a better one; 0 for never.")
-    watch_every: int = option(100, "Steps between looks at the heads; 0 for none.")
+    patience: int = option(0, "Early stopping: evaluations without an improvement; 0 for never.")
+    watch_every: int = option(100, "Steps between measurements of the heads; 0 for none.")
     precision: str = option("no", "Mixed precision: no, bf16 or fp16.")
 
     def __post_init__(self) -> None:
@@ -55,9 +56,9 @@ class Options:
         for name in ("ema", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected a number from 0 and below 1, got {getattr(self, name)}")
-        for name, known in (("decay", DECAYS), ("precision", PRECISIONS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name, names in (("decay", DECAYS), ("precision", PRECISIONS)):
+            if getattr(self, name) not in names:
+                raise ValueError(f"{name}: expected one of {', '.join(names)}, got {getattr(self, name)!r}")
 
 
 _LEAST = {
@@ -73,21 +74,22 @@ _LEAST = {
 }
 
 
-def with_options(defaults: dict[str, Any], given: dict[str, Any]) -> Options:
-    """The options a task prefers, replaced by those that were given.
+def with_options(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> Options:
+    """The defaults of a task, replaced by the user's options.
 
     >>> with_options({"steps": 50, "clip": 0.5}, {"steps": 70}).steps
     70
     """
-    known = [f.name for f in fields(Options)]
-    unknown = sorted(set(given) - set(known))
+    names = [f.name for f in fields(Options)]
+    unknown = sorted(set(chosen) - set(names))
     if unknown:
-        raise TypeError(f"{unknown[0]}: no option of training; expected one of {', '.join(known)}")
-    return Options(**(defaults | given))
+        raise TypeError(f"{unknown[0]}: no option of training; expected one of {', '.join(names)}")
+    values: dict[str, Any] = {**defaults, **chosen}  # checked by Options
+    return Options(**values)
 
 
 def rate(step: int, options: Options) -> float:
-    """The learning rate of a step, counted from 0: a rise, then a fall.
+    """The learning rate of a step, counted from 0: warm-up, then decay.
 
     >>> options = Options(steps=10, warmup=2, learning_rate=1.0, decay="linear")
     >>> [rate(step, options) for step in (0, 1, 2, 6, 9)]

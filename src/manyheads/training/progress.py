@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from manyheads.heads.table import HeadTable
+from manyheads.training.log import Line
 
 SMOOTH = 0.9  # how much of the loss and the speed shown is that of the steps before
 TRACK_EVERY = 10  # trackers flush every time, which takes as long as a step of a small model
@@ -55,7 +55,7 @@ def progress(console: Console, steps: int, metric: str) -> Iterator[Callable[[Re
 
 @dataclass
 class Report:
-    """What a callback is told after every step."""
+    """What a callback receives after every step."""
 
     step: int  # how many updates were made
     steps: int  # how many there will be
@@ -66,14 +66,21 @@ class Report:
     seconds: float  # this step took
     metrics: dict[str, float] = field(default_factory=dict)  # after an evaluation
     best: bool = False  # these are the best so far
-    heads: HeadTable | None = None  # after a look at the heads
+    heads: HeadTable | None = None  # if the heads were measured in this step
 
 
-def line(report: Report) -> dict[str, Any]:
-    """What the log keeps of a step: nothing that would differ if the run were made again."""
-    kept = ("step", "loss", "rate", "gradient_norm", "tokens")
-    numbers = {name: getattr(report, name) for name in kept}
-    return numbers | ({"valid": report.metrics, "best": report.best} if report.metrics else {})
+def line(report: Report) -> Line:
+    """The line of a step in the log: only what is the same when the run is made again."""
+    numbers: Line = {
+        "step": report.step,
+        "loss": report.loss,
+        "rate": report.rate,
+        "gradient_norm": report.gradient_norm,
+        "tokens": report.tokens,
+    }
+    if report.metrics:
+        numbers |= {"valid": report.metrics, "best": report.best}
+    return numbers
 
 
 def track(report: Report, accelerator: Accelerator) -> None:
@@ -82,7 +89,7 @@ def track(report: Report, accelerator: Accelerator) -> None:
 
 
 def scalars(report: Report) -> dict[str, float]:
-    """What trackers draw."""
+    """The scalars for trackers."""
     speed = report.tokens / max(report.seconds, 1e-9)
     values = {
         "train/loss": report.loss,

@@ -1,4 +1,4 @@
-"""The folder of a run: what is trained and how, the best weights, checkpoints, numbers."""
+"""The folder of a run: its config, the best weights, checkpoints, log and metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from manyheads.training.task import Task
 
 @dataclass(frozen=True)
 class Run:
-    """Where a run keeps what. ``config.json`` and ``model.safetensors`` are what `manyheads.load` reads."""
+    """The paths of a run. `manyheads.load` reads ``config.json`` and ``model.safetensors``."""
 
     out: Path
 
@@ -42,41 +42,41 @@ class Run:
         return self.out / "metrics.json"
 
     def tidy(self) -> None:
-        """Remove what killed processes left unfinished."""
+        """Remove the unfinished files of killed processes."""
         tidy(self.out)
         tidy(self.checkpoints)
 
     def free(self) -> None:
-        """Refuse a folder that holds a run."""
+        """Raise a ValueError for a folder that holds a run."""
         if self.config.exists() or self.checkpoints.exists():
             raise ValueError(
-                f"out: {self.out} holds a run already; --resume goes on with it, or give another folder"
+                f"out: {self.out} holds a run already; --resume continues it, or give another folder"
             )
 
     def begin(self, task: Task, options: Options, data: str | None, valid: str | None) -> None:
-        """Write down what is trained and how."""
+        """Write the config."""
         self.out.mkdir(parents=True, exist_ok=True)
         task.save(self.out)
-        document = {"format": described.FORMAT, "version": __version__, **self._what(task, options)}
+        document = {"format": described.FORMAT, "version": __version__, **_config(task, options)}
         document["training"] |= {"data": data, "valid": valid}
         write_whole(self.config, json.dumps(document, indent=1))
 
     def check(self, task: Task, options: Options) -> None:
-        """Refuse to go on with something else than what was begun."""
-        begun, now = read_config(self.out), json.loads(json.dumps(self._what(task, options)))
+        """Raise a ValueError unless task and options are those of the run."""
+        begun, now = read_config(self.out), json.loads(json.dumps(_config(task, options)))
         pairs = [(begun["task"], now["task"]), (begun["training"], now["training"])]
         for before, after in [*pairs, (begun, {"class": now["class"], "options": now["options"]})]:
             for name, value in after.items():
                 if name not in before or before[name] != value:
                     raise ValueError(
                         f"{name}: the run in {self.out} began with {before.get(name)!r}, got {value!r}; "
-                        "--resume goes on with what was begun: leave the option out, or begin a new run"
+                        "--resume continues the run as it began: leave the option out, or begin a new run"
                     )
 
-    @staticmethod
-    def _what(task: Task, options: Options) -> dict[str, Any]:
-        fields: dict[str, Any] = asdict(task)  # type: ignore[call-overload]
-        return {**task.describe(), "task": {"name": task.name, **fields}, "training": asdict(options)}
+
+def _config(task: Task, options: Options) -> dict[str, Any]:
+    fields: dict[str, Any] = asdict(task)  # type: ignore[call-overload]
+    return {**task.describe(), "task": {"name": task.name, **fields}, "training": asdict(options)}
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import zipfile
 import pytest
 import torch
 
-from manyheads.data.readers.audio import decode_wav, encode_wav, log_mel, mel_bands, resample
+from manyheads.data.readers.audio import decode_sound, encode_wav, log_mel, mel_bands, resample
 from manyheads.data.readers.recordings import Recording, hold_out, read_recordings
 
 SOUND = torch.tensor([0.0, 0.25, -0.5, 0.75, -1.0, 0.125, 0.5])
@@ -38,7 +38,7 @@ def packed(values, bits):
 
 @pytest.mark.parametrize("bits", [8, 16, 24, 32])
 def test_whole_numbers_of_all_widths(bits):
-    sound, rate = decode_wav(wav(1, bits, packed(SOUND.tolist(), bits), rate=11025))
+    sound, rate = decode_sound(wav(1, bits, packed(SOUND.tolist(), bits), rate=11025))
     assert rate == 11025
     torch.testing.assert_close(sound, SOUND, rtol=0, atol=2 ** (1 - bits))
 
@@ -46,14 +46,15 @@ def test_whole_numbers_of_all_widths(bits):
 @pytest.mark.parametrize(("bits", "code"), [(32, "f"), (64, "d")])
 def test_floats_and_the_longer_header(bits, code):
     data = struct.pack(f"<7{code}", *SOUND.tolist())
-    assert torch.equal(decode_wav(wav(3, bits, data))[0], SOUND)
-    longer = struct.pack("<HHIH14s", 22, bits, 4, 3, b"\0" * 14)  # "extensible": the format comes later
-    assert torch.equal(decode_wav(wav(0xFFFE, bits, data, extra=longer))[0], SOUND)
+    assert torch.equal(decode_sound(wav(3, bits, data))[0], SOUND)
+    guid = bytes.fromhex("000000001000800000aa00389b71")
+    longer = struct.pack("<HHIH14s", 22, bits, 4, 3, guid)  # "extensible": the format comes later
+    assert torch.equal(decode_sound(wav(0xFFFE, bits, data, extra=longer))[0], SOUND)
 
 
 def test_channels_are_mixed():
     data = packed([0.5, 0.25, -0.5, 0.0, 0.0, 1.0], 16)
-    sound, _ = decode_wav(wav(1, 16, data, channels=2))
+    sound, _ = decode_sound(wav(1, 16, data, channels=2))
     torch.testing.assert_close(sound, torch.tensor([0.375, -0.25, 0.5]), rtol=0, atol=1e-4)
 
 
@@ -61,29 +62,30 @@ def test_what_is_written_is_what_other_programs_read():
     with wave.open(io.BytesIO(encode_wav(SOUND, 16000))) as file:
         assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (16000, 1, 2)
         frames = file.readframes(99)
-    assert torch.equal(decode_wav(wav(1, 16, frames))[0], decode_wav(encode_wav(SOUND, 8000))[0])
+    assert torch.equal(decode_sound(wav(1, 16, frames))[0], decode_sound(encode_wav(SOUND, 8000))[0])
     piped = bytearray(encode_wav(SOUND, 8000))
     piped[40:44] = struct.pack("<I", 0xFFFFFFFF)  # a program that did not know how long it would speak
-    assert len(decode_wav(bytes(piped))[0]) == 7
+    assert len(decode_sound(bytes(piped))[0]) == 7
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (b"", "a.wav is empty"),
-        (b"ID3\x03 something else", r"a.wav is no WAV file \(it begins with b'ID3"),
+        (b"ID3\x03 something else", r"a.wav is no sound that can be read \(.*It begins with b'ID3"),
         (encode_wav(SOUND, 8000)[:-3], "a.wav is cut off: 14 bytes of sound are announced, and 11 are there"),
         (encode_wav(SOUND, 8000)[:40], "a.wav is cut off: it has no sound"),
         (encode_wav(SOUND, 8000)[:20], "a.wav is cut off: it has no format"),
         (encode_wav(SOUND[:0], 8000), "a.wav holds no sound"),
-        (wav(7, 8, b"abc"), "a.wav has the format 7 with 8 bits; expected PCM"),
-        (wav(1, 16, b"ab", rate=0), "a.wav has 1 channels at 0 Hz"),
+        (wav(99, 8, b"abc"), "a.wav is no sound that can be read"),
+        (wav(1, 16, b"ab", rate=0), "a.wav is no sound that can be read"),
+        (wav(1, 16, b"ab", rate=999), "a.wav has 1 channels at 999 Hz; expected one or more at 1,000 to"),
         (wav(3, 32, struct.pack("<f", math.nan)), "a.wav has samples that are no numbers"),
     ],
 )
 def test_bad_files_are_named(content, words):
     with pytest.raises(ValueError, match=words):
-        decode_wav(content, "a.wav")
+        decode_sound(content, "a.wav")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_tables(tmp_path):
     [
         ("name\tlabel\n", "labels.tsv has no column 'file' in its first line; it has name, label"),
         ("file\tlabel\na.wav\n", "line 2 of .*labels.tsv has 1 columns; expected 2"),
-        ("file\tlabel\nb.wav\tone\n", "line 2 of .*labels.tsv names 'b.wav', which is no WAV file there"),
+        ("file\tlabel\nb.wav\tone\n", "line 2 of .*labels.tsv names 'b.wav', which is no sound file there"),
         ("file\tlabel\na.wav\t\n", "labels.tsv has no row with a label"),
     ],
 )
@@ -192,18 +194,18 @@ def test_bad_tables_are_named(tmp_path, labels, words):
 def test_what_is_not_there_or_damaged(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere is not there; expected a folder"):
         read_recordings(str(tmp_path / "nowhere"), 8000, "{label}", 9.0)
-    with pytest.raises(ValueError, match="holds no sound; expected WAV files"):
+    with pytest.raises(ValueError, match="holds no sound; expected WAV, FLAC or OGG files"):
         read_recordings(str(tmp_path), 8000, "{label}", 9.0)
     write(tmp_path, ["one_ann.wav"])
     with pytest.raises(
-        ValueError, match=r"no WAV file .* is called like {label}_{speaker}_{take} \(there is one_ann.wav"
+        ValueError, match=r"no sound file .* is called like {label}_{speaker}_{take} \(there is one_ann.wav"
     ):
         read_recordings(str(tmp_path), 8000, "{label}_{speaker}_{take}", 9.0)
     for names in ("{speaker}", "{label}_{label}", "{label}_{age}"):
         with pytest.raises(ValueError, match=r"names: expected {label}"):
             read_recordings(str(tmp_path), 8000, names, 9.0)
     (tmp_path / "one_ann.wav").write_bytes(b"RIFF")
-    with pytest.raises(ValueError, match=r"one_ann.wav is no WAV file"):
+    with pytest.raises(ValueError, match=r"one_ann.wav is no sound that can be read"):
         read_recordings(str(tmp_path), 8000, "{label}_{speaker}", 9.0)
 
 
@@ -225,3 +227,30 @@ def test_takes_and_speakers_are_held_out():
         hold_out(takes, "z")
     with pytest.raises(ValueError, match="1 recordings are too few"):
         hold_out(takes[:1], "takes")
+
+
+@pytest.mark.parametrize(("suffix", "near"), [("FLAC", 2**-15), ("OGG", 0.1)])
+def test_compressed_sounds(suffix, near, tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    sound = 0.5 * (2 * math.pi * 440 * torch.arange(16000) / 16000).sin()
+    path = tmp_path / f"one_ann_0.{suffix.lower()}"
+    soundfile.write(path, sound.numpy(), 16000, format=suffix)
+    decoded, rate = decode_sound(path.read_bytes())
+    assert (rate, len(decoded)) == (16000, 16000)
+    torch.testing.assert_close(decoded, sound, rtol=0, atol=near)
+    assert about(read_recordings(str(tmp_path), 8000, "{label}_{speaker}_{take}", 9.0)[0]) == [
+        ("one", "ann", "0")
+    ]
+    half = path.read_bytes()[: path.stat().st_size // 2]
+    with pytest.raises(ValueError, match=r"a.flac is (cut off|no sound that can be read)"):
+        decode_sound(half, "a.flac")
+
+
+def test_a_few_bytes_that_claim_hours_are_not_unpacked():
+    soundfile = pytest.importorskip("soundfile")
+    file = io.BytesIO()
+    soundfile.write(file, torch.zeros(2**22, 8).numpy(), 8000, format="FLAC")
+    silence = bytearray(file.getvalue())
+    silence[21:26] = (silence[21] & 0xF0 | 0x0F).to_bytes(1, "big") + b"\xff\xff\xff\xff"  # 2^36 - 1 samples
+    with pytest.raises(ValueError, match="would unpack to"):
+        decode_sound(bytes(silence), "a.flac")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from manyheads.data.readers.image import patches, read_picture, read_set, to_pixels
+from manyheads.data.readers.image import patches, read_image, read_set, to_pixels
 
 
 def idx(path, array, compressed=False):
@@ -32,9 +32,9 @@ def mnist(tmp_path):
 def test_a_picture_is_read_as_it_was_written(tmp_path, suffix):
     pixels = numpy.random.default_rng(1).integers(256, size=(5, 7, 3), dtype=numpy.uint8)
     Image.fromarray(pixels).save(tmp_path / f"p.{suffix}")
-    assert torch.equal(read_picture(tmp_path / f"p.{suffix}"), torch.as_tensor(pixels).permute(2, 0, 1))
+    assert torch.equal(read_image(tmp_path / f"p.{suffix}"), torch.as_tensor(pixels).permute(2, 0, 1))
     Image.fromarray(pixels[..., 0]).save(tmp_path / f"grey.{suffix}")
-    assert torch.equal(read_picture(tmp_path / f"grey.{suffix}"), torch.as_tensor(pixels[None, ..., 0]))
+    assert torch.equal(read_image(tmp_path / f"grey.{suffix}"), torch.as_tensor(pixels[None, ..., 0]))
 
 
 def test_pictures_of_other_kinds(tmp_path):
@@ -50,7 +50,7 @@ def test_pictures_of_other_kinds(tmp_path):
     exif = turned.getexif()
     exif[0x0112] = 6  # lies on its side
     turned.save(tmp_path / "turned.png", exif=exif)
-    assert read_picture(tmp_path / "turned.png").shape == (1, 3, 2)
+    assert read_image(tmp_path / "turned.png").shape == (1, 3, 2)
 
 
 def test_a_picture_that_cannot_be_read_is_named(tmp_path):
@@ -61,7 +61,7 @@ def test_a_picture_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "empty.png").write_bytes(b"")
     for name in ("cut", "text", "empty", "none"):
         with pytest.raises(ValueError, match=rf"data: .*{name}\.png"):
-            read_picture(tmp_path / f"{name}.png")
+            read_image(tmp_path / f"{name}.png")
 
 
 def test_patches_are_squares_row_by_row():
@@ -69,7 +69,7 @@ def test_patches_are_squares_row_by_row():
     cut = patches(pixels, 2)
     assert cut.shape == (2, 15, 12)
     assert torch.equal(cut[1, 7], pixels[1, :, 2:4, 4:6].flatten())  # the second row, the third column
-    with pytest.raises(ValueError, match="6 x 10 pixels cannot be cut into squares of 4"):
+    with pytest.raises(ValueError, match="6 x 10 pixels cannot be cut into patches of 4"):
         patches(pixels, 4)
 
 
@@ -89,7 +89,7 @@ def test_idx_files_that_are_wrong(mnist):
     folder, arrays = mnist
     path = folder / "train-labels-idx1-ubyte"
     idx(path, arrays["train"][1][:5])
-    with pytest.raises(ValueError, match=r"7 pictures and .* 5 labels"):
+    with pytest.raises(ValueError, match=r"7 images and .* 5 labels"):
         read_set(str(folder), "train")
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(ValueError, match="idx1-ubyte has 3 bytes after its header, which says 5"):
@@ -123,10 +123,10 @@ def test_npz_files(tmp_path, layout):
 def test_npz_files_that_are_wrong(tmp_path):
     path = tmp_path / "d.npz"
     cases = [
-        ({"images": numpy.zeros((2, 5)), "labels": numpy.zeros(2)}, r"is \(2, 5\); expected \(pictures"),
+        ({"images": numpy.zeros((2, 5)), "labels": numpy.zeros(2)}, r"is \(2, 5\); expected \(images"),
         ({"images": numpy.full((2, 5, 5), 256), "labels": numpy.zeros(2)}, "outside 0 to 255"),
         ({"images": numpy.full((2, 5, 5), 1.5), "labels": numpy.zeros(2)}, "outside 0 to 1"),
-        ({"images": numpy.zeros((2, 5, 5)), "labels": numpy.zeros(3)}, "2 pictures in images and 3 labels"),
+        ({"images": numpy.zeros((2, 5, 5)), "labels": numpy.zeros(3)}, "2 images in images and 3 labels"),
         ({"a": numpy.zeros(2)}, "holds a; expected x_train"),
     ]
     for arrays, why in cases:
@@ -162,5 +162,5 @@ def test_folders_of_classes(tmp_path):
         read_set(str(tmp_path), "train")
     assert read_set(str(tmp_path), "train", 6)[0].shape == (4, 3, 6, 6)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="holds no folder with pictures"):
+    with pytest.raises(ValueError, match="holds no folder with images"):
         read_set(str(tmp_path / "empty"), "all")

@@ -611,7 +611,7 @@ def test_a_cut_model_can_be_cut_again(tmp_path):
 
 
 def test_models_of_our_own_are_read_as_their_task_says():
-    """As `models.open.load` gives a folder that train wrote: ids and lengths are arranged."""
+    """As `models.open.open_model` gives a folder that train wrote: ids and lengths are arranged."""
     model = Decoder(12, heads=3, layers=2, vocabulary=97)
     own = loaded(model, Characters())
     own.arrange = lambda ids, lengths: {"x": ids, "lengths": lengths}

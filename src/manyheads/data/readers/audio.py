@@ -1,122 +1,119 @@
-"""Sound: WAV files of any kind as samples, other sample rates, and log-mel frames."""
+"""Audio: sound files of any kind as samples, other sample rates, and log-mel frames."""
 
 from __future__ import annotations
 
+import io
 import math
 import struct
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from types import ModuleType
 
+import numpy
 import torch
-import torch.nn.functional as F
+from scipy.signal import resample_poly
 from torch import Tensor
 
-from manyheads.common.decompression import content_of
+from manyheads.common.decompression import File, check_growth, content_of
 
-PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
-# Programs that write to a pipe do not know how much will come, and say so by such a size.
+# Programs that write to a pipe do not know how much will come, and write such a size.
 UNKNOWN_SIZE = 0x7FFFF000
-LOWEST, HIGHEST = 1_000, 1_000_000  # samples a second: beyond, a file is damaged, and resampling endless
+LOWEST, HIGHEST = 1_000, 1_000_000  # samples a second: beyond, a file is damaged
+RATIO = 10_000  # the largest factor of a resampling; 1 to 1,000,000 Hz all have a ratio within a millionth
 WINDOW, HOP = 0.025, 0.01  # seconds
-TABLE = 4_000_000  # numbers that the interpolation between two rates may take
 # Powers of ten below the loudest place at which a spectrum ends: silences of nothing at all, which joined
 # recordings have between them, are then not much quieter than those of a room.
 QUIETEST = 5.0
 
 
-def read_sound(path: Any, rate: int) -> Tensor:
-    """A WAV file, or one in an archive, at another sample rate, all channels mixed: ``(samples,)``."""
-    sound, own = decode_wav(content_of(path, "data"), str(path))
-    return resample(sound, own, rate)
+def read_sound(path: File, rate: int) -> Tensor:
+    """A sound file, or one in an archive, at another sample rate, all channels mixed: ``(samples,)``."""
+    sound, recorded_rate = decode_sound(content_of(path, "data"), str(path))
+    return resample(sound, recorded_rate, rate)
 
 
-def decode_wav(content: bytes, name: str = "the sound") -> tuple[Tensor, int]:
-    """The bytes of a WAV file as samples ``(samples,)`` from -1 to 1, its channels mixed, and its rate.
+def decode_sound(content: bytes, name: str = "the sound") -> tuple[Tensor, int]:
+    """The bytes of a sound file as samples ``(samples,)`` from -1 to 1, its channels mixed, and its rate.
 
-    PCM of 8, 16, 24 and 32 bits, floats of 32 and 64; what is cut off or something else is a ValueError.
+    WAV, FLAC, OGG and everything else that libsndfile reads. A file that is cut off, or no sound, is a
+    ValueError.
 
     Examples
     --------
-    >>> sound, rate = decode_wav(encode_wav(torch.tensor([0.0, 0.5, -0.5]), 8000))
+    >>> sound, rate = decode_sound(encode_wav(torch.tensor([0.0, 0.5, -0.5]), 8000))
     >>> sound, rate
     (tensor([ 0.0000,  0.5000, -0.5000]), 8000)
     """
+    soundfile = _soundfile()
     if not content:
-        raise ValueError(f"data: {name} is empty; expected a WAV file")
-    if content[:4] != b"RIFF" or content[8:12] != b"WAVE":
-        raise ValueError(f"data: {name} is no WAV file (it begins with {content[:4]!r})")
-    form = data = None
-    place = 12
-    while place + 8 <= len(content) and data is None:
-        kind, size = content[place : place + 4], struct.unpack_from("<I", content, place + 4)[0]
-        body = content[place + 8 : place + 8 + size]
-        if kind == b"data":
-            if len(body) < size < UNKNOWN_SIZE:
+        raise ValueError(f"data: {name} is empty; expected a sound file: WAV, FLAC or OGG")
+    if content[:4] == b"RIFF":
+        _check_wav(content, name)
+    try:
+        with soundfile.SoundFile(io.BytesIO(content)) as file:
+            rate, channels, frames = file.samplerate, file.channels, file.frames
+            if not LOWEST <= rate <= HIGHEST:
                 raise ValueError(
-                    f"data: {name} is cut off: {size:,} bytes of sound are announced, and {len(body):,} are "
-                    "there; get the file again"
+                    f"data: {name} has {channels} channels at {rate:,} Hz; expected one or more at "
+                    f"{LOWEST:,} to {HIGHEST:,} Hz"
                 )
-            data = body
-        elif kind == b"fmt ":
-            form = body
-        place += 8 + size + size % 2
-    if form is None or len(form) < 16 or data is None:
-        what = "format" if form is None or len(form) < 16 else "sound"
-        raise ValueError(f"data: {name} is cut off: it has no {what}; get the file again")
-    code, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", form)
-    if code == EXTENSIBLE and len(form) >= 26:
-        code = struct.unpack_from("<H", form, 24)[0]
-    if (code, bits) not in _DECODERS:
+            check_growth(4 * channels * frames, len(content), f"data: {name}")
+            samples = file.read(dtype="float32", always_2d=True)  # (samples, channels)
+    except soundfile.LibsndfileError as error:
         raise ValueError(
-            f"data: {name} has the format {code} with {bits} bits; expected PCM of 8, 16, 24 or 32 bits, or "
-            "floats of 32 or 64: convert it, for instance with `ffmpeg -i IN -c:a pcm_s16le OUT.wav`"
-        )
-    if not channels or not LOWEST <= rate <= HIGHEST:
+            f"data: {name} is no sound that can be read ({error.error_string} It begins "
+            f"with {content[:4]!r}); expected WAV, FLAC or OGG"
+        ) from None
+    if len(samples) < frames:
         raise ValueError(
-            f"data: {name} has {channels} channels at {rate:,} Hz; expected one or more at {LOWEST:,} to "
-            f"{HIGHEST:,} Hz"
+            f"data: {name} is cut off: {frames:,} samples are announced, and {len(samples):,} are there; get "
+            "the file again"
         )
-    frame = channels * bits // 8
-    raw = bytearray(data[: len(data) - len(data) % frame])
-    if not raw:
+    if not len(samples):
         raise ValueError(f"data: {name} holds no sound; expected at least one sample")
-    sound: Tensor = _DECODERS[code, bits](raw).view(-1, channels).mean(1)
-    if not bool(sound.isfinite().all()):
+    if not numpy.isfinite(samples).all():
         raise ValueError(f"data: {name} has samples that are no numbers; expected finite ones")
-    return sound, rate
+    return torch.from_numpy(samples).mean(1), rate
+
+
+def _check_wav(content: bytes, name: str) -> None:
+    """Raise a ValueError for a WAV file that is cut off: libsndfile reads the rest without a word."""
+    position, chunks = 12, set()
+    while position + 8 <= len(content):
+        kind, size = content[position : position + 4], struct.unpack_from("<I", content, position + 4)[0]
+        there = min(size, len(content) - position - 8)
+        if kind == b"data" and there < size < UNKNOWN_SIZE:
+            raise ValueError(
+                f"data: {name} is cut off: {size:,} bytes of sound are announced, and {there:,} are there; "
+                "get the file again"
+            )
+        if there == size or kind == b"data":
+            chunks.add(kind)
+        position += 8 + size + size % 2
+    for kind, part in ((b"fmt ", "format"), (b"data", "sound")):
+        if content[8:12] == b"WAVE" and kind not in chunks:
+            raise ValueError(f"data: {name} is cut off: it has no {part}; get the file again")
 
 
 def encode_wav(sound: Tensor, rate: int) -> bytes:
     """Samples ``(samples,)`` from -1 to 1 as the bytes of a WAV file of 16 bits."""
-    data = (sound * 32768).round().clamp(-32768, 32767).to(torch.int16).numpy().tobytes()
-    form = struct.pack("<HHIIHH", PCM, 1, rate, 2 * rate, 2, 16)
-    chunks = [
-        struct.pack("<4sI", name, len(body)) + body for name, body in ((b"fmt ", form), (b"data", data))
-    ]
-    return struct.pack("<4sI4s", b"RIFF", 4 + sum(map(len, chunks)), b"WAVE") + b"".join(chunks)
+    samples = (sound * 32768).round().clamp(-32768, 32767).to(torch.int16).numpy()
+    file = io.BytesIO()
+    _soundfile().write(file, samples, rate, format="WAV", subtype="PCM_16")
+    return file.getvalue()
 
 
-def _integers(raw: bytearray, bits: int) -> Tensor:
-    if bits == 8:  # the only one without a sign
-        return (torch.frombuffer(raw, dtype=torch.uint8).float() - 128) / 128
-    if bits == 24:
-        low, middle, high = torch.frombuffer(raw, dtype=torch.uint8).view(-1, 3).int().unbind(1)
-        whole: Tensor = (high << 24 | middle << 16 | low << 8) >> 8
-        return whole.float() / 2**23
-    kind = torch.int16 if bits == 16 else torch.int32
-    return (torch.frombuffer(raw, dtype=kind).double() / (1 << (bits - 1))).float()
-
-
-_DECODERS: dict[tuple[int, int], Any] = {
-    **{(PCM, bits): lambda raw, bits=bits: _integers(raw, bits) for bits in (8, 16, 24, 32)},
-    (FLOAT, 32): lambda raw: torch.frombuffer(raw, dtype=torch.float32).clone(),
-    (FLOAT, 64): lambda raw: torch.frombuffer(raw, dtype=torch.float64).float(),
-}
+def _soundfile() -> ModuleType:
+    try:
+        import soundfile
+    except ImportError:
+        raise ImportError("sound files need soundfile: pip install 'manyheads[train]'") from None
+    module: ModuleType = soundfile
+    return module
 
 
 def resample(sound: Tensor, old: int, new: int) -> Tensor:
-    """Samples ``(samples,)`` at another rate; what the lower of both rates cannot carry is left out.
+    """Samples ``(samples,)`` at another rate; frequencies that the lower of both rates cannot carry are cut.
 
     Examples
     --------
@@ -124,40 +121,21 @@ def resample(sound: Tensor, old: int, new: int) -> Tensor:
     >>> at_8000 = resample((2 * torch.pi * 440 * time).sin(), 44100, 8000)
     >>> at_8000.shape
     torch.Size([800])
-    >>> wanted = (2 * torch.pi * 440 * torch.arange(800) / 8000).sin()
-    >>> bool((at_8000 - wanted)[50:-50].abs().max() < 0.01)
+    >>> expected = (2 * torch.pi * 440 * torch.arange(800) / 8000).sin()
+    >>> bool((at_8000 - expected)[50:-50].abs().max() < 0.01)
     True
     """
     if old == new:
         return sound
-    # exact for all rates in use; a ratio of larger numbers than the table has room for is off by a millionth
-    most = math.isqrt(TABLE * new // old)
-    step, phases = Fraction(old, new).limit_denominator(most).as_integer_ratio()
-    kernel, before = _sinc(step, phases)
-    length = math.ceil(len(sound) * new / old)
-    blocks = math.ceil(length / phases)
-    missing = max((blocks - 1) * step + kernel.shape[-1] - before - len(sound), 0)
-    padded = F.pad(sound, (before, missing))[None, None]
-    return F.conv1d(padded, kernel, stride=step)[0].T.flatten()[:length]  # (phases, blocks) one by one
-
-
-@lru_cache(maxsize=16)
-def _sinc(step: int, phases: int, zeros: int = 12) -> tuple[Tensor, int]:
-    """Windowed sines to interpolate with, ``(phases, 1, taps)``, and how many taps stand before a place."""
-    cut = 0.95 * min(1.0, phases / step)  # of what the old rate carries
-    before = math.ceil(zeros / cut)
-    taps = torch.arange(-before, before + step + 1, dtype=torch.float64)
-    place = taps - torch.arange(phases, dtype=torch.float64)[:, None] * step / phases
-    window = torch.cos(place * cut / zeros * math.pi / 2).square() * (place.abs() * cut < zeros)
-    kernel = cut * torch.sinc(place * cut) * window
-    return kernel.float().unsqueeze(1), before
+    small, large = Fraction(min(old, new), max(old, new)).limit_denominator(RATIO).as_integer_ratio()
+    up, down = (small, large) if new < old else (large, small)
+    return torch.from_numpy(resample_poly(sound.numpy(), up, down))
 
 
 def log_mel(sound: Tensor, rate: int, mels: int = 40) -> Tensor:
-    """The loudness of ``mels`` bands every 10 ms, ``(frames, mels)``, in units of its own spread.
+    """Log-mel frames: the log energy of ``mels`` bands every 10 ms, ``(frames, mels)``, standardised.
 
-    Windows of 25 ms; bands as the ear spaces them; the logarithm of the energy, from which the mean of all
-    is taken: how loud a recording is does not matter.
+    Windows of 25 ms, bands on the mel scale. The loudness of a recording does not matter.
 
     Examples
     --------
@@ -184,7 +162,7 @@ def _window(width: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def mel_bands(rate: int, size: int, mels: int) -> Tensor:
-    """Triangles over the frequencies of a spectrum, ``(mels, size / 2 + 1)``, evenly spaced to the ear.
+    """Triangular filters over the frequencies of a spectrum, ``(mels, size / 2 + 1)``, even on the mel scale.
 
     >>> bands = mel_bands(8000, 256, 20)
     >>> bands.shape, bool((bands.sum(1) > 0).all())
@@ -192,10 +170,10 @@ def mel_bands(rate: int, size: int, mels: int) -> Tensor:
     """
     top = 2595 * math.log10(1 + rate / 2 / 700)
     edges = 700 * (10 ** (torch.linspace(0, top, mels + 2, dtype=torch.float64) / 2595) - 1)
-    place = torch.linspace(0, rate / 2, size // 2 + 1, dtype=torch.float64)
-    # a band is at least as wide as the spectrum's own steps, or the lowest would hear nothing
+    frequency = torch.linspace(0, rate / 2, size // 2 + 1, dtype=torch.float64)
+    # a band is at least as wide as the spectrum's steps, or the lowest would have no frequency in it
     least = rate / size
     low = (edges[1:-1] - edges[:-2]).clamp(min=least)[:, None]
     high = (edges[2:] - edges[1:-1]).clamp(min=least)[:, None]
-    away = place - edges[1:-1, None]
+    away = frequency - edges[1:-1, None]
     return torch.where(away < 0, 1 + away / low, 1 - away / high).clamp(min=0).float()

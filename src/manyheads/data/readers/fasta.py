@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from manyheads.common.decompression import content_of, unpacked
-from manyheads.data.readers import text
 from manyheads.data.readers.image import PARTS
+from manyheads.data.readers.table import read_rows
 
 FASTA = frozenset({".fa", ".fasta", ".fna"})
 TABLES = frozenset({".tsv", ".txt", ".tab"})
@@ -24,8 +24,8 @@ def read_sequences(data: str, part: str) -> Labelled | None:
     Parameters
     ----------
     data: a folder with a FASTA file for each class, or with such a folder for each part (train, val,
-        test), or with train.tsv, val.tsv and test.tsv; a table, class and sequence with a tab between them;
-        or FASTA files with commas between them. FASTA files are named by class and may be compressed (.gz).
+        test), or with train.tsv, val.tsv and test.tsv; a table of class and sequence, separated by a tab; or
+        FASTA files, separated by commas. FASTA files are named by class and may be compressed (.gz).
     part: "train", "valid" or "test"; or "all" for data that has no parts.
     """
     path = Path(data).expanduser()
@@ -46,7 +46,7 @@ def read_sequences(data: str, part: str) -> Labelled | None:
 
 
 def check(sequence: str, where: str) -> str:
-    """A sequence in capital letters, T for U; raises for letters that stand for no base.
+    """A sequence in capital letters, T for U; raises for letters that are no bases.
 
     >>> check("acgun", "here")
     'ACGTN'
@@ -55,8 +55,7 @@ def check(sequence: str, where: str) -> str:
     wrong = next((letter for letter in written if letter not in _KNOWN), None)
     if wrong is not None:
         raise ValueError(
-            f"data: {where} has {wrong!r}, which stands for no base; expected {BASES}, or {UNSURE} for "
-            "one of several"
+            f"data: {where} has {wrong!r}, which is no base; expected {BASES}, or {UNSURE} for one of several"
         )
     return written.replace("U", "T")
 
@@ -64,27 +63,27 @@ def check(sequence: str, where: str) -> str:
 def read_fasta(path: Path) -> list[str]:
     """The sequences of a FASTA file; "" for a header without one."""
     content = unpacked(content_of(path, "data"), f"data: {path}")
-    found: list[list[str]] = []
+    records: list[list[str]] = []
     for number, raw in enumerate(content.splitlines(), 1):
         line = raw.decode("ascii", "replace").strip()
         if line.startswith(">"):
-            found.append([])
+            records.append([])
         elif line and not line.startswith(";"):
-            if not found:
+            if not records:
                 raise ValueError(
-                    f"data: line {number} of {path} stands before any header; expected FASTA: a line that "
+                    f"data: line {number} of {path} comes before any header; expected FASTA: a line that "
                     "begins with >, then the sequence"
                 )
-            found[-1].append(check(line, f"line {number} of {path}"))
-    if not found:
+            records[-1].append(check(line, f"line {number} of {path}"))
+    if not records:
         raise ValueError(f"data: {path} is empty; expected FASTA, at least one sequence")
-    return ["".join(lines) for lines in found]
+    return ["".join(lines) for lines in records]
 
 
 def _folder(path: Path, part: str) -> Labelled | None:
     names = () if part == "all" else PARTS[part]
     inside = sorted(path.iterdir())
-    every = {name for known in PARTS.values() for name in known}
+    every = {name for names_of_part in PARTS.values() for name in names_of_part}
     tables = [file for file in inside if file.suffix.lower() in TABLES and file.stem.lower() in every]
     folders = [folder for folder in inside if folder.is_dir() and folder.name.lower() in every]
     if tables:
@@ -97,21 +96,21 @@ def _folder(path: Path, part: str) -> Labelled | None:
 
 
 def _files(folder: Path) -> list[Path]:
-    found = [file for file in sorted(folder.iterdir()) if _class_of(file)]
-    if not found:
+    files = [file for file in sorted(folder.iterdir()) if _class_of(file)]
+    if not files:
         raise ValueError(
             f"data: {folder} holds no FASTA file; expected one for each class, that ends in "
             f"{', '.join(sorted(FASTA))}"
         )
-    return found
+    return files
 
 
 def _joined(files: list[Path]) -> Labelled:
     pairs = [(_class_of(file), sequence) for file in files for sequence in read_fasta(file)]
-    kept = [(name, sequence) for name, sequence in pairs if sequence]
-    if not kept:
+    labelled = [(name, sequence) for name, sequence in pairs if sequence]
+    if not labelled:
         raise ValueError(f"data: {files[0].parent} holds headers and no sequence; expected at least one")
-    return kept, len(pairs) - len(kept)
+    return labelled, len(pairs) - len(labelled)
 
 
 def _class_of(file: Path) -> str:
@@ -122,20 +121,13 @@ def _class_of(file: Path) -> str:
 
 def _table(path: Path) -> Labelled:
     pairs, empty = [], 0
-    for number, line in enumerate(text.read_text(path).split("\n"), 1):
-        cells = [cell.strip() for cell in line.split("\t")]
-        if cells == [""]:
+    for line, cells in read_rows(path, columns=2):
+        name, letters = (cell.strip() for cell in cells)
+        if line == 1 and letters.lower() == "sequence":
             continue
-        if len(cells) != 2:
-            raise ValueError(
-                f"data: line {number} of {path} has {len(cells)} columns; expected two, class and sequence, "
-                "with a tab between them"
-            )
-        if number == 1 and cells[1].lower() == "sequence":
-            continue
-        sequence = check(cells[1], f"line {number} of {path}")
-        if sequence and cells[0]:
-            pairs.append((cells[0], sequence))
+        sequence = check(letters, f"line {line} of {path}")
+        if sequence and name:
+            pairs.append((name, sequence))
         else:
             empty += 1
     if not pairs:

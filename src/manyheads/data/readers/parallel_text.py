@@ -1,10 +1,11 @@
-"""Parallel texts: sentences with their translations, from two files, a table, or a data set of the hub."""
+"""Parallel texts: sentences with their translations, from two files, a table, or a dataset of the hub."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from manyheads.data.readers import text
+from manyheads.data.readers.table import read_rows
 
 Pairs = list[tuple[str, str]]
 PARTS = {"train": ("train",), "valid": ("val", "valid", "validation", "dev"), "test": ("test",)}
@@ -16,9 +17,9 @@ def read_pairs(data: str, source: str, target: str, part: str = "train") -> tupl
     Parameters
     ----------
     data: ``PREFIX`` where PREFIX.en and PREFIX.de are files with a sentence a line; a folder with files
-        train.en, train.de, val.en and so on; a .tsv file with two columns; or a data set (owner/name).
+        train.en, train.de, val.en and so on; a .tsv file with two columns; or a dataset (owner/name).
     source, target: the languages, as the files end or the columns are called.
-    part: which part of a folder or data set: "train", "valid" or "test".
+    part: which part of a folder or dataset: "train", "valid" or "test".
     """
     path = Path(data).expanduser()
     if path.is_dir():
@@ -29,7 +30,7 @@ def read_pairs(data: str, source: str, target: str, part: str = "train") -> tupl
             raise ValueError(f"data: {data} has no file {names}; expected parallel files by that name")
         pairs = _two_files(prefix, source, target)
     elif path.is_file():
-        pairs = _table(path)
+        pairs = [(cells[0], cells[1]) for _, cells in read_rows(path, columns=2)]
     elif path.with_name(f"{path.name}.{source}").is_file():
         pairs = _two_files(path, source, target)
     elif text.is_hub_name(data):
@@ -37,12 +38,12 @@ def read_pairs(data: str, source: str, target: str, part: str = "train") -> tupl
     else:
         raise ValueError(
             f"data: there is no {data}; expected a prefix ({data}.{source} and {data}.{target}), a folder "
-            "with train files, a .tsv file, or a data set (owner/name)"
+            "with train files, a .tsv file, or a dataset (owner/name)"
         )
-    kept = [(one.strip(), other.strip()) for one, other in pairs if one.strip() and other.strip()]
-    if not kept:
+    complete = [(one.strip(), other.strip()) for one, other in pairs if one.strip() and other.strip()]
+    if not complete:
         raise ValueError(f"data: {data} holds no pair of sentences; expected at least one")
-    return kept, len(pairs) - len(kept)
+    return complete, len(pairs) - len(complete)
 
 
 def has_part(data: str, source: str, part: str) -> bool:
@@ -60,18 +61,6 @@ def _two_files(prefix: Path, source: str, target: str) -> Pairs:
             "each the translation of its line"
         )
     return list(zip(one, other, strict=True))
-
-
-def _table(path: Path) -> Pairs:
-    pairs = []
-    for number, line in enumerate(text.read_text(path).removesuffix("\n").split("\n"), 1):
-        cells = line.removesuffix("\r").split("\t")
-        if len(cells) != 2:
-            raise ValueError(
-                f"data: line {number} of {path} has {len(cells)} columns; expected two, a tab between them"
-            )
-        pairs.append((cells[0], cells[1]))
-    return pairs
 
 
 def _hub(name: str, source: str, target: str, part: str) -> Pairs:

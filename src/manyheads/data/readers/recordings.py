@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from manyheads.data.readers.archive import listing, table
+from manyheads.common.decompression import File
+from manyheads.data.readers.archive import listing
 from manyheads.data.readers.audio import read_sound
+from manyheads.data.readers.table import read_named_rows
 
 LABELS = "labels.tsv"
-SUFFIXES = frozenset({".wav", ".wave"})
+SUFFIXES = frozenset({".wav", ".wave", ".flac", ".ogg"})
 FIELDS = ("label", "speaker", "take")
 TAKES = "takes"
-HELD_OUT = 10  # one of so many takes
+HELD_OUT = 10  # one take in ten
 LOUDEST = 32767
+
+Files: TypeAlias = dict[str, Path | zipfile.Path]
+# Sound files with what is said in them: label, speaker and take.
+Labelled: TypeAlias = list[tuple[Path | zipfile.Path, dict[str, str]]]
 
 
 @dataclass(eq=False)
 class Recording:
-    """A sound with what is said in it, by whom, and which of this speaker's takes of it it is."""
+    """A sound with what is said in it, by whom, and the number of the take."""
 
-    samples: Tensor  # (samples,) int16, as loud as they can be: four times less memory than floats need
+    samples: Tensor  # (samples,) int16, as loud as they can be: half the memory that floats need
     label: str
     speaker: str = ""
     take: str = ""
@@ -43,24 +50,24 @@ class Recording:
 
     @property
     def sound(self) -> Tensor:
-        """Its samples between -1 and 1."""
+        """The samples as floats between -1 and 1."""
         return self.samples.float() / LOUDEST
 
 
 def read_recordings(data: str, rate: int, names: str, longest: float) -> tuple[list[Recording], list[str]]:
-    """Recordings, and what a person should know about those that were left out.
+    """Recordings, and notes for the user about those that were left out.
 
     Parameters
     ----------
-    data: a folder or a zip archive of WAV files; what is said in them stands in its ``labels.tsv`` or, if it
-        has none, in their names. Or a .tsv file, beside which the WAV files are. Tables have the columns
-        ``file`` and ``label``, and may have ``speaker`` and ``take``.
-    rate: samples a second that are wanted.
-    names: how files are called, such as ``{label}_{speaker}_{take}`` or ``{label}/{speaker}_{take}``.
+    data: a folder or a zip archive of sound files (WAV, FLAC, OGG), with a ``labels.tsv`` that says what is
+        said in them, or with names that do. Or a .tsv file, with the sound files beside it. Tables have the
+        columns ``file`` and ``label``, and may have ``speaker`` and ``take``.
+    rate: the sample rate to bring them to.
+    names: the pattern of file names, such as ``{label}_{speaker}_{take}`` or ``{label}/{speaker}_{take}``.
     longest: seconds; longer recordings are left out.
     """
     path = Path(data).expanduser()
-    labels: Any = path
+    labels: File | None = path
     if path.suffix.lower() == ".tsv" and path.is_file():
         files = listing(str(path.parent), SUFFIXES)
     else:
@@ -68,29 +75,29 @@ def read_recordings(data: str, rate: int, names: str, longest: float) -> tuple[l
         labels = files.get(LABELS)
         files = {name: file for name, file in files.items() if Path(name).suffix.lower() in SUFFIXES}
     if not files:
-        raise ValueError(f"data: {data} holds no sound; expected WAV files")
+        raise ValueError(f"data: {data} holds no sound; expected WAV, FLAC or OGG files")
     rows, notes = _from_table(files, labels) if labels is not None else _from_names(files, names, data)
-    found, long = [], 0
+    recordings, long = [], 0
     for file, about in rows:
         sound = read_sound(file, rate)
         if len(sound) > longest * rate:
             long += 1
         else:
-            found.append(Recording.of(sound, **about))
+            recordings.append(Recording.of(sound, **about))
     if long:
         notes.append(f"{long:,} recordings longer than {longest:g} seconds were left out")
-    if not found:
+    if not recordings:
         raise ValueError(f"data: {data} holds no recording of at most {longest:g} seconds; give more")
-    return found, notes
+    return recordings, notes
 
 
-def hold_out(recordings: Sequence[Recording], what: str) -> tuple[list[Recording], list[Recording]]:
+def hold_out(recordings: Sequence[Recording], part: str) -> tuple[list[Recording], list[Recording]]:
     """Recordings to learn from, and recordings to be measured on.
 
     Parameters
     ----------
     recordings: all.
-    what: ``takes``: the first tenth of the takes that each speaker has of each label; or the name of a
+    part: ``takes``: the first tenth of the takes that each speaker has of each label; or the name of a
         speaker: all of theirs.
 
     Examples
@@ -103,14 +110,14 @@ def hold_out(recordings: Sequence[Recording], what: str) -> tuple[list[Recording
     >>> [len(part) for part in hold_out(takes, "bob")]
     [20, 20]
     """
-    if what != TAKES:
+    if part != TAKES:
         speakers = sorted({one.speaker for one in recordings} - {""})
-        if what not in speakers or len(speakers) < 2:
-            known = ", ".join(speakers) or "none"
+        if part not in speakers or len(speakers) < 2:
+            names = ", ".join(speakers) or "none"
             raise ValueError(
-                f"held_out: expected takes, or one of two speakers or more ({known}), got {what!r}"
+                f"held_out: expected takes, or one of two speakers or more ({names}), got {part!r}"
             )
-        held = {id(one) for one in recordings if one.speaker == what}
+        held = {id(one) for one in recordings if one.speaker == part}
     else:
         groups: dict[tuple[str, str], list[Recording]] = {}
         for one in recordings:
@@ -120,7 +127,7 @@ def hold_out(recordings: Sequence[Recording], what: str) -> tuple[list[Recording
             for group in groups.values()
             for one in sorted(group, key=lambda one: _natural(one.take))[: len(group) // HELD_OUT]
         }
-        if not held:  # nobody has ten takes of anything
+        if not held:  # no speaker has ten takes of a word
             held = {id(one) for one in recordings[::HELD_OUT]}
     train = [one for one in recordings if id(one) not in held]
     if not train:
@@ -128,17 +135,18 @@ def hold_out(recordings: Sequence[Recording], what: str) -> tuple[list[Recording
     return train, [one for one in recordings if id(one) in held]
 
 
-def _natural(take: str) -> list[Any]:
-    """Take 10 comes after take 9."""
-    return [(not part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", take)]
+def _natural(take: str) -> list[tuple[bool, int, str]]:
+    """A sort key by which take 10 comes after take 9."""
+    parts = re.split(r"(\d+)", take)
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
-def _from_table(files: dict[str, Any], labels: Any) -> tuple[list[tuple[Any, dict[str, str]]], list[str]]:
+def _from_table(files: Files, labels: File) -> tuple[Labelled, list[str]]:
     rows, empty = [], 0
-    for number, row in table(labels, ("file", "label")):
+    for number, row in read_named_rows(labels, ("file", "label")):
         if row["file"] not in files:
             raise ValueError(
-                f"data: line {number} of {labels} names {row['file']!r}, which is no WAV file there"
+                f"data: line {number} of {labels} names {row['file']!r}, which is no sound file there"
             )
         if row["label"]:
             rows.append((files[row["file"]], {field: row[field] for field in FIELDS if field in row}))
@@ -149,26 +157,24 @@ def _from_table(files: dict[str, Any], labels: Any) -> tuple[list[tuple[Any, dic
     return rows, [f"{empty:,} recordings without a label were left out"] if empty else []
 
 
-def _from_names(
-    files: dict[str, Any], names: str, data: str
-) -> tuple[list[tuple[Any, dict[str, str]]], list[str]]:
+def _from_names(files: Files, names: str, data: str) -> tuple[Labelled, list[str]]:
     pattern = _pattern(names)
     rows = []
     for name, file in files.items():
         stem = name[: name.rindex(".")]
-        if found := pattern.fullmatch(stem if "/" in names else stem.rsplit("/", 1)[-1]):
-            rows.append((file, found.groupdict()))
+        if match := pattern.fullmatch(stem if "/" in names else stem.rsplit("/", 1)[-1]):
+            rows.append((file, match.groupdict()))
     if not rows:
         raise ValueError(
-            f"data: no WAV file in {data} is called like {names} (there is {next(iter(files))}); give names, "
-            f"or a {LABELS} with the columns file and label"
+            f"data: no sound file in {data} is called like {names} (there is {next(iter(files))}); give "
+            f"names, or a {LABELS} with the columns file and label"
         )
     other = len(files) - len(rows)
     return rows, [f"{other:,} recordings with other names than {names} were left out"] if other else []
 
 
 def _pattern(names: str) -> re.Pattern[str]:
-    """What files are called as a regular expression."""
+    """The pattern of file names as a regular expression."""
     parts = re.split(r"\{(\w*)\}", names)
     fields = parts[1::2]
     unknown = [field for field in fields if field not in FIELDS]

@@ -1,24 +1,95 @@
-"""Tables of numbers over time, from CSV files: every cell checked, mistakes told by line and column."""
+"""Tables from CSV and TSV files: rows with the numbers of their lines, and columns of numbers over time."""
 
 from __future__ import annotations
 
 import csv
 import math
 from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from manyheads.common.csv_cells import from_cell
+from manyheads.common.decompression import File
 from manyheads.common.json_files import in_one_sentence
-from manyheads.data.readers import text as texts
+from manyheads.data.readers.text import read_text
 
 _TIMES = frozenset({"date", "time", "datetime", "timestamp", "year", "month", "week", "day", "hour"})
-_MARKS = ",;\t"
+_DELIMITERS = ",;\t"
+
+
+class Row(NamedTuple):
+    """A row of a table, with the number of its line in the file, from 1."""
+
+    line: int
+    cells: list[str]
+
+
+def read_rows(
+    path: File, columns: int | None = None, *, delimiter: str = "\t", quoted: bool = False
+) -> list[Row]:
+    """The rows of a CSV or TSV file; empty lines are left out.
+
+    Parameters
+    ----------
+    path: the file, or one in an archive.
+    columns: how many cells each row must have. Default: as many as the first row.
+    delimiter: between two cells.
+    quoted: whether cells may be quoted, as in CSV; in TSV quotation marks are part of the text.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "t.tsv").write_text('one "1"\\teins\\n\\ntwo\\tzwei\\n')
+    ...     read_rows(Path(folder, "t.tsv"))
+    [Row(line=1, cells=['one "1"', 'eins']), Row(line=3, cells=['two', 'zwei'])]
+    """
+    text = read_text(path)
+    with in_one_sentence(f"data: {path} is no table that can be read"):
+        cells: Iterator[list[str]] = (
+            csv.reader(text.splitlines(), delimiter=delimiter)
+            if quoted
+            else (line.removesuffix("\r").split(delimiter) for line in text.split("\n"))
+        )
+        rows = [Row(line, row) for line, row in enumerate(cells, 1) if len(row) > 1 or "".join(row).strip()]
+    expected = columns or (len(rows[0].cells) if rows else 0)
+    for line, row in rows:
+        if len(row) != expected:
+            reason = "" if columns else ", as many as the first row"
+            raise ValueError(
+                f"data: line {line} of {path} has {len(row)} columns; expected {expected}{reason}, with "
+                f"{_NAMES[delimiter]} between them"
+            )
+    return rows
+
+
+_NAMES = {"\t": "a tab", ",": "a comma", ";": "a semicolon"}
+
+
+def read_named_rows(path: File, columns: Collection[str]) -> list[tuple[int, dict[str, str]]]:
+    """The rows of a .tsv file by the names in its first line, each with the number of its line.
+
+    Parameters
+    ----------
+    path: the file, or one in an archive.
+    columns: names that must be there; others may.
+    """
+    rows = read_rows(path)
+    names = [name.strip() for name in rows[0].cells] if rows else []
+    if missing := [name for name in columns if name not in names]:
+        there = ", ".join(names) or "none"
+        raise ValueError(f"data: {path} has no column {missing[0]!r} in its first line; it has {there}")
+    return [
+        (line, {name: cell.strip() for name, cell in zip(names, cells, strict=True)})
+        for line, cells in rows[1:]
+    ]
 
 
 @dataclass
@@ -27,9 +98,9 @@ class Table:
 
     Attributes
     ----------
-    columns: what they are called.
+    columns: their names.
     values: (rows, columns) in float64.
-    uneven: how many steps from row to row are not as long as most.
+    uneven: the number of steps from row to row that are not as long as most.
     """
 
     columns: list[str]
@@ -38,14 +109,14 @@ class Table:
 
 
 def read_table(path: Path, time: str | None = None, columns: str | None = None) -> Table:
-    """A CSV file with a line of names, a column that says when, and columns of numbers.
+    """A CSV file with a line of names, a column of times, and columns of numbers.
 
     Parameters
     ----------
-    path: the file; its cells are parted by commas, semicolons or tabs.
-    time: the name of the column that says when. Without, the first that is called date, time, year or the
-        like, or else the first column if it holds no numbers. "none" for a table that has none.
-    columns: names of those to read, with commas between them; all but the time without.
+    path: the file; its cells are separated by commas, semicolons or tabs.
+    time: the name of the column of times. Default: the first that is called date, time, year or similar, or
+        else the first column if it holds no numbers. "none" for a table without one.
+    columns: names of the columns to read, separated by commas. Default: all but the times.
 
     Examples
     --------
@@ -58,30 +129,21 @@ def read_table(path: Path, time: str | None = None, columns: str | None = None) 
     """
     if not path.is_file():
         raise ValueError(f"data: there is no file {path}; expected a CSV file with a line of names")
-    text = texts.read_text(path)
-    head = text.partition("\n")[0]
-    mark = max(_MARKS, key=head.count)
-    with in_one_sentence(f"data: {path} is no CSV that can be read"):
-        lines = csv.reader(text.splitlines(), delimiter=mark)
-        rows = [(number, row) for number, row in enumerate(lines, 1) if row]
+    first_line = read_text(path).partition("\n")[0]
+    rows = read_rows(path, delimiter=max(_DELIMITERS, key=first_line.count), quoted=True)
     if len(rows) < 2:
         raise ValueError(f"data: {path} has no row of numbers; expected a line of names and rows under it")
-    names = [from_cell(name.strip()) for name in rows[0][1]]
+    names = [from_cell(name.strip()) for name in rows[0].cells]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ValueError(f"data: {path} has two columns called {twice[0]!r}; expected a name for each")
-    for number, row in rows:
-        if len(row) != len(names):
-            raise ValueError(
-                f"data: line {number} of {path} has {len(row)} cells; expected {len(names)}, as many as names"
-            )
-    place = _time(names, rows[1][1], time, path)
-    wanted = _wanted(names, place, columns, path)
-    values = [[_number(row[i], number, names[i], path) for i in wanted] for number, row in rows[1:]]
-    uneven = 0 if place is None else _steps([(n, row[place].strip()) for n, row in rows[1:]], path)
-    return Table([names[i] for i in wanted], torch.tensor(values, dtype=torch.float64), uneven)
+    times = _time_column(names, rows[1].cells, time, path)
+    chosen = _chosen_columns(names, times, columns, path)
+    values = [[_number(cells[i], line, names[i], path) for i in chosen] for line, cells in rows[1:]]
+    uneven = 0 if times is None else _steps([(line, cells[times].strip()) for line, cells in rows[1:]], path)
+    return Table([names[i] for i in chosen], torch.tensor(values, dtype=torch.float64), uneven)
 
 
-def _time(names: list[str], first: list[str], time: str | None, path: Path) -> int | None:
+def _time_column(names: list[str], first: list[str], time: str | None, path: Path) -> int | None:
     if time == "none":
         return None
     if time is not None:
@@ -92,16 +154,16 @@ def _time(names: list[str], first: list[str], time: str | None, path: Path) -> i
     if called or _float(first[0]) is None:
         return called[0] if called else 0
     raise ValueError(
-        f"time: which column of {path} says when? Expected one of {', '.join(names)}, or none if none does"
+        f"time: which column of {path} has the times? Expected one of {', '.join(names)}, or none"
     )
 
 
-def _wanted(names: list[str], time: int | None, columns: str | None, path: Path) -> list[int]:
+def _chosen_columns(names: list[str], time: int | None, columns: str | None, path: Path) -> list[int]:
     if columns is None:
-        found = [i for i in range(len(names)) if i != time]
-        if not found:
-            raise ValueError(f"data: {path} has a column for the time and no other; expected numbers, too")
-        return found
+        others = [i for i in range(len(names)) if i != time]
+        if not others:
+            raise ValueError(f"data: {path} has a column of times and no other; expected numbers, too")
+        return others
     chosen = [name.strip() for name in columns.split(",")]
     if missing := [name for name in chosen if name not in names]:
         raise ValueError(f"columns: {path} has no column {missing[0]!r}; it has {', '.join(names)}")
@@ -119,16 +181,16 @@ def _float(cell: str) -> float | None:
 def _number(cell: str, line: int, name: str, path: Path) -> float:
     value = _float(cell)
     if value is None:
-        what = f"has {cell!r}" if cell.strip() else "has nothing"
+        content = repr(cell) if cell.strip() else "nothing"
         raise ValueError(
-            f"data: line {line} of {path} {what} in the column {name!r}; expected a number: fill it in, "
-            "leave the row out, or choose --columns"
+            f"data: line {line} of {path} has {content} in the column {name!r}; expected a number: fill it "
+            "in, leave the row out, or choose --columns"
         )
     return value
 
 
 def _steps(times: list[tuple[int, str]], path: Path) -> int:
-    """See that time goes on, where it can be read, and count the steps that are not as long as most."""
+    """Check that times increase, if they can be read, and count the steps that are not as long as most."""
     moments: list[float] = []
     for _, cell in times:
         value = _float(cell)

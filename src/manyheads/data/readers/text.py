@@ -1,4 +1,4 @@
-"""Text files and vocabularies, as tasks need them."""
+"""Text files, datasets of the hub, and tokenizers that are learned from them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from manyheads.common.decompression import content_of
+from manyheads.common.decompression import File, content_of
+from manyheads.common.errors import describe_error
 from manyheads.common.json_files import read_bytes
 from manyheads.common.whole_files import write_whole
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from tokenizers import Tokenizer
 
 SUFFIXES = frozenset({".txt", ".md", ".rst", ".text"})
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
@@ -18,7 +23,7 @@ _LONGEST = 1000  # characters of a word
 _ENDLESS = re.compile(rf"\S{{{_LONGEST}}}|\s{{{_LONGEST}}}")
 
 
-def read_text(path: Any) -> str:
+def read_text(path: File) -> str:
     """A file, or one in an archive, as text; a ValueError names the file and the line that is not UTF-8."""
     content = content_of(path, "data")
     try:
@@ -32,7 +37,7 @@ def read_text(path: Any) -> str:
 
 
 def read_documents(data: str) -> list[str]:
-    """A text file, the text files of a folder in the order of their names, or a data set of the hub."""
+    """A text file, the text files of a folder in the order of their names, or a dataset of the hub."""
     path = Path(data).expanduser()
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
@@ -45,7 +50,7 @@ def read_documents(data: str) -> list[str]:
         texts = [str(row["text"] or "") for row in from_hub(data, "train", ["text"])]
     else:
         raise ValueError(
-            f"data: there is no {data}; expected a text file, a folder, or a data set (owner/name)"
+            f"data: there is no {data}; expected a text file, a folder, or a dataset (owner/name)"
         )
     if not any(text.strip() for text in texts):
         raise ValueError(f"data: {data} is empty; expected some text")
@@ -53,7 +58,7 @@ def read_documents(data: str) -> list[str]:
 
 
 def is_hub_name(data: str) -> bool:
-    """Whether this could be a data set on the hub, ``owner/name``.
+    """Whether this could be the name of a dataset on the hub, ``owner/name``.
 
     >>> is_hub_name("owner/name"), is_hub_name("folder/file.txt/")
     (True, False)
@@ -61,25 +66,26 @@ def is_hub_name(data: str) -> bool:
     return bool(_HUB.fullmatch(data))
 
 
-def from_hub(name: str, split: str, columns: list[str]) -> Any:
-    """A part of a data set on the hub, by the package datasets."""
+def from_hub(name: str, split: str, columns: list[str]) -> Dataset:
+    """A split of a dataset on the hub, by the package datasets."""
     try:
         import datasets
     except ImportError:
-        raise ImportError("data sets of the hub need datasets: pip install 'manyheads[data]'") from None
+        raise ImportError(
+            "datasets of the hub need the package datasets: pip install 'manyheads[data]'"
+        ) from None
     try:
         rows = datasets.load_dataset(name, split=split)
     except Exception as error:
-        said = (str(error).strip().splitlines() or [""])[0][:200]
         raise ValueError(
-            f"data: {name!r} is no file here, and the hub gave no data set ({type(error).__name__}: {said})"
+            f"data: {name!r} is no file here, and the hub gave no dataset ({describe_error(error)})"
         ) from error
     if missing := [column for column in columns if column not in rows.column_names]:
         raise ValueError(f"data: {name} has no column {missing[0]!r}; it has {', '.join(rows.column_names)}")
     return rows
 
 
-def characters(texts: Iterable[str], special: list[str]) -> Any:
+def characters(texts: Iterable[str], special: list[str]) -> Tokenizer:
     """A tokenizer whose tokens are the characters of these texts; others become the last special token.
 
     >>> tokenizer = characters(["abba\\n"], ["<unknown>"])
@@ -88,8 +94,8 @@ def characters(texts: Iterable[str], special: list[str]) -> Any:
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    known = sorted(set().union(*map(set, texts)))
-    vocabulary = {token: number for number, token in enumerate([*special, *known])}
+    letters = sorted(set().union(*map(set, texts)))
+    vocabulary = {token: number for number, token in enumerate([*special, *letters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=special[-1]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -97,8 +103,8 @@ def characters(texts: Iterable[str], special: list[str]) -> Any:
     return tokenizer
 
 
-def pieces(texts: Iterable[str], size: int, special: list[str], *, merge: bool = True) -> Any:
-    """Byte-pair encoding of these texts with ``size`` tokens; without merging, the tokens are bytes.
+def pieces(texts: Iterable[str], size: int, special: list[str], *, merge: bool = True) -> Tokenizer:
+    """Byte-pair encoding of these texts with ``size`` tokens; without merges, the tokens are bytes.
 
     >>> tokenizer = pieces([], 256, [], merge=False)
     >>> tokenizer.get_vocab_size(), tokenizer.decode(tokenizer.encode("äa\\n").ids)
@@ -127,7 +133,7 @@ def pieces(texts: Iterable[str], size: int, special: list[str], *, merge: bool =
 
 
 def _in_parts(text: str) -> list[str]:
-    """A text, in parts if it has endless words: learning the pieces of one takes the square of its length."""
+    """A text, in parts if it has endless words: learning the merges of one takes the square of its length."""
     if not _ENDLESS.search(text):
         return [text]
     return [text[start : start + _LONGEST] for start in range(0, len(text), _LONGEST)]
@@ -143,7 +149,7 @@ def lines_of(text: str) -> Iterator[str]:
 
 
 def save_tokenizer(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     folder: Path,
     length: int,
     names: dict[str, str],
@@ -155,10 +161,10 @@ def save_tokenizer(
 
     Parameters
     ----------
-    tokenizer, folder: what, and where to.
-    length: the longest text the model was made for.
+    tokenizer, folder: what to write, and where.
+    length: the longest text that the model reads.
     names: special tokens by the names that transformers has for them.
-    begins_with, ends_with: tokens that others' calls of the tokenizer put around every text.
+    begins_with, ends_with: tokens that the tokenizer of transformers puts around every text.
     """
     from tokenizers import Tokenizer, processors
 
@@ -173,7 +179,7 @@ def save_tokenizer(
     write_whole(folder / "tokenizer_config.json", json.dumps(kind, indent=1))
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer.json of a folder."""
     from tokenizers import Tokenizer
 

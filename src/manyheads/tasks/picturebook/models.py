@@ -1,4 +1,4 @@
-"""Models that describe pictures: a decoder that reads patches, or patches and words in one stream."""
+"""Models that caption images: cross-attention to patches, or patches and words in one stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from manyheads.tasks.image_stems import make_stem
 
 
 def ink(pictures: Tensor) -> Tensor:
-    """What is not white, from 0 to 1: so the background, mostly white, is nothing.
+    """Images inverted, so that the background, mostly white, is zero.
 
     >>> ink(torch.ones(1, 3, 2, 2)).sum().item()
     0.0
@@ -28,7 +28,7 @@ def ink(pictures: Tensor) -> Tensor:
 
 
 class Eye(Encoder):
-    """An encoder of pictures: every patch sees every other.
+    """An encoder of images: every patch attends to every other.
 
     Examples
     --------
@@ -49,13 +49,13 @@ class Eye(Encoder):
         mask: Mask | Tensor | None = None,
         return_hidden: bool = False,
     ) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """Pictures ``(batch, 3, height, width)`` to ``(batch, patches, d_model)``."""
-        seen = self.stem(ink(x))
-        return super().forward(seen, lengths=lengths, mask=mask, return_hidden=return_hidden)
+        """Images ``(batch, 3, height, width)`` to ``(batch, patches, d_model)``."""
+        tokens = self.stem(ink(x))
+        return super().forward(tokens, lengths=lengths, mask=mask, return_hidden=return_hidden)
 
 
 class Describer(Seq2Seq):
-    """An `Eye` that looks, and a decoder that writes what it attends to by cross-attention.
+    """An `Eye` as encoder, and a decoder that writes the caption, with cross-attention to the patches.
 
     Examples
     --------
@@ -80,23 +80,23 @@ class Describer(Seq2Seq):
         self.encoder = Eye(patch, stem=stem, **options)
 
     def write(self, pictures: Tensor, first: Tensor, end: int, most: int) -> Tensor:
-        """Descriptions ``(batch, length)`` that begin with ``first (batch,)``, filled up with the end."""
-        found = torch.full((len(pictures), most), end, device=pictures.device)
+        """Captions ``(batch, length)`` that begin with ``first (batch,)``, padded with the end."""
+        written = torch.full((len(pictures), most), end, device=pictures.device)
         for start in first.unique().tolist():  # one language after the other
             rows = first == start
             ids = generate(self, pictures[rows], start=start, end=end, new_tokens=most)
-            found[rows, : ids.shape[1]] = ids
-        return found
+            written[rows, : ids.shape[1]] = ids
+        return written
 
 
 class Stream(nn.Module):
-    """Patches and words in one self-attention: patches see patches, words see patches and words before.
+    """Patches and words in one self-attention: patches see patches, words see patches and earlier words.
 
     Parameters
     ----------
-    patch: side of a square of pixels.
-    vocabulary: how many different words, or pieces of words, there are.
-    stem: how a square becomes a token, by its name in `image_stems`.
+    patch: side of a patch, in pixels.
+    vocabulary: number of tokens.
+    stem: how a patch becomes a token, by its name in `image_stems`.
     options: those of `Encoder`.
 
     Examples
@@ -118,23 +118,22 @@ class Stream(nn.Module):
         nn.init.normal_(self.embedding.weight, std=self.stack.d_model**-0.5)
 
     def forward(self, pictures: Tensor, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Pictures ``(batch, 3, height, width)`` and ids ``(batch, length)`` to logits of the next ids."""
-        seen = self.stem(ink(pictures))
-        before = seen.shape[1]
-        x = torch.cat([seen, self.embedding(ids)], 1)
-        place = torch.arange(x.shape[1], device=x.device)
-        mask = (place < before) | (place <= place[:, None])  # (queries, keys)
-        whole = None if lengths is None else lengths + before
-        hidden = self.stack(x, lengths=whole, mask=mask)
-        return F.linear(hidden[:, before:], self.embedding.weight)
+        """Images ``(batch, 3, height, width)`` and ids ``(batch, length)`` to logits of the next ids."""
+        tokens = self.stem(ink(pictures))
+        patches = tokens.shape[1]
+        x = torch.cat([tokens, self.embedding(ids)], 1)
+        position = torch.arange(x.shape[1], device=x.device)
+        mask = (position < patches) | (position <= position[:, None])  # (queries, keys)
+        hidden = self.stack(x, lengths=None if lengths is None else lengths + patches, mask=mask)
+        return F.linear(hidden[:, patches:], self.embedding.weight)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of the patches of a picture."""
+        """Rows and columns of the patches of an image."""
         return height // self.patch, width // self.patch
 
     @torch.no_grad()
     def write(self, pictures: Tensor, first: Tensor, end: int, most: int) -> Tensor:
-        """Descriptions ``(batch, length)`` that begin with ``first (batch,)``, filled up with the end."""
+        """Captions ``(batch, length)`` that begin with ``first (batch,)``, padded with the end."""
         x = self.stem(ink(pictures))
         caches = [KVCache(x.shape[1] + most) for _ in self.stack.blocks]
         self._step(x, caches)
@@ -149,8 +148,8 @@ class Stream(nn.Module):
         return torch.cat(written, 1)
 
     def _step(self, x: Tensor, caches: list[KVCache]) -> Tensor:
-        """What comes next in the stream sees all that the caches hold, and itself."""
-        x = self.stack._enter(x, offset=caches[0].length)
+        """The hidden states of the next tokens of the stream, which see all that the caches hold."""
+        x = self.stack.enter(x, offset=caches[0].length)
         for block, cache in zip(self.stack.blocks, caches, strict=True):
             x = block(x, mask=self.stack.alibi, cache=cache)
         out: Tensor = self.stack.norm(x)
@@ -158,12 +157,12 @@ class Stream(nn.Module):
 
 
 def picture_shares(model: Stream, batches: Iterable[dict[str, Tensor]]) -> Tensor:
-    """The share of its words' attention that each head gives the picture, ``(layers, heads)``; rest is text.
+    """The share of each head's attention, from words, that goes to the image: ``(layers, heads)``.
 
     Parameters
     ----------
-    model: a `Stream` whose layers all have as many heads.
-    batches: what `Picturebook.inputs` made.
+    model: a `Stream` whose layers all have the same number of heads.
+    batches: as `Picturebook.inputs` gives them.
 
     Examples
     --------
@@ -180,4 +179,4 @@ def picture_shares(model: Stream, batches: Iterable[dict[str, Tensor]]) -> Tenso
             seen.segment(kinds.expand(len(batch["ids"]), -1))
             model(**batch)
     layers = [seen.table.profiles[site.name]["picture"][:, :, patches:].sum(-1) for site in seen.sites]
-    return torch.stack([given / count for count, given in layers])
+    return torch.stack([attention / count for count, attention in layers])

@@ -1,4 +1,4 @@
-"""A small world to describe: coloured shapes, drawn, with what there is to see in English and Chinese."""
+"""A small world to describe: drawings of coloured shapes, with captions in English and Chinese."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SHAPES: tuple[Word, ...] = (
     ("triangle", "三角形"),
     ("cross", "十字"),
 )
-# Where the first thing is, seen from the second. There is no right and no below: what stands in a picture
-# could then be said in two ways, and nobody could know in which.
+# Where the first thing is, seen from the second. There is no right and no below: a scene would then have two
+# correct captions.
 BESIDE, ABOVE, BEFORE = RELATIONS = (("to the left of", "左边"), ("above", "上面"), ("in front of", "前面"))
 LANGUAGES = ("en", "zh")
-FINER = 4  # dots drawn a pixel, along each side: edges are soft
+FINER = 4  # dots per pixel along each side: antialiasing
 
 
 class Thing(NamedTuple):
@@ -47,7 +47,7 @@ class Scene(NamedTuple):
     other: Thing
 
     def describe(self) -> dict[str, str]:
-        """What there is to see, by language.
+        """The caption, by language.
 
         >>> one, other = Thing(("red", "红色"), SHAPES[0]), Thing(("blue", "蓝色"), SHAPES[3])
         >>> Scene(one, ABOVE, other).describe()
@@ -66,10 +66,10 @@ def scenes(count: int, seed: int = 0) -> list[Scene]:
     700
     """
     things = [Thing(*pair) for pair in product(COLOURS, SHAPES)]
-    known = [Scene(*each) for each in product(things, RELATIONS, things) if _visible(Scene(*each))]
-    if count > len(known):
-        raise ValueError(f"count: expected at most {len(known)} different scenes, got {count}")
-    return random.Random(seed).sample(known, count)
+    every = [Scene(*each) for each in product(things, RELATIONS, things) if _visible(Scene(*each))]
+    if count > len(every):
+        raise ValueError(f"count: expected at most {len(every)} different scenes, got {count}")
+    return random.Random(seed).sample(every, count)
 
 
 def _visible(scene: Scene) -> bool:
@@ -78,33 +78,33 @@ def _visible(scene: Scene) -> bool:
     return scene.one != scene.other
 
 
-def draw(scene: Scene, size: int, chance: random.Random) -> Tensor:
-    """A picture of a scene on white, ``(3, size, size)`` bytes; sizes and places are not quite the same.
+def draw(scene: Scene, size: int, generator: random.Random) -> Tensor:
+    """An image of a scene on white, ``(3, size, size)`` bytes; sizes and positions vary a little.
 
     >>> draw(scenes(1)[0], 32, random.Random(0)).shape
     torch.Size([3, 32, 32])
     """
-    picture = torch.full((3, size, size), 255.0)
+    image = torch.full((3, size, size), 255.0)
     for thing, side in ((scene.other, 1), (scene.one, -1)):  # the first is drawn last: it stands in front
         if scene.relation == BEFORE:
             centre = (0.0, 0.0)
-            radius = chance.uniform(0.36, 0.42) if side > 0 else chance.uniform(0.12, 0.16)
+            radius = generator.uniform(0.36, 0.42) if side > 0 else generator.uniform(0.12, 0.16)
         else:
-            # along one way they stand apart; across it they may stand anywhere near the middle
-            across = chance.uniform(-0.15, 0.15)
+            # apart along one axis, anywhere near the middle along the other
+            across = generator.uniform(-0.15, 0.15)
             centre = (across, 0.24 * side) if scene.relation == BESIDE else (0.24 * side, across)
-            radius = chance.uniform(0.13, 0.2)
-        down, right = (0.5 + place + chance.uniform(-0.03, 0.03) for place in centre)
+            radius = generator.uniform(0.13, 0.2)
+        down, right = (0.5 + offset + generator.uniform(-0.03, 0.03) for offset in centre)
         cover = _cover(thing.shape[0], (down, right), radius, size)
         colour = torch.tensor(COLOURS[thing.colour]).view(3, 1, 1)
-        picture = picture * (1 - cover) + colour * cover
-    return picture.round().to(torch.uint8)
+        image = image * (1 - cover) + colour * cover
+    return image.round().to(torch.uint8)
 
 
 def _cover(shape: str, centre: tuple[float, float], radius: float, size: int) -> Tensor:
     """How much of each pixel a shape covers, ``(size, size)``."""
-    place = (torch.arange(size * FINER) + 0.5) / (size * FINER)
-    down, right = (place[:, None] - centre[0]) / radius, (place[None] - centre[1]) / radius
+    grid = (torch.arange(size * FINER) + 0.5) / (size * FINER)
+    down, right = (grid[:, None] - centre[0]) / radius, (grid[None] - centre[1]) / radius
     if shape == "circle":
         inside = down.square() + right.square() < 1
     elif shape == "square":

@@ -1,23 +1,23 @@
-"""Models that listen: log-mel frames in; a class, a word at every place, or a text out."""
+"""Models of speech: log-mel frames in; a class, a word at every position, or a text out."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.nn.mask import Mask
 from manyheads.nn.transformers import Encoder, Seq2Seq
+from manyheads.tasks.classification import pooled
 
 
 class Ear(Encoder):
-    """An encoder of sounds: each token is heard together with its neighbours, then come the blocks.
+    """An encoder of sounds: a convolution over each token and its neighbours, then the blocks.
 
     Parameters
     ----------
-    width: numbers of a token: frames that were joined, times bands.
+    width: of a token: joined frames times mel bands.
     options: those of `Encoder`.
 
     Examples
@@ -45,7 +45,7 @@ class Ear(Encoder):
 
 
 class Classifier(nn.Module):
-    """Which of several classes a sound is, by the mean of what an `Ear` hears.
+    """The class of a sound, from the mean of what an `Ear` gives.
 
     Examples
     --------
@@ -62,17 +62,12 @@ class Classifier(nn.Module):
 
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> dict[str, Tensor]:
         """Sounds ``(batch, length, width)`` to ``logits (batch, classes)``."""
-        heard = self.encoder(frames, lengths=lengths)
-        if lengths is None:
-            mean = heard.mean(1)
-        else:
-            real = torch.arange(heard.shape[1], device=heard.device) < lengths[:, None]
-            mean = (heard * real[..., None]).sum(1) / lengths[:, None]
-        return {"logits": self.output(mean)}
+        hidden: Tensor = self.encoder(frames, lengths=lengths)
+        return {"logits": self.output(pooled(hidden, lengths, "mean"))}
 
 
 class Speller(nn.Module):
-    """Which word is heard at every place, or none: the model of connectionist temporal classification.
+    """The word at every position, or none: the model of connectionist temporal classification.
 
     Examples
     --------
@@ -94,7 +89,7 @@ class Speller(nn.Module):
 
 
 class Transcriber(Seq2Seq):
-    """An `Ear` that hears and a decoder that writes, attending to what was heard.
+    """An `Ear` as encoder, and a decoder with cross-attention to it.
 
     Examples
     --------

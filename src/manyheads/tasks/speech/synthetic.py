@@ -1,4 +1,4 @@
-"""Sounds that need no recordings: a telephone's tones, and words that espeak-ng says."""
+"""Sounds that need no recordings: the tones of telephone keys, and words that espeak-ng says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.data.readers.audio import decode_wav, resample
+from manyheads.data.readers.audio import decode_sound, resample
 from manyheads.data.readers.recordings import Recording
 
 ESPEAK = "espeak-ng"
@@ -33,7 +33,7 @@ def tones(rate: int, seed: int = 0) -> list[Recording]:
     (1200, '1', 'telephone-0')
     """
     random = torch.Generator().manual_seed(seed)
-    found = []
+    recordings = []
     for number in range(TELEPHONES):
         detuned = 1 + _between(-0.015, 0.015, random)
         hum = _between(0.0, 0.2, random)
@@ -41,8 +41,8 @@ def tones(rate: int, seed: int = 0) -> list[Recording]:
             for take in range(TAKES):
                 pair = (ROWS[row] * detuned, COLUMNS[column] * detuned)
                 sound = _press(pair, hum, rate, random)
-                found.append(Recording.of(sound, key, f"telephone-{number}", str(take)))
-    return found
+                recordings.append(Recording.of(sound, key, f"telephone-{number}", str(take)))
+    return recordings
 
 
 def _press(pair: tuple[float, float], hum: float, rate: int, random: torch.Generator) -> Tensor:
@@ -65,7 +65,7 @@ def spoken(rate: int, words: tuple[str, ...] = WORDS, seed: int = 0) -> list[Rec
     if program is None:
         raise ValueError(f"data: {ESPEAK} is not installed; `apt install {ESPEAK}`, or give recordings")
     random = torch.Generator().manual_seed(seed)
-    found = []
+    recordings = []
     for word in words:
         for variant in VARIANTS:
             for take in range(ESPEAK_TAKES):
@@ -73,11 +73,11 @@ def spoken(rate: int, words: tuple[str, ...] = WORDS, seed: int = 0) -> list[Rec
                 options = ["-v", f"en+{variant}", "-s", str(speed), "-p", str(pitch), "--stdout", word]
                 done = subprocess.run([program, *options], capture_output=True, check=False)
                 if done.returncode or not done.stdout:
-                    said = done.stderr.decode(errors="replace").strip().splitlines() or ["no sound came"]
-                    raise ValueError(f"data: {ESPEAK} failed on {word!r} ({said[0][:200]})")
-                sound, own = decode_wav(done.stdout, ESPEAK)
-                found.append(Recording.of(resample(sound, own, rate), word, variant, str(take)))
-    return found
+                    lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no sound came"]
+                    raise ValueError(f"data: {ESPEAK} failed on {word!r} ({lines[0][:200]})")
+                sound, spoken_rate = decode_sound(done.stdout, ESPEAK)
+                recordings.append(Recording.of(resample(sound, spoken_rate, rate), word, variant, str(take)))
+    return recordings
 
 
 def _between(low: float, high: float, random: torch.Generator) -> float:

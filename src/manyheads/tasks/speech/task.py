@@ -1,12 +1,12 @@
-"""Speech: what is said in a recording: one of several words, or a string of them."""
+"""Speech recognition: one of several words, or a string of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,35 +14,44 @@ from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
 from manyheads.common.preserved_state import evaluating
-from manyheads.data.examples import Examples
+from manyheads.data.examples import Example, Examples
 from manyheads.data.readers import text
 from manyheads.data.readers.audio import HOP, log_mel, read_sound
 from manyheads.data.readers.recordings import Recording, hold_out, read_recordings
+from manyheads.models.config import ModelDescription
 from manyheads.nn.generate import generate
 from manyheads.tasks.architecture import Architecture
-from manyheads.tasks.label_smoothing import IGNORED, cross_entropy
+from manyheads.tasks.next_token_loss import next_token_loss
 from manyheads.tasks.speech.synthetic import ESPEAK, spoken, tones
 from manyheads.tasks.speech.word_strings import changed, edits, hidden, joined, spelled
 from manyheads.training.options import option
 from manyheads.training.run_folder import read_config
 from manyheads.training.task import Data
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 KINDS = ("class", "ctc", "decoder")
 BLANK, START, END = "<blank>", "<start>", "<end>"
 SPECIAL: dict[str, list[str]] = {"class": [], "ctc": [BLANK], "decoder": [START, END]}
-_NAMED = {"class": "labels", "ctc": "words", "decoder": "words"}  # what the models call what they may say
+_NAMED = {
+    "class": "labels",
+    "ctc": "words",
+    "decoder": "words",
+}  # options of the models
 GAP = 0.1  # seconds of silence between two words of a string, at most
 FASTEST = 10  # words a second
 
 
 @dataclass(kw_only=True)
 class Speech(Architecture):
-    """Words from recordings: one of several (class), or strings of them (by ctc, or by a decoder).
+    """Speech recognition: one of several words (class), or strings of them (by ctc, or by a decoder).
 
-    ``data`` is a folder or a zip archive of WAV files of any sample rate, with a labels.tsv (columns file,
-    label, perhaps speaker and take) or with names like ``{label}_{speaker}_{take}``; or espeak-ng, which then
-    says ten digits in ten voices. Without, the keys of six telephones. Strings are joined from recordings of
-    one speaker, those that are measured from held-out ones.
+    ``data`` is a folder or a zip archive of sound files (WAV, FLAC, OGG) of any sample rate, with a
+    labels.tsv (columns file, label, perhaps speaker and take) or with names like
+    ``{label}_{speaker}_{take}``; or espeak-ng, which then says ten digits in ten voices. Default: the keys of
+    six telephones. Strings are joined from recordings of one speaker; those to validate on, from held-out
+    ones.
 
     Examples
     --------
@@ -57,7 +66,7 @@ class Speech(Architecture):
     metric: ClassVar[str] = "word_error"
     higher_is_better: ClassVar[bool] = False
     unit: ClassVar[str] = "recordings"
-    training: ClassVar[dict[str, Any]] = {
+    training: ClassVar[Mapping[str, float | str]] = {
         "steps": 400,
         "batch_tokens": 1024,
         "learning_rate": 2e-3,
@@ -68,25 +77,25 @@ class Speech(Architecture):
     d_model: int = option(96, "Width of a token.")
     layers: int = option(3, "Number of layers of the encoder.")
     decoder_layers: int = option(2, "Number of layers of the decoder, if there is one.")
-    dropout: float = option(0.1, "Share dropped of what every part adds.")
-    kind: str = option("class", "What is written: class (one label), or strings of words by ctc or decoder.")
-    held_out: str = option("takes", "What is measured on: takes (a tenth of them), or a speaker's name.")
-    names: str = option("{label}_{speaker}_{take}", "How files are called, where there is no labels.tsv.")
-    shortest: int = option(3, "Recordings that a string is joined from, at least, where it is measured on.")
+    dropout: float = option(0.1, "Dropout on the output of every sublayer.")
+    kind: str = option("class", "What is predicted: class (one label), or strings by ctc or decoder.")
+    held_out: str = option("takes", "What is held out: takes (a tenth of them), or a speaker's name.")
+    names: str = option("{label}_{speaker}_{take}", "Pattern of file names, if there is no labels.tsv.")
+    shortest: int = option(3, "Recordings that a string is joined from, at least, in validation.")
     longest: int = option(7, "Recordings that a string is joined from, at most; 1 for none joined.")
-    rate: int = option(8000, "Samples a second that the model hears; recordings are resampled.")
-    mels: int = option(40, "Bands of the spectrum.")
-    join: int = option(3, "Frames, one every 10 ms, that make a token.")
-    max_seconds: float = option(20.0, "Longer recordings are left out, longer strings cut.")
+    rate: int = option(8000, "Sample rate that recordings are resampled to.")
+    mels: int = option(40, "Mel bands of the spectrum.")
+    join: int = option(3, "Frames, one every 10 ms, per token.")
+    max_seconds: float = option(20.0, "Longer recordings are left out, longer strings truncated.")
     speed: float | None = option(
-        None, "Played faster or slower by up to this share in training; unless given, 0.1, and tones 0."
+        None, "Augmentation: played faster or slower by up to this share; by default 0.1, and 0 for tones."
     )
-    shift: float = option(0.1, "They begin and end with up to so many seconds of silence in training.")
+    shift: float = option(0.1, "Augmentation: up to this many seconds of silence before and after.")
     masks: float = option(
-        0.15, "Twice up to this share of the bands, and of the time, is hidden in training."
+        0.15, "SpecAugment: two stretches of up to this share of the bands, and of the time, are masked."
     )
     label_smoothing: float = option(0.1, "Share of probability left to other words (class and decoder).")
-    beams: int = option(1, "Hypotheses that a decoder keeps in what is measured.")
+    beams: int = option(1, "Beam width of a decoder in evaluation.")
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -106,9 +115,9 @@ class Speech(Architecture):
         self.words: list[str] | None = None
 
     def open(self, data: str | None, valid: str | None = None) -> Data:
-        """Recordings, or strings of them, to learn from and to be measured on."""
+        """Recordings, or strings of them, to train on and to validate on."""
         recordings, notes = self._recordings(data)
-        if self.speed is None:  # a telephone's key is its pitch: a tenth faster, and it is another key
+        if self.speed is None:  # the pitch of a tone is its key: a tenth faster, and it is another key
             self.speed = 0.0 if data is None else 0.1
         if valid is None:
             train, held_out = hold_out(recordings, self.held_out)
@@ -117,14 +126,14 @@ class Speech(Architecture):
             train, (held_out, others) = recordings, self._recordings(valid)
             notes += others
         if self.words is None:
-            self.words = self._vocabulary([*train, *held_out])
-        return Data(self._examples(train, changing=True), self._examples(held_out, changing=False), notes)
+            self.words = self._learn([*train, *held_out])
+        return Data(self._examples(train, augmented=True), self._examples(held_out, augmented=False), notes)
 
     def read(self, data: str) -> Examples:
-        """All recordings, to measure on."""
-        return self._examples(self._recordings(data)[0], changing=False)
+        """All recordings."""
+        return self._examples(self._recordings(data)[0], augmented=False)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> ModelDescription:
         """A `Classifier`, a `Speller` or a `Transcriber`."""
         slowest = 1 - (self.speed or 0)
         seconds = self.max_seconds / slowest + 2 * self.shift  # and between two silences
@@ -134,7 +143,7 @@ class Speech(Architecture):
             options["decoder_layers"] = self.decoder_layers
         return {"class": f"speech.{self.kind}", "options": options}
 
-    def collate(self, examples: list[Any]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """Frames ``(batch, length, width)`` and words ``(batch, words)`` with their lengths; or classes."""
         frames, words = zip(*examples, strict=True)
         batch = {
@@ -149,8 +158,8 @@ class Speech(Architecture):
             "word_lengths": counts,
         }
 
-    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
-        """The sounds; for a decoder also the words, without the end."""
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The frames; for a decoder also the words, without the last."""
         sounds = {"frames": batch["frames"], "lengths": batch["lengths"]}
         if self.kind != "decoder":
             return sounds
@@ -162,52 +171,52 @@ class Speech(Architecture):
         }
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """In nats, summed over words: cross-entropy, or that of all ways to spell the string (ctc)."""
+        """In nats, summed over words: cross-entropy, or connectionist temporal classification (ctc)."""
         return self._loss(model, batch, self.label_smoothing)
 
     def measure(
         self, model: nn.Module, batch: dict[str, Tensor]
     ) -> tuple[float, int, list[tuple[list[str], list[str]]]]:
-        """Loss and words, and what was written beside what was said."""
+        """Loss and number of words; predicted and spoken words of every recording."""
         loss, count = self._loss(model, batch, 0.0)
         written = self._write(model, batch["frames"], batch["lengths"], self.beams)
         if self.kind == "class":
-            wanted = [self._words([label]) for label in batch["labels"].tolist()]
+            spoken = [self._words([label]) for label in batch["labels"].tolist()]
         else:
             counts = batch["word_lengths"].tolist()
-            wanted = [self._words(row[:n].tolist()) for row, n in zip(batch["words"], counts, strict=True)]
-        return loss.item(), int(count), list(zip(written, wanted, strict=True))
+            spoken = [self._words(row[:n].tolist()) for row, n in zip(batch["words"], counts, strict=True)]
+        return loss.item(), int(count), list(zip(written, spoken, strict=True))
 
     def metrics(self, parts: list[tuple[float, int, list[tuple[list[str], list[str]]]]]) -> dict[str, float]:
-        """Word error rate: words replaced, missing and added, by those that were said; what is all right."""
+        """Word error rate (substitutions, deletions and insertions per spoken word), accuracy, loss."""
         pairs = [pair for part in parts for pair in part[2]]
-        errors = sum(edits(written, wanted) for written, wanted in pairs)
-        exact = sum(written == wanted for written, wanted in pairs) / len(pairs)
+        errors = sum(edits(written, spoken) for written, spoken in pairs)
+        exact = sum(written == spoken for written, spoken in pairs) / len(pairs)
         return {
-            "word_error": errors / sum(len(wanted) for _, wanted in pairs),
+            "word_error": errors / sum(len(spoken) for _, spoken in pairs),
             ("accuracy" if self.kind == "class" else "exact"): exact,
             "loss": sum(part[0] for part in parts) / sum(part[1] for part in parts),
         }
 
     def predict(self, model: nn.Module, inputs: list[str], *, beams: int | None = None) -> list[str]:
-        """What is said in each of these WAV files."""
+        """The words in each of these sound files."""
         if beams is not None and self.kind != "decoder":
             raise ValueError(f"beams: {self.kind} has none; leave the option out")
         device = device_of(model)
-        found = []
+        outputs = []
         for path in inputs:
             sound = read_sound(Path(path).expanduser(), self.rate)
             frames = self._tokens(log_mel(sound, self.rate, self.mels))[None].to(device)
             lengths = torch.tensor([frames.shape[1]], device=device)
             with evaluating(model), torch.no_grad():
-                found.append(" ".join(self._write(model, frames, lengths, beams or self.beams)[0]))
-        return found
+                outputs.append(" ".join(self._write(model, frames, lengths, beams or self.beams)[0]))
+        return outputs
 
     def save(self, folder: Path) -> None:
-        """Write a decoder's words as a tokenizer.json, so that pages show words; the model has them, too."""
+        """Write a decoder's words as a tokenizer.json, so that pages show words."""
         if self.kind == "decoder":
             names = {"bos_token": START, "eos_token": END}
-            text.save_tokenizer(_tokenizer(self._known), folder, self.longest + 2, names)
+            text.save_tokenizer(_tokenizer(self.vocabulary), folder, self.longest + 2, names)
 
     def restore(self, folder: Path) -> None:
         """Read the words from the model's options."""
@@ -221,60 +230,61 @@ class Speech(Architecture):
         return read_recordings(data, self.rate, self.names, self.max_seconds)
 
     @property
-    def _known(self) -> list[str]:
+    def vocabulary(self) -> list[str]:
+        """The words that the model may say, special ones first."""
         if self.words is None:
             raise ValueError("words: not known yet; open some data, or restore a trained model, first")
         return self.words
 
-    def _vocabulary(self, recordings: Sequence[Recording]) -> list[str]:
-        said = sorted({word for one in recordings for word in self._said(one)})
-        if len(said) < 2 and self.kind == "class":
-            raise ValueError(f"data: all recordings have the label {said[0]!r}; expected two labels or more")
-        if special := [word for word in said if word in (BLANK, START, END)]:
+    def _learn(self, recordings: Sequence[Recording]) -> list[str]:
+        words = sorted({word for one in recordings for word in self._spoken(one)})
+        if len(words) < 2 and self.kind == "class":
+            raise ValueError(f"data: all recordings have the label {words[0]!r}; expected two labels or more")
+        if special := [word for word in words if word in (BLANK, START, END)]:
             raise ValueError(f"data: {special[0]!r} is a label, which means something else here; rename it")
-        return [*SPECIAL[self.kind], *said]
+        return [*SPECIAL[self.kind], *words]
 
-    def _said(self, recording: Recording) -> list[str]:
+    def _spoken(self, recording: Recording) -> list[str]:
         return [recording.label] if self.kind == "class" else recording.label.split()
 
     def _ids(self, recordings: Sequence[Recording]) -> Tensor:
-        words = [word for one in recordings for word in self._said(one)]
-        if unknown := [word for word in words if word not in self._known]:
-            raise ValueError(f"data: {unknown[0]!r} is said, which was not there in training")
+        words = [word for one in recordings for word in self._spoken(one)]
+        if unknown := [word for word in words if word not in self.vocabulary]:
+            raise ValueError(f"data: {unknown[0]!r} is said, which no recording of training says")
         if self.kind == "decoder":
             words = [START, *words, END]
-        return torch.tensor([self._known.index(word) for word in words])
+        return torch.tensor([self.vocabulary.index(word) for word in words])
 
-    def _examples(self, recordings: list[Recording], changing: bool) -> Examples:
-        """Every recording, as the first of a string where there are strings; changed to learn from."""
+    def _examples(self, recordings: list[Recording], augmented: bool) -> Examples:
+        """Every recording, as the first of a string where there are strings; augmented in training."""
         of_speaker: dict[str, list[Recording]] = {}
         for one in recordings:
             of_speaker.setdefault(one.speaker, []).append(one)
         for one in recordings:
-            self._ids([one])  # says now what would be found out in the middle of training
+            self._ids([one])  # raises now, not in the middle of training
         longest = int(self.max_seconds * self.rate)
         gap = round(GAP * self.rate)
-        # strings to learn from may be shorter: where words begin is found sooner in those of one or two
-        fewest = 1 if changing else self.shortest
+        # strings to learn from may be shorter: where words begin is learned sooner from those of one or two
+        fewest = 1 if augmented else self.shortest
         most = 1 if self.kind == "class" else self.longest
         counts = [fewest + i % (most - fewest + 1) if most > 1 else 1 for i in range(len(recordings))]
 
         def string(index: int, random: torch.Generator) -> list[Recording]:
-            known = of_speaker[recordings[index].speaker]
-            chosen = torch.randint(len(known), (counts[index] - 1,), generator=random).tolist()
-            return [recordings[index], *(known[i] for i in chosen)]
+            others = of_speaker[recordings[index].speaker]
+            chosen = torch.randint(len(others), (counts[index] - 1,), generator=random).tolist()
+            return [recordings[index], *(others[i] for i in chosen)]
 
         def make(index: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-            if not changing:
-                random = torch.Generator().manual_seed(index)  # the same strings whoever asks
+            if not augmented:
+                random = torch.Generator().manual_seed(index)  # always the same strings
             taken = string(index, random)
-            sound, kept = joined(taken, gap, longest, random)
-            if changing:
+            sound, count = joined(taken, gap, longest, random)
+            if augmented:
                 sound = changed(sound, self.speed or 0, round(self.shift * self.rate), random)
             frames = log_mel(sound, self.rate, self.mels)
-            if changing:
+            if augmented:
                 frames = hidden(frames, self.masks, random)
-            return self._tokens(frames), self._ids(taken[:kept])
+            return self._tokens(frames), self._ids(taken[:count])
 
         mean = sum(len(one.samples) for one in recordings) / len(recordings) + gap / 2
         samples = [len(one.samples) + (n - 1) * mean for one, n in zip(recordings, counts, strict=True)]
@@ -288,52 +298,53 @@ class Speech(Architecture):
         return ceil((samples // round(HOP * self.rate) + 1) / self.join)
 
     def _loss(self, model: nn.Module, batch: dict[str, Tensor], smoothing: float) -> tuple[Tensor, Tensor]:
-        found = model(**self.inputs(batch))
+        outputs = model(**self.inputs(batch))
         if self.kind == "class":
-            labels = batch["labels"]
-            return cross_entropy(found["logits"].float(), labels, smoothing), torch.tensor(len(labels))
+            labels, logits = batch["labels"], outputs["logits"].float()
+            loss = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+            return loss, torch.tensor(len(labels))
         words, counts = batch["words"], batch["word_lengths"]
         if self.kind == "ctc":
-            chances = found.float().log_softmax(-1).transpose(0, 1)
-            lengths, blank = batch["lengths"], self._known.index(BLANK)
-            # a string that is too short for its words, at many words a second, has no way to be spelled
-            summed = F.ctc_loss(chances, words, lengths, counts, blank, reduction="sum", zero_infinity=True)
-            return summed, counts.sum()
-        real = torch.arange(words.shape[1] - 1, device=words.device) < counts[:, None] - 1
-        wanted = words[:, 1:].masked_fill(~real, IGNORED)
-        return cross_entropy(found.flatten(0, 1).float(), wanted.flatten(), smoothing), real.sum()
+            log_probabilities = outputs.float().log_softmax(-1).transpose(0, 1)
+            lengths, blank = batch["lengths"], self.vocabulary.index(BLANK)
+            # a recording with fewer tokens than words has no alignment, and an infinite loss
+            loss = F.ctc_loss(
+                log_probabilities, words, lengths, counts, blank, reduction="sum", zero_infinity=True
+            )
+            return loss, counts.sum()
+        return next_token_loss(outputs, words, counts, smoothing)
 
     def _write(self, model: nn.Module, frames: Tensor, lengths: Tensor, beams: int) -> list[list[str]]:
-        """What a model hears, in words."""
+        """The predicted words of each recording."""
         if self.kind == "decoder":
-            # nobody says more words than there is time for
+            # a recording has time for this many words
             most = [ceil(length * self.join * HOP * FASTEST) + 1 for length in lengths.tolist()]
             written = generate(
                 model,  # type: ignore[arg-type]
                 frames,
                 lengths=lengths,
-                start=self._known.index(START),
-                end=self._known.index(END),
+                start=self.vocabulary.index(START),
+                end=self.vocabulary.index(END),
                 new_tokens=max(most),
                 beams=beams,
             )
             return [self._words(row[:end]) for row, end in zip(written.tolist(), most, strict=True)]
-        found = model(frames, lengths=lengths)
+        outputs = model(frames, lengths=lengths)
         if self.kind == "class":
-            return [self._words([number]) for number in found["logits"].argmax(-1).tolist()]
-        blank = self._known.index(BLANK)
-        rows = (row[:n].tolist() for row, n in zip(found.argmax(-1), lengths.tolist(), strict=True))
+            return [self._words([number]) for number in outputs["logits"].argmax(-1).tolist()]
+        blank = self.vocabulary.index(BLANK)
+        rows = (row[:n].tolist() for row, n in zip(outputs.argmax(-1), lengths.tolist(), strict=True))
         return [self._words(spelled(row, blank)) for row in rows]
 
     def _words(self, ids: Sequence[int]) -> list[str]:
-        """Ids up to the end as words, without those that are none."""
-        words = [self._known[number] for number in ids]
+        """Ids up to the end as words, without special tokens."""
+        words = [self.vocabulary[number] for number in ids]
         if END in words:
             words = words[: words.index(END)]
         return [word for word in words if word not in (START, BLANK)]
 
 
-def _tokenizer(words: Sequence[str]) -> Any:
+def _tokenizer(words: Sequence[str]) -> Tokenizer:
     from tokenizers import Tokenizer, models
 
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, START))

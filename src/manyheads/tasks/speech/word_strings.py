@@ -1,4 +1,4 @@
-"""Strings of words: joined from recordings, changed a little to learn from, spelled, and compared."""
+"""Strings of words: joined from recordings, augmented, decoded, and compared."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def joined(
 
     Parameters
     ----------
-    recordings: at least one, which is there in any case.
+    recordings: one or more; the first is always there.
     gap: samples of silence between two, at most.
     longest: samples that all may have together.
-    random: says how long the silences are.
+    random: for the lengths of the silences.
 
     Examples
     --------
@@ -40,14 +40,14 @@ def joined(
 
 
 def changed(sound: Tensor, speed: float, silence: int, random: torch.Generator) -> Tensor:
-    """A sound as it might have been: faster or slower, higher or lower with that, between two silences.
+    """A sound played faster or slower, between two silences.
 
     Parameters
     ----------
     sound: (samples,).
     speed: by how much faster or slower, at most: 0.1 for a tenth.
     silence: samples before, and after, at most.
-    random: says how much of each.
+    random: for how much of each.
 
     Examples
     --------
@@ -61,13 +61,13 @@ def changed(sound: Tensor, speed: float, silence: int, random: torch.Generator) 
 
 
 def hidden(frames: Tensor, share: float, random: torch.Generator) -> Tensor:
-    """Frames ``(length, bands)`` of which two stretches of time and two of bands are zero.
+    """Frames ``(length, bands)`` with two stretches of time and two of bands set to zero.
 
     Parameters
     ----------
-    frames: of mean zero, so that what is hidden says nothing.
+    frames: of mean zero.
     share: of the length, and of the bands, that one stretch has at most.
-    random: says which.
+    random: for which.
 
     References
     ----------
@@ -75,8 +75,8 @@ def hidden(frames: Tensor, share: float, random: torch.Generator) -> Tensor:
 
     Examples
     --------
-    >>> found = hidden(torch.ones(20, 10), 0.5, torch.Generator().manual_seed(1))
-    >>> bool((found == 0).all(0).any()), bool((found == 0).all(1).any()), found.sum() > 0
+    >>> frames = hidden(torch.ones(20, 10), 0.5, torch.Generator().manual_seed(1))
+    >>> bool((frames == 0).all(0).any()), bool((frames == 0).all(1).any()), frames.sum() > 0
     (True, True, tensor(True))
     """
     frames = frames.clone()
@@ -88,24 +88,24 @@ def hidden(frames: Tensor, share: float, random: torch.Generator) -> Tensor:
     return frames
 
 
-def spelled(places: Sequence[int], blank: int) -> list[int]:
-    """What stands at every place, as a string: what stands there twice counts once, blanks not at all.
+def spelled(tokens: Sequence[int], blank: int) -> list[int]:
+    """The greedy decoding of connectionist temporal classification: repeats count once, blanks not at all.
 
     >>> spelled([0, 3, 3, 0, 3, 5, 5, 0], blank=0)
     [3, 3, 5]
     """
-    return [one for one, last in zip(places, [blank, *places], strict=False) if one not in (last, blank)]
+    return [one for one, last in zip(tokens, [blank, *tokens], strict=False) if one not in (last, blank)]
 
 
-def edits(written: Sequence[str], wanted: Sequence[str]) -> int:
-    """The fewest words to replace, remove or add that make one string the other.
+def edits(written: Sequence[str], spoken: Sequence[str]) -> int:
+    """The edit distance: the fewest words to replace, remove or add that make one string the other.
 
     >>> edits("a b d e".split(), "a c d".split())
     2
     """
-    row = list(range(len(wanted) + 1))
+    row = list(range(len(spoken) + 1))
     for i, one in enumerate(written, 1):
         above, row = row, [i]
-        for j, other in enumerate(wanted, 1):
+        for j, other in enumerate(spoken, 1):
             row.append(min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (one != other)))
     return row[-1]

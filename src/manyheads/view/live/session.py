@@ -139,14 +139,14 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
 
     Parameters
     ----------
-    loaded: with what it was trained to say on top, as ``load(name, head=True)`` gives it.
+    loaded: with what it was trained to say on top, as ``open_model(name, head=True)`` gives it.
     text: a file of which the first texts are the small text; without it, a text of our own.
     images: a folder of pictures, for models that read pictures.
 
     Examples
     --------
-    >>> from manyheads.models.open import load
-    >>> live = begin(load(head=True))
+    >>> from manyheads.models.open import open_model
+    >>> live = begin(open_model(head=True))
     >>> live.kind, live.heads, live.tokenizer is not None
     ('neighbours', 72, True)
     """

@@ -1,1 +1,0 @@
-"""Translation: the task, and synthetic sentences."""

@@ -1,0 +1,73 @@
+"""Public names: they resolve on a fresh import, and the lists of them in manyheads/__init__.py agree."""
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import manyheads as mh
+
+# Rooms whose public docstrings are held to this here.
+ROOMS = ("manyheads.nn", "manyheads.models", "manyheads.training", "manyheads.tasks")
+
+
+def lazy_imports(module):
+    """What a module imports for type checkers only: names with the modules they come from."""
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    guards = [
+        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    imports = [node for guard in guards for node in guard.body if isinstance(node, ast.ImportFrom)]
+    return {alias.asname: node.module for node in imports for alias in node.names if alias.asname}
+
+
+def test_type_checkers_see_the_names_that_are_there():
+    rooms = dict.fromkeys(mh._ROOMS, "manyheads")
+    assert lazy_imports(mh) == mh._HOMES | rooms
+    assert set(mh.__all__) == {"__version__", "tasks", *mh._HOMES, *rooms}
+
+
+@pytest.mark.parametrize("name", sorted(mh.__all__))
+def test_every_public_name_resolves(name):
+    assert getattr(mh, name) is not None
+
+
+def test_the_functions_of_tasks_resolve():
+    names = lazy_imports(mh.tasks)
+    assert set(names.values()) == {"manyheads.tasks.trained"}
+    for name, module in names.items():
+        assert getattr(mh.tasks, name) is getattr(import_module(module), name)
+
+
+def test_a_name_that_is_not_there():
+    for module in (mh, mh.nn, mh.heads, mh.surgery, mh.tasks):
+        with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+            _ = module.nothing
+
+
+FRESH = """
+import sys
+import manyheads as mh
+assert "torch" not in sys.modules, "import manyheads loads torch"
+assert sorted(mh.tasks.TASKS)[0] == "dna"
+assert "torch" not in sys.modules, "listing the tasks loads torch"
+mh.surgery.cut, mh.heads.roles, mh.nn.attention, mh.mask.causal, mh.tasks.find("language")
+"""
+
+
+def test_rooms_resolve_on_a_fresh_import_which_loads_no_torch():
+    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, home in mh._HOMES.items() if home.startswith(ROOMS) and name != "mask"]
+)
+def test_public_docstrings_have_an_example_and_point_further(name):
+    text = getattr(mh, name).__doc__
+    for section in ("Examples\n", "See Also\n", "References\n"):
+        assert section in text, section
+    assert ">>> " in text
