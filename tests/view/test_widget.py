@@ -31,7 +31,7 @@ def carried(widget):
 def test_what_is_picked_is_read_from_python():
     seen = watched()
     page = mh.widget(seen)
-    assert carried(page)["made"]["model"] == "Encoder"
+    assert carried(page)["header"]["model"] == "Encoder"
     assert carried(page)["heads"]["metrics"]["entropy"]["mean"] == seen.table["entropy"].tolist()
     assert page.selected == {}
     page.set_state({"picked": [4, 0, 1]})  # as the page says it

@@ -327,8 +327,8 @@ HOSTILE = (
 
 def test_hostile_text_is_shown_as_text(show: Show) -> None:
     made = document()
-    made["made"]["model"] = made["made"]["corpus"] = HOSTILE[0]
-    made["made"]["notes"] = list(HOSTILE)
+    made["header"]["model"] = made["header"]["corpus"] = HOSTILE[0]
+    made["header"]["notes"] = list(HOSTILE)
     made["heads"]["site"] = [site + HOSTILE[1] for site in made["heads"]["site"]]
     for stack in made["stacks"]:
         for layer in stack["layers"]:

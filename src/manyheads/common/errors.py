@@ -1,4 +1,4 @@
-"""Errors that one room raises and another reads."""
+"""Errors that one room raises and another reads, and errors of other packages in one line."""
 
 from __future__ import annotations
 
@@ -13,3 +13,23 @@ class UnreadDataError(ValueError):
     def __init__(self, why: str, path: str = "DATA") -> None:
         super().__init__(f"{why}; give --data {path}")
         self.why = why
+
+
+def first_line(error: BaseException, longest: int = 200) -> str:
+    """The first line of an error's message, cut to a length; the name of its class if it has no message.
+
+    >>> first_line(ValueError("one\\ntwo")), first_line(KeyError())
+    ('one', 'KeyError')
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:longest] if lines else type(error).__name__
+
+
+def describe_error(error: BaseException, longest: int = 200) -> str:
+    """The class of an error, and the first line of its message.
+
+    >>> describe_error(ValueError("one\\ntwo")), describe_error(KeyError())
+    ('ValueError: one', 'KeyError')
+    """
+    name, line = type(error).__name__, first_line(error, longest)
+    return name if line == name else f"{name}: {line}"
