@@ -11,6 +11,7 @@ from torch import nn
 
 import manyheads as mh
 from manyheads.nn.transformers import Encoder
+from manyheads.view import widget as widgets
 
 pytest.importorskip("anywidget", reason="anywidget is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the notebook's own packages
@@ -59,7 +60,7 @@ def test_tables_and_watches_show_themselves():
 
 
 def test_without_anywidget_they_are_text(monkeypatch):
-    monkeypatch.setattr("manyheads.view.widget._made", [])
+    widgets._widget_class.cache_clear()
     monkeypatch.setitem(sys.modules, "anywidget", None)
     table = watched().table
     assert table._repr_mimebundle_() == {"text/plain": repr(table)}

@@ -55,20 +55,20 @@ def diversity(
 
         loaded = load(model, head=True, device=device)
         read = corpus.choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
-    bar = TextColumn("Comparing heads"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    columns = TextColumn("Comparing heads"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with prepared(out), interruptible():
         with (
             warnings.catch_warnings(record=True) as warned,
-            Progress(*bar, console=errors, transient=True, disable=not errors.is_terminal) as progress,
+            Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar,
         ):
             warnings.simplefilter("always")
-            task = progress.add_task("", total=len(read.plan()))
-            total, done = len(read.plan()), 0
+            task = bar.add_task("", total=len(read.plan()))
+            total, compared = len(read.plan()), 0
 
-            def step(batches: float) -> None:
-                nonlocal done
-                done += 1
-                progress.advance(task, batches)
+            def progress(stage: str, done: float, total: float | None) -> None:
+                nonlocal compared
+                compared = int(done)
+                bar.update(task, completed=done)
 
             try:
                 table = compare(
@@ -76,17 +76,17 @@ def diversity(
                     until_interrupted(batch for _, batch in read.batches()),
                     measures=MEASURES if measures is None else [name.strip() for name in measures.split(",")],
                     rows=rows,
-                    step=step,
+                    progress=progress,
                 )
             except ValueError:
-                if done or not interrupted():
+                if compared or not interrupted():
                     raise
                 errors.print("Stopped before the first batch was compared; nothing was written.")
                 raise typer.Exit(EXIT_CODE) from None
         said = (str(each.message) for each in warned)
         notes = [note.removeprefix("diversity: ") for note in said if note.startswith("diversity: ")]
-        if done < total:
-            notes.append(f"Ctrl-C ended it: these are the numbers of {done} of {total} batches.")
+        if compared < total:
+            notes.append(f"Ctrl-C ended it: these are the numbers of {compared} of {total} batches.")
         tokens_read = int(table["tokens"].max())
         title = f"{loaded.name} on {read.what}: {len(table)} heads, {tokens_read:,} tokens"
         if json:
@@ -102,7 +102,7 @@ def diversity(
         for what, file in files.items():
             console.print(Text(f"{what}: {file}"), soft_wrap=True)
     if stopped:
-        errors.print(f"Stopped after {done} of {total} batches; what they show is kept.")
+        errors.print(f"Stopped after {compared} of {total} batches; what they show is kept.")
         raise typer.Exit(EXIT_CODE)
 
 

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
 from manyheads.cli import options
 from manyheads.common.interrupts import EXIT_CODE, Interrupted, interrupted, interruptible
+from manyheads.common.progress import Progress
 
 if TYPE_CHECKING:
     from manyheads.data.batches import Corpus
-    from manyheads.heads.roles.find import Step
     from manyheads.heads.table import HeadTable
 
 # Heads named for a role, the strongest first.
@@ -67,7 +68,7 @@ def roles(
             tokenizer = loaded.tokenizer()
     with prepared(out), interruptible():
         try:
-            with _progress(errors) as step:
+            with _progress(errors) as progress:
                 table = find(
                     loaded.model,
                     (batch for _, batch in read.batches()),
@@ -75,7 +76,7 @@ def roles(
                     tokenizer=tokenizer,
                     only=None if only is None else [name.strip() for name in only.split(",")],
                     least=least,
-                    step=step,
+                    progress=progress,
                 )
         except Interrupted:
             errors.print("Stopped before the first batch was read; nothing was written.")
@@ -96,7 +97,7 @@ def roles(
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Step]:
+def _progress(console: Console) -> Iterator[Progress]:
     """A bar for what is being read, on a terminal."""
     columns = (
         TextColumn("Reading {task.description}"),
@@ -104,15 +105,15 @@ def _progress(console: Console) -> Iterator[Step]:
         TaskProgressColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, Any] = {}
 
-        def step(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done)
+        def progress(stage: str, done: float, total: float | None) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage)
+            bars.update(tasks[stage], completed=done, total=total)
 
-        yield step
+        yield progress
 
 
 def tell(table: HeadTable, console: Console, title: str, about: Sequence[str] = ()) -> None:

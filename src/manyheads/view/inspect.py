@@ -20,6 +20,7 @@ from manyheads.common.whole_files import write_whole
 from manyheads.heads.inspect import Counted, count, finished, together
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
+from manyheads.nn.statistics import StatisticsSet
 from manyheads.view.document.assemble import About, document
 from manyheads.view.document.sample import TOKENS, FirstBatches, Sample, of_batches
 from manyheads.view.report import write_report
@@ -36,8 +37,9 @@ def inspect(
     tokens: Mapping[str, Iterable[int]] | None = None,
     out: str | os.PathLike[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    statistics: StatisticsSet = "full",
 ) -> HeadTable:
-    """What every head of a model does on these batches: the full set of statistics, one row for each head.
+    """What every head of a model does on these batches: statistics of its attention, one row for each head.
 
     Parameters
     ----------
@@ -47,6 +49,7 @@ def inspect(
     out: a folder for ``heads.json``, ``heads.csv``, ``summary.txt`` and ``report.html``, the page, for which
         a little more is measured; created if it does not exist.
     tokenizer: the model's: the page then shows words instead of token ids.
+    statistics: ``"full"``, or ``"core"`` for the cheaper set; see `watch`.
 
     Ctrl-C ends the counting after the current batch and keeps what was counted; a second one raises
     KeyboardInterrupt at once. Under torchrun or accelerate launch, give each process its own part of the
@@ -74,7 +77,7 @@ def inspect(
     """
     first = FirstBatches(batches, TOKENS)
     with nullcontext() if out is None else prepared(Path(out)), interruptible():
-        counted = together(count(model, ((0, batch) for batch in first), tokens))
+        counted = together(count(model, ((0, batch) for batch in first), tokens, statistics))
         if out is not None and counted.table is not None and rank() == 0:
             write_table(counted.table, Path(out), summary_text(counted.table))
             about = About(type(model).__name__, notes=notes(counted))

@@ -304,7 +304,7 @@ def test_a_long_text_is_cut_and_the_page_is_told(site):
     ("path", "body", "word"),
     [
         ("/api/attend", {}, "a text or an image"),
-        ("/api/attend", {"text": " \n"}, "nothing in it"),
+        ("/api/attend", {"text": " \n"}, "it is empty"),
         ("/api/attend", {"text": 7}, "text"),
         ("/api/attend", {"text": "a", "more": 1}, "more"),
         ("/api/attend", {"image": "AAAA"}, "reads texts"),
@@ -491,7 +491,7 @@ def test_pictures():
         )
         assert "cannot be read" in refused(site, "/api/attend", {"image": picture((40, 40))[:80]})
         assert "pixels" in refused(site, "/api/attend", {"image": picture((9000, 4000))})
-        large = base64.b64encode(bytes(ask.PICTURE_BYTES + 1)).decode()
+        large = base64.b64encode(bytes(ask.IMAGE_BYTES + 1)).decode()
         assert "bytes" in refused(site, "/api/attend", {"image": large})
         assert "--images" in refused(site, "/api/quality", {"heads": {}})
         assert "--images" in refused(site, "/api/choose", {"ranking": "fisher"})
@@ -513,7 +513,7 @@ def test_pictures_that_it_is_measured_on_can_be_asked_about(tmp_path):
         assert other["example"]["picture"]["png"] != first["picture"]["png"]
         rows = answered(site, "/api/rows", {"sample": 2, "heads": {}, "query": 16})["rows"]
         assert [one["shape"] for one in rows.values()] == [[3, 17], [3, 17]]
-        assert "one of 3" in refused(site, "/api/attend", {"sample": 3})
+        assert "below 3" in refused(site, "/api/attend", {"sample": 3})
         assert answered(site, "/api/quality", {"heads": {}})["metric"] == "agreement"
     finally:
         site.queue.close()
@@ -537,7 +537,7 @@ def test_models_that_write_have_a_perplexity():
         total = count = 0.0
         model = site.live.model
         with torch.no_grad(), mh.silence(model, heads):
-            for batch in ask.measured_on(site.live):
+            for batch in ask.quality_batches(site.live):
                 for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True):
                     ids = ids[mask.bool()]
                     logits = model(ids[None]).logits[0, :-1]

@@ -78,7 +78,7 @@ def document(
     about: names for the title of the page.
     tokenizer, processor: the model's, for words and images.
     room: how many bytes the document may take in a report.
-    progress: called with the part that is being measured and the share of it that is done.
+    progress: called with the part that is being measured, and how much of it is done.
 
     Ctrl-C ends the measuring; the document has the parts that were finished by then.
 
@@ -149,20 +149,20 @@ class _Parts:
         self._header, self._progress = page["header"], progress
         self.notes = self._header["notes"]
 
-    def measure(self, name: str, function: Callable[[Callable[[float], None]], T]) -> T | None:
-        """What a function returns that is called with a callback for the share that is done; or None."""
+    def measure(self, name: str, function: Callable[[Progress], T]) -> T | None:
+        """What a function returns that is called with a Progress; None if it fails or is interrupted."""
         if self._header["stopped"]:
             return None
 
-        def step(share: float) -> None:
+        def progress(stage: str, done: float, total: float | None) -> None:
             stop_if_interrupted()
-            self._progress(name, share, 1.0)
+            self._progress(name, done, total)
 
         try:
-            step(0.0)
+            progress(name, 0, 1)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                result = function(step)
+                result = function(progress)
             messages = [str(warning.message) for warning in caught]
             self.notes += [f"{name}: {message}" for message in messages if _is_ours(message)]
         except Interrupted:
@@ -172,7 +172,7 @@ class _Parts:
         except Exception as error:  # whatever an unusual model does, the rest of the page stands
             self.notes.append(left_out(name, error))
             return None
-        self._progress(name, 1.0, 1.0)
+        self._progress(name, 1, 1)
         return result
 
 
@@ -196,50 +196,35 @@ def _measure(
     parts.notes.append(f"roles, importance, redundancy and the curve are measured on {sample.note}")
     if doubts_in(table).unverified:
         parts.notes.append("heads that are not verified are not silenced, neither alone nor in the curve")
-    fisher = parts.measure(
-        "importance", lambda step: importance(model, batches, step=_shares(step, len(batches)))
-    )
+    fisher = parts.measure("importance", lambda progress: importance(model, batches, progress=progress))
     if fisher is not None:
         page["importance"] = head_numbers.importance({"fisher": fisher}, table) | page["importance"]
     order = _most_important(table, fisher)
     examples = Examples(model, table, order, tokenizer, processor, parts.notes)
-    parts.measure("examples", lambda step: examples.add(sample, device, step))
+    parts.measure("examples", lambda progress: examples.add(sample, device, progress))
     page["profiles"] = profiles(examples.seen, table)
     judged = parts.measure(
         "redundancy",
-        lambda step: diversity(
-            model, batches, measures=("attention", "outputs"), step=_shares(step, len(batches))
-        ),
+        lambda progress: diversity(model, batches, measures=("attention", "outputs"), progress=progress),
     )
     if judged is not None:
         page["redundancy"] = head_numbers.redundancy(judged, table)
         page["heads"] = head_numbers.heads(table, judged)
     evidence = parts.measure(
         "roles",
-        lambda step: roles(
-            model, batches, tokenizer=tokenizer, step=lambda what, done, total: step(done / max(1, total))
-        ),
+        lambda progress: roles(model, batches, tokenizer=tokenizer, progress=progress),
     )
     if evidence is not None:
         page["roles"] = head_numbers.roles(evidence, table)
     if fisher is not None:
-        lines = parts.measure("curve", lambda step: curve(model, batches[:1], {"fisher": fisher}, step=step))
+        rankings = {"fisher": fisher}
+        lines = parts.measure(
+            "curve", lambda progress: curve(model, batches[:1], rankings, progress=progress)
+        )
         page["curve"] = cast("Curve | None", lines)
     if examples.changes:
         page["importance"]["leave-one-out"] = _leave_one_out(examples.changes)
     return examples
-
-
-def _shares(step: Callable[[float], None], total: int) -> Callable[[float], None]:
-    """A callback that adds up units and passes on the share of a total."""
-    done = 0.0
-
-    def add(units: float) -> None:
-        nonlocal done
-        done += units
-        step(min(1.0, done / max(1, total)))
-
-    return add
 
 
 def _most_important(table: HeadTable, fisher: HeadTable | None) -> list[int]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.errors import describe_error
+from manyheads.common.progress import Progress
 from manyheads.common.types import Batch
 from manyheads.heads.effects.answers import kind_of, translated
 from manyheads.heads.effects.neighbours import embedded_texts
@@ -64,18 +65,16 @@ class Examples:
         for row in (table.rows[i] for i in order[:LONG_EXACT]):
             self._exact.setdefault(row.site, []).append(row.head)
 
-    def add(self, sample: Sample, device: torch.device, step: Callable[[float], None]) -> None:
+    def add(self, sample: Sample, device: torch.device, progress: Progress) -> None:
         """Measure the examples of a sample, one after the other."""
         batches = list(moved(sample.examples, device))
         others = list(moved(sample.others, device)) if sample.others else []
         neighbours = self._tried("neighbours", lambda: self._neighbours(others))
         for number, batch in enumerate(batches):
             batch = self._tried("translation", partial(self._with_translation, batch)) or batch
-            self._add_one(batch, neighbours, number == 0, partial(_within, step, number, len(batches)))
+            self._add_one(batch, neighbours, number == 0, partial(_within, progress, number, len(batches)))
 
-    def _add_one(
-        self, batch: Batch, neighbours: Neighbours | None, first: bool, step: Callable[[float], None]
-    ) -> None:
+    def _add_one(self, batch: Batch, neighbours: Neighbours | None, first: bool, progress: Progress) -> None:
         heads = len(self._table)
         shown, seen = example(
             self._model,
@@ -109,7 +108,7 @@ class Examples:
                 question=question,
                 length=length,
                 order=order,
-                step=step,
+                progress=progress,
             ),
         )
         shown["silenced"] = cast("Silenced | None", changes)
@@ -158,8 +157,10 @@ def left_out(name: str, error: Exception) -> str:
     return f"{name}: left out ({describe_error(error, 300)})"
 
 
-def _within(step: Callable[[float], None], number: int, total: int, done: float) -> None:
-    step((number + done) / total)
+def _within(
+    progress: Progress, number: int, examples: int, stage: str, done: float, total: float | None
+) -> None:
+    progress(stage, number + done / (total or 1), examples)
 
 
 def profiles(seen: Sequence[Seen], table: HeadTable) -> Profiles | None:

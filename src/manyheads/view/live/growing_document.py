@@ -112,7 +112,7 @@ class GrowingDocument:
             self.queue.yield_to_others()
             if name == "roles":
                 self._roles = roles(
-                    live.model, live.batches, tokenizer=live.tokenizer, step=self._on_progress
+                    live.model, live.batches, tokenizer=live.tokenizer, progress=self._on_progress
                 )
             elif name == "curve":
                 ranked = {"fisher": measured_table(live, "fisher")}
@@ -120,7 +120,7 @@ class GrowingDocument:
                     live.model,
                     quality_batches(live),
                     ranked,
-                    step=lambda share: self._on_progress(name, share, 1.0),
+                    progress=self._on_progress,
                 )
                 self._curve = cast(Curve, lines)
             else:
@@ -132,7 +132,7 @@ class GrowingDocument:
         return True
 
     def _on_progress(self, stage: str, done: float, total: float | None) -> None:
-        self.share = min(1.0, done / total) if total else 0.0
+        self.share = min(1.0, done / (total or 1))
         self.queue.yield_to_others()
 
     def _document(self) -> HeadDocument:

@@ -8,7 +8,6 @@ from manyheads.heads.importance import importance
 from manyheads.heads.inspect import count, finished
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import unverified_heads
-from manyheads.surgery.elimination import elimination
 from manyheads.surgery.plan import plan
 from manyheads.view.live.contract import SiteHeads
 from manyheads.view.live.session import Live, required_corpus
@@ -64,22 +63,20 @@ def measured_table(live: Live, name: str, progress: Progress = no_progress) -> H
     if name in live.tables:
         return live.tables[name]
     read = required_corpus(live)
-    done = 0.0
-
-    def add(units: float) -> None:
-        nonlocal done
-        done += units
-        progress(name, min(done, len(live.batches)), len(live.batches))
-
     if name == "watch":
         batches = ((1, batch) for batch in live.batches)
-        table = finished(count(live.model, batches, read.groups, add))
+        table = finished(
+            count(
+                live.model,
+                batches,
+                read.groups,
+                progress=lambda stage, done, _: progress(stage, done, len(live.batches)),
+            )
+        )
     elif name == "diversity":
-        table = diversity(live.model, live.batches, measures=["attention"], step=add)
-    elif name == "elimination":
-        table = elimination(live.model, live.batches, step=lambda share: progress(name, share, 1.0))
+        table = diversity(live.model, live.batches, measures=["attention"], progress=progress)
     else:
-        table = importance(live.model, live.batches, name, step=add)
+        table = importance(live.model, live.batches, name, progress=progress)
     live.tables[name] = table
     return table
 
