@@ -209,3 +209,31 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"No space left on device.*make room"):
         mh.inspect(llama(), batches(), out=tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["heads.csv", "heads.json", "summary.txt"]
+
+
+def test_the_public_report(tmp_path):
+    torch.manual_seed(0)
+    model = mh.Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
+    batch = torch.randint(17, (3, 5))
+    with torch.no_grad(), mh.watch(model) as seen:
+        model(batch)
+    stages = []
+    path = mh.report(
+        seen,
+        tmp_path / "new" / "page.html",
+        model,
+        [batch],
+        title="tiny",
+        progress=lambda stage, *_: stages.append(stage),
+    )
+    page = carried(path.read_text(encoding="utf-8"))
+    assert page["header"]["model"] == "tiny"
+    assert page["examples"]
+    assert "importance" in stages
+    alone = carried(mh.report(seen.table, tmp_path / "table.html").read_text(encoding="utf-8"))
+    assert alone["examples"] == []
+    assert alone["heads"]["metrics"] == carried(mh.report(seen, path).read_text("utf-8"))["heads"]["metrics"]
+    with pytest.raises(ValueError, match="batches: expected both a model and batches"):
+        mh.report(seen, path, model)
+    with pytest.raises(TypeError, match="shown: expected a HeadTable"):
+        mh.report(model, path)

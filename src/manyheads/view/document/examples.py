@@ -133,8 +133,10 @@ class Examples:
 
     def _neighbours(self, others: Sequence[Batch]) -> Neighbours | None:
         """Texts and embeddings of other inputs."""
-        known = embedded_texts(self._model, self._tokenizer, others)
-        return None if known is None else ([visible(text, NEIGHBOUR_TEXT) for text in known[0]], known[1])
+        texts, embeddings = embedded_texts(self._model, self._tokenizer, others) or ([], None)
+        if embeddings is None:
+            return None
+        return [visible(text, NEIGHBOUR_TEXT) for text in texts], embeddings
 
     @property
     def changes(self) -> list[list[float | None]]:

@@ -126,8 +126,9 @@ def app(live: Live, queue: Queue, document: GrowingDocument, *, host: str, token
         job = queue.submit(request.client or ("", 0), encoded)
         waiting = asyncio.wrap_future(job)
         gone = asyncio.ensure_future(_gone(request))
+        both: list[asyncio.Future[bytes] | asyncio.Future[None]] = [waiting, gone]
         try:
-            await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 raise HTTPException(GONE, "the browser went away")
             return Response(waiting.result(), media_type="application/json")

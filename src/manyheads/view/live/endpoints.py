@@ -258,14 +258,13 @@ def input_result(live: Live, request: Input) -> InputResult:
         batch, tokens = _batch(live, request)
         if live.kind == "translation" and "decoder_input_ids" in batch:
             batch = cast(Batch, translated(live.model, batch))
-        observation, said = observe_answer(
+        observation, answer = observe_answer(
             live.model, batch, tokenizer=live.tokenizer, kind=live.kind, known=live.neighbours
         )
-        answer = cast("Answer | None", said)
         example = _drawn(live, batch, observation)
-        example["answer"] = answer
+        example["answer"] = cast("Answer | None", answer)
         output = read(observation.seen.result, live.model)
-        result = InputResult(batch, tokens, answer, output, example, observation.seen)
+        result = InputResult(batch, tokens, example["answer"], output, example, observation.seen)
     live.results[request] = result
     while len(live.results) > REMEMBERED:
         live.results.popitem(last=False)
