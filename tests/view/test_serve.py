@@ -1,8 +1,11 @@
-"""mh.serve: a page that answers until a signal, also of a model that is open already."""
+"""mh.serve: it opens a model, prints the address, and answers until a signal."""
 
+import os
 import re
 import signal
-import threading
+import subprocess
+import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -10,55 +13,53 @@ from tests.helpers.live_models import Characters, bert, loaded
 
 import manyheads as mh
 
+FACTORY = """
+from tests.helpers.live_models import Characters, bert
 
-@pytest.fixture
-def stopped_by():
-    """A thread that stops the server of this process; joined at the end."""
-    threads = []
-
-    def start(function):
-        thread = threading.Thread(target=function)
-        threads.append(thread)
-        thread.start()
-
-    yield start
-    for thread in threads:
-        thread.join(60)
+def tiny():
+    return bert(), Characters()
+"""
 
 
-def test_it_serves_an_open_model_until_ctrl_c(stopped_by, capsys):
-    seen = {}
-
-    def visit(address):
-        try:
-            with httpx.Client(base_url=address, timeout=60) as client:
-                token = re.search(r'name="manyheads-live" content="([\w-]{20,})"', client.get("/").text)[1]
-                body, headers = {"text": "heads"}, {"x-manyheads-token": token}
-                seen["answer"] = client.post("/api/attend", json=body, headers=headers).json()["answer"]
-        finally:
-            signal.raise_signal(signal.SIGINT)
-
-    def announce(live, address):
-        seen["heads"] = live.heads
-        stopped_by(lambda: visit(address))
-
-    before = signal.getsignal(signal.SIGINT)
-    mh.serve(loaded(bert(), Characters()), port=0, announce=announce)
-    assert seen["heads"] == 6
-    assert seen["answer"]["kind"] == "neighbours"
-    assert signal.getsignal(signal.SIGINT) is before
-    assert capsys.readouterr() == ("", "")
-
-
-def test_by_default_the_address_is_printed(monkeypatch, capsys):
-    monkeypatch.setattr(
-        "manyheads.view.live.server.serve", lambda live, host, port, announce: announce(f"http://{host}/")
+def test_it_answers_and_returns_at_ctrl_c(tmp_path):
+    (tmp_path / "tiny_factory.py").write_text(FACTORY)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import manyheads as mh; mh.serve('tiny_factory:tiny', port=0); print('end')"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    mh.serve(loaded(bert(), Characters()))
-    assert capsys.readouterr().out == "tiny, 6 heads: http://127.0.0.1/\n"
+    try:
+        line = process.stdout.readline()
+        address = re.fullmatch(r"tiny_factory:tiny, 6 heads: (http://127\.0\.0\.1:\d+/)\n", line)[1]
+        assert httpx.get(address, timeout=60).status_code == 200
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, output, errors) == (0, "end\n", "")
+
+
+def test_a_model_that_is_open_already(monkeypatch):
+    calls = []
+    model = loaded(bert(), Characters())
+    monkeypatch.setattr(
+        "manyheads.view.live.server.serve",
+        lambda live, host, port, announce: announce(f"http://{host}:{port}/"),
+    )
+    mh.serve(
+        loaded(bert(), Characters()), port=7, announce=lambda live, address: calls.append((live, address))
+    )
+    (live, address) = calls[0]
+    assert (live.loaded.name, live.heads, address) == ("tiny", 6, "http://127.0.0.1:7/")
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "manyheads.view.live.server", None)
+    monkeypatch.setitem(sys.modules, "manyheads.view.live.server", None)
+    monkeypatch.delattr("manyheads.view.live.server", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'manyheads\[live\]'"):
         mh.serve(loaded(bert(), Characters()))

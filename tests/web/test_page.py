@@ -391,4 +391,4 @@ def test_nothing_is_called_cuttable_where_nobody_measured_what_the_model_needs(s
     page = show(made)
     assert page.locator("[data-filter=cuttable]").count() == 0
     page.locator("[data-control=metric]").select_option("importance:output-norm")
-    assert "does not say what the model would lose" in page.inner_text(".manyheads")
+    assert "does not measure what the model would lose" in page.inner_text(".manyheads")

@@ -85,8 +85,8 @@ export const views = {
     },
     pruning: {
       title: "Quality as heads are silenced",
-      note: "Heads are silenced, the least important first. The line of a good ranking stays above that of random heads (band: one standard error of the change). Nothing is refitted or trained here: manyheads prune keeps more.",
-      noteLess: "Heads are silenced, the least important first. The line of a good ranking stays below that of random heads (band: one standard error of the change; lower perplexity is better). Nothing is refitted or trained here: manyheads prune keeps more.",
+      note: "Heads are silenced, the least important first. The line of a good ranking stays above that of random heads (band: one standard error of the change). Nothing is refitted or trained here: manyheads prune loses less.",
+      noteLess: "Heads are silenced, the least important first. The line of a good ranking stays below that of random heads (band: one standard error of the change; lower perplexity is better). Nothing is refitted or trained here: manyheads prune loses less.",
       kept: "heads kept",
       random: "at random",
       quality: {
