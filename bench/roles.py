@@ -58,7 +58,7 @@ def induction(quick: bool) -> str:
     header = ["head", "induction", "random place", "duplicate", "copying", "roles"]
     cases = int(found.sums["induction_score"][0][0])
     heads = [(row.layer, row.head) for row in found.rows]
-    given = probe_texts.batch_facts(model, batches, tokenizer)
+    given = probe_texts.read_batch_facts(model, batches, tokenizer)
     sequences = list(probe_texts.repeated(given))
     whole = repeated_loss(model, sequences)
     without = silenced_loss(model, sequences, [heads[row] for row in order[:TOP]])

@@ -184,7 +184,7 @@ def test_layout_finds_groups_and_keeps_islands_apart():
     assert found.twin[12] == -1
     near = distance.clone().fill_diagonal_(math.inf)
     assert torch.equal(found.twin[:12], near.argmin(1))
-    assert stress(distance, found.place[:12]) < 1e-3  # points of a plane fit into one
+    assert stress(distance, found.position[:12]) < 1e-3  # points of a plane fit into one
     assert [heads.tolist() for heads in islands(alone)] == [list(range(12)), [12]]
     assert found.silhouette[:12].min() > 0.8
 
@@ -282,7 +282,7 @@ def test_bad_input_is_told_in_a_sentence():
         diversity(model, [x], rows=2.5)
     with pytest.raises(ValueError, match="model: no attention was seen"):
         diversity(nn.Linear(6, 5), [x])
-    with pytest.raises(ValueError, match=r"batches: the model failed on one of 0 \(2, 5, 4\)"):
+    with pytest.raises(ValueError, match=r"batches: the model failed on one of input 0 \(2, 5, 4\)"):
         diversity(model, [torch.randn(2, 5, 4)])
     with pytest.raises(ValueError, match=r"loss: expected a floating tensor .* got float"):
         diversity(model, [x], loss=lambda output, batch: 1.0)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from manyheads.heads.importance import METHODS, importance
 from manyheads.heads.importance.gradients import fisher
 from manyheads.heads.importance.hard_concrete import gates as gated
-from manyheads.heads.importance.request import Task
+from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import Output, difference, directions
 from manyheads.heads.observer import gate_gradients, observed
 from manyheads.heads.silence import gates, silence
@@ -116,7 +116,7 @@ def test_gate_gradients_equal_finite_differences(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_fisher_is_the_quadratic_form_on_average(name: str) -> None:
     model, heads = made(name)
-    table = fisher(Task(model, batches()), squares=450)
+    table = fisher(Request(model, batches()), squares=450)
     for row, (_, _, columns) in enumerate(heads):
         expected = []
         for batch in batches():
@@ -268,7 +268,7 @@ def test_sequences_that_cannot_be_told_apart_count_as_one() -> None:
     torch.manual_seed(0)
     model = Windows().double().eval()
     ids = [tokens(seed, batch=5, length=6)["input_ids"] for seed in range(2)]
-    table = fisher(Task(model, ids), squares=4000)
+    table = fisher(Request(model, ids), squares=4000)
     assert table.sums["importance"][0].tolist() == [2.0, 2.0, 2.0]
     expected = []
     for head in range(3):
@@ -414,7 +414,8 @@ def test_a_model_is_left_as_it_was(method: str, monkeypatch: pytest.MonkeyPatch)
     table = importance(model, batches(), method)
     assert len(table) == 12
     assert table["importance"].isfinite().all()
-    assert table["importance_se"].isfinite().all()
+    if method != "elimination":  # which finds one order, from all batches together
+        assert table["importance_se"].isfinite().all()
     assert set(table["kind"]) == {"causal"}
     assert table["kv_head"][:6] == [0, 0, 1, 1, 2, 2]
     assert [module.training for module in model.modules()] == modes

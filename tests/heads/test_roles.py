@@ -172,7 +172,7 @@ def test_copies_of_random_tokens() -> None:
     cases: dict[str, list[list[tuple[float, float]]]] = {
         name: [[] for _ in table.rows] for name in ("duplicate", "induction", "copying")
     }
-    sequences = list(probe_texts.repeated(probe_texts.batch_facts(model, [batch], None)))
+    sequences = list(probe_texts.repeated(probe_texts.read_batch_facts(model, [batch], None)))
     assert [len(facts.copy) for _, facts in sequences] == list(probe_texts.COPIES)
     for probe, facts in sequences:
         ids, n = probe["input_ids"], len(facts.copy)
@@ -223,7 +223,7 @@ def test_planted_keys() -> None:
     hits: list[list[float]] = [[] for _ in table.rows]
     weight: list[list[float]] = [[] for _ in table.rows]
     chance: list[float] = []
-    for probe, facts in probe_texts.planted(probe_texts.batch_facts(model, [batch], None)):
+    for probe, facts in probe_texts.planted(probe_texts.read_batch_facts(model, [batch], None)):
         ids = probe["input_ids"][0].tolist()
         secret = ids[-(probe_texts.KEY + probe_texts.ANSWER - 1) :]
         begin = next(i for i in range(len(ids)) if ids[i : i + len(secret)] == secret)
@@ -382,4 +382,4 @@ def test_what_cannot_be_looked_for_is_named() -> None:
     assert "rare, separator, duplicate, induction, copying, retrieval: the batches hold no token ids" in note
     note = mh.roles(models.bert(), [models.tokens()])["not_judged"][0]
     assert "copying: the model has no vocabulary head" in note
-    assert "retrieval: there is room" in note
+    assert "retrieval: 0 tokens of text fit around a key; 64 are needed" in note

@@ -248,7 +248,7 @@ def test_arguments() -> None:
     model = Nano()
     for wrong, message in (
         ({"statistics": "all"}, "expected 'core' or 'full', got 'all'"),
-        ({"tokens": {"entropy": [1]}}, "'entropy' is a column of its own"),
+        ({"tokens": {"entropy": [1]}}, "'entropy' is the name of a column already"),
     ):
         with pytest.raises(ValueError, match=message):
             watch(model, **wrong)  # type: ignore[arg-type]

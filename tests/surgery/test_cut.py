@@ -235,7 +235,7 @@ def test_what_goes_wrong_only_with_the_cache_is_found(name):
         name, "decoder.blocks.0"
     )
     hook = small.get_submodule(last).register_forward_hook(LaterOff(), with_kwargs=True)
-    with pytest.raises(RuntimeError, match="writing with the cache, the cut model differs"):
+    with pytest.raises(RuntimeError, match="generating with the cache, the cut model differs"):
         verify(model, small, batch, heads, [])
     hook.remove()
     verify(model, small, batch, heads, [])

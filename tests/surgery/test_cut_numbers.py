@@ -282,7 +282,7 @@ def test_a_batch_that_cannot_be_longer_is_noted_and_numbers_beyond_it_are_refuse
 
     small = mh.cut(awake(Plain), {0: [1]}, torch.randn(2, 3, WIDTH))
     assert changes_of(small).notes == [
-        "the batch, of length 3, could not be made longer, so that nothing is known of longer ones"
+        "the batch, of length 3, could not be made longer, so the copy was not checked on longer ones"
     ]
 
 
@@ -452,7 +452,7 @@ class Far(Windows):
 
 
 def test_settings_that_no_batch_shows_are_refused():
-    with pytest.raises(ValueError, match=r"whether .*windows has to do with the heads does not show"):
+    with pytest.raises(ValueError, match=r"does not show whether .*windows depends on the number of heads"):
         mh.cut(awake(Far), {0: [1]}, torch.randn(2, 5, WIDTH))
 
 

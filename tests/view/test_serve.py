@@ -51,9 +51,7 @@ def test_a_model_that_is_open_already(monkeypatch):
         "manyheads.view.live.server.serve",
         lambda live, host, port, announce: announce(f"http://{host}:{port}/"),
     )
-    mh.serve(
-        loaded(bert(), Characters()), port=7, announce=lambda live, address: calls.append((live, address))
-    )
+    mh.serve(model, port=7, announce=lambda *call: calls.append(call))
     (live, address) = calls[0]
     assert (live.loaded.name, live.heads, address) == ("tiny", 6, "http://127.0.0.1:7/")
 

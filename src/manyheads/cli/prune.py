@@ -24,6 +24,7 @@ from manyheads.common.interrupts import (
     interruptible,
     stop_if_interrupted,
 )
+from manyheads.common.json_numbers import plain
 from manyheads.common.progress import Progress
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def prune(
         }
         document["original_heads"] = getattr(small, "original_heads", {})
         if drawn is not None:
-            document["curve"] = comparison.finite(asdict(drawn))
+            document["curve"] = plain(asdict(drawn))
         written = json_format.dumps(document, indent=1)
         with whole_folder(out) as folder:
             files.save(small, folder, if_any(loaded.tokenizer))

@@ -26,7 +26,7 @@ class Captured:
     output: Any = None
     handed: dict[str | int, str] = field(default_factory=dict)  # arguments that another of the modules gave
 
-    def given(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, copied: caches change when they are used."""
         return copy.deepcopy((self.args, self.kwargs))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -23,3 +23,17 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The value with a function applied to each tensor in it; lists become tuples, mappings dictionaries.
+
+    >>> import torch
+    >>> map_tensors(torch.neg, {"a": torch.tensor(1), "b": [torch.tensor(2), "c"]})
+    {'a': tensor(-1), 'b': (tensor(-2), 'c')}
+    """
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: map_tensors(function, item) for name, item in value.items()}
+    return tuple(map_tensors(function, item) for item in value) if isinstance(value, list | tuple) else value

@@ -1,10 +1,9 @@
-"""Attention along a sequence: what every head looks at, place by place, of one sequence or of many."""
+"""Attention along a sequence: how much every head attends to each position, over one sequence or many."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,49 +13,50 @@ from manyheads.capture.call_rows import weight_rows
 from manyheads.capture.interceptor import Interceptor
 from manyheads.common.preserved_state import untouched
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 
 
 @dataclass(frozen=True, eq=False)
 class Along:
-    """Where heads look.
+    """How much heads attend to each position.
 
     Attributes
     ----------
     heads: their names, layer.head, in the order of the model.
-    weights: (heads, places), each row the mean attention on every place: it sums to one.
+    weights: (heads, positions), each row the mean attention on every position: it sums to one.
     """
 
     heads: list[str]
     weights: Tensor
 
 
-def along(model: nn.Module, batches: Iterable[Any], query: int | None = None) -> Along:
-    """The mean attention of every self-attention head on each place of sequences of one length.
+def along(model: nn.Module, batches: Iterable[Batch], query: int | None = None) -> Along:
+    """The mean attention of every self-attention head on each position of sequences of one length.
 
     Parameters
     ----------
     model: any torch.nn.Module; run as it is, without gradients.
     batches: dicts, tuples or tensors; all sequences as long as each other, without padding.
-    query: the place that looks, such as 0 for a class token; the mean over all places without it.
+    query: the position of the query, such as 0 for a class token; the mean over all queries without it.
 
     Examples
     --------
     >>> from manyheads.nn.transformers import Encoder
     >>> model = Encoder(12, heads=3, layers=2, vocabulary=7)
-    >>> found = along(model, [torch.randint(7, (5, 11))], query=0)
-    >>> found.heads[:4], found.weights.shape
+    >>> attention = along(model, [torch.randint(7, (5, 11))], query=0)
+    >>> attention.heads[:4], attention.weights.shape
     (['0.0', '0.1', '0.2', '1.0'], torch.Size([6, 11]))
     """
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
 
-    def see(call: Call) -> None:
+    def on_call(call: Call) -> None:
         if call.site.cross:
             return
         with torch._C.DisableTorchFunction():
-            wanted = list(range(call.queries)) if query is None else [query % call.queries]
+            positions = list(range(call.queries)) if query is None else [query % call.queries]
             rows = (
-                weight_rows(call, list(range(call.site.heads)), wanted).double().mean(2)
+                weight_rows(call, list(range(call.site.heads)), positions).double().mean(2)
             )  # (batch, heads, keys)
             name, before = call.site.name, sums.get(call.site.name)
             if before is not None and before.shape[1] != rows.shape[2]:
@@ -67,7 +67,7 @@ def along(model: nn.Module, batches: Iterable[Any], query: int | None = None) ->
             sums[name] = rows.sum(0) if before is None else before + rows.sum(0)
             counts[name] = counts.get(name, 0) + len(rows)
 
-    with untouched(model), torch.no_grad(), Interceptor(model, see):
+    with untouched(model), torch.no_grad(), Interceptor(model, on_call):
         for batch in batches:
             run(model, batch)
     if not sums:

@@ -23,7 +23,7 @@ OF_WHOLE_KEYS = frozenset({"first", "distance_spread"})
 
 def measure(
     call: Call,
-    look: Visible,
+    visibility: Visible,
     chosen: StatisticsSet,
     features: Tensor | None = None,
     rows: Tensor | None = None,
@@ -35,9 +35,9 @@ def measure(
     queries where ``rows`` (batch, queries) is False: they attend to nothing. What has no meaning in the call
     is absent.
     """
-    keys, start = look.keys, call.memory[0]
+    keys, start = visibility.keys, call.memory[0]
     if call.signed:
-        return _of_signed(call, look)
+        return _of_signed(call, visibility)
     if features is not None:
         features = features[:, start : start + keys].expand(call.output.shape[0], -1, -1)
     if call.scores is not None:
@@ -45,16 +45,16 @@ def measure(
         scores = call.scores[..., left : left + keys]
         if rows is not None:
             scores = scores.masked_fill(~rows[:, None, :, None], -torch.inf)
-        found = statistics_of_scores(scores, statistics=chosen, features=features)
+        metrics = statistics_of_scores(scores, statistics=chosen, features=features)
         if call.modified:
-            _scale_shares(found, scores)
+            _scale_shares(metrics, scores)
         if left or right:
             end = call.scores.shape[-1] - right
-            found = _with_sinks(
-                found, scores, torch.cat([call.scores[..., :left], call.scores[..., end:]], -1)
+            metrics = _with_sinks(
+                metrics, scores, torch.cat([call.scores[..., :left], call.scores[..., end:]], -1)
             )
     elif call.query is not None and call.key is not None:
-        key, mask = call.key[:, :, :keys], look.mask
+        key, mask = call.key[:, :, :keys], visibility.mask
         group = call.site.heads // (max(call.site.kv_heads) + 1)
         if key.shape[1] == call.site.heads and call.site.kv_heads == tuple(
             h // group for h in range(call.site.heads)
@@ -63,87 +63,91 @@ def measure(
         if rows is not None:
             padded = mask.lengths is not None and keys == call.queries
             mask = replace(mask, queries=mask.lengths) if padded else mask & rows[:, None, :, None]
-        found = statistics(call.query, key, mask=mask, scale=call.scale, statistics=chosen, features=features)
+        metrics = statistics(
+            call.query, key, mask=mask, scale=call.scale, statistics=chosen, features=features
+        )
     else:
         raise ValueError(f"{call.site.name}: a call with neither scores nor queries and keys")
-    exact = found["entropy"].dtype
-    normalised = found["entropy"] / found["keys"].clamp(min=2).log()
-    found["entropy_normalised"] = normalised.masked_fill_(found["keys"] < 2, 0.0)  # not what rounding left
-    found["output_norm"] = _norm(call.output, exact)
+    exact = metrics["entropy"].dtype
+    normalised = metrics["entropy"] / metrics["keys"].clamp(min=2).log()
+    metrics["entropy_normalised"] = normalised.masked_fill_(
+        metrics["keys"] < 2, 0.0
+    )  # not what rounding left
+    metrics["output_norm"] = _norm(call.output, exact)
     if chosen == "full":
-        found["effective_keys"] = 1 / found["collision"]
+        metrics["effective_keys"] = 1 / metrics["collision"]
     absent = {"output_norm"} if call.partial else set()
     if call.modified:
         absent.add("largest_logit")  # the weights are no softmax of logits
-    if not look.aligned:
+    if not visibility.aligned:
         absent |= OF_ONE_SEQUENCE | (OF_WHOLE_KEYS if call.blocked or call.partial else set())
-    return {name: value for name, value in found.items() if name not in absent} if absent else found
+    return {name: value for name, value in metrics.items() if name not in absent} if absent else metrics
 
 
-def _scale_shares(found: dict[str, Tensor], scores: Tensor) -> None:
+def _scale_shares(metrics: dict[str, Tensor], scores: Tensor) -> None:
     """From the statistics of normalised weights to those of the weights that were used, which need not sum to
     one. Distances are means, and stay.
     """
     used = scores.exp()
     mass = used.sum(-1)
-    found["entropy"] = mass * found["entropy"] - torch.special.xlogy(mass, mass)
+    metrics["entropy"] = mass * metrics["entropy"] - torch.special.xlogy(mass, mass)
     for name in ("self", "previous", "next", "first", "local", "confidence"):
-        if name in found:
-            found[name] = found[name] * mass
-    if "collision" in found:
-        found["collision"] = found["collision"] * mass**2
-    if "features" in found:
-        found["features"] = found["features"] * mass.unsqueeze(-1)
-    if "received" in found:
-        found["received"] = used.sum(2)
+        if name in metrics:
+            metrics[name] = metrics[name] * mass
+    if "collision" in metrics:
+        metrics["collision"] = metrics["collision"] * mass**2
+    if "features" in metrics:
+        metrics["features"] = metrics["features"] * mass.unsqueeze(-1)
+    if "received" in metrics:
+        metrics["received"] = used.sum(2)
 
 
-def _of_signed(call: Call, look: Visible) -> dict[str, Tensor]:
-    """What can be said of weights that may be negative: where they are and how large, but no entropy."""
+def _of_signed(call: Call, visibility: Visible) -> dict[str, Tensor]:
+    """The metrics of weights that may be negative: their positions and sizes, but no entropy."""
     assert call.weights is not None
-    weights = call.weights[..., : look.keys].to(torch.promote_types(call.output.dtype, torch.float32))
-    found = {"keys": (weights != 0).sum(-1), "output_norm": _norm(call.output, weights.dtype)}
-    if look.aligned:
-        keys = torch.arange(look.keys, device=weights.device)
-        position = torch.arange(call.queries, device=weights.device)[:, None] + look.offset
+    weights = call.weights[..., : visibility.keys].to(torch.promote_types(call.output.dtype, torch.float32))
+    metrics = {"keys": (weights != 0).sum(-1), "output_norm": _norm(call.output, weights.dtype)}
+    if visibility.aligned:
+        keys = torch.arange(visibility.keys, device=weights.device)
+        position = torch.arange(call.queries, device=weights.device)[:, None] + visibility.offset
         steps = {"previous": -1, "self": 0, "next": 1}
-        found |= {name: (weights * (keys == position + step)).sum(-1) for name, step in steps.items()}
-        found["first"] = weights[..., 0]
-    return found
+        metrics |= {name: (weights * (keys == position + step)).sum(-1) for name, step in steps.items()}
+        metrics["first"] = weights[..., 0]
+    return metrics
 
 
 def _norm(output: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of each head's output (batch, heads, queries, width), read in the order in which memory holds it."""
+    """The norm of each head's output (batch, heads, queries, width), read in memory order."""
     by_query = output.stride(1) < output.stride(2)
     ordered = output.transpose(1, 2) if by_query else output
     norm: Tensor = torch.linalg.vector_norm(ordered, dim=-1, dtype=dtype)
     return norm.transpose(1, 2) if by_query else norm
 
 
-def _with_sinks(found: dict[str, Tensor], scores: Tensor, sinks: Tensor) -> dict[str, Tensor]:
+def _with_sinks(metrics: dict[str, Tensor], scores: Tensor, sinks: Tensor) -> dict[str, Tensor]:
     """Statistics of a softmax over keys and sinks (batch, heads, queries, n), from those over the keys alone.
 
     A sink is a place to put attention, but has no position: it counts in entropy, confidence and effective
     keys, takes its share from every key, and leaves distances alone.
     """
-    exact = found["entropy"].dtype
+    exact = metrics["entropy"].dtype
     sinks = sinks.to(exact)
-    total = torch.logsumexp(torch.cat([found["logsumexp"].unsqueeze(-1), sinks], -1), -1)
-    share = (found["logsumexp"] - total).exp()  # of the keys
+    total = torch.logsumexp(torch.cat([metrics["logsumexp"].unsqueeze(-1), sinks], -1), -1)
+    share = (metrics["logsumexp"] - total).exp()  # of the keys
     weights = (sinks - total.unsqueeze(-1)).exp()
     surprise = -torch.special.xlogy(weights, weights).sum(-1) - torch.special.xlogy(share, share)
-    out = found | {"logsumexp": total, "entropy": share * found["entropy"] + surprise}
+    out = metrics | {"logsumexp": total, "entropy": share * metrics["entropy"] + surprise}
     more = (weights > 0).sum(-1)
-    out["keys"] = torch.where(found["keys"] > 0, found["keys"] + more, found["keys"])
+    out["keys"] = torch.where(metrics["keys"] > 0, metrics["keys"] + more, metrics["keys"])
     for name in ("self", "previous", "next", "first", "local"):
-        if name in found:
-            out[name] = share * found[name]
-    if "features" in found:
-        out["features"] = share.unsqueeze(-1) * found["features"]
-    if "confidence" in found:
-        out["confidence"] = torch.maximum(share * found["confidence"], weights.amax(-1))
-        out["collision"] = share**2 * found["collision"] + (weights**2).sum(-1)
-        out["largest_logit"] = torch.maximum(found["largest_logit"], sinks.amax(-1))
+        if name in metrics:
+            out[name] = share * metrics[name]
+    if "features" in metrics:
+        out["features"] = share.unsqueeze(-1) * metrics["features"]
+    if "confidence" in metrics:
+        out["confidence"] = torch.maximum(share * metrics["confidence"], weights.amax(-1))
+        out["collision"] = share**2 * metrics["collision"] + (weights**2).sum(-1)
+        out["largest_logit"] = torch.maximum(metrics["largest_logit"], sinks.amax(-1))
         p = (scores.to(exact) - total.unsqueeze(-1)).exp()
         out["received"] = p.nan_to_num_(0.0).sum(2)
     return out
@@ -208,12 +212,12 @@ class Tally:
             self._sums[:, [self.names.index(name) for name in names]] += sums
 
     def received(self, weights: Tensor, real: Tensor) -> None:
-        """Add the attention that keys got: (batch, heads, keys), where ``real`` (batch, keys)."""
+        """Add the attention received by keys (batch, heads, keys), where ``real`` (batch, keys)."""
         if self.profiles is not None:
             weights = in_float64(weights)
-            there = real.to(weights.device).unsqueeze(1).expand(weights.shape)
-            self._lengthen("received", 0, there.sum(0), 0)
-            self._lengthen("received", 1, torch.where(there, weights, 0.0).sum(0), 0)
+            real_keys = real.to(weights.device).unsqueeze(1).expand(weights.shape)
+            self._lengthen("received", 0, real_keys.sum(0), 0)
+            self._lengthen("received", 1, torch.where(real_keys, weights, 0.0).sum(0), 0)
 
     def _lengthen(self, name: str, row: int, values: Tensor, start: int) -> None:
         """Add (heads, length) to a profile (2, heads, positions), making it longer when needed."""

@@ -1,20 +1,24 @@
-"""What every head of a model does on a corpus: counted exactly, by one process or many, kept on Ctrl-C."""
+"""What every head of a model does on a corpus: counted exactly, by one process or many; Ctrl-C keeps it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import distributed, nn
 
 from manyheads.common.devices import device_of
+from manyheads.common.errors import describe_error
 from manyheads.common.interrupts import Interrupted, interrupted
+from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.processes import processes
 from manyheads.common.progress import Progress, no_progress
+from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
+from manyheads.heads.observer import shapes
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import Watch, watch
 from manyheads.nn.statistics import StatisticsSet
@@ -22,7 +26,7 @@ from manyheads.nn.statistics import StatisticsSet
 
 @dataclass
 class Counted:
-    """What one process, or all together, have counted."""
+    """The counts of one process, or of all together."""
 
     table: HeadTable | None = None
     units: int = 0  # tokens or images that were read
@@ -34,7 +38,7 @@ class Counted:
 
 def count(
     model: nn.Module,
-    batches: Iterable[tuple[int, Any]],
+    batches: Iterable[tuple[int, Batch]],
     tokens: Mapping[str, Iterable[int]] | None = None,
     statistics: StatisticsSet = "full",
     progress: Progress = no_progress,
@@ -55,7 +59,7 @@ def count(
                 if interrupted():
                     counted.stopped = True
                     break
-                _run(model, _moved(batch, device))
+                _run(model, map_tensors(lambda x: x.to(device), batch))
                 counted.table, counted.units = _table(seen), counted.units + units
                 progress("watch", counted.units, None)
     except (ValueError, TypeError, OSError) as error:
@@ -75,44 +79,18 @@ def _table(seen: Watch) -> HeadTable:
     except ValueError as error:
         raise ValueError(
             f"MODEL: {str(error).removeprefix('watch: ')}; expected a transformer whose attention is made of "
-            "torch functions: give such a model"
+            "torch functions: choose such a model"
         ) from error
 
 
-def _run(model: nn.Module, batch: Any) -> None:
+def _run(model: nn.Module, batch: Batch) -> None:
     try:
-        if isinstance(batch, Mapping):
-            model(**batch)
-        elif isinstance(batch, tuple | list):
-            model(*batch)
-        else:
-            model(batch)
+        run(model, batch)
     except Exception as error:
-        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in _tensors(batch))
-        said = (str(error).strip().splitlines() or [""])[0][:300]
         raise ValueError(
-            f"MODEL: failed on a batch of {shapes or type(batch).__name__} ({type(error).__name__}: {said}); "
-            "expected one that it can run: try shorter sequences, smaller batches, other ids"
+            f"MODEL: failed on a batch of {shapes(batch)} ({describe_error(error, 300)}); expected one "
+            "that it can run: try shorter sequences, smaller batches, other ids"
         ) from error
-
-
-def _tensors(batch: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(batch, Tensor):
-        yield "input", batch
-    elif isinstance(batch, Mapping):
-        yield from ((str(name), x) for name, x in batch.items() if isinstance(x, Tensor))
-    elif isinstance(batch, tuple | list):
-        yield from ((f"input {n}", x) for n, x in enumerate(batch) if isinstance(x, Tensor))
-
-
-def _moved(batch: Any, place: torch.device) -> Any:
-    if isinstance(batch, Tensor):
-        return batch.to(place)
-    if isinstance(batch, Mapping):
-        return {name: _moved(x, place) for name, x in batch.items()}
-    if isinstance(batch, tuple | list):
-        return tuple(_moved(x, place) for x in batch)
-    return batch
 
 
 def finished(counted: Counted) -> HeadTable:
@@ -126,22 +104,22 @@ def finished(counted: Counted) -> HeadTable:
     return counted.table
 
 
-def together(own: Counted) -> Counted:
-    """What all processes have counted, merged exactly; the same in each of them."""
+def together(counted: Counted) -> Counted:
+    """The counts of all processes, merged exactly; the same in each of them."""
     if processes() == 1:
-        return own
-    from torch import distributed
-
+        return counted
     started_here = not distributed.is_initialized()
     if started_here:
         distributed.init_process_group("gloo")
     try:
-        parts: list[Any] = [None] * distributed.get_world_size()
-        told = None if own.error is None else ValueError(str(own.error))  # others' errors may not travel
-        distributed.all_gather_object(parts, replace(own, error=told))
+        gathered: list[Counted | None] = [None] * distributed.get_world_size()
+        # errors of other classes may not survive pickling
+        error = None if counted.error is None else ValueError(str(counted.error))
+        distributed.all_gather_object(gathered, replace(counted, error=error))
     finally:
         if started_here:
             distributed.destroy_process_group()
+    parts = [part for part in gathered if part is not None]
     tables = [part.table for part in parts if part.table is not None]
     if len({table.model for table in tables}) > 1:
         raise ValueError(

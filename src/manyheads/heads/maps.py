@@ -1,10 +1,9 @@
-"""maps: the exact attention of chosen heads, for looking at."""
+"""maps: the exact attention of chosen heads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from manyheads.capture.interceptor import Interceptor, module_paths
 from manyheads.capture.site import Selection, Site
 from manyheads.common.preserved_state import untouched
 from manyheads.common.run_batch import run
-from manyheads.common.types import Heads
+from manyheads.common.types import Batch, Heads
 
 _ROWS = 256  # queries at a time
 
@@ -38,48 +37,56 @@ class Map:
 
 
 def maps(
-    model: nn.Module, batch: Any, heads: Heads, queries: Sequence[int] | None = None, size: int | None = 512
+    model: nn.Module, batch: Batch, heads: Heads, queries: Sequence[int] | None = None, size: int | None = 512
 ) -> dict[str, Map]:
     """Run the model once and return the exact attention of the chosen heads.
 
     Parameters
     ----------
     model: any torch.nn.Module; run as it is, without gradients.
-    batch: a dict (given as keyword arguments), a tuple or list (as positional ones), or anything else (as
-        the only one).
+    batch: a dict (passed by name), a tuple or list (passed in order), or one tensor.
     heads: ``{layer number or site: [head numbers]}``.
     queries: positions of the queries wanted, negative ones counted from the end; all without it.
-    size: maps with more rows or columns than this are pooled to at most so many; None for never.
+    size: maps with more rows or columns than this are pooled down to it; None for never.
 
     Returns
     -------
     ``{site: Map}``; pieces of one site's attention, where a model loops over them, stand one after the other
     in the batch, as they come, if they are of one shape; otherwise the last is kept.
 
+    See Also
+    --------
+    watch: numbers of every head.
+    silence: switch heads off.
+
+    References
+    ----------
+    Vig, "A multiscale visualization of attention in the transformer model" (2019).
+
     Examples
     --------
     >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
     >>> x = torch.randn(3, 5, 6)
-    >>> found = maps(layer, (x, x, x), {0: [1]})[""]
-    >>> found.weights.shape, torch.allclose(found.weights.sum(-1), torch.ones(3, 1, 5))
+    >>> attention = maps(layer, (x, x, x), {0: [1]})[""]
+    >>> attention.weights.shape, torch.allclose(attention.weights.sum(-1), torch.ones(3, 1, 5))
     (torch.Size([3, 1, 5, 5]), True)
     """
     chosen = Selection(heads, module_paths(model).values())
     if size is not None and size < 1:
         raise ValueError(f"size: expected at least 1, got {size}")
-    found: dict[str, Map] = {}
+    site_maps: dict[str, Map] = {}
 
-    def see(call: Call) -> None:
+    def on_call(call: Call) -> None:
         numbers = chosen.at(call.site)
         if numbers and not call.again:
             with torch._C.DisableTorchFunction():
-                piece, before = _map(call, numbers, queries, size), found.get(call.site.name)
-                found[call.site.name] = piece if before is None else _joined(before, piece)
+                piece, before = _map(call, numbers, queries, size), site_maps.get(call.site.name)
+                site_maps[call.site.name] = piece if before is None else _joined(before, piece)
 
-    with untouched(model), torch.no_grad(), Interceptor(model, see) as interceptor:
+    with untouched(model), torch.no_grad(), Interceptor(model, on_call) as interceptor:
         run(model, batch)
     chosen.finish(interceptor.sites.by_name.values())
-    return found
+    return site_maps
 
 
 def _joined(before: Map, piece: Map) -> Map:
@@ -93,13 +100,13 @@ def _joined(before: Map, piece: Map) -> Map:
 
 def _map(call: Call, numbers: list[int], queries: Sequence[int] | None, size: int | None) -> Map:
     length, keys = call.queries, call.keys
-    wanted = list(range(length)) if queries is None else [_position(i, length) for i in queries]
+    positions = list(range(length)) if queries is None else [_position(i, length) for i in queries]
     row_size = 1 if size is None or queries is not None else -(-length // size)
     column_size = 1 if size is None else -(-keys // size)
     parts = []
     step = row_size * max(1, _ROWS // row_size)
-    for start in range(0, len(wanted), step):
-        weights = weight_rows(call, numbers, wanted[start : start + step])  # (batch, heads, rows, keys)
+    for start in range(0, len(positions), step):
+        weights = weight_rows(call, numbers, positions[start : start + step])  # (batch, heads, rows, keys)
         if column_size > 1:
             weights = (
                 nn.functional.pad(weights, (0, -keys % column_size)).unflatten(-1, (-1, column_size)).sum(-1)
@@ -107,7 +114,7 @@ def _map(call: Call, numbers: list[int], queries: Sequence[int] | None, size: in
         if row_size > 1:
             weights = torch.stack([part.mean(2) for part in weights.split(row_size, 2)], 2)
         parts.append(weights)
-    return Map(call.site, tuple(numbers), tuple(wanted), torch.cat(parts, 2), row_size, column_size)
+    return Map(call.site, tuple(numbers), tuple(positions), torch.cat(parts, 2), row_size, column_size)
 
 
 def _position(query: int, length: int) -> int:

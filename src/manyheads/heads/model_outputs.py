@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from manyheads.common.devices import in_float64
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """What a model said about each sequence.
+    """The output of a model for each sequence.
 
     Attributes
     ----------
@@ -36,14 +35,14 @@ class Output:
 
     @property
     def measure(self) -> str:
-        """What `difference` is, in words."""
+        """The name of what `difference` measures."""
         if self.real is None:
             return "1 - cosine of the mean hidden state"
         return f"KL(full || silenced), nats a {'sequence' if self.whole else 'token'}"
 
 
-def read(result: Any, model: nn.Module, real: Tensor | None = None) -> Output:
-    """The output in what a model returned.
+def read(result: object, model: nn.Module, real: Tensor | None = None) -> Output:
+    """The output of a model, from what it returned.
 
     ``logits`` by name, or a tensor whose last axis is as wide as the model's vocabulary, are logits. Else it
     is ``last_hidden_state``, or the first tensor there is: (batch, length, width), of which the mean over
@@ -72,11 +71,11 @@ def read(result: Any, model: nn.Module, real: Tensor | None = None) -> Output:
         whole = value.dim() == 2
         value = value.unsqueeze(1) if whole else value.flatten(1, -2)
         fits = real is not None and real.shape == value.shape[:2]
-        shown = real if fits else torch.ones(value.shape[:2], dtype=torch.bool, device=value.device)
-        return Output(value, shown, whole)
+        mask = real if fits else torch.ones(value.shape[:2], dtype=torch.bool, device=value.device)
+        return Output(value, mask, whole)
     if value.dim() == 2:
         return Output(value, None)
-    if value.dim() > 3:  # pictures: channels first
+    if value.dim() > 3:  # images: channels first
         return Output(value.flatten(2).mean(2), None)
     if real is None or real.shape != value.shape[:2]:
         return Output(value.mean(1), None)
@@ -84,8 +83,8 @@ def read(result: Any, model: nn.Module, real: Tensor | None = None) -> Output:
     return Output((value * weights).sum(1) / weights.sum(1).clamp(min=1.0), None)
 
 
-def main_tensor(result: Any) -> tuple[str, Tensor]:
-    """The tensor that matters in what a model returned, and its name if it has one.
+def main_tensor(result: object) -> tuple[str, Tensor]:
+    """The main tensor in what a model returned, and its name if it has one.
 
     >>> main_tensor((None, torch.ones(2)))
     ('', tensor([1., 1.]))

@@ -1,4 +1,4 @@
-"""Running a model on a batch while its heads' outputs are seen, with gradients, or with some silenced."""
+"""Running a model on a batch while its heads are observed, with gradients, or with some heads silenced."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,11 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible
 from manyheads.capture.site import Site, Unverified
 from manyheads.common.devices import device_of, for_float64
+from manyheads.common.errors import describe_error
+from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 from manyheads.heads.model_outputs import Output, read
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint, labels_of, rows_of
@@ -36,22 +38,22 @@ class Forward:
         model made its attention in pieces.
     """
 
-    result: Any
+    result: object
     output: Output
     real: Tensor | None
     heads: dict[str, list[Tensor]]
 
 
 class Observer:
-    """Sees the heads of a model at work. Made by `observed`."""
+    """Observes the heads of a model as it runs. Made by `observed`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.device = device_of(model)
-        taken = inspect.signature(model.forward).parameters.values()
-        self._takes_labels = any(p.name == "labels" or p.kind is p.VAR_KEYWORD for p in taken)
+        parameters = inspect.signature(model.forward).parameters.values()
+        self._takes_labels = any(p.name == "labels" or p.kind is p.VAR_KEYWORD for p in parameters)
         self.tokens: dict[str, int] = {}  # queries counted, by site
-        self._interceptor = Interceptor(model, self._see)
+        self._interceptor = Interceptor(model, self._on_call)
         self.gated_sites: set[str] = set()
         self._gates: Mapping[str, Tensor] | None = None
         self._mark: Callable[[str], None] | None = None
@@ -65,12 +67,12 @@ class Observer:
         return self._interceptor.measured
 
     def forward(
-        self, batch: Any, gradients: bool = False, mark: Callable[[str], None] | None = None
+        self, batch: Batch, gradients: bool = False, mark: Callable[[str], None] | None = None
     ) -> Forward:
         """Run the model and see its heads.
 
-        With ``gradients`` the output can be differentiated by them; ``mark`` is told each site when its
-        attention is called.
+        With ``gradients`` the output can be differentiated by them; ``mark`` is called with each site as its
+        attention runs.
         """
         self._heads, self._real, self._gradients, self._mark = {}, None, gradients, mark
         with torch.set_grad_enabled(gradients):
@@ -88,7 +90,7 @@ class Observer:
             )
         return Forward(result, output, self._real, self._heads)
 
-    def gated(self, batch: Any, gates: Mapping[str, Tensor], gradients: bool = False) -> Any:
+    def gated(self, batch: Batch, gates: Mapping[str, Tensor], gradients: bool = False) -> object:
         """What the model returns when the heads of these sites are multiplied by numbers (heads,).
 
         `gated_sites` has those where that happened.
@@ -101,11 +103,11 @@ class Observer:
             self._gates = None
 
     def check(self, verb: str, unverified: Unverified) -> None:
-        """Raise when nothing was proved of a site that was seen, and ``verb`` would silence its heads."""
+        """Raise when ``verb`` would silence heads at a site that is not verified."""
         for site in self.sites:
             site.check(verb, unverified)
 
-    def output(self, result: Any, full: Forward) -> Output:
+    def output(self, result: object, full: Forward) -> Output:
         """What the model returned for a batch, read with the padding seen when the full model ran on it."""
         return read(result, self.model, full.real)
 
@@ -117,26 +119,22 @@ class Observer:
         tokens = [self.tokens.get(site.name, 0) for site in self.sites for _ in range(site.heads)]
         empty = {site.name: torch.zeros(3, site.heads, dtype=torch.float64) for site in self.sites}
         joined = {
-            column: torch.cat([found.get(name, empty[name]) for name in empty], 1)
-            for column, found in sums.items()
+            column: torch.cat([by_site.get(name, empty[name]) for name in empty], 1)
+            for column, by_site in sums.items()
         }
         rows = rows_of(self.model, self.sites)
         about = {"measure": [measure] * len(rows)} | labels_of(self.sites)
         return HeadTable(rows, torch.tensor(tokens), joined, fingerprint(self.model), labels=about)
 
-    def _run(self, batch: Any) -> Any:
+    def _run(self, batch: Batch) -> object:
         if isinstance(batch, Mapping) and "labels" in batch and not self._takes_labels:
             batch = {name: item for name, item in batch.items() if name != "labels"}  # they are the loss's
         try:
             return run(self.model, batch)
         except Exception as error:
-            said = (str(error).strip().splitlines() or [""])[0][:300]
-            raise ValueError(
-                f"batches: the model failed on one of {shapes(batch)} ({type(error).__name__}: {said}); "
-                "expected what it can run: other names, shorter sequences, other ids"
-            ) from error
+            raise failed_on(batch, error) from error
 
-    def _see(self, call: Call) -> Tensor | None:
+    def _on_call(self, call: Call) -> Tensor | None:
         name = call.site.name
         if self._gates is not None:
             if name not in self._gates:
@@ -154,8 +152,8 @@ class Observer:
 
     def _count(self, call: Call) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            own = update_site(call, visible(call))  # (batch or 1, queries), False for padding
-            real = None if own is None else own.expand(call.output.shape[0], -1)
+            real = update_site(call, visible(call))  # (batch or 1, queries), False for padding
+            real = None if real is None else real.expand(call.output.shape[0], -1)
             if not call.site.cross:
                 self._real = real
             queries = call.output.shape[0] * call.queries if real is None else int(real.sum())
@@ -165,7 +163,8 @@ class Observer:
 
 @contextmanager
 def observed(model: nn.Module) -> Iterator[Observer]:
-    """A context in which a model runs in eval mode, its parameters need no gradient, and its heads are seen.
+    """A context in which a model runs in eval mode, its parameters need no gradient, and its heads are
+    observed.
 
     >>> layer = nn.TransformerEncoderLayer(6, nhead=2, dim_feedforward=5, batch_first=True)
     >>> with observed(layer) as observer:
@@ -182,12 +181,12 @@ def observed(model: nn.Module) -> Iterator[Observer]:
 
 
 def gate_gradients(
-    heads: Mapping[str, list[Tensor]], value: Tensor, weights: Tensor, again: bool = False
+    heads: Mapping[str, list[Tensor]], value: Tensor, weights: Tensor, retain_graph: bool = False
 ) -> dict[str, Tensor]:
     """The gradient of each head's gate, for each sequence: {site: (batch, heads)} in float64.
 
     A gate g multiplies the head's output o, so d value / d g = sum over tokens of (d value / d o) . o.
-    Where a model folds other things into the batch (windows, pieces), the sequences cannot be told apart and
+    Where a model folds other things into the batch (windows, pieces), sequences cannot be separated, and
     one row (1, heads) is the gradient of a gate for all of them.
 
     Parameters
@@ -195,13 +194,15 @@ def gate_gradients(
     heads: the outputs of the heads, from `Observer.forward`.
     value: what is differentiated, with a batch as its first axis.
     weights: shaped like it: the gradient of value . weights is taken.
-    again: keep the graph for another call.
+    retain_graph: keep the graph for another call.
     """
-    outputs = [output for found in heads.values() for output in found]
-    gradients = iter(torch.autograd.grad(value, outputs, weights, retain_graph=again, allow_unused=True))
-    found: dict[str, Tensor] = {}
+    outputs = [output for pieces in heads.values() for output in pieces]
+    gradients = iter(
+        torch.autograd.grad(value, outputs, weights, retain_graph=retain_graph, allow_unused=True)
+    )
+    totals: dict[str, Tensor] = {}
     for site, pieces in heads.items():
-        total: Any = 0.0
+        total = torch.zeros(())
         for output in pieces:
             gradient = next(gradients)
             part = torch.zeros_like(output) if gradient is None else gradient * output.detach()
@@ -209,44 +210,36 @@ def gate_gradients(
             total = total + (
                 part if len(pieces) == 1 and len(part) == len(value) else part.sum(0, keepdim=True)
             )
-        found[site] = total.cpu()
-    return found
+        totals[site] = total.cpu()
+    return totals
 
 
 @dataclass(eq=False)
 class Sums:
     """Count, sum and sum of squares of each head's values, by column and site."""
 
-    found: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    by_column: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     def add(self, values: Mapping[str, Tensor], column: str = "importance") -> None:
         """Count values {site: (units, heads)}; a unit is a sequence, or a batch."""
         for site, value in values.items():
             value = value.cpu().double()
             parts = torch.stack([torch.ones_like(value).sum(0), value.sum(0), value.pow(2).sum(0)])
-            mine = self.found.setdefault(column, {})
-            mine[site] = mine[site] + parts if site in mine else parts
+            sums = self.by_column.setdefault(column, {})
+            sums[site] = sums[site] + parts if site in sums else parts
 
 
-def moved(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
     """The batches on the model's device; raises when there are none."""
     empty = True
     for batch in batches:
         empty = False
-        yield _moved(batch, device)
+        yield map_tensors(lambda x: x.to(device), batch)
     if empty:
         raise ValueError("batches: expected at least one, got none")
 
 
-def _moved(batch: Any, device: torch.device) -> Any:
-    if isinstance(batch, Tensor):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {name: _moved(item, device) for name, item in batch.items()}
-    return tuple(_moved(item, device) for item in batch) if isinstance(batch, tuple | list) else batch
-
-
-def tensors(batch: Any) -> dict[str, Tensor]:
+def tensors(batch: Batch) -> dict[str, Tensor]:
     """The tensors of a batch by name, or by number."""
     if isinstance(batch, Tensor):
         return {"0": batch}
@@ -260,9 +253,15 @@ def tensors(batch: Any) -> dict[str, Tensor]:
     return {str(name): item for name, item in named if isinstance(item, Tensor)}
 
 
-def shapes(batch: Any) -> str:
-    """What a batch holds, for messages."""
-    return (
-        ", ".join(f"{name} {tuple(item.shape)}" for name, item in tensors(batch).items())
-        or type(batch).__name__
+def failed_on(batch: Batch, error: Exception) -> ValueError:
+    """The error to raise when a model cannot run on a batch."""
+    return ValueError(
+        f"batches: the model failed on one of {shapes(batch)} ({describe_error(error, 300)}); expected what "
+        "it can run: other names, shorter sequences, other ids"
     )
+
+
+def shapes(batch: Batch) -> str:
+    """The names and shapes of a batch's tensors, for messages."""
+    named = {f"input {name}" if name.isdecimal() else name: x for name, x in tensors(batch).items()}
+    return ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items()) or type(batch).__name__

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,10 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible
 from manyheads.capture.site import Site
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 
 THUMBNAIL = 48
-# A map of at most so many entries is short: every head is kept exactly.
+# Entries of a short map, of which every head is kept exactly.
 SHORT = 72 * 72
 # Weights of all heads of a site that are held at once.
 _HELD = 2**23
@@ -54,15 +54,15 @@ class SiteMaps:
 
 @dataclass(eq=False)
 class Seen:
-    """What was seen of a forward pass: what the model returned, and the maps of each site."""
+    """The result of a forward pass, and the maps of each site."""
 
-    result: Any = None
+    result: object = None
     maps: list[SiteMaps] = field(default_factory=list)
 
 
 def see(
     model: nn.Module,
-    batch: Any,
+    batch: Batch,
     *,
     exact: Callable[[Site], Sequence[int]] | None = None,
     pooled: int = 128,
@@ -74,53 +74,55 @@ def see(
     Parameters
     ----------
     model: any torch.nn.Module, run as it is.
-    batch: a dict, a tuple or a tensor; its first sequence is looked at.
+    batch: a dict, a tuple or a tensor; only its first sequence is kept.
     exact: which heads of a site to keep exactly where maps are long; none without it.
-    pooled: at most so many rows and columns of a pooled map.
-    thumbnail: at most so many rows and columns of a thumbnail.
+    pooled: the most rows and columns of a pooled map.
+    thumbnail: the most rows and columns of a thumbnail.
     also: called with each call.
 
     >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
     >>> x = torch.randn(1, 5, 6)
-    >>> found = see(layer, (x, x, x)).maps[0]
-    >>> found.thumbnails.shape, found.exact[1].shape
+    >>> site_maps = see(layer, (x, x, x)).maps[0]
+    >>> site_maps.thumbnails.shape, site_maps.exact[1].shape
     (torch.Size([2, 5, 5]), torch.Size([5, 5]))
     """
     seen = Seen()
-    found: dict[str, SiteMaps] = {}
+    site_maps: dict[str, SiteMaps] = {}
 
-    def look(call: Call) -> None:
+    def collect(call: Call) -> None:
         if call.again:
             return
         with torch._C.DisableTorchFunction():
             also(call)
-            found[call.site.name] = _look(call, exact, pooled, thumbnail)
+            site_maps[call.site.name] = _site_maps(call, exact, pooled, thumbnail)
 
-    with torch.no_grad(), Interceptor(model, look, tokens=True):
+    with torch.no_grad(), Interceptor(model, collect, tokens=True):
         seen.result = run(model, batch)
-    seen.maps = list(found.values())
+    seen.maps = list(site_maps.values())
     return seen
 
 
-def _look(call: Call, exact: Callable[[Site], Sequence[int]] | None, most: int, thumbnail: int) -> SiteMaps:
-    look = visible(call)
-    update_site(call, look)
+def _site_maps(
+    call: Call, exact: Callable[[Site], Sequence[int]] | None, most: int, thumbnail: int
+) -> SiteMaps:
+    visibility = visible(call)
+    update_site(call, visibility)
     site, device = call.site, call.output.device
     keys = torch.arange(call.keys, device=device)
-    if look.real is not None:
-        keys = look.real[0, : call.keys].to(device).nonzero().flatten()
+    if visibility.real is not None:
+        keys = visibility.real[0, : call.keys].to(device).nonzero().flatten()
     square = call.queries == call.keys and not site.cross
     queries = keys if square else torch.arange(call.queries, device=device)
     rows, columns = len(queries), len(keys)
     brief = rows * columns <= SHORT
-    wanted = list(range(site.heads)) if brief else list(exact(site)) if exact is not None else []
+    exact_heads = list(range(site.heads)) if brief else list(exact(site)) if exact is not None else []
     row_size, column_size = -(-rows // most) or 1, -(-columns // most) or 1
     by_rows, by_columns = (area(size, min(size, thumbnail), device) for size in (rows, columns))
     thumbnails = torch.zeros(site.heads, len(by_rows), columns, device=device)
     parts: list[Tensor] = []
     pooled: list[Tensor] = []
     bins = None
-    if not site.cross and look.aligned and not call.blocked and columns:
+    if not site.cross and visibility.aligned and not call.blocked and columns:
         bins = torch.zeros(site.heads, len(EDGES) * 2 + 1, device=device, dtype=torch.float64)
     step = max(1, _HELD // max(1, site.heads * call.keys))
     step = max(row_size, step // row_size * row_size)
@@ -131,19 +133,19 @@ def _look(call: Call, exact: Callable[[Site], Sequence[int]] | None, most: int, 
         if columns < call.keys:
             weights = weights[..., keys]
         thumbnails += by_rows[:, start : start + step] @ weights
-        if wanted:
-            parts.append(weights[wanted])
+        if exact_heads:
+            parts.append(weights[exact_heads])
         if not brief:
             pooled.append(_pooled(weights, row_size, column_size))
         if bins is not None:
-            away = bin_of(keys[None] - (chosen + look.offset)[:, None]).flatten()
+            away = bin_of(keys[None] - (chosen + visibility.offset)[:, None]).flatten()
             bins.scatter_add_(1, away.expand(site.heads, -1), weights.flatten(1).double())
     return SiteMaps(
         site,
         rows,
         columns,
         thumbnails @ by_columns.T,
-        dict(zip(wanted, torch.cat(parts, 1), strict=True)) if parts else {},
+        dict(zip(exact_heads, torch.cat(parts, 1), strict=True)) if parts else {},
         torch.cat(pooled, 1) if pooled else None,
         row_size,
         column_size,
@@ -154,7 +156,7 @@ def _look(call: Call, exact: Callable[[Site], Sequence[int]] | None, most: int, 
 
 
 def area(size: int, cells: int, device: torch.device | None = None) -> Tensor:
-    """The matrix (cells, size) that takes means over equal stretches, which may share a place in parts.
+    """The matrix (cells, size) that takes means over equal intervals, which may share an entry in parts.
 
     >>> area(3, 2)
     tensor([[0.6667, 0.3333, 0.0000],
@@ -164,8 +166,8 @@ def area(size: int, cells: int, device: torch.device | None = None) -> Tensor:
         return torch.zeros(0, size, device=device)
     width = size / cells
     start = torch.arange(cells, device=device, dtype=torch.float64)[:, None] * width
-    place = torch.arange(size, device=device, dtype=torch.float64)
-    shared = (torch.minimum(start + width, place + 1) - torch.maximum(start, place)).clamp(min=0.0)
+    position = torch.arange(size, device=device, dtype=torch.float64)
+    shared = (torch.minimum(start + width, position + 1) - torch.maximum(start, position)).clamp(min=0.0)
     return (shared / width).float()
 
 

@@ -20,24 +20,34 @@ GateValues = Mapping[int | str, Tensor] | Mapping[int, Tensor] | Mapping[str, Te
 def silence(
     model: nn.Module, heads: Heads, *, unverified: Unverified = "refuse"
 ) -> AbstractContextManager[None]:
-    """A context in which the chosen heads give nothing: ``with silence(model, {3: [5, 7]}): ...``
+    """A context in which the chosen heads put out zeros: ``with silence(model, {3: [5, 7]}): ...``
 
-    What attention gives for those heads, weights times values, is zero. Where an output projection reads that
-    and nothing else, this equals setting its columns for those heads to zero. Where something else flows into
+    The attention output of those heads, weights times values, is zero. Where an output projection reads
+    nothing else, this equals setting its columns for those heads to zero. Where something else flows into
     those columns (a norm over all heads, a convolution of the values beside attention), it does not, and the
-    site's ``notes`` say so. Contexts nest, gradients flow, also through gradient checkpointing.
+    site's ``notes`` say so. Contexts nest; gradients flow, also through gradient checkpointing.
 
     Parameters
     ----------
     model: any torch.nn.Module.
     heads: ``{layer number or site: [head numbers]}``.
-    unverified: ``"allow"`` to silence heads at sites of which nothing could be proved (`Site.verified`).
+    unverified: ``"allow"`` to silence heads at unverified sites, too (`Site.verified`).
 
     Raises
     ------
     ValueError, when the model has no such module, at the first call of a site that has no such head, that is
-    not verified, or when a layer number fits several sites, and on leaving when something named was never
+    not verified, or when a layer number fits several sites, and on exit when a named site was never
     called.
+
+    See Also
+    --------
+    gates: multiply by any number.
+    cut: remove heads for good.
+    importance: which heads matter.
+
+    References
+    ----------
+    Michel, Levy, Neubig, "Are sixteen heads really better than one?" (2019).
 
     Examples
     --------
@@ -71,7 +81,7 @@ class Gates(Mapping[str, Tensor]):
     """The gates of a model by site, each (heads,); new ones appear when their site is first called."""
 
     def __init__(self, values: GateValues | None, paths: set[str]) -> None:
-        self._given: dict[int | str, Tensor] = {}
+        self._values: dict[int | str, Tensor] = {}
         self.sites: dict[str, Site] = {}
         self._gates: dict[str, Tensor] = {}
         self._lock = threading.Lock()
@@ -87,7 +97,7 @@ class Gates(Mapping[str, Tensor]):
                     raise ValueError(
                         f"gates[{key!r}]: expected a floating tensor (heads,) or (batch, heads), got {got}"
                     )
-                self._given[key] = value
+                self._values[key] = value
             self._chosen = Selection({key: range(value.shape[-1]) for key, value in values.items()}, paths)
 
     def __getitem__(self, site: str) -> Tensor:
@@ -100,7 +110,7 @@ class Gates(Mapping[str, Tensor]):
         return len(self._gates)
 
     def at(self, call: Call) -> Tensor | None:
-        """The gate for a call; made of ones when there is none yet."""
+        """The gate for a call; ones if there is none yet."""
         site = call.site
         with self._lock:
             self.sites[site.name] = site
@@ -109,18 +119,18 @@ class Gates(Mapping[str, Tensor]):
                 if not self._chosen.at(site):
                     return None
                 key = site.name if site.name in self._chosen.heads else site.layer
-                gate = self._gates[site.name] = self._given[key]
+                gate = self._gates[site.name] = self._values[key]
             elif gate is None:
                 dtype = torch.promote_types(call.output.dtype, torch.float32)
                 gate = torch.ones(site.heads, dtype=dtype, device=call.output.device, requires_grad=True)
                 self._gates[site.name] = gate
         if gate.shape[-1] != site.heads or (gate.dim() == 2 and gate.shape[0] != call.output.shape[0]):
-            wanted = f"({site.heads},) or ({call.output.shape[0]}, {site.heads})"
-            raise ValueError(f"gates: {site.name!r} needs {wanted}, got {tuple(gate.shape)}")
+            expected = f"({site.heads},) or ({call.output.shape[0]}, {site.heads})"
+            raise ValueError(f"gates: {site.name!r} needs {expected}, got {tuple(gate.shape)}")
         return gate
 
     def finish(self) -> None:
-        """Raise when gates were given for something that was never called."""
+        """Raise when there are gates for a site that was never called."""
         if self._chosen is not None:
             self._chosen.finish(self.sites.values())
 
@@ -128,7 +138,7 @@ class Gates(Mapping[str, Tensor]):
 def gates(
     model: nn.Module, values: GateValues | None = None, *, unverified: Unverified = "refuse"
 ) -> AbstractContextManager[Gates]:
-    """A context in which each head's output is multiplied by a number of its own, which has a gradient.
+    """A context in which each head's output is multiplied by its own gate, which has a gradient.
 
     Parameters
     ----------
@@ -136,32 +146,42 @@ def gates(
     values: ``{layer number or site: gates}`` with gates (heads,), or (batch, heads) for one number a
         sequence; only these sites are gated. Without it every site gets ones that require a gradient, when
         it is first called.
-    unverified: ``"allow"`` to gate heads at sites of which nothing could be proved, too.
+    unverified: ``"allow"`` to gate heads at unverified sites, too.
 
     Returns
     -------
     A context that gives a mapping from site names to gates. Errors as for `silence`.
 
+    See Also
+    --------
+    silence: gates of zero.
+    importance: rankings by the gradient of gates, or by learned gates.
+
+    References
+    ----------
+    Michel, Levy, Neubig, "Are sixteen heads really better than one?" (2019).
+    Voita, Talbot, Moiseev, Sennrich, Titov, "Analyzing multi-head self-attention" (2019).
+
     Examples
     --------
     >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
     >>> x = torch.randn(3, 5, 6)
-    >>> with gates(nn.Sequential(layer)) as found:
+    >>> with gates(nn.Sequential(layer)) as gate:
     ...     layer(x, x, x)[0].sum().backward()
-    >>> found["0"], found["0"].grad.shape
+    >>> gate["0"], gate["0"].grad.shape
     (tensor([1., 1.], requires_grad=True), torch.Size([2]))
     """
     return _gates(model, Gates(values, set(module_paths(model).values())), unverified)
 
 
 @contextmanager
-def _gates(model: nn.Module, found: Gates, unverified: Unverified) -> Iterator[Gates]:
+def _gates(model: nn.Module, site_gates: Gates, unverified: Unverified) -> Iterator[Gates]:
     def edit(call: Call) -> Tensor | None:
-        gate = found.at(call)
+        gate = site_gates.at(call)
         if gate is not None:
             call.site.check("gates", unverified)
         return None if gate is None else call.output * gate[..., call.heads, None, None].to(call.output)
 
     with Interceptor(model, edit, reruns=True, parts=True):
-        yield found
-    found.finish()
+        yield site_gates
+    site_gates.finish()

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from manyheads.common.registry import registered
+from manyheads.heads import table_files
+from manyheads.heads.table_files import Row as Row
 
 if TYPE_CHECKING:
     import pandas
@@ -22,21 +24,10 @@ METRICS = (
 )  # fmt: skip
 
 
-class Row(NamedTuple):
-    """Which head a row is about."""
-
-    site: str
-    layer: int
-    head: int
-    original_head: int
-    kv_head: int
-    kind: str
-
-
 @dataclass(eq=False)
 class HeadTable:
-    """One row per head: who it is, how many tokens it was seen on, and the mean of each metric with its
-    standard error.
+    """One row per head: which head it is, how many tokens it was seen on, and the mean of each metric with
+    its standard error.
 
     Parameters
     ----------
@@ -49,6 +40,15 @@ class HeadTable:
         for ``verified`` and ``notes``, which are there where a site was not proved or needs a word to be
         read.
     matrices: numbers for each pair of heads, (heads, heads): ``js``, ``cka``. `merge` leaves them out, too.
+
+    See Also
+    --------
+    watch, inspect, roles, diversity, importance: which make tables.
+    plan: which reads one.
+
+    References
+    ----------
+    Clark, Khandelwal, Levy, Manning, "What does BERT look at?" (2019).
 
     Examples
     --------
@@ -145,9 +145,9 @@ class HeadTable:
         seen = int(self.tokens.max()) if len(self) else 0
         return f"HeadTable({len(self)} heads at {sites} sites, {seen} tokens: {', '.join(self.metrics)})"
 
-    def _repr_mimebundle_(self, **wanted: Any) -> Any:
+    def _repr_mimebundle_(self, **options: object) -> object:
         """In a notebook it shows itself as a page."""
-        return registered("view.notebook")(self, self, **wanted)
+        return registered("view.notebook")(self, self, **options)
 
     def merge(self, *others: HeadTable) -> HeadTable:
         """One table as if all had been collected together. The tables must be of the same model and
@@ -164,10 +164,10 @@ class HeadTable:
                     "of each apart"
                 )
             if set(other.sums) != set(self.sums):
-                odd = sorted(set(other.sums) ^ set(self.sums))
+                differing = sorted(set(other.sums) ^ set(self.sums))
                 raise ValueError(
-                    f"merge: only one of the tables has {', '.join(odd)}; expected the same columns in all: "
-                    "watch with the same statistics, tokens and segments"
+                    f"merge: only one of the tables has {', '.join(differing)}; expected the same columns in "
+                    "all: watch with the same statistics, tokens and segments"
                 )
         rows: dict[tuple[str, int], Row] = {}
         for table in sorted(tables, key=lambda t: float(t.tokens.sum())):
@@ -184,9 +184,9 @@ class HeadTable:
             for name, value in table.sums.items():
                 sums[name][:, index] += value
             for site, by_metric in table.profiles.items():
-                mine = profiles.setdefault(site, {})
+                joined = profiles.setdefault(site, {})
                 for name, profile in by_metric.items():
-                    mine[name] = _longer(mine.get(name), profile)
+                    joined[name] = _longer(joined.get(name), profile)
         labels = {name: _joined_labels(name, tables, order) for name in ("verified", "notes")}
         labels = {name: words for name, words in labels.items() if any(name in t.labels for t in tables)}
         return HeadTable([rows[key] for key in order], tokens, sums, self.model, profiles, labels)
@@ -196,10 +196,9 @@ class HeadTable:
         ``received``.
         """
         if site not in self.profiles or metric not in self.profiles[site]:
-            known = {name: sorted(found) for name, found in self.profiles.items()}
-            raise KeyError(
-                f"no profile of {metric!r} at {site!r}; there are {known or 'none: watch with profiles=True'}"
-            )
+            available = {name: sorted(by_metric) for name, by_metric in self.profiles.items()}
+            hint = available or "none: watch with profiles=True"
+            raise KeyError(f"no profile of {metric!r} at {site!r}; there are {hint}")
         count, total = self.profiles[site][metric].unbind()
         return total / count
 
@@ -212,23 +211,17 @@ class HeadTable:
         return pandas.DataFrame(list(self), columns=self.columns)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the table, sums and all, to a ``.json``, ``.csv`` or ``.parquet`` file; whole or not at
-        all.
-        """
-        from manyheads.heads.table_files import save
-
-        save(self, path)
+        """Write the table, with its sums, to a ``.json``, ``.csv`` or ``.parquet`` file, atomically."""
+        table_files.save(self, path)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> HeadTable:
         """Read what `save` wrote."""
-        from manyheads.heads.table_files import load
-
-        return load(path)
+        return table_files.load(path, HeadTable)
 
 
 def _joined_labels(name: str, tables: tuple[HeadTable, ...], order: dict[tuple[str, int], int]) -> list[str]:
-    """What tables say of the proof of each head: the first that has a doubt, or a note."""
+    """The labels of each head from all tables: the first that is a doubt, or a note."""
     words = ["yes" if name == "verified" else ""] * len(order)
     for table in reversed(tables):
         for row, word in zip(table.rows, table.labels.get(name, ()), strict=False):

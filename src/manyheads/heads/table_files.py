@@ -1,4 +1,4 @@
-"""HeadTables on disk: JSON keeps everything, CSV and Parquet everything but the profiles."""
+"""HeadTables on disk: JSON keeps everything, CSV and Parquet everything but profiles and matrices."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict, TypeVar, get_type_hints
 
 import torch
 
 from manyheads.common.csv_cells import from_cell, to_cell
 from manyheads.common.json_files import check_fields, in_one_sentence, read_bytes, read_json
+from manyheads.common.json_numbers import plain
+from manyheads.common.types import Json
 from manyheads.common.whole_files import write_whole
-from manyheads.heads.table import HeadTable, Row
+
+if TYPE_CHECKING:
+    from manyheads.heads.table import HeadTable
 
 _FORMAT = "manyheads head table"
 _VERSION = 1
@@ -24,16 +28,42 @@ _PARTS = ("count", "sum", "squares")
 _KINDS = (".json", ".csv", ".parquet")
 _LARGEST = 2_000_000_000  # bytes of a file
 _MOST_CELLS = 100_000_000
+_Cell = str | int | float
+Table = TypeVar("Table")
+
+
+class Row(NamedTuple):
+    """Which head a row of a table is about."""
+
+    site: str
+    layer: int
+    head: int
+    original_head: int
+    kv_head: int
+    kind: str
+
+
+class Contents(NamedTuple):
+    """What a file holds: the arguments of `HeadTable`."""
+
+    rows: list[Row]
+    tokens: torch.Tensor
+    sums: dict[str, torch.Tensor]
+    model: str
+    profiles: dict[str, dict[str, torch.Tensor]]
+    labels: dict[str, list[str]]
+    matrices: dict[str, torch.Tensor]
 
 
 def save(table: HeadTable, path: str | PathLike[str]) -> None:
-    """Write a table; the file's ending says how. A file is there whole or not at all.
+    """Write a table in the format of the file's suffix, atomically.
 
     >>> import tempfile
+    >>> from manyheads.heads.table import HeadTable
     >>> table = HeadTable([Row("attn", 0, 0, 0, 0, "self")], torch.ones(1), {"entropy": torch.ones(3, 1)})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(table, f"{folder}/heads.json")
-    ...     load(f"{folder}/heads.json")
+    ...     load(f"{folder}/heads.json", HeadTable)
     HeadTable(1 heads at 1 sites, 1 tokens: entropy)
     """
     path = Path(path)
@@ -58,8 +88,11 @@ def save(table: HeadTable, path: str | PathLike[str]) -> None:
         write_whole(path, buffer.getvalue())
 
 
-def load(path: str | PathLike[str]) -> HeadTable:
-    """Read a table that `save` wrote. Raises a ValueError that names the file when it is no such thing."""
+def load(path: str | PathLike[str], make: Callable[..., Table]) -> Table:
+    """Read a table that `save` wrote: ``make`` is called with its `Contents`.
+
+    Raises a ValueError that names the file if it is none.
+    """
     path = Path(path)
     kind = _kind(path)
     if kind == ".json":
@@ -68,8 +101,8 @@ def load(path: str | PathLike[str]) -> HeadTable:
         content = read_bytes(path, "table", _LARGEST)
     with in_one_sentence(f"table: {path} is not a table that manyheads wrote, or a damaged one"):
         if kind == ".json":
-            return _from_json(document)
-        return _from_flat(_csv_columns(content) if kind == ".csv" else _parquet_columns(content))
+            return make(*_from_json(document))
+        return make(*_from_flat(_csv_columns(content) if kind == ".csv" else _parquet_columns(content)))
 
 
 class _Sums(TypedDict):
@@ -88,7 +121,7 @@ class _Document(TypedDict):
     matrices: NotRequired[dict[str, list[list[float | None]]]]
 
 
-def _csv_columns(content: bytes) -> dict[str, list[str]]:
+def _csv_columns(content: bytes) -> Mapping[str, Sequence[_Cell]]:
     try:
         rows = list(csv.reader(io.StringIO(content.decode(), newline="")))
     except (csv.Error, UnicodeError) as error:
@@ -99,12 +132,12 @@ def _csv_columns(content: bytes) -> dict[str, list[str]]:
     return dict(zip(names, map(list, zip(*rows[1:], strict=True)), strict=True)) if rows[1:] else {}
 
 
-def _parquet_columns(content: bytes) -> dict[str, list[Any]]:
+def _parquet_columns(content: bytes) -> Mapping[str, Sequence[_Cell]]:
     pyarrow, parquet = _pyarrow()
     file = parquet.ParquetFile(pyarrow.BufferReader(content))
     if file.metadata.num_rows * max(file.metadata.num_columns, 1) > _MOST_CELLS:
         raise ValueError(f"it says that it has more than {_MOST_CELLS:,} cells")
-    columns: dict[str, list[Any]] = file.read(use_threads=False).to_pydict()
+    columns: dict[str, list[_Cell]] = file.read(use_threads=False).to_pydict()
     return columns
 
 
@@ -125,10 +158,10 @@ def _pyarrow() -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-def _as_json(table: HeadTable) -> dict[str, Any]:
+def _as_json(table: HeadTable) -> Json:
     profiles = {
-        site: {name: value.tolist() for name, value in found.items()}
-        for site, found in table.profiles.items()
+        site: {name: value.tolist() for name, value in by_metric.items()}
+        for site, by_metric in table.profiles.items()
     }
     sums = {name: dict(zip(_PARTS, value.tolist(), strict=True)) for name, value in table.sums.items()}
     document = {
@@ -137,32 +170,23 @@ def _as_json(table: HeadTable) -> dict[str, Any]:
         "profiles": profiles, "labels": table.labels,
         "matrices": {name: matrix.tolist() for name, matrix in table.matrices.items()},
     }  # fmt: skip
-    plain: dict[str, Any] = _finite(document)
-    return plain
+    numbers: Json = plain(document)
+    return numbers
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: null stands for it."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _from_json(document: _Document) -> HeadTable:
+def _from_json(document: _Document) -> Contents:
     sums = {
         name: _numbers([parts["count"], parts["sum"], parts["squares"]])
         for name, parts in document["sums"].items()
     }
     profiles = {
-        site: {name: _numbers(value) for name, value in found.items()}
-        for site, found in document["profiles"].items()
+        site: {name: _numbers(value) for name, value in by_metric.items()}
+        for site, by_metric in document["profiles"].items()
     }
     rows = [_row(values) for values in document["rows"]]
     matrices = {name: _numbers(matrix) for name, matrix in document.get("matrices", {}).items()}
     labels = document.get("labels", {})
-    return HeadTable(rows, _numbers(document["tokens"]), sums, document["model"], profiles, labels, matrices)
+    return Contents(rows, _numbers(document["tokens"]), sums, document["model"], profiles, labels, matrices)
 
 
 def _row(values: Sequence[Any]) -> Row:
@@ -170,28 +194,28 @@ def _row(values: Sequence[Any]) -> Row:
     return Row(*values)
 
 
-def _numbers(value: Any) -> torch.Tensor:
-    def known(item: Any) -> Any:
-        return [known(x) for x in item] if isinstance(item, list) else math.nan if item is None else item
+def _numbers(value: object) -> torch.Tensor:
+    def with_nan(item: object) -> object:
+        return [with_nan(x) for x in item] if isinstance(item, list) else math.nan if item is None else item
 
-    return torch.tensor(known(value), dtype=torch.float64)
+    return torch.tensor(with_nan(value), dtype=torch.float64)
 
 
-def _flat(table: HeadTable) -> dict[str, list[Any]]:
+def _flat(table: HeadTable) -> dict[str, list[_Cell]]:
     """Columns for people first, then the sums that make merging exact, and the model on each row."""
-    known = {c: table[c] for c in table.columns}
-    columns = {c: x.tolist() if isinstance(x, torch.Tensor) else x for c, x in known.items()}
+    cells = {c: table[c] for c in table.columns}
+    columns = {c: x.tolist() if isinstance(x, torch.Tensor) else x for c, x in cells.items()}
     for name in table.metrics:
         for part, values in zip(_PARTS, table.sums[name].tolist(), strict=True):
             columns[f"{name}_{part}"] = values
     return columns | {"model": [table.model] * len(table)}
 
 
-def _from_flat(columns: dict[str, list[Any]]) -> HeadTable:
-    whole = {"layer", "head", "original_head", "kv_head"}
+def _from_flat(columns: Mapping[str, Sequence[_Cell]]) -> Contents:
+    integers = {"layer", "head", "original_head", "kv_head"}
     if missing := [name for name in (*Row._fields, "tokens", "model") if name not in columns]:
         raise ValueError(f"it has no column {missing[0]!r}")
-    keys = [[int(x) if c in whole else from_cell(str(x)) for x in columns[c]] for c in Row._fields]
+    keys = [[int(x) if c in integers else from_cell(str(x)) for x in columns[c]] for c in Row._fields]
     before = list(columns)[: list(columns).index("tokens")]
     labels = {c: [from_cell(str(x)) for x in columns[c]] for c in before if c not in Row._fields}
     names = [c.removesuffix("_squares") for c in columns if c.endswith("_squares")]
@@ -203,4 +227,4 @@ def _from_flat(columns: dict[str, list[Any]]) -> HeadTable:
     tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}
     rows = [_row(key) for key in zip(*keys, strict=True)]
     counts = torch.tensor(tokens, dtype=torch.float64)
-    return HeadTable(rows, counts, tensors, models.pop(), labels=labels)
+    return Contents(rows, counts, tensors, models.pop(), {}, labels, {})

@@ -1,4 +1,4 @@
-"""What a reader must know of the sites of a model: which are not verified and why, and notes."""
+"""Doubts about the sites of a model: which are not verified and why, and notes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def unverified_heads(table: HeadTable) -> dict[str, list[int]]:
 
 
 def doubts_of(sites: Iterable[Site]) -> Doubts:
-    """What is known of some sites.
+    """The doubts about some sites.
 
     >>> doubts_of([Site("attn", layer=0, heads=2, kv_heads=(0, 1), reason="nothing was proved")]).unverified
     {'attn': 'nothing was proved'}

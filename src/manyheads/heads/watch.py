@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,13 +44,23 @@ def watch(
         local and largest_logit, and costs more time.
     tokens: token ids by name, e.g. ``{"special": [101, 102], "rare": rarest}``: adds for each name the
         share of attention on keys with those tokens.
-    segments: names of segments; adds for each name the share of attention on it. Say which key belongs to
-        which by `Watch.segment` before each forward.
+    segments: names of segments; adds for each name the share of attention on it. Before each forward, pass
+        the segment of each key to `Watch.segment`.
     profiles: also keep each metric by position, and with full statistics the attention each key receives.
 
     Returns
     -------
     A context with `table` (a HeadTable), `sites` and `missed`, which stay readable afterwards.
+
+    See Also
+    --------
+    inspect: the same with files and a page.
+    maps: the weights themselves.
+    statistics: from queries and keys.
+
+    References
+    ----------
+    Clark, Khandelwal, Levy, Manning, "What does BERT look at?" (2019).
 
     Examples
     --------
@@ -86,7 +95,7 @@ class Watch:
         for name in (*tokens, *segments):
             if name in FULL or name in Row._fields or name == "tokens" or name.endswith("_se"):
                 raise ValueError(
-                    f"{name!r} is a column of its own: choose another name for these tokens or segment"
+                    f"{name!r} is the name of a column already: choose another for these tokens or segment"
                 )
         self._tokens = {
             name: torch.tensor(sorted(set(ids)), dtype=torch.long) for name, ids in tokens.items()
@@ -94,9 +103,9 @@ class Watch:
         self._segments = segments
         self._segment_ids: Tensor | None = None
         self._profiles = profiles
-        self._interceptor = Interceptor(model, self._see, tokens=bool(tokens))
+        self._interceptor = Interceptor(model, self._on_call, tokens=bool(tokens))
         self._tallies: dict[str, Tally] = {}
-        self._looks: dict[Any, tuple[list[weakref.ref[Tensor]], Visible]] = {}
+        self._cached_visibilities: dict[Hashable, tuple[list[weakref.ref[Tensor]], Visible]] = {}
         self._lock = threading.Lock()
         self._fingerprint = fingerprint(model)
 
@@ -106,12 +115,10 @@ class Watch:
 
     def __exit__(self, *error: object) -> None:
         self._interceptor.__exit__(*error)
-        self._looks.clear()
+        self._cached_visibilities.clear()
 
     def segment(self, ids: Tensor) -> None:
-        """Say to which segment each key of the coming forwards belongs: numbers into ``segments``, (batch,
-        keys).
-        """
+        """Set the segment of each key in the coming forwards: indices into ``segments``, (batch, keys)."""
         if not self._segments:
             raise ValueError(
                 "segment: name the segments first, as in watch(model, segments=['question', 'passage'])"
@@ -129,8 +136,8 @@ class Watch:
 
     @property
     def missed(self) -> dict[str, str]:
-        """Modules that mix tokens in a way that was not seen, and how; and sites of which nothing was proved,
-        and why.
+        """Modules that mix tokens without an attention call that was seen, and how; and unverified sites, and
+        why.
         """
         proof = self._interceptor.proof
         return missed(self.model, self._interceptor.ran, self.sites, proof)
@@ -163,11 +170,11 @@ class Watch:
         labels = labels_of(self._interceptor.measured)
         return HeadTable(rows, torch.cat(tokens), joined, self._fingerprint, profiles, labels)
 
-    def _repr_mimebundle_(self, **wanted: Any) -> Any:
+    def _repr_mimebundle_(self, **options: object) -> object:
         """In a notebook it shows what was collected as a page."""
-        return registered("view.notebook")(self, self.table if self._tallies else None, **wanted)
+        return registered("view.notebook")(self, self.table if self._tallies else None, **options)
 
-    def _see(self, call: Call) -> None:
+    def _on_call(self, call: Call) -> None:
         """Count one call."""
         device = call.output.device.type
         if call.again or device == "meta":  # numbers that are not there tell nothing
@@ -177,47 +184,57 @@ class Watch:
         )
         with torch._C.DisableTorchFunction(), torch.no_grad(), autocast:
             call = without_dead_rows(call)
-            look = self._look(call)
+            visibility = self._visibility(call)
             site = call.site
-            own = update_site(call, look)
+            real_queries = update_site(call, visibility)
             features = self._features(call)
             columns = None if features is None else features[1]
             received = self._profiles and self._statistics == "full"  # then nothing must come from padding
-            spared = call.scores is None and look.mask.lengths is not None and look.keys == call.queries
-            found = measure(call, look, self._statistics, columns, own if received or spared else None)
-            counted = found["keys"] > 0
-            if call.scores is not None and not look.aligned:  # padding that has no key of its own to tell by
+            spared = (
+                call.scores is None
+                and visibility.mask.lengths is not None
+                and visibility.keys == call.queries
+            )
+            metrics = measure(
+                call, visibility, self._statistics, columns, real_queries if received or spared else None
+            )
+            counted = metrics["keys"] > 0
+            if call.scores is not None and not visibility.aligned:  # padding whose own key is not seen
                 counted = counted & shown(call.scores).any(-1)
-            if own is not None:
-                counted = counted & own.unsqueeze(1)
-            values = {name: found[name] for name in self._metrics if name in found}
+            if real_queries is not None:
+                counted = counted & real_queries.unsqueeze(1)
+            values = {name: metrics[name] for name in self._metrics if name in metrics}
             if features is not None:
-                values |= dict(zip(features[0], found["features"].unbind(-1), strict=True))
+                values |= dict(zip(features[0], metrics["features"].unbind(-1), strict=True))
             with self._lock:
                 tally = self._tally(site, call.output.device)
-                fewer = {"entropy_normalised": found["keys"] > 1} if "entropy_normalised" in values else {}
-                tally.add(values, counted, fewer, look.offset)
+                fewer = {"entropy_normalised": metrics["keys"] > 1} if "entropy_normalised" in values else {}
+                tally.add(values, counted, fewer, visibility.offset)
                 if received:
-                    keys = found["received"].shape[2]
-                    real = look.real if look.real is not None else torch.ones(1, keys, dtype=torch.bool)
-                    tally.received(found["received"], real[:, :keys].to(call.output.device))
+                    keys = metrics["received"].shape[2]
+                    real = (
+                        visibility.real
+                        if visibility.real is not None
+                        else torch.ones(1, keys, dtype=torch.bool)
+                    )
+                    tally.received(metrics["received"], real[:, :keys].to(call.output.device))
 
-    def _look(self, call: Call) -> Visible:
-        """`visible`, remembered for masks that are used again in the next layer."""
+    def _visibility(self, call: Call) -> Visible:
+        """`visible`, cached for masks that the next layer uses again."""
         tensors = [x for x in (*call.mask.tensors, call.mask.lengths, call.mask.queries) if x is not None]
         if call.scores is not None or not call.mask.tensors:
             return visible(call)
         versions = [0 if x.is_inference() else x._version for x in tensors]
         geometry = call.mask.causal, call.mask.window, call.mask.chunk, call.queries, call.keys
         key = tuple(map(id, tensors)), tuple(versions), geometry
-        known = self._looks.get(key)
-        if known is not None and all(ref() is x for ref, x in zip(known[0], tensors, strict=True)):
-            return known[1]
-        look = visible(call)
-        if len(self._looks) >= 16:
-            self._looks.clear()
-        self._looks[key] = ([weakref.ref(x) for x in tensors], look)
-        return look
+        cached = self._cached_visibilities.get(key)
+        if cached is not None and all(ref() is x for ref, x in zip(cached[0], tensors, strict=True)):
+            return cached[1]
+        visibility = visible(call)
+        if len(self._cached_visibilities) >= 16:
+            self._cached_visibilities.clear()
+        self._cached_visibilities[key] = ([weakref.ref(x) for x in tensors], visibility)
+        return visibility
 
     def _features(self, call: Call) -> tuple[list[str], Tensor] | None:
         """Names and 0/1 columns (batch, keys, n) of the token groups and segments known for this call's
@@ -228,15 +245,15 @@ class Watch:
             for name, ids in self._tokens.items():
                 names.append(name)
                 columns.append(torch.isin(call.tokens, ids.to(call.tokens.device)))
-        given = self._segment_ids
-        if given is not None and given.shape == (call.value.shape[0], call.keys):
+        segment_ids = self._segment_ids
+        if segment_ids is not None and segment_ids.shape == (call.value.shape[0], call.keys):
             for number, name in enumerate(self._segments):
                 names.append(name)
-                columns.append(given.to(call.value.device) == number)
+                columns.append(segment_ids.to(call.value.device) == number)
         if not names:
             return None
-        whole = [column.expand(call.value.shape[0], -1) for column in columns]
-        return names, torch.stack(whole, -1).to(torch.promote_types(call.output.dtype, torch.float32))
+        expanded = [column.expand(call.value.shape[0], -1) for column in columns]
+        return names, torch.stack(expanded, -1).to(torch.promote_types(call.output.dtype, torch.float32))
 
     def _tally(self, site: Site, device: torch.device) -> Tally:
         tally = self._tallies.get(site.name)
@@ -268,8 +285,8 @@ def rows_of(model: nn.Module, sites: Iterable[Site]) -> list[Row]:
 
 
 def labels_of(sites: Iterable[Site]) -> dict[str, list[str]]:
-    """The columns ``verified`` and ``notes`` of a table of these sites, where there is anything to say:
-    ``yes``, or why not; and what one should know to read the numbers.
+    """The columns ``verified`` (``yes``, or why not) and ``notes`` of a table of these sites, where there is
+    anything to note.
 
     >>> labels_of([Site("attn", layer=0, heads=2, kv_heads=(0, 1), reason="nothing was proved")])["verified"]
     ['no: nothing was proved', 'no: nothing was proved']
@@ -293,6 +310,6 @@ def fingerprint(model: nn.Module) -> str:
         name = ".".join(part for part in name.split(".") if part != "_orig_mod")
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
         if parameter.numel() and parameter.device.type != "meta":
-            corners = [[place * (size - 1) // 2 for size in parameter.shape] for place in (0, 1, 2)]
+            corners = [[step * (size - 1) // 2 for size in parameter.shape] for step in (0, 1, 2)]
             digest.update(str([parameter[tuple(corner)].item() for corner in corners]).encode())
     return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What a module reads while it runs, and what becomes of the whole numbers that it reads."""
+"""Which attributes a module reads while it runs, and what it does with the whole numbers among them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SIZES = {
 
 
 class Reading:
-    """A context that notes, for each module inside a region, the names of the attributes that are read
-    meanwhile; those of configs begin with ``config.``.
+    """A context that records, for each module inside a region, the names of the attributes that are read;
+    those of configs begin with ``config.``.
 
     numbers: names by path; of the whole numbers there, what is done with each read is noted in ``uses``.
 
@@ -37,9 +37,9 @@ class Reading:
     ...     def forward(self, x):
     ...         return x.unflatten(-1, (self.heads, -1))
     >>> layer = Layer()
-    >>> with Reading(layer, {"": {"heads"}}) as found:
+    >>> with Reading(layer, {"": {"heads"}}) as reading:
     ...     _ = layer(torch.ones(2, 6))
-    >>> "heads" in found.names[""], "window" in found.names[""], found.only_sizes("", "heads")
+    >>> "heads" in reading.names[""], "window" in reading.names[""], reading.only_sizes("", "heads")
     (True, False, True)
     """
 
@@ -51,8 +51,8 @@ class Reading:
         self._paths: dict[int, str] = {}
         self._mode = _Sizes()
 
-    def read(self, path: str, name: str, value: Any) -> Any:
-        """Note a read; gives what is read."""
+    def read(self, path: str, name: str, value: object) -> object:
+        """Record a read; returns the value."""
         self.names[path].add(name)
         if type(value) is not int or name not in self.numbers.get(path, ()):
             return value
@@ -61,13 +61,13 @@ class Reading:
         return Traced(value, (use,))
 
     def only_sizes(self, path: str, name: str) -> bool:
-        """Whether a number only ever says how axes are split: then no longer input shows anything new."""
+        """Whether a number is only used to split axes: then a longer input shows nothing new."""
         uses = self.uses.get((path, name), [])
         return any(use.sizes for use in uses) and not any(use.other or not use.seen for use in uses)
 
     def __enter__(self) -> Reading:
         try:
-            self._look()
+            self._install()
         except BaseException:
             self._undo()
             raise
@@ -78,7 +78,7 @@ class Reading:
         self._mode.__exit__(*error)
         self._undo()
 
-    def _look(self) -> None:
+    def _install(self) -> None:
         classes: dict[type, type] = {}
         for path, module in self.region.named_modules():
             self.names[path], self._paths[id(module)] = set(), path
@@ -88,7 +88,7 @@ class Reading:
                 self._back.append(partial(vars(module).__setitem__, "config", config))
             kind = type(module)
             if kind not in classes:
-                classes[kind] = self._spied(kind)
+                classes[kind] = self._traced_class(kind)
             module.__class__ = classes[kind]
             self._back.append(partial(setattr, module, "__class__", kind))
 
@@ -96,35 +96,35 @@ class Reading:
         for undo in reversed(self._back):
             undo()
 
-    def _spied(self, kind: Any) -> type:
-        def get(module: Any, name: str) -> Any:
+    def _traced_class(self, kind: Any) -> type:
+        def get(module: object, name: str) -> object:
             path = self._paths[id(module)]
             self.names[path].add(name)  # also where the next line raises, as for buffers, which come later
             return self.read(path, name, kind.__getattribute__(module, name))
 
-        spied: type = type(kind)(
+        traced: type = type(kind)(
             kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__}
         )
-        return spied
+        return traced
 
 
 class _Config:
-    """A config that tells which of its values are read."""
+    """A config that records which of its values are read."""
 
-    def __init__(self, config: Any, path: str, reading: Reading) -> None:
+    def __init__(self, config: object, path: str, reading: Reading) -> None:
         vars(self).update(_real=config, _path=path, _reading=reading)
 
-    def __getattr__(self, name: str) -> Any:
-        own = vars(self)
-        return own["_reading"].read(own["_path"], f"config.{name}", getattr(own["_real"], name))
+    def __getattr__(self, name: str) -> object:
+        fields = vars(self)
+        return fields["_reading"].read(fields["_path"], f"config.{name}", getattr(fields["_real"], name))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(vars(self)["_real"], name, value)
 
 
 class Uses:
-    """What was done with a number that was read: it said ``sizes`` of axes, was compared for equality, or
-    something ``other``; loops over a range are not seen.
+    """How a number was used: as the ``sizes`` of axes, in a comparison for equality, or in some ``other``
+    way; loops over a range are not seen.
     """
 
     def __init__(self) -> None:
@@ -132,12 +132,12 @@ class Uses:
 
     @property
     def seen(self) -> bool:
-        """Whether anything was."""
+        """Whether any use was seen."""
         return self.sizes or self.compared or self.other
 
 
 class Traced(int):
-    """A whole number that notes what is done with it, and with what is computed from it.
+    """A whole number that records how it is used, and how results computed from it are.
 
     >>> uses = Uses()
     >>> heads = Traced(3, (uses,))
@@ -159,7 +159,7 @@ class Traced(int):
         return number
 
     def other(self) -> None:
-        """Note a use that may be one of a position."""
+        """Record a use that may be as a position."""
         for use in self.uses:
             use.other = True
 
@@ -175,10 +175,10 @@ class Traced(int):
         return hash(self.real)
 
 
-def _computed(name: str) -> Any:
+def _computed(name: str) -> Callable[..., object]:
     plain = getattr(int, name)
 
-    def operator(self: Traced, *others: Any) -> Any:
+    def operator(self: Traced, *others: object) -> object:
         result = plain(self, *others)
         if type(result) is not int:
             return result
@@ -187,10 +187,10 @@ def _computed(name: str) -> Any:
     return operator
 
 
-def _noted(name: str) -> Any:
+def _noted(name: str) -> Callable[..., object]:
     plain = getattr(int, name)
 
-    def operator(self: Traced, *others: Any) -> Any:
+    def operator(self: Traced, *others: object) -> object:
         self.other()
         return plain(self, *others)
 
@@ -204,7 +204,7 @@ for _name in ("lt", "le", "gt", "ge", "truediv", "rtruediv", "pow", "rpow", "flo
 
 
 class _Sizes(TorchFunctionMode):
-    """A context in which torch's functions note the numbers that they are given."""
+    """A context in which torch functions record the traced numbers among their arguments."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -218,7 +218,7 @@ class _Sizes(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _numbers(value: Any) -> Iterator[Traced]:
+def _numbers(value: object) -> Iterator[Traced]:
     if isinstance(value, Traced):
         yield value
     elif isinstance(value, slice):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +16,11 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible
 from manyheads.capture.site import Site
 from manyheads.common.devices import device_of
+from manyheads.common.json_numbers import plain
+from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch, Json
 from manyheads.heads.observer import moved, tensors
 from manyheads.heads.unverified_sites import Doubts, doubts_of
 from manyheads.surgery.prune import few
@@ -46,12 +48,12 @@ class Card:
     """A model before and after.
 
     measure: what ``quality`` is: "perplexity", "accuracy", "agreement" or "cosine", as `Compared` has it, or
-        the name of the user's own.
+        the name of the user's metric.
     sequences: how many it was measured on.
-    change: from before to after, with its 95% interval: a factor for perplexity and else a difference; None
-        for the user's own measure.
-    timed: how long the sequences were whose passes were timed.
-    doubts: what one should know of the sites of the model before.
+    change: from before to after, with its 95% interval: a factor for perplexity, else a difference; None for
+        the user's metric.
+    timed: the length of the timed sequences.
+    doubts: notes about the sites of the model before.
     """
 
     measure: str
@@ -63,16 +65,16 @@ class Card:
     timed: str
     doubts: Doubts
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain data; None for what is no number."""
-        numbers: dict[str, Any] = finite(asdict(self))
+    def as_json(self) -> dict[str, Json]:
+        """Plain data; None for numbers that are not finite."""
+        numbers: dict[str, Json] = plain(asdict(self))
         del numbers["doubts"]
-        return numbers | self.doubts.as_json()
+        return numbers | self.doubts.as_json()  # type: ignore[return-value]
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """What a person reads: (what, before, after)."""
+        """Rows of text for people: (what, before, after)."""
         a, b = self.before, self.after
-        found = [
+        rows = [
             ("heads", f"{a.heads:,}", f"{b.heads:,}"),
             (f"{self.measure}, {self.sequences:,} held-out sequences", _with_error(a), _with_error(b)),
             *self._change(),
@@ -80,19 +82,19 @@ class Card:
             ("on disk, MB", f"{a.bytes / 1e6:.1f}", f"{b.bytes / 1e6:.1f}"),
         ]
         if a.cache:
-            found.append(
+            rows.append(
                 ("KV cache, bytes a token", f"{a.cache:,}", f"{b.cache:,} ({b.cache / a.cache - 1:+.1%})")
             )
         for batch, seconds in a.seconds.items():
             after = b.seconds[batch]
-            found.append(
+            rows.append(
                 (
                     f"batch {batch} x {self.timed}, ms",
                     f"{seconds * 1e3:.1f}",
                     f"{after * 1e3:.1f} ({seconds / after:.2f}x as fast)",
                 )
             )
-        return found
+        return rows
 
     def _change(self) -> list[tuple[str, str, str]]:
         if self.change is None:
@@ -102,8 +104,8 @@ class Card:
         if math.isnan(low):
             return [("change", "", f"{form.format(value)}, one sequence: no interval")]
         verdict = ": within noise" if self.within_noise else ""
-        said = f"{form.format(value)} ({form.format(low)} to {form.format(high)}){verdict}"
-        return [("change, 95% interval", "", said)]
+        text = f"{form.format(value)} ({form.format(low)} to {form.format(high)}){verdict}"
+        return [("change, 95% interval", "", text)]
 
 
 def _with_error(side: Side) -> str:
@@ -113,7 +115,7 @@ def _with_error(side: Side) -> str:
 def compare(
     model: nn.Module,
     small: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[Batch],
     *,
     metric: Metric | None = None,
     sizes: tuple[int, ...] = (1, 32),
@@ -141,7 +143,12 @@ def compare(
 
     See Also
     --------
-    prune, refit, recover
+    prune: makes the smaller model.
+    evaluate: the metrics of a task.
+
+    References
+    ----------
+    Agresti, Coull, "Approximate is better than exact for interval estimation of binomial proportions" (1998).
 
     Examples
     --------
@@ -151,8 +158,8 @@ def compare(
     >>> card.measure, card.after.heads, round(card.after.quality, 5)
     ('cosine', 4, 1.0)
     """
-    place = device_of(model)
-    own = list(moved(batches, place))
+    device = device_of(model)
+    held_out = list(moved(batches, device))
     with evaluating(model, small):
         judged: Compared | None = None
         qualities: list[tuple[float, float | None]]
@@ -160,10 +167,10 @@ def compare(
             measure = getattr(metric, "__name__", "quality")
             qualities = [(metric(each), None) for each in (model, small)]
         else:
-            judged = compare_quality(model, small, own)
+            judged = compare_quality(model, small, held_out)
             measure = judged.measure
-            qualities = [(one.value, finite(one.se)) for one in (judged.before, judged.after)]
-        first = without_labels(own[0])
+            qualities = [(one.value, plain(one.se)) for one in (judged.before, judged.after)]
+        first = without_labels(held_out[0])
         times = latency(model, small, first, sizes, repeats)
         sides, doubts = [], []
         for each, (value, error), seconds in zip((model, small), qualities, times, strict=True):
@@ -182,7 +189,7 @@ def compare(
         measure,
         sides[0],
         sides[1],
-        sum(_sequences(batch) for batch in own),
+        sum(_sequences(batch) for batch in held_out),
         change,
         None if judged is None else judged.change.within_noise,
         _length(_repeated(first, 1)),
@@ -190,56 +197,44 @@ def compare(
     )
 
 
-def finite(value: Any) -> Any:
-    """Plain data with None instead of what JSON does not know: nan and infinities.
-
-    >>> finite({"a": [1.0, math.nan]})
-    {'a': [1.0, None]}
-    """
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def latency(
-    model: nn.Module, small: nn.Module, batch: Any, sizes: Iterable[int], repeats: int
+    model: nn.Module, small: nn.Module, batch: Batch, sizes: Iterable[int], repeats: int
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Seconds of a forward pass of each model by the number of sequences; the models take turns."""
-    found: tuple[dict[int, float], dict[int, float]] = {}, {}
+    medians: tuple[dict[int, float], dict[int, float]] = {}, {}
     with torch.no_grad():
         for size in sizes:
-            fed = _repeated(batch, size)
+            repeated = _repeated(batch, size)
             times: tuple[list[float], list[float]] = [], []
             for turn in range(repeats + 1):
                 for each, spent in zip((model, small), times, strict=True):
                     started = perf_counter()
-                    run(each, fed)
+                    run(each, repeated)
                     if turn:  # the first warms up
                         spent.append(perf_counter() - started)
-            for result, spent in zip(found, times, strict=True):
+            for result, spent in zip(medians, times, strict=True):
                 result[size] = median(spent)
-    return found
+    return medians
 
 
-def _repeated(value: Any, size: int) -> Any:
-    """A batch of so many copies of the first sequence, no longer than is timed."""
-    if isinstance(value, Tensor):
-        row = value[:1, :_LONGEST] if value.dim() == 2 else value[:1]
+def _repeated(batch: Batch, size: int) -> Batch:
+    """A batch of ``size`` copies of the first sequence, cut to the length that is timed."""
+
+    def copies(x: Tensor) -> Tensor:
+        row = x[:1, :_LONGEST] if x.dim() == 2 else x[:1]
         return row.expand(size, *row.shape[1:]).contiguous()
-    if isinstance(value, dict):
-        return {name: _repeated(item, size) for name, item in value.items()}
-    return tuple(_repeated(item, size) for item in value) if isinstance(value, tuple | list) else value
+
+    repeated: Batch = map_tensors(copies, batch)
+    return repeated
 
 
-def _sequences(batch: Any) -> int:
+def _sequences(batch: Batch) -> int:
     """How many sequences a batch has."""
     return len(next(iter(tensors(batch).values()), ()))
 
 
-def _length(batch: Any) -> str:
-    """How long its sequences are, in words: tokens, or the shape of anything else.
+def _length(batch: Batch) -> str:
+    """The length of its sequences as text: tokens, or the shape of anything else.
 
     >>> _length({"input_ids": torch.ones(1, 7)}), _length(torch.ones(1, 3, 8, 8))
     ('7 tokens', '(3, 8, 8)')
@@ -248,17 +243,17 @@ def _length(batch: Any) -> str:
     return f"{first.shape[1]:,} tokens" if first.dim() == 2 else f"{tuple(first.shape[1:])}"
 
 
-def _attention(model: nn.Module, batch: Any) -> tuple[list[Site], int]:
-    """Where a model has heads, and the bytes that its cache takes for each token."""
+def _attention(model: nn.Module, batch: Batch) -> tuple[list[Site], int]:
+    """The attention sites of a model, and the bytes of its cache per token."""
     widths: dict[str, int] = {}
 
-    def see(call: Call) -> None:
+    def on_call(call: Call) -> None:
         with torch._C.DisableTorchFunction():
             update_site(call, visible(call))
             key = 0 if call.key is None else call.key.shape[-1]
             widths[call.site.name] = (key + call.value.shape[-1]) * call.value.element_size()
 
-    with torch.no_grad(), Interceptor(model, see) as interceptor:
+    with torch.no_grad(), Interceptor(model, on_call) as interceptor:
         run(model, batch)
     sites = list(interceptor.sites.by_name.values())
     cache = sum(len(set(site.kv_heads)) * widths[site.name] for site in sites if site.kind == "causal")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.capture.site import Site
-from manyheads.heads.importance.request import Task
+from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import directions
 from manyheads.heads.observer import Forward, Sums, moved, observed
 from manyheads.heads.table import HeadTable
@@ -19,8 +19,8 @@ from manyheads.surgery.plan import ModuleHeads
 _RIDGE = 3.0
 
 
-def elimination(task: Task) -> HeadTable:
-    """What each head costs when its turn to be removed comes and the rest is refitted.
+def elimination(request: Request) -> HeadTable:
+    """The cost of each head at the time it is removed, with the remaining heads refitted.
 
     A head that others can stand in for matters little, however strong it is, until those others are gone. So
     heads are removed one after the other, always the one that costs least, and a head's importance is what it
@@ -42,17 +42,22 @@ def elimination(task: Task) -> HeadTable:
     >>> importance(model, [torch.randn(2, 5, 8), torch.randn(3, 7, 8)], "elimination")
     HeadTable(6 heads at 3 sites, 31 tokens: importance)
     """
-    generator = torch.Generator().manual_seed(task.seed)
+    generator = torch.Generator().manual_seed(request.seed)
     moments: dict[str, _Moments] = {}
-    with observed(task.model) as observer:
-        for number, batch in enumerate(moved(task.batches, observer.device), 1):
+    with observed(request.model) as observer:
+        for number, batch in enumerate(moved(request.batches, observer.device), 1):
             forward = observer.forward(batch, gradients=True)
             _collect(forward, next(directions(forward.output, generator)), moments)
-            task.report("elimination", number)
+            request.report("elimination", number)
         sums = Sums()
         costs = _costs(observer.sites, moments)
-        sums.add({site: torch.tensor([[of[head] for head in sorted(of)]]) for site, of in costs.items()})
-        return observer.table(sums.found, f"{forward.output.measure}, the rest refitted")
+        sums.add(
+            {
+                site: torch.tensor([[by_head[head] for head in sorted(by_head)]])
+                for site, by_head in costs.items()
+            }
+        )
+        return observer.table(sums.by_column, f"{forward.output.measure}, the rest refitted")
 
 
 class _Moments:
@@ -67,7 +72,7 @@ class _Moments:
         self.slopes = torch.zeros(width, width, dtype=torch.float64)
 
     def add(self, outputs: Tensor, slopes: Tensor, weights: Tensor) -> None:
-        """Count tokens (rows, heads * d_value), each as much as its weight (rows,)."""
+        """Add tokens (rows, heads * d_value), each with its weight (rows,)."""
         outputs, slopes, weights = (x.cpu().double() for x in (outputs, slopes, weights))
         weighted = outputs * weights.unsqueeze(1)
         self.tokens += len(outputs)
@@ -77,7 +82,7 @@ class _Moments:
         self.slopes += slopes.T @ slopes
 
     def price(self) -> Callable[[list[int]], float]:
-        """What a set of heads costs when the others are refitted."""
+        """The cost of a set of heads when the others are refitted."""
         mean = self.first / self.count
         covariance = self.second / self.count - mean.outer(mean)
         strength = _RIDGE * len(mean) / self.tokens * covariance.diagonal().mean().clamp(min=1e-30)
@@ -94,11 +99,11 @@ class _Moments:
 
 
 def _collect(forward: Forward, drawn: Tensor, moments: dict[str, _Moments]) -> None:
-    """Sum up one batch. Each sequence counts alike, however long it is."""
-    outputs = [output for found in forward.heads.values() for output in found]
+    """Add one batch to the sums. All sequences count alike, whatever their length."""
+    outputs = [output for pieces in forward.heads.values() for output in pieces]
     slopes = iter(torch.autograd.grad(forward.output.value, outputs, drawn, allow_unused=True))
-    for site, found in forward.heads.items():
-        for output in found:
+    for site, pieces in forward.heads.items():
+        for output in pieces:
             slope = next(slopes)
             batch, heads, queries, d_value = output.shape
             real = forward.real
@@ -111,39 +116,39 @@ def _collect(forward: Forward, drawn: Tensor, moments: dict[str, _Moments]) -> N
 
 
 def _costs(sites: list[Site], moments: dict[str, _Moments]) -> dict[str, dict[int, float]]:
-    """What each head costs when its turn comes, by site."""
+    """The cost of each head at the time it is removed, by site."""
     paths: dict[str, list[Site]] = {}
     for site in sites:
         paths.setdefault(site.path, []).append(site)
-    places = [
+    modules = [
         ModuleHeads([site.name for site in calls], list(calls[0].kv_heads), set()) for calls in paths.values()
     ]
     prices = []
-    for place in places:
-        each = [moments[name].price() for name in place.sites]
+    for module in modules:
+        each = [moments[name].price() for name in module.sites]
         prices.append(lambda heads, each=each: sum(price(heads) for price in each))
-    paid = [0.0 for _ in places]
-    turns = {i: _next(place, prices[i], 0.0) for i, place in enumerate(places)}
+    paid = [0.0 for _ in modules]
+    turns = {i: _next(module, prices[i], 0.0) for i, module in enumerate(modules)}
     cost: dict[str, dict[int, float]] = {site.name: {} for site in sites}
     highest = 0.0
     while turns:
         i = min(turns, key=lambda i: turns[i][0])
         share, move = turns.pop(i)
         highest = max(highest, share)
-        for name in places[i].sites:
+        for name in modules[i].sites:
             cost[name] |= dict.fromkeys(move, highest)
-        places[i].leave(move)
+        modules[i].leave(move)
         paid[i] += share * len(move)
-        if places[i].left:
-            turns[i] = _next(places[i], prices[i], paid[i])
+        if modules[i].left:
+            turns[i] = _next(modules[i], prices[i], paid[i])
     return cost
 
 
-def _next(place: ModuleHeads, price: Callable[[list[int]], float], paid: float) -> tuple[float, list[int]]:
-    """The heads that leave a place next, and what each of them costs."""
-    gone = place.removed
+def _next(module: ModuleHeads, price: Callable[[list[int]], float], paid: float) -> tuple[float, list[int]]:
+    """The heads that leave a module next, and the cost of each of them."""
+    removed = module.removed
 
     def share(move: list[int]) -> float:
-        return (price(gone + move) - paid) / len(move)
+        return (price(removed + move) - paid) / len(move)
 
-    return min((share(move), move) for move in place.moves(share))
+    return min((share(move), move) for move in module.moves(share))

@@ -1,35 +1,35 @@
-"""Modules that lost heads are told so: numbers, settings of every head, widths read off an input."""
+"""Changing head counts in modules that lost heads: numbers, per-head settings, widths read off an input."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import nn
 
 from manyheads.capture.weights import Projections
 from manyheads.common.compare_outputs import Captured, difference, seeded_evaluation, tolerance
+from manyheads.common.errors import describe_error
 from manyheads.models.changes import Changes, get_tensor
 from manyheads.models.reported_width import Width, telling, width_of
 from manyheads.models.torch_attention import TorchAttention
 from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.surgery import weight_slices
 from manyheads.surgery.attribute_tracing import Reading
-from manyheads.surgery.head_count_search import Candidate, Values, candidates, find
-from manyheads.surgery.noisy_module import woken
+from manyheads.surgery.head_count_search import Candidate, Key, Values, candidates, find
+from manyheads.surgery.noisy_module import with_noise
 from manyheads.surgery.per_head_settings import largest, same, settings
 from manyheads.surgery.regions import Region, Removed
 from manyheads.surgery.verify import own_output
 
 _FAR = 256  # 4 times as long shows settings that code computes from the numbers of heads
-_WIDELY = 4  # a batch shows what a number is for when it is so many times longer
+_WIDELY = 4  # a batch shows what a number is for when it is this many times longer
 
 
 def read_regions(model: nn.Module, regions: list[Region], calls: Mapping[str, list[Captured]]) -> None:
-    """Note which attributes the modules of each region read on these calls, besides those noted already."""
+    """Record which attributes the modules of each region read on these calls, besides earlier ones."""
     for region in regions:
         names = _read(model.get_submodule(region.path), calls[region.path], {}).names
         region.reads = {path: region.reads.get(path, frozenset()) | read for path, read in names.items()}
@@ -38,38 +38,38 @@ def read_regions(model: nn.Module, regions: list[Region], calls: Mapping[str, li
 def numbers_at_stake(
     model: nn.Module,
     region: Region,
-    found: Mapping[str, Projections],
+    projections: Mapping[str, Projections],
     removed: Removed,
     shrunk: Mapping[str, weight_slices.Shrink],
 ) -> int:
     """The largest number in a region that may have to change, or that is a setting of one head, and whose
-    meaning only a longer batch shows. Notes which numbers only say how axes are split.
+    meaning only a longer batch shows. Records which numbers only split axes.
     """
     module = model.get_submodule(region.path)
     modules = dict(module.named_modules())
-    numbers = candidates(modules, _sizes(region, found, removed, shrunk), True, region.reads)
-    wanted: dict[str, set[str]] = {}
+    numbers = candidates(modules, _sizes(region, projections, removed, shrunk), True, region.reads)
+    attributes: dict[str, set[str]] = {}
     for candidate in numbers:
-        wanted.setdefault(candidate.module, set()).add(candidate.attribute)
-    reading = _read(module, region.calls, wanted)
+        attributes.setdefault(candidate.module, set()).add(candidate.attribute)
+    reading = _read(module, region.calls, attributes)
     region.split = {c.key for c in numbers if reading.only_sizes(c.module, c.attribute)}
-    per_head = settings(modules, region.reads, _kept(region, found, removed), set())
+    per_head = settings(modules, region.reads, _remaining_heads(region, projections, removed), set())
     doubtful = [c.old for c in numbers if c.key not in region.split]
-    sites = [found[name].site for name in region.sites]
+    sites = [projections[name].site for name in region.sites]
     if any({site.heads, len(set(site.kv_heads))} & set(doubtful) for site in sites):
         doubtful.append(_FAR)
     return max([*doubtful, *(largest(candidate.old) for candidate in per_head)], default=0)
 
 
 def _read(module: nn.Module, calls: list[Captured], numbers: Mapping[str, set[str]]) -> Reading:
-    """Run a module on calls, and note what it reads."""
+    """Run a module on calls, and record what it reads."""
     reading = Reading(module, numbers)
     try:
         with seeded_evaluation(module), reading:
             for call in calls:
-                args, kwargs = call.given()
+                args, kwargs = call.inputs()
                 module(*args, **kwargs)
-    except Exception:  # code that does not run when it is looked at: then it may have read everything
+    except Exception:  # code that does not run under tracing: then it may have read everything
         reading = Reading(module)
         for path, part in module.named_modules():
             config = vars(getattr(part, "config", None) or reading)
@@ -82,44 +82,51 @@ def fix_head_counts(
     model: nn.Module,
     copied: nn.Module,
     regions: list[Region],
-    found: Mapping[str, Projections],
+    projections: Mapping[str, Projections],
     removed: Removed,
     shrunk: Mapping[str, weight_slices.Shrink],
     changes: Changes,
 ) -> None:
-    """Find the numbers of heads that the modules of these regions have written down, and change them.
+    """Find the head counts that the modules of these regions keep, and change them.
 
     model: the uncut model that was copied.
     """
-    known: dict[tuple[Any, ...], int] = {}
+    right_options: dict[Key, int] = {}
     allowed = 10 * tolerance(copied)
     for region in regions:
         module = copied.get_submodule(region.path)
-        gone = removed.get(region.sites[0], [])
+        removed_heads = removed.get(region.sites[0], [])
         modules = dict(module.named_modules())
         for part in modules.values():
             if isinstance(part, TorchAttention):
-                part.kept = [old for new, old in enumerate(part.kept) if new not in gone]
-        _set_ours(copied, region, found, removed, changes)
-        sizes = _sizes(region, found, removed, shrunk)
-        per_head = settings(modules, region.reads, _kept(region, found, removed), _weights(region, found))
+                part.kept = [old for new, old in enumerate(part.kept) if new not in removed_heads]
+        _set_ours(copied, region, projections, removed, changes)
+        sizes = _sizes(region, projections, removed, shrunk)
+        per_head = settings(
+            modules,
+            region.reads,
+            _remaining_heads(region, projections, removed),
+            _weights(region, projections),
+        )
         holds = _Runs(module, region.calls, allowed)
-        for configs, widths in itertools.product((False, True), _widths(copied, region, found, removed)):
+        for configs, widths in itertools.product(
+            (False, True), _widths(copied, region, projections, removed)
+        ):
             numbers = [*candidates(modules, sizes, configs, region.reads), *per_head]
             values = Values(module, numbers)
             with telling(copied, widths):
-                chosen = find(module, numbers, holds, known)
+                chosen = find(module, numbers, holds, right_options)
                 if chosen is not None and _ambiguous(region, module, numbers, chosen, holds):
                     chosen = _from_noise(model, region, removed, shrunk, numbers, values, holds)
                 if chosen is not None:
                     break
         else:
-            _check_readers(model, region, found, removed, shrunk)
+            _check_readers(model, region, projections, removed, shrunk)
             raise RuntimeError(
-                f"cut: {region.path or 'the model'} ({type(module).__name__}) does not give without heads "
-                f"{gone} what it gives with them silenced: {_why(module, region.calls)}. Its code may have "
-                "the number of its heads written into it as a number: let it read an attribute; nothing was "
-                "changed"
+                f"cut: {region.path or 'the model'} ({type(module).__name__}) without heads {removed_heads} "
+                "does not give the output that it has with them silenced: "
+                f"{_why(module, region.calls)}. Its code may have the number of heads written into it as a "
+                "number: let it read an attribute; nothing was changed"
             )
         _check_lengths(region, chosen, changes)
         for path, width in widths.items():
@@ -127,17 +134,23 @@ def fix_head_counts(
             changes.widths[path] = width.options()
         for candidate in numbers:
             value = chosen.get(candidate, candidate.old)
-            known[candidate.key] = next(i for i, option in enumerate(candidate.options) if option is value)
-        losing = [found[name].site.path for name in region.sites if removed.get(name)]
-        _note(changes, region.path, losing, modules, chosen, _kept(region, found, removed))
+            right_options[candidate.key] = next(
+                i for i, option in enumerate(candidate.options) if option is value
+            )
+        losing = [projections[name].site.path for name in region.sites if removed.get(name)]
+        _note(changes, region.path, losing, modules, chosen, _remaining_heads(region, projections, removed))
 
 
 def _set_ours(
-    copied: nn.Module, region: Region, found: Mapping[str, Projections], removed: Removed, changes: Changes
+    copied: nn.Module,
+    region: Region,
+    projections: Mapping[str, Projections],
+    removed: Removed,
+    changes: Changes,
 ) -> None:
-    """Set the numbers of our own attention, whose names we know."""
+    """Set the head counts of our own attention, whose names are known."""
     for name in region.sites:
-        site = found[name].site
+        site = projections[name].site
         module = copied.get_submodule(site.path)
         if isinstance(module, MultiHeadAttention) and removed.get(name):
             left = [head for head in range(site.heads) if head not in removed[name]]
@@ -149,7 +162,7 @@ def _set_ours(
 def _check_readers(
     model: nn.Module,
     region: Region,
-    found: Mapping[str, Projections],
+    projections: Mapping[str, Projections],
     removed: Removed,
     shrunk: Mapping[str, weight_slices.Shrink],
 ) -> None:
@@ -165,30 +178,33 @@ def _check_readers(
         part.parameter
         for name in region.sites
         for head in removed.get(name, ())
-        for part in found[name].heads[head].output
-        if part not in found[name].heads[head].key
+        for part in projections[name].heads[head].output
+        if part not in projections[name].heads[head].key
     }
     inside = {name for name in shrunk if region.holds(name)}
     for names, why in (
         (inside & readers, "the weights that read the head read more than what its attention gives"),
         (inside - readers, "the weights of the head are read by more than its attention"),
     ):
-        for name in names & {region.path + "." * bool(start) + own for own, _ in module.named_parameters()}:
+        for name in names & {
+            region.path + "." * bool(start) + inner for inner, _ in module.named_parameters()
+        }:
             weight, keep = get_tensor(module, name[start:]), set(shrunk[name].keep)
-            gone = [index for index in range(shrunk[name].size) if index not in keep]
+            removed_indices = [index for index in range(shrunk[name].size) if index not in keep]
             with torch.no_grad():
-                weight.index_fill_(shrunk[name].axis, torch.tensor(gone, device=weight.device), 0.0)
+                weight.index_fill_(
+                    shrunk[name].axis, torch.tensor(removed_indices, device=weight.device), 0.0
+                )
         if _Runs(module, region.calls, 10 * tolerance(model)).fails():
             raise ValueError(
                 f"heads: cannot cut at {region.sites[0]!r}: {why} (such as a convolution of the values, or a "
-                "norm over all heads), so that without them the module does not give what it gives with the "
-                "head silent"
+                "norm over all heads), so that without them the output is not that of the silenced module"
             )
 
 
 def _sizes(
     region: Region,
-    found: Mapping[str, Projections],
+    projections: Mapping[str, Projections],
     removed: Removed,
     shrunk: Mapping[str, weight_slices.Shrink],
 ) -> dict[int, list[int]]:
@@ -196,38 +212,38 @@ def _sizes(
     inside = {name: s for name, s in shrunk.items() if region.holds(name)}
     sizes: dict[int, list[int]] = {}
     for name in region.sites:
-        for before, after in weight_slices.sizes(found[name], removed.get(name, []), inside).items():
+        for before, after in weight_slices.sizes(projections[name], removed.get(name, []), inside).items():
             sizes[before] = list(dict.fromkeys([*sizes.get(before, []), *after]))
     return sizes
 
 
-def _kept(region: Region, found: Mapping[str, Projections], removed: Removed) -> dict[int, list[int]]:
-    """For the number of heads and that of key heads, which of them stay."""
-    kept: dict[int, list[int]] = {}
+def _remaining_heads(
+    region: Region, projections: Mapping[str, Projections], removed: Removed
+) -> dict[int, list[int]]:
+    """For the number of heads, and of key heads, which of them stay."""
+    remaining: dict[int, list[int]] = {}
     for name in region.sites:
-        site = found[name].site
+        site = projections[name].site
         left = [head for head in range(site.heads) if head not in removed.get(name, ())]
         if len(left) < site.heads:
-            kept[site.heads] = left
+            remaining[site.heads] = left
         key_heads = sorted({site.kv_heads[head] for head in left})
         if len(key_heads) < len(set(site.kv_heads)):
-            kept.setdefault(len(set(site.kv_heads)), key_heads)
-    return {size: left for size, left in kept.items() if size > 1 and left}
+            remaining.setdefault(len(set(site.kv_heads)), key_heads)
+    return {size: left for size, left in remaining.items() if size > 1 and left}
 
 
-def _weights(region: Region, found: Mapping[str, Projections]) -> set[str]:
+def _weights(region: Region, projections: Mapping[str, Projections]) -> set[str]:
     """The parameters and buffers of a region that gradients account for, by their names in it."""
-    names = {name for site in region.sites for name in found[site].users}
+    names = {name for site in region.sites for name in projections[site].users}
     start = len(region.path) + 1 if region.path else 0
     return {name[start:] for name in names if region.holds(name)}
 
 
 def _ambiguous(
-    region: Region, module: nn.Module, numbers: list[Candidate], chosen: dict[Candidate, Any], holds: _Runs
+    region: Region, module: nn.Module, numbers: list[Candidate], chosen: dict[Candidate, object], holds: _Runs
 ) -> bool:
-    """Whether numbers that split axes, or settings of every head, may be what they were or what they would
-    have become, all the same.
-    """
+    """Whether numbers that split axes, or per-head settings, give the same output unchanged and changed."""
     values = Values(module, numbers)
     try:
         for candidate in numbers:
@@ -251,15 +267,15 @@ def _from_noise(
     numbers: list[Candidate],
     values: Values,
     holds: _Runs,
-) -> dict[Candidate, Any]:
-    """What has to change where weights or inputs do not show it: found with noise in both.
+) -> dict[Candidate, object]:
+    """The changes found with noise in weights and inputs, where those alone do not show them.
 
     Raises
     ------
     ValueError when that does not show it either.
     """
     values.put({})
-    noisy = woken(model, values.region, region, removed, shrunk)
+    noisy = with_noise(model, values.region, region, removed, shrunk)
     chosen = None if noisy is None else find(noisy[0], numbers, _Runs(*noisy, holds.allowed), {})
     if noisy is not None and chosen is not None:
         left = [c for c in numbers if c.axes and c not in chosen]
@@ -271,21 +287,21 @@ def _from_noise(
     values.put({})
     unclear = [c.name for c in numbers if c.axes or c.key in region.split]
     raise ValueError(
-        f"heads: cannot cut at {region.sites[0]!r}: whether {' or '.join(unclear)} has to do with the heads "
-        f"does not show on a batch of length {region.length}, on which the module gives the same either way; "
-        "give a longer batch, or cut when the weights are trained"
+        f"heads: cannot cut at {region.sites[0]!r}: a batch of length {region.length} does not show whether "
+        f"{' or '.join(unclear)} depends on the number of heads; give a longer batch, or train the model "
+        "before cutting it"
     )
 
 
-def _check_lengths(region: Region, chosen: Mapping[Candidate, Any], changes: Changes) -> None:
-    """Refuse to change numbers that may be lengths, and are longer than any sequence that was seen."""
+def _check_lengths(region: Region, chosen: Mapping[Candidate, object], changes: Changes) -> None:
+    """Refuse to change numbers that may be lengths and exceed every sequence that was run."""
     for candidate in chosen:
         if candidate.axes or candidate.key in region.split:
             continue
         if candidate.old >= region.length:
             raise ValueError(
                 f"heads: cannot cut at {region.sites[0]!r}: {candidate.name} = {candidate.old} would have to "
-                f"change, and no batch longer than {region.length} could be made to show that it is no "
+                f"change, and no batch longer than {region.length} could be made to show that it is not a "
                 "length; give a longer batch"
             )
         if region.length <= _WIDELY * candidate.old:
@@ -296,20 +312,20 @@ def _check_lengths(region: Region, chosen: Mapping[Candidate, Any], changes: Cha
 
 
 def _widths(
-    copied: nn.Module, region: Region, found: Mapping[str, Projections], removed: Removed
+    copied: nn.Module, region: Region, projections: Mapping[str, Projections], removed: Removed
 ) -> list[dict[str, Width]]:
-    """What the inputs of modules that read the width of all heads off them may have to say: nothing, or the
-    width that is left, to the modules of the sites or to the whole region.
+    """The widths to report to modules that read the width of all heads off their input: none, or the
+    remaining width, for the modules of the sites or for the whole region.
     """
     choices: list[dict[str, Width]] = [{}, {}, {}]
     for name in region.sites:
-        mine = found[name]
-        left = mine.site.heads - len(removed.get(name, ()))
-        for path, many in ((mine.site.path, 1), (region.path, 2)):
-            known = width_of(copied.get_submodule(path))
-            before = known.before if known is not None else mine.site.heads * mine.d_value
-            for choice in choices[many:]:
-                choice[path] = Width(before, left * mine.d_value)
+        of_site = projections[name]
+        left = of_site.site.heads - len(removed.get(name, ()))
+        for path, start in ((of_site.site.path, 1), (region.path, 2)):
+            reported = width_of(copied.get_submodule(path))
+            before = reported.before if reported is not None else of_site.site.heads * of_site.d_value
+            for choice in choices[start:]:
+                choice[path] = Width(before, left * of_site.d_value)
     return choices if choices[1].keys() != choices[2].keys() else choices[:2]
 
 
@@ -318,10 +334,10 @@ def _note(
     path: str,
     sites: list[str],
     modules: Mapping[str, nn.Module],
-    chosen: Mapping[Candidate, Any],
-    kept: Mapping[int, list[int]],
+    chosen: Mapping[Candidate, object],
+    remaining: Mapping[int, list[int]],
 ) -> None:
-    """Note what was changed in a region; for the modules of its sites also that nothing was."""
+    """Record the changes in a region; for the modules of its sites also that nothing changed."""
     for name in sites:
         changes.attributes.setdefault(name, {})
     for candidate, value in chosen.items():
@@ -329,10 +345,10 @@ def _note(
         if candidate.axes:
             number = next(i for i, option in enumerate(candidate.options) if option is value)
             axis, size = candidate.axes[number - 1]
-            changes.follow(where, name, axis, size, kept[size])
+            changes.follow(where, name, axis, size, remaining[size])
         else:
-            into = changes.configs if candidate.config else changes.attributes
-            into.setdefault(where, {})[name] = value
+            changed = changes.configs if candidate.config else changes.attributes
+            changed.setdefault(where, {})[name] = value
     for name, module in modules.items():
         if isinstance(module, TorchAttention):
             changes.attributes.setdefault(_joined(path, name), {})["kept"] = module.kept
@@ -343,7 +359,7 @@ def _joined(*parts: str) -> str:
 
 
 class _Runs:
-    """Whether a module gives what it gave in the silenced model."""
+    """Whether the output of a module is that in the silenced model."""
 
     def __init__(self, module: nn.Module, calls: list[Captured], allowed: float) -> None:
         self.module, self.calls, self.allowed = module, calls, allowed
@@ -355,7 +371,7 @@ class _Runs:
             return False
 
     def fails(self) -> bool:
-        """Whether it runs, and gives something else."""
+        """Whether it runs, and its output differs."""
         try:
             return any(off > self.allowed for off in _differences(self.module, self.calls))
         except Exception:
@@ -365,14 +381,14 @@ class _Runs:
 def _differences(module: nn.Module, calls: list[Captured]) -> Iterator[float]:
     for call in calls:
         with seeded_evaluation(module):
-            args, kwargs = call.given()
-            got = module(*args, **kwargs)
-        yield difference(own_output(module, call.output), own_output(module, got))
+            args, kwargs = call.inputs()
+            output = module(*args, **kwargs)
+        yield difference(own_output(module, call.output), own_output(module, output))
 
 
 def _why(module: nn.Module, calls: list[Captured]) -> str:
     try:
         off = max(_differences(module, calls))
     except Exception as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return describe_error(error)
     return f"its output is off by {off:.2g}"

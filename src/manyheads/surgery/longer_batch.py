@@ -1,4 +1,4 @@
-"""A batch made longer: what a cut is held to besides the batch that it was found with.
+"""A batch made longer, to check a cut on besides the user's batch.
 
 A number that has nothing to do with heads (a window, a number of buckets, a limit) may equal one that has,
 and a short batch does not show which is which. Which axes of a batch are those of sequences is found by
@@ -16,18 +16,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
 from manyheads.common.compare_outputs import seeded_evaluation
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 
-LENGTH = 257  # that sequences should have at least
-_WORK = 1e11  # at most so many parameters times tokens
-_MUCH = 5e9  # from so many on, one sequence has to do
-_MANY = 2**22  # and from so many scores on
-_SCORES = 2**25  # at most so many scores of one attention call
+LENGTH = 257  # the least length of sequences
+_WORK = 1e11  # the most parameters times tokens
+_MUCH = 5e9  # from this on, one sequence has to do
+_MANY = 2**22  # likewise, in scores
+_SCORES = 2**25  # the most scores of one attention call
 _TRIES = 8
 
 Side = tuple[str, str]  # site, and "queries" or "keys"
@@ -35,10 +36,8 @@ Axes = tuple[tuple[int, int], ...]  # (number of a tensor, axis)
 
 
 @dataclass
-class Seen:
-    """What a run of a model showed: how many queries and keys there are at each site, and how large its
-    batch is.
-    """
+class RunLengths:
+    """The numbers of queries and keys at each site in a run of a model, and the size of its batch."""
 
     lengths: dict[Side, int] = field(default_factory=dict)
     batch: dict[str, int] = field(default_factory=dict)
@@ -46,7 +45,7 @@ class Seen:
     calls: int = 0
 
     def note(self, call: Call) -> None:
-        """Take one call in."""
+        """Record one call."""
         name = call.site.name
         self.calls += 1
         for side, length in (("queries", call.queries), ("keys", call.keys)):
@@ -61,7 +60,7 @@ class Seen:
 
 @dataclass
 class Group:
-    """Axes of a batch that are as long as each other and grow together, and what grows with them.
+    """Axes of a batch that have the same length and grow together, and what grows with them.
 
     looped: so does the number of calls, as in a loop over queries.
     """
@@ -72,14 +71,14 @@ class Group:
     looped: bool
 
 
-def lengths(model: nn.Module, batch: Any) -> Seen:
-    """How long the sequences at each site are on a batch.
+def lengths(model: nn.Module, batch: Batch) -> RunLengths:
+    """The lengths of the sequences at each site on a batch.
 
     >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
     >>> lengths(layer, (torch.ones(1, 3, 6), torch.ones(1, 5, 6), torch.ones(1, 5, 6))).lengths
     {('', 'queries'): 3, ('', 'keys'): 5}
     """
-    seen = Seen()
+    seen = RunLengths()
 
     with seeded_evaluation(model), Interceptor(model, seen.note):
         run(model, batch)
@@ -87,20 +86,20 @@ def lengths(model: nn.Module, batch: Any) -> Seen:
 
 
 def longer(
-    model: nn.Module, batch: Any, seen: Seen, wanted: int, enough: int | None = None
-) -> tuple[Any, Seen] | None:
-    """A batch on which the attention of a model is longer than ``wanted``, or as long as the model allows
-    and as memory and time do, and its lengths; None where it cannot be made longer than it is.
+    model: nn.Module, batch: Batch, seen: RunLengths, wanted: int, enough: int | None = None
+) -> tuple[Batch, RunLengths] | None:
+    """A batch on which attention is longer than ``wanted``, or as long as the model, memory and time allow,
+    and its lengths; None where it cannot be made longer.
 
     seen: the lengths on the batch itself.
-    enough: how long it has to be where each query takes a call of its own, which takes long.
+    enough: the length to reach where every query is a separate call, which is slow.
 
     Examples
     --------
     >>> layer = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
     >>> x = torch.randn(2, 5, 6)
-    >>> made, seen = longer(layer, (x, x, x), lengths(layer, (x, x, x)), 80)
-    >>> [part.shape[1] for part in made], seen.longest([""])
+    >>> lengthened, seen = longer(layer, (x, x, x), lengths(layer, (x, x, x)), 80)
+    >>> [part.shape[1] for part in lengthened], seen.longest([""])
     ([83, 83, 83], 83)
     """
     leaves, spec = tree_flatten(dict(batch) if isinstance(batch, Mapping) else batch)
@@ -108,7 +107,7 @@ def longer(
     groups = list(trial.groups())
     trial.one_row(groups, wanted)
     sizes: dict[Axes, int] = {}
-    alone: list[tuple[dict[Axes, int], Seen]] = []
+    alone: list[tuple[dict[Axes, int], RunLengths]] = []
     for group in groups:
         size, after = trial.longest(group, trial.affordable(group, wanted))
         if after is not None:
@@ -124,24 +123,26 @@ def longer(
 class _Trial:
     """Runs a model on batches that are longer along some axes."""
 
-    def __init__(self, model: nn.Module, leaves: list[Any], spec: Any, seen: Seen, enough: int) -> None:
+    def __init__(
+        self, model: nn.Module, leaves: list[Any], spec: TreeSpec, seen: RunLengths, enough: int
+    ) -> None:
         self.model, self.leaves, self.spec, self.seen, self.enough = model, leaves, spec, seen, enough
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.rows: Axes = ()  # the axes of the batch
 
-    def batch(self, sizes: Mapping[Axes, int]) -> Any:
-        """The batch with these axes so long."""
+    def batch(self, sizes: Mapping[Axes, int]) -> Batch:
+        """The batch with these axes at these lengths."""
         generator = torch.Generator().manual_seed(7)
         leaves = list(self.leaves)
         for axes, size in sizes.items():
             for number, axis in axes:
                 leaves[number] = _extended(leaves[number], axis, size, generator)
-        made = tree_unflatten(leaves, self.spec)
-        if isinstance(made, dict) and "use_cache" in inspect.signature(self.model.forward).parameters:
-            made.setdefault("use_cache", False)
-        return made
+        rebuilt = tree_unflatten(leaves, self.spec)
+        if isinstance(rebuilt, dict) and "use_cache" in inspect.signature(self.model.forward).parameters:
+            rebuilt.setdefault("use_cache", False)
+        return rebuilt  # type: ignore[no-any-return]
 
-    def run(self, sizes: Mapping[Axes, int]) -> Seen | None:
+    def run(self, sizes: Mapping[Axes, int]) -> RunLengths | None:
         """The lengths on such a batch; None where the model does not run on it."""
         try:
             return lengths(self.model, self.batch(sizes))
@@ -182,7 +183,7 @@ class _Trial:
         return None
 
     def one_row(self, groups: list[Group], wanted: int) -> None:
-        """Keep only the last row of the batch where more would take long."""
+        """Keep only the last row of the batch where more rows would be slow."""
         length = max((self.affordable(group, wanted) for group in groups), default=0)
         rows, heads = max(self.seen.batch.values()), max(self.seen.heads.values())
         few = rows * length * self.parameters < _MUCH and rows * heads * length**2 < _MANY
@@ -198,7 +199,7 @@ class _Trial:
             self.seen = seen
 
     def affordable(self, group: Group, wanted: int) -> int:
-        """How long a group should be: so that its sites are longer than wanted, within what is affordable."""
+        """The size of a group at which its sites are longer than wanted, within time and memory."""
         sizes = []
         wanted = min(wanted, self.enough) if group.looped else wanted
         for (site, side), power in group.sides.items():
@@ -211,8 +212,8 @@ class _Trial:
             sizes.append(math.ceil(group.size * growth ** (1 / power)))
         return int(max(sizes))
 
-    def longest(self, group: Group, size: int) -> tuple[int, Seen | None]:
-        """The largest size up to this one, or a little above, that the model runs on, and the lengths."""
+    def longest(self, group: Group, size: int) -> tuple[int, RunLengths | None]:
+        """The largest size up to about this one that the model runs on, and the lengths."""
         multiple = -(-size // group.size) * group.size
         for tried in dict.fromkeys((_prime(size), multiple, 1 << (size - 1).bit_length())):
             seen = self.run({group.axes: tried}) if tried > group.size else None
@@ -234,19 +235,19 @@ class _Trial:
 
 
 def _parts(axes: list[tuple[int, int]]) -> Iterator[Axes]:
-    """Axes of one size that may belong together: all, or those at the same place of each tensor, or the
-    others.
+    """Axes of one size that may belong together: all, or those at the same position in each tensor, or all
+    but the first axes.
     """
     yield tuple(axes)
-    places = sorted({axis for _, axis in axes}, reverse=True)
-    if len(places) > 1:
-        for place in places:
-            yield tuple(each for each in axes if each[1] == place)
+    positions = sorted({axis for _, axis in axes}, reverse=True)
+    if len(positions) > 1:
+        for position in positions:
+            yield tuple(each for each in axes if each[1] == position)
         yield tuple(each for each in axes if each[1] != 0)
 
 
 def _prime(least: int) -> int:
-    """The first prime from here on.
+    """The first prime that is not smaller.
 
     >>> _prime(8), _prime(13)
     (11, 13)
@@ -257,8 +258,8 @@ def _prime(least: int) -> int:
 
 
 def _extended(tensor: Tensor, axis: int, size: int, generator: torch.Generator) -> Tensor:
-    """A tensor that is longer along one axis: masks stretched, positions counted on, other things drawn from
-    what is there, with some noise.
+    """A tensor that is longer along one axis: masks are stretched, positions are counted on, and other values
+    are drawn from its own, with some noise.
 
     >>> _extended(torch.tensor([[1, 1, 1, 0]]), 1, 8, torch.Generator())
     tensor([[1, 1, 1, 1, 1, 1, 0, 0]])

@@ -1,4 +1,4 @@
-"""A module with other weights and other inputs: for what its own do not show.
+"""A module with noise in its weights and inputs, for what its own weights and inputs do not show.
 
 A projection that begins as zeros, or an input of one token, gives the same whatever the heads are. With noise
 in weights and inputs, the uncut module and what was cut from it still have to agree, and show more.
@@ -21,19 +21,19 @@ from manyheads.surgery.regions import Region, Removed
 from manyheads.surgery.weight_slices import Shrink
 
 
-def woken(
+def with_noise(
     model: nn.Module, small: nn.Module, region: Region, removed: Removed, shrunk: Mapping[str, Shrink]
 ) -> tuple[nn.Module, list[Captured]] | None:
-    """A copy of a region that lost heads, with noise in its weights, and what it should give for which
-    inputs; None where that cannot be found out.
+    """A copy of a region that lost heads, with noise in its weights, and its expected outputs for noisy
+    inputs; None where these cannot be computed.
 
     model: the uncut model. small: the region that lost heads.
     """
     prefix = f"{region.path}." if region.path else ""
-    whole, twin = copy.deepcopy(model.get_submodule(region.path)), copy.deepcopy(small)
+    uncut, twin = copy.deepcopy(model.get_submodule(region.path)), copy.deepcopy(small)
     for path, part in twin.named_modules():
-        if isinstance(part, TorchAttention) and isinstance(whole.get_submodule(path), nn.MultiheadAttention):
-            whole = replace_module(whole, path, TorchAttention.like(whole.get_submodule(path)))
+        if isinstance(part, TorchAttention) and isinstance(uncut.get_submodule(path), nn.MultiheadAttention):
+            uncut = replace_module(uncut, path, TorchAttention.like(uncut.get_submodule(path)))
     generator = torch.Generator().manual_seed(13)
     heads: dict[str, list[int]] = {}
     for name in region.sites:
@@ -41,10 +41,10 @@ def woken(
         if name in removed:
             heads["" if path == region.path else path.removeprefix(prefix)] = removed[name]
     try:
-        for name, parameter in list(whole.named_parameters()):
+        for name, parameter in list(uncut.named_parameters()):
             least = parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.3
             noisy = _noisy(parameter.detach(), least, generator)
-            set_tensor(whole, name, noisy)
+            set_tensor(uncut, name, noisy)
             shrink = shrunk.get(prefix + name)
             if shrink is not None:
                 keep = torch.tensor(shrink.keep, dtype=torch.long, device=noisy.device)
@@ -54,11 +54,11 @@ def woken(
             set_tensor(twin, name, noisy)
         calls = []
         for call in region.calls:
-            args, kwargs = tree_map_only(Tensor, lambda x: _input(x, generator), call.given())
+            args, kwargs = tree_map_only(Tensor, lambda x: _input(x, generator), call.inputs())
             noised = Captured(args, kwargs)
-            args, kwargs = noised.given()
-            with seeded_evaluation(whole), silence(whole, heads, unverified="allow"):
-                noised.output = whole(*args, **kwargs)
+            args, kwargs = noised.inputs()
+            with seeded_evaluation(uncut), silence(uncut, heads, unverified="allow"):
+                noised.output = uncut(*args, **kwargs)
             calls.append(noised)
     except Exception:  # its parts, or its inputs, are not like that
         return None

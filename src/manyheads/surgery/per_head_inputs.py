@@ -23,46 +23,46 @@ def inputs_of_heads(
     narrowed = hooks(module)
     leaves: dict[str | int, Tensor] = {}
     for argument, value in arguments(args, kwargs):
-        many = narrowed[argument].heads if argument in narrowed else heads
+        entries = narrowed[argument].heads if argument in narrowed else heads
         if (
             isinstance(value, Tensor)
             and value.is_floating_point()
             and value.dim() > 1
-            and any(size % many == 0 for size in value.shape)
+            and any(size % entries == 0 for size in value.shape)
         ):
             leaves[argument] = value.detach().clone().requires_grad_(True)
-    found = [
+    inputs = [
         Input(argument, 0, _still_there(value.slopes.shape[0], narrowed.get(argument)))
         for argument, value in arguments(args, kwargs)
         if isinstance(value, Mask) and value.slopes is not None
     ]
     if not leaves:
-        return found
-    args = tuple(leaves.get(place, value) for place, value in enumerate(args))
+        return inputs
+    args = tuple(leaves.get(index, value) for index, value in enumerate(args))
     kwargs = {name: leaves.get(name, value) for name, value in kwargs.items()}
     touched: dict[str | int, list[Tensor]] = {}
 
-    def see(call: Call) -> None:
+    def on_call(call: Call) -> None:
         with torch._C.DisableTorchFunction():
             for head in range(call.site.heads):
                 _touch(call, head, leaves, touched)
 
-    with torch.enable_grad(), Interceptor(module, see):
+    with torch.enable_grad(), Interceptor(module, on_call):
         module(*args, **kwargs)
     for argument, axes in touched.items():
-        many = narrowed[argument].heads if argument in narrowed else heads
+        entries = narrowed[argument].heads if argument in narrowed else heads
         for axis, rows in enumerate(axes):
-            of = _of_heads(rows, many)
-            if of is not None:
-                found.append(Input(argument, axis, of))
+            head_of_entry = _of_heads(rows, entries)
+            if head_of_entry is not None:
+                inputs.append(Input(argument, axis, head_of_entry))
                 break
-    return found
+    return inputs
 
 
 def _touch(
     call: Call, head: int, leaves: dict[str | int, Tensor], touched: dict[str | int, list[Tensor]]
 ) -> None:
-    """Note which entries of each argument one head depends on."""
+    """Record which entries of each argument one head depends on."""
     biases = [mask for mask in call.mask.tensors if mask.requires_grad and mask.dim() == 4]
     for tensor in (call.scores, call.output, *biases):
         if tensor is None or not tensor.requires_grad or tensor.shape[1] != call.site.heads:
@@ -73,8 +73,8 @@ def _touch(
             torch.arange(part.numel(), device=part.device, dtype=torch.float64).square().cos().to(part.dtype)
         )
         total = (part * wave.view(part.shape)).sum()
-        found = torch.autograd.grad(total, list(leaves.values()), retain_graph=True, allow_unused=True)
-        for argument, gradient in zip(leaves, found, strict=True):
+        gradients = torch.autograd.grad(total, list(leaves.values()), retain_graph=True, allow_unused=True)
+        for argument, gradient in zip(leaves, gradients, strict=True):
             if isinstance(gradient, Tensor):
                 marks = gradient != 0
                 axes = touched.setdefault(
@@ -86,17 +86,17 @@ def _touch(
                     rows[head] |= marks.any(others).cpu()
 
 
-def _still_there(many: int, narrowed: Narrow | None) -> tuple[int | None, ...]:
-    """The head of each of ``many`` entries, where some are passed over already."""
-    keep = list(range(many)) if narrowed is None or narrowed.keep is None else narrowed.keep
-    return tuple(keep.index(place) if place in keep else None for place in range(many))
+def _still_there(entries: int, narrowed: Narrow | None) -> tuple[int | None, ...]:
+    """The head of each entry, where a cut model ignores some already."""
+    keep = list(range(entries)) if narrowed is None or narrowed.keep is None else narrowed.keep
+    return tuple(keep.index(index) if index in keep else None for index in range(entries))
 
 
-def _of_heads(rows: Tensor, many: int) -> tuple[int | None, ...] | None:
-    """For each of ``many`` entries the head (heads, entries) it belongs to; None unless it is like that."""
-    if rows.shape[1] % many or bool((rows == rows[:1]).all()):
+def _of_heads(rows: Tensor, entries: int) -> tuple[int | None, ...] | None:
+    """The head (heads, entries) that each entry belongs to; None unless each belongs to at most one."""
+    if rows.shape[1] % entries or bool((rows == rows[:1]).all()):
         return None
-    folded = rows.view(len(rows), -1, many).any(1)  # (heads, many)
+    folded = rows.view(len(rows), -1, entries).any(1)  # (heads, many)
     if bool((folded.sum(0) > 1).any()):
         return None
     return tuple(int(column.nonzero()[0, 0]) if bool(column.any()) else None for column in folded.T)

@@ -1,4 +1,4 @@
-"""Settings that a module has one of for each head, apart from its weights: windows, slopes, look-aheads.
+"""Per-head settings of a module apart from its weights: windows, slopes, look-aheads.
 
 They stand in lists, tuples, dicts by head number, or tensors. Those that a gradient finds are weights, and go
 with their head like those (`shrink`); the others are found by their size here, and follow their heads where
@@ -8,7 +8,6 @@ the module is wrong without it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,43 +16,46 @@ from manyheads.models.changes import followed
 from manyheads.surgery.attribute_tracing import Reads
 from manyheads.surgery.head_count_search import Candidate
 
+# A list, a tuple, a dict by head number, or a tensor, with one entry for each head.
+Setting = list[object] | tuple[object, ...] | dict[int, object] | Tensor
+
 
 def settings(
-    modules: Mapping[str, nn.Module], reads: Reads, kept: Mapping[int, list[int]], weights: set[str]
+    modules: Mapping[str, nn.Module], reads: Reads, remaining: Mapping[int, list[int]], weights: set[str]
 ) -> list[Candidate]:
-    """What these modules read that has as many entries as there are heads or key heads.
+    """Attributes that these modules read and that have as many entries as there are heads or key heads.
 
-    kept: for each such number, which of them stay.
+    remaining: for each such number, which of them stay.
     weights: names of the parameters and buffers that gradients account for.
     """
-    found = []
+    per_head = []
     for path, module in modules.items():
         for name, value in _attributes(module):
             if name not in reads.get(path, ()) or f"{path}.{name}".lstrip(".") in weights:
                 continue
             follows = [
                 (axis, size, followed(value, axis, keep))
-                for size, keep in kept.items()
+                for size, keep in remaining.items()
                 for axis in _axes(value, size)
             ]
             if follows:
                 axes = tuple((axis, size) for axis, size, _ in follows)
                 options = (value, *(new for _, _, new in follows))
-                found.append(Candidate(path, (name,), options, value, axes=axes))
-    return found
+                per_head.append(Candidate(path, (name,), options, value, axes=axes))
+    return per_head
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Setting]]:
     for name, value in vars(module).items():
         if not name.startswith("_") and isinstance(value, list | tuple | dict | Tensor):
             yield name, value
-    own = not type(module).__module__.startswith("torch.nn.")
+    not_torch = not type(module).__module__.startswith("torch.nn.")
     for name, tensor in (*module._buffers.items(), *module._parameters.items()):
-        if own and tensor is not None:
+        if not_torch and tensor is not None:
             yield name, tensor
 
 
-def _axes(value: Any, size: int) -> list[int]:
+def _axes(value: Setting, size: int) -> list[int]:
     """The axes along which there is one entry for each of ``size`` heads."""
     if isinstance(value, Tensor):
         return [axis for axis in range(value.dim()) if value.shape[axis] == size]
@@ -62,8 +64,8 @@ def _axes(value: Any, size: int) -> list[int]:
     return [0] if len(value) == size else []
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether the first entries of a setting are those of another: then nobody can tell them apart.
+def same(one: Setting, other: Setting) -> bool:
+    """Whether the first entries of a setting are those of another: then no batch can tell them apart.
 
     >>> same([3, 3, 5], [3, 3]), same([3, 4, 5], [3, 5])
     (True, False)
@@ -71,12 +73,12 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         part = one[tuple(slice(size) for size in other.shape)]
         return torch.equal(part, other)
-    if isinstance(one, dict):
+    if isinstance(one, dict) and isinstance(other, dict):
         return all(one[key] == value for key, value in other.items())
-    return list(one[: len(other)]) == list(other)
+    return list(one)[: len(other)] == list(other)
 
 
-def largest(value: Any) -> int:
+def largest(value: object) -> int:
     """The largest number in a setting, as far as it may be a length.
 
     >>> largest([4, None, 16.0, float("inf")])

@@ -1,4 +1,4 @@
-"""plan: which heads to remove, from how much each one matters."""
+"""plan: which heads to remove, by their importance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from manyheads.capture.site import Selection, Site
 from manyheads.common.compare_outputs import seeded_evaluation
 from manyheads.common.json_files import read_json
 from manyheads.common.run_batch import run
-from manyheads.common.types import Heads
+from manyheads.common.types import Batch, Heads
 from manyheads.common.whole_files import write_whole
 from manyheads.heads.roles.role import ROLES
 from manyheads.heads.table import HeadTable
@@ -35,10 +35,19 @@ Scope = Literal["global", "layer"]
 class Plan(Mapping[str, list[int]]):
     """The heads to remove, ``{site: [head numbers]}``, and the model that they are heads of.
 
+    See Also
+    --------
+    plan: makes one.
+    cut, prune: follow one.
+
+    References
+    ----------
+    Michel, Levy, Neubig, "Are sixteen heads really better than one?" (2019).
+
     Examples
     --------
-    >>> made = Plan({"h.0.attn": [1]}, {"h.0.attn": 3, "h.1.attn": 3}, model="5e1a")
-    >>> dict(made), made.removed, made.keep
+    >>> plan = Plan({"h.0.attn": [1]}, {"h.0.attn": 3, "h.1.attn": 3}, model="5e1a")
+    >>> dict(plan), plan.removed, plan.keep
     ({'h.0.attn': [1]}, 1, 0.833...)
     """
 
@@ -69,17 +78,17 @@ class Plan(Mapping[str, list[int]]):
         return 1 - self.removed / sum(self.sizes.values())
 
     def check(self, model: nn.Module) -> None:
-        """Raise a ValueError unless the plan was made for this model, weights and all."""
-        found = fingerprint(model)
-        if found != self.model:
+        """Raise a ValueError unless the plan was made for this model with these weights."""
+        actual = fingerprint(model)
+        if actual != self.model:
             raise ValueError(
-                f"plan: it was made for the model {self.model or 'unknown'}, and this one is {found}: other "
+                f"plan: it was made for the model {self.model or 'unknown'}, and this one is {actual}: other "
                 "shapes or other weights; rank the heads of this model and plan again"
             )
 
     @staticmethod
-    def of(model: nn.Module, small: nn.Module, batch: Any = None) -> Plan:
-        """The plan that makes a cut model of an uncut one."""
+    def of(model: nn.Module, small: nn.Module, batch: Batch | None = None) -> Plan:
+        """The plan that turns an uncut model into a cut one."""
         after: Mapping[str, list[int]] = getattr(small, "original_heads", None) or {}
         before: Mapping[str, list[int]] = getattr(model, "original_heads", None) or {}
         batch = probe_batch(model) if batch is None else batch
@@ -89,12 +98,12 @@ class Plan(Mapping[str, list[int]]):
         heads: dict[str, list[int]] = {}
         for site, size in sizes.items():
             old = before.get(site, list(range(size)))
-            gone = [number for number, head in enumerate(old) if head not in after.get(site, old)]
-            heads |= {site: gone} if gone else {}
+            removed = [number for number, head in enumerate(old) if head not in after.get(site, old)]
+            heads |= {site: removed} if removed else {}
         return Plan(heads, sizes, fingerprint(model))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the plan as JSON; the file is there whole or not at all."""
+        """Write the plan as JSON, atomically."""
         document = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -106,14 +115,14 @@ class Plan(Mapping[str, list[int]]):
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Plan:
-        """Read what `save` wrote. Raises a ValueError that names the file when it is no such thing."""
+        """Read what `save` wrote. Raises a ValueError that names the file if it is not a plan."""
         document = read_json(path, _Document, "plan", format=_FORMAT, version=_VERSION)
         heads, sizes = document["remove"], document["sizes"]
         for site, numbers in heads.items():
             if not set(numbers) <= set(range(min(sizes.get(site, 0), _MOST))):
                 raise ValueError(f"plan: {path} is damaged: {site[:60]!r} has no such heads")
         if not sizes or not 1 <= sum(sizes.values()) <= _MOST or min(sizes.values()) < 0:
-            raise ValueError(f"plan: {path} is damaged: it says of no site how many heads it has")
+            raise ValueError(f"plan: {path} is damaged: its numbers of heads are not valid")
         return Plan(heads, sizes, document["model"])
 
 
@@ -131,20 +140,30 @@ def plan(
     floor: int = 1,
     protect: Heads | None = None,
 ) -> Plan:
-    """The heads to remove so that at least the share ``keep`` stays: those of the least importance.
+    """The heads to remove so that at least the share ``keep`` stays: the least important ones.
 
     Grouped heads, which share a key head, leave a site as a whole group or as one head of every group,
-    whichever matters less for each head; so the groups of a site always stay equal, as `cut` needs them.
+    whichever costs less per head; so the groups of a site always stay equal, as `cut` requires.
     Sites that are calls of one shared module lose the same heads.
 
     Parameters
     ----------
-    table: with the column ``importance``, as `importance` and `elimination` make it.
-    keep: between 0 and 1.
+    table: with the column ``importance``, as `importance` returns it.
+    keep: the share of heads that stays, between 0 and 1.
     scope: ``"global"`` ranks all heads of the model together; with ``"layer"`` each site keeps this share of
         its own, so that sites of equal size stay of equal size.
-    floor: each site keeps at least so many heads; 0 allows to remove all attention of a site.
-    protect: ``{layer number or site: [head numbers]}`` that stay, whatever the table says.
+    floor: the least number of heads that each site keeps; 0 allows removing all attention of a site.
+    protect: ``{layer number or site: [head numbers]}`` that stay in any case.
+
+    See Also
+    --------
+    importance: the table.
+    cut: removes the heads.
+    prune: rank, plan, cut, refit and recover in one call.
+
+    References
+    ----------
+    Michel, Levy, Neubig, "Are sixteen heads really better than one?" (2019).
 
     Examples
     --------
@@ -166,20 +185,19 @@ def plan(
         raise ValueError(f"scope: got {scope!r}; expected 'global' or 'layer'")
     if floor < 0:
         raise ValueError(f"floor: got {floor}; expected 0 or more heads that each site keeps")
-    importance, places = _importance(table), _places(table, protect or {})
-    for part in [places] if scope == "global" else [[place] for place in places]:
-        _remove(part, importance, int((1 - keep) * sum(place.size for place in part) + 1e-9), floor)
-    if all(place.left == place.size for place in places):
-        shared = any(len(place.groups) < place.size for place in places)
+    importance, modules = _importance(table), _modules(table, protect or {})
+    for part in [modules] if scope == "global" else [[module] for module in modules]:
+        _remove(part, importance, int((1 - keep) * sum(module.size for module in part) + 1e-9), floor)
+    if all(module.left == module.size for module in modules):
+        shared = any(len(module.groups) < module.size for module in modules)
         within = " (heads that share keys leave a whole group at a time)" if shared else ""
         raise ValueError(
-            f"keep: {keep} leaves every head where it is{within}; give a smaller share, "
-            "a lower floor, or protect less"
+            f"keep: {keep} removes no head{within}; choose a smaller share, a lower floor, or protect less"
         )
-    if not any(place.left for place in places):
+    if not any(module.left for module in modules):
         raise ValueError(f"keep: {keep} leaves no head at all; keep at least one")
-    heads = {site: place.removed for place in places if place.removed for site in place.sites}
-    sizes = {site: place.size for place in places for site in place.sites}
+    heads = {site: module.removed for module in modules if module.removed for site in module.sites}
+    sizes = {site: module.size for module in modules for site in module.sites}
     return Plan(heads, sizes, table.model)
 
 
@@ -192,10 +210,10 @@ class ModuleHeads:
 
     Examples
     --------
-    >>> place = ModuleHeads(["attn"], [0, 0, 1, 1], protected={3})
-    >>> place.moves(lambda heads: -sum(heads))                    # a whole group, or one head of each
+    >>> module = ModuleHeads(["attn"], [0, 0, 1, 1], protected={3})
+    >>> module.moves(lambda heads: -sum(heads))                    # a whole group, or one head of each
     [[0, 1], [1, 2]]
-    >>> place.leave([1, 2]); place.groups, place.removed
+    >>> module.leave([1, 2]); module.groups, module.removed
     ([[0], [3]], [1, 2])
     """
 
@@ -215,13 +233,13 @@ class ModuleHeads:
 
     def moves(self, price: Callable[[list[int]], float]) -> list[list[int]]:
         """Sets of heads that may leave next: the cheapest whole group, the cheapest head of every group."""
-        whole = [group for group in self.groups if not self.protected & set(group)]
-        found = [min(whole, key=price)] if whole else []
+        groups = [group for group in self.groups if not self.protected & set(group)]
+        moves = [min(groups, key=price)] if groups else []
         if self.groups and len(self.groups[0]) > 1:
             free = [[head for head in group if head not in self.protected] for group in self.groups]
             if all(free):
-                found.append([min(group, key=lambda head: price([head])) for group in free])
-        return found
+                moves.append([min(group, key=lambda head: price([head])) for group in free])
+        return moves
 
     def leave(self, heads: list[int]) -> None:
         """Remove heads."""
@@ -229,47 +247,47 @@ class ModuleHeads:
         self.groups = [group for group in self.groups if group]
 
 
-def _remove(places: list[ModuleHeads], importance: dict[str, list[float]], count: int, floor: int) -> None:
-    """Remove at most ``count`` heads from the places, those that matter least first."""
+def _remove(modules: list[ModuleHeads], importance: dict[str, list[float]], count: int, floor: int) -> None:
+    """Remove at most ``count`` heads from the modules, the least important first."""
     while True:
         moves = []
-        for i, place in enumerate(places):
+        for i, module in enumerate(modules):
 
-            def price(heads: list[int], place: ModuleHeads = place) -> float:
-                return sum(importance[site][head] for site in place.sites for head in heads) / len(heads)
+            def price(heads: list[int], module: ModuleHeads = module) -> float:
+                return sum(importance[site][head] for site in module.sites for head in heads) / len(heads)
 
             moves += [
                 (price(move), i, move)
-                for move in place.moves(price)
-                if len(move) <= count and place.left - len(move) >= floor
+                for move in module.moves(price)
+                if len(move) <= count and module.left - len(move) >= floor
             ]
         if not moves:
             return
         _, i, move = min(moves)
-        places[i].leave(move)
+        modules[i].leave(move)
         count -= len(move)
 
 
 def _importance(table: HeadTable) -> dict[str, list[float]]:
-    """How much each head matters, by site."""
+    """The importance of each head, by site."""
     if "importance" not in table.columns:
         raise ValueError(
             f"table: expected a column importance, got {', '.join(table.columns)}; "
             "make it with mh.importance(model, batches)"
         )
-    found: dict[str, list[float]] = {}
+    by_site: dict[str, list[float]] = {}
     for row, value in zip(table.rows, table["importance"].tolist(), strict=True):
         if not math.isfinite(value):
             raise ValueError(
                 f"table: head {row.head} of {row.site!r} has no finite importance; "
                 "rank on batches that reach it"
             )
-        found.setdefault(row.site, []).append(value)
-    return found
+        by_site.setdefault(row.site, []).append(value)
+    return by_site
 
 
-def _places(table: HeadTable, protect: Heads) -> list[ModuleHeads]:
-    """The modules that have heads; calls of a shared module are one place."""
+def _modules(table: HeadTable, protect: Heads) -> list[ModuleHeads]:
+    """The modules that have heads; calls of a shared module are one module."""
     kv_heads: dict[str, list[int]] = {}
     layers: dict[str, int] = {}
     for row in table.rows:
@@ -277,13 +295,13 @@ def _places(table: HeadTable, protect: Heads) -> list[ModuleHeads]:
         layers[row.site] = row.layer
     chosen = Selection(protect)
     sites = [Site(name, layers[name], len(each), tuple(each)) for name, each in kv_heads.items()]
-    places: dict[str, ModuleHeads] = {}
+    modules: dict[str, ModuleHeads] = {}
     for site in sites:
-        place = places.setdefault(site.path, ModuleHeads([], list(site.kv_heads), set()))
-        place.sites.append(site.name)
-        place.protected.update(chosen.at(site))
+        module = modules.setdefault(site.path, ModuleHeads([], list(site.kv_heads), set()))
+        module.sites.append(site.name)
+        module.protected.update(chosen.at(site))
     chosen.finish(sites)
-    return list(places.values())
+    return list(modules.values())
 
 
 def with_roles(table: HeadTable, roles: Iterable[str] = ("retrieval",)) -> dict[str, list[int]]:
@@ -309,14 +327,16 @@ def with_roles(table: HeadTable, roles: Iterable[str] = ("retrieval",)) -> dict[
             "table: it has no column roles; expected one that `roles` made, or roles.json of manyheads roles"
         )
     each = [set(words.split(", ")) if words else set() for words in table.labels["roles"]]
-    wanted = set(roles)
+    role_names = set(roles)
     claims = (claim for role in ROLES.values() for claim in role.claims)
-    known = {claim for claim in claims if "{" not in claim}.union(*each)
-    unknown = sorted(wanted - known)
+    available = {claim for claim in claims if "{" not in claim}.union(*each)
+    unknown = sorted(role_names - available)
     if unknown:
-        raise ValueError(f"roles: there is no role {unknown[0]!r}; known are {', '.join(sorted(known))}")
-    found: dict[str, list[int]] = {}
-    for row, mine in zip(table.rows, each, strict=True):
-        if mine & wanted:
-            found.setdefault(row.site, []).append(row.head)
-    return found
+        raise ValueError(
+            f"roles: there is no role {unknown[0]!r}; expected one of {', '.join(sorted(available))}"
+        )
+    heads: dict[str, list[int]] = {}
+    for row, names in zip(table.rows, each, strict=True):
+        if names & role_names:
+            heads.setdefault(row.site, []).append(row.head)
+    return heads

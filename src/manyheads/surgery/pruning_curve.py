@@ -1,17 +1,17 @@
-"""curve: how quality falls as heads go, for several rankings and the random control."""
+"""curve: quality against the share of heads kept, for several rankings and the random control."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
 from manyheads.capture.site import Unverified
 from manyheads.common.devices import device_of
 from manyheads.common.progress import Progress, no_progress
+from manyheads.common.types import Batch
 from manyheads.heads.importance import importance
 from manyheads.heads.observer import moved
 from manyheads.surgery.cut import cut
@@ -28,11 +28,11 @@ METHODS = ("elimination", "fisher", "random")
 class Curve:
     """Quality by the share of heads kept.
 
-    measure: what quality is: as `Compared` has it, or the name of the user's own.
+    measure: what quality is: as `Compared` has it, or the name of the user's metric.
     uncut: the quality of the uncut model, and its standard error over sequences (nan where it is unknown).
-    lines: for each way from most to fewest heads, (share kept, quality, standard error of its change from the
-        uncut model's over the same sequences).
-    sequences: how many it was measured on; 0 where the user's own measure decides that.
+    lines: for each ranking, from most to fewest heads, (share kept, quality, standard error of its change
+        from the uncut model's over the same sequences).
+    sequences: how many it was measured on; 0 for the user's metric.
     """
 
     measure: str
@@ -43,8 +43,8 @@ class Curve:
 
 def curve(
     model: nn.Module,
-    batches: Iterable[Any],
-    held_out: Iterable[Any],
+    batches: Iterable[Batch],
+    held_out: Iterable[Batch],
     *,
     methods: Sequence[str] = METHODS,
     shares: Sequence[float] = SHARES,
@@ -75,29 +75,29 @@ def curve(
     >>> from manyheads.nn.transformers import Encoder
     >>> model = Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
     >>> texts = [torch.randint(17, (13, 5))]
-    >>> found = curve(model, texts, texts, methods=["random"], shares=[0.5], refit=False)
-    >>> found.measure, list(found.lines), len(found.lines["random"])
+    >>> measured = curve(model, texts, texts, methods=["random"], shares=[0.5], refit=False)
+    >>> measured.measure, list(measured.lines), len(measured.lines["random"])
     ('cosine', ['random'], 1)
     """
-    place = device_of(model)
-    own, seen = list(moved(batches, place)), list(moved(held_out, place))
-    example = None if hasattr(model, "config") else few(own[0])
-    ways = [(method, again) for method in methods for again in ((False, True) if refit else (False,))]
+    device = device_of(model)
+    calibration, evaluation = list(moved(batches, device)), list(moved(held_out, device))
+    example = None if hasattr(model, "config") else few(calibration[0])
+    ways = [(method, refitted) for method in methods for refitted in ((False, True) if refit else (False,))]
     lines: dict[str, list[tuple[float, float, float]]] = {
-        f"{method}, refitted" if again else method: [] for method, again in ways
+        f"{method}, refitted" if refitted else method: [] for method, refitted in ways
     }
     done = 0
     judge = _by(metric) if metric is not None else _compared
     measure, uncut, sequences = "", (0.0, math.nan), 0
     for method in methods:
-        table = importance(model, own, method, unverified=unverified)
+        table = importance(model, calibration, method, unverified=unverified)
         for share in sorted(shares, reverse=True):
             chosen = plan(table, share, scope=scope)
             small = cut(model, chosen, example, unverified=unverified)
             for name in [name for name in lines if name.partition(",")[0] == method]:
                 if name != method:
-                    fit(small, own, teacher=model)
-                measure, uncut, value, sequences = judge(model, small, seen)
+                    fit(small, calibration, teacher=model)
+                measure, uncut, value, sequences = judge(model, small, evaluation)
                 lines[name].append((chosen.keep, *value))
                 done += 1
                 progress("curve", done, len(lines) * len(shares))
@@ -107,17 +107,17 @@ def curve(
 _Judged = tuple[str, tuple[float, float], tuple[float, float], int]
 
 
-def _compared(model: nn.Module, small: nn.Module, batches: list[Any]) -> _Judged:
-    found = compare_quality(model, small, batches)
-    before, after = (found.before.value, found.before.se), (found.after.value, found.change_se)
-    return found.measure, before, after, found.sequences
+def _compared(model: nn.Module, small: nn.Module, batches: list[Batch]) -> _Judged:
+    quality = compare_quality(model, small, batches)
+    before, after = (quality.before.value, quality.before.se), (quality.after.value, quality.change_se)
+    return quality.measure, before, after, quality.sequences
 
 
-def _by(metric: Callable[[nn.Module], float]) -> Callable[[nn.Module, nn.Module, list[Any]], _Judged]:
-    """By a person's own function, which is asked about the uncut model once."""
+def _by(metric: Callable[[nn.Module], float]) -> Callable[[nn.Module, nn.Module, list[Batch]], _Judged]:
+    """Judge by the user's function, which is called on the uncut model once."""
     name, uncut = getattr(metric, "__name__", "quality"), None
 
-    def judged(model: nn.Module, small: nn.Module, batches: list[Any]) -> _Judged:
+    def judged(model: nn.Module, small: nn.Module, batches: list[Batch]) -> _Judged:
         nonlocal uncut
         if uncut is None:
             uncut = metric(model), math.nan

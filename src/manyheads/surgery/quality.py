@@ -1,7 +1,7 @@
-"""quality: how good a model still is beside the uncut one, in the unit its users know, and how sure that is.
+"""quality: how good a cut model is compared with the uncut one, in a familiar unit, with its uncertainty.
 
 Every number comes from held-out sequences, so it has a standard error over them; the change from one model to
-the other is judged sequence by sequence, where what both find hard cancels.
+the other is paired by sequence, so that what both find hard cancels.
 """
 
 from __future__ import annotations
@@ -9,20 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.capture.site import Site
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import causal, fitting, units
 from manyheads.heads.model_outputs import Output, difference, main_tensor, read
 from manyheads.heads.observer import observed
-
-# Student's t at 97.5%, for 1, 2, ... degrees of freedom; beyond, by Cornish and Fisher.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571)
-_NORMAL = 1.959964
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Change:
 
     @property
     def within_noise(self) -> bool:
-        """Whether these sequences cannot tell it from no change at all."""
+        """Whether the interval includes no change."""
         return not (self.low > self.factor or self.high < self.factor)
 
 
@@ -73,7 +69,7 @@ class Compared:
         return self.change.se * (self.before.value if self.change.factor else 1.0)
 
 
-def compare_quality(model: nn.Module, small: nn.Module, batches: Iterable[Any]) -> Compared:
+def compare_quality(model: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> Compared:
     """Compare a cut model with the uncut one.
 
     Parameters
@@ -85,8 +81,8 @@ def compare_quality(model: nn.Module, small: nn.Module, batches: Iterable[Any]) 
     --------
     >>> from manyheads.nn.transformers import Encoder
     >>> model = Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
-    >>> found = compare_quality(model, model, [torch.randint(17, (3, 5))])
-    >>> found.measure, found.sequences, round(found.after.value, 5)
+    >>> quality = compare_quality(model, model, [torch.randint(17, (3, 5))])
+    >>> quality.measure, quality.sequences, round(quality.after.value, 5)
     ('cosine', 3, 1.0)
     """
     measure = ""
@@ -110,8 +106,8 @@ def compared(measure: str, before: Tensor, after: Tensor) -> Compared:
     return Compared(measure, first, second, change(measure, before, after), len(before))
 
 
-def measure_of(result: Any, model: nn.Module, sites: Iterable[Site], batch: Any) -> str:
-    """What the quality of a model is, by what it returned for a batch: see `Compared`.
+def measure_of(result: object, model: nn.Module, sites: Iterable[Site], batch: Batch) -> str:
+    """The measure of quality that fits a model's output for a batch: see `Compared`.
 
     >>> measure_of({"logits": torch.zeros(2, 3)}, nn.Identity(), [], {"labels": torch.tensor([0, 2])})
     'accuracy'
@@ -126,8 +122,8 @@ def measure_of(result: Any, model: nn.Module, sites: Iterable[Site], batch: Any)
     return "cosine" if read(result, model).real is None else "agreement"
 
 
-def scores(measure: str, full: Output, other: Output, batch: Any) -> Tensor:
-    """How well each sequence of a batch is done, and how much it counts: (batch, 2) in float64.
+def scores(measure: str, full: Output, other: Output, batch: Batch) -> Tensor:
+    """The score of each sequence of a batch, and its weight: (batch, 2) in float64.
 
     Parameters
     ----------
@@ -153,14 +149,14 @@ def scores(measure: str, full: Output, other: Output, batch: Any) -> Tensor:
     return torch.stack([value.double().cpu(), count.double().cpu()], 1)
 
 
-def estimate(measure: str, found: Tensor) -> Estimate:
+def estimate(measure: str, scored: Tensor) -> Estimate:
     """The quality from scores (sequences, 2), with its standard error.
 
     >>> estimate("accuracy", torch.tensor([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0]]).double())
     Estimate(value=0.75, se=0.25)
     """
-    mean, error = _weighted(found[:, 0], found[:, 1])
-    error = _at_least(measure, error, len(found))
+    mean, error = _weighted(scored[:, 0], scored[:, 1])
+    error = _at_least(measure, error, len(scored))
     if measure == "perplexity":
         mean = math.exp(min(mean, 700.0))
         error *= mean
@@ -179,21 +175,18 @@ def change(measure: str, before: Tensor, after: Tensor) -> Change:
 
 
 def student(degrees: int) -> float:
-    """How many standard errors a 95% interval reaches to each side, with so many degrees of freedom.
+    """How many standard errors a 95% interval reaches to each side: a quantile of Student's t.
 
     >>> [round(student(n), 2) for n in (2, 10, 1000)]
     [4.3, 2.23, 1.96]
     """
-    if degrees < 1:
-        return math.nan
-    if degrees <= len(_STUDENT):
-        return _STUDENT[degrees - 1]
-    z = _NORMAL
-    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, 0.975)) if degrees > 0 else math.nan
 
 
-def without_labels(batch: Any) -> Any:
-    """A batch as the model takes it."""
+def without_labels(batch: Batch) -> Batch:
+    """A batch without its labels, as the model takes it."""
     if not isinstance(batch, Mapping):
         return batch
     return {name: item for name, item in batch.items() if name != "labels"}
@@ -221,7 +214,7 @@ def _at_least(measure: str, error: float, sequences: int) -> float:
     return math.sqrt(share * (1 - share) / (sequences + 4))
 
 
-def _classes(batch: Any, size: int) -> Tensor | None:
+def _classes(batch: Batch, size: int) -> Tensor | None:
     """The right class of each sequence in a batch, (batch,), where it has them."""
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     fits = isinstance(labels, Tensor) and labels.shape == (size,) and not labels.is_floating_point()

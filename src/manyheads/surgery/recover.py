@@ -1,4 +1,4 @@
-"""recover: a short distillation, in which a cut model learns to say again what the uncut one says."""
+"""recover: a short distillation, in which a cut model learns the outputs of the uncut one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from manyheads.common.json_files import parse_json, regular_file
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 from manyheads.common.whole_files import write_whole
 from manyheads.heads.model_outputs import main_tensor, read
 from manyheads.heads.observer import Forward, Observer, moved, observed
@@ -36,10 +36,10 @@ _KEPT_EVERY = 50  # steps
 
 @dataclass(frozen=True)
 class Recovered:
-    """What became of a recovery.
+    """The result of a recovery.
 
-    losses: the loss of each step, over all sittings.
-    steps: how many there were to be.
+    losses: the loss of each step, over all sessions.
+    steps: the number of steps that were planned.
     """
 
     losses: list[float]
@@ -53,7 +53,7 @@ class Recovered:
 
 def recover(
     small: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[Batch],
     *,
     teacher: nn.Module,
     steps: int = 300,
@@ -65,26 +65,36 @@ def recover(
     """Train a cut model, in place, to give the uncut model's outputs; no labels are needed.
 
     Logits are compared as distributions, by KL(uncut || cut); hidden states by their directions, one minus
-    the cosine of every token plus that of the mean over the sequence. To that comes how far the residual
-    stream is from the uncut model's behind each map that writes into it, as a share of its variance, in the
-    mean over these maps: so every layer is told what it should do, and not the last alone. AdamW, with a
-    short warm-up and a cosine down to zero; without dropout; tables of embeddings stay as they are.
+    the cosine of every token plus that of the mean over the sequence. The loss adds the distance
+    of the residual stream from the uncut model's after each map that writes into it, as a share of its
+    variance, averaged over these maps: so every layer gets a target, not only the last. AdamW, with a short
+    warm-up and a cosine decay to zero; no dropout; embedding tables stay as they are.
 
     Parameters
     ----------
     small: the cut model, changed in place.
-    batches: dicts, tuples or tensors; one is taken each step, in a mixed order, over and over. Each counts
-        alike: with as many sequences in each, so does every sequence, however short it is.
+    batches: dicts, tuples or tensors; each step takes one, in a shuffled order, over and over. All count
+        alike: put the same number of sequences into each, and all sequences count alike, too.
     teacher: the uncut model.
-    steps: how many batches to learn from.
-    learning_rate: the highest.
+    steps: the number of updates, one batch each.
+    learning_rate: the peak.
     state: a ``.safetensors`` file that keeps weights and optimizer every 50 steps, on Ctrl-C and at the end.
-        When it is there, it is gone on from: it must come from the same cut model, steps and learning rate.
+        If it exists, training resumes from it: it must come from the same cut model, steps and learning rate.
     seed: of the order of the batches.
     progress: called with how many steps are done.
 
-    Ctrl-C ends it after the step that runs; the model then is as far as it got. A second one raises
-    KeyboardInterrupt at once.
+    Ctrl-C ends the training after the current step; the model keeps what it has learned. A second Ctrl-C
+    raises KeyboardInterrupt at once.
+
+    See Also
+    --------
+    refit: least squares, without training.
+    prune: all of it.
+
+    References
+    ----------
+    Hinton, Vinyals, Dean, "Distilling the knowledge in a neural network" (2015).
+    Jiao and others, "TinyBERT: distilling BERT for natural language understanding" (2020).
 
     Examples
     --------
@@ -94,8 +104,8 @@ def recover(
     >>> model = Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
     >>> small = copy.deepcopy(model)
     >>> _ = small.blocks[0].attention.output.weight.data[:, :4].zero_()             # head 0 is silent
-    >>> found = recover(small, [torch.randint(17, (7, 11))], teacher=model, steps=20, learning_rate=1e-2)
-    >>> len(found.losses), found.losses[-1] < found.losses[0]
+    >>> result = recover(small, [torch.randint(17, (7, 11))], teacher=model, steps=20, learning_rate=1e-2)
+    >>> len(result.losses), result.losses[-1] < result.losses[0]
     (20, True)
     """
     if steps < 1:
@@ -103,13 +113,13 @@ def recover(
     if not learning_rate > 0:
         raise ValueError(f"learning_rate: got {learning_rate}; expected a number above 0")
     device = device_of(small)
-    own = list(moved(batches, device))
+    training_batches = list(moved(batches, device))
     tables = {id(p) for m in small.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     learned = {name: p for name, p in small.named_parameters() if id(p) not in tables}
     optimizer = torch.optim.AdamW(learned.values(), lr=learning_rate, weight_decay=0.0)
-    kept = _Kept(state, fingerprint(small), steps, learning_rate)
-    losses = kept.load(learned, optimizer)
-    shared = _shared_writers(small, teacher, own[0]) if own else []
+    saved = _SavedState(state, fingerprint(small), steps, learning_rate)
+    losses = saved.load(learned, optimizer)
+    shared = _shared_writers(small, teacher, training_batches[0]) if training_batches else []
     ways = Streams(teacher, shared), Streams(small, shared)
     with _prepared(small, learned), observed(teacher) as observer, interruptible() as interrupted:
         for number in range(len(losses), steps):
@@ -117,7 +127,7 @@ def recover(
                 break
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate * _schedule(number, steps)
-            batch = own[_turn(number, len(own), seed)]
+            batch = training_batches[_turn(number, len(training_batches), seed)]
             loss = _distance(small, batch, observer, *ways)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -126,16 +136,16 @@ def recover(
             losses.append(loss.item())
             if not math.isfinite(losses[-1]):
                 raise ValueError(
-                    f"learning_rate: {learning_rate} is too high, the loss is no number any more"
+                    f"learning_rate: {learning_rate} is too high: the loss is not finite; choose a lower one"
                 )
             if len(losses) % _KEPT_EVERY == 0:
-                kept.save(learned, optimizer, losses)
+                saved.save(learned, optimizer, losses)
             progress("recover", number + 1, steps)
-        kept.save(learned, optimizer, losses)
+        saved.save(learned, optimizer, losses)
     return Recovered(losses, steps)
 
 
-def _shared_writers(small: nn.Module, teacher: nn.Module, batch: Any) -> list[str]:
+def _shared_writers(small: nn.Module, teacher: nn.Module, batch: Batch) -> list[str]:
     """The maps that write into the stream of both models."""
     maps = {name for name, module in teacher.named_modules() if getattr(module, "weight", None) is not None}
     try:
@@ -144,36 +154,36 @@ def _shared_writers(small: nn.Module, teacher: nn.Module, batch: Any) -> list[st
         return []
 
 
-def _distance(small: nn.Module, batch: Any, observer: Observer, before: Streams, after: Streams) -> Tensor:
-    """How far the cut model's output, and what it writes on the way, is from the uncut one's."""
+def _distance(small: nn.Module, batch: Batch, observer: Observer, before: Streams, after: Streams) -> Tensor:
+    """The distance of the cut model's output and residual streams from the uncut model's."""
     with before:
         forward = observer.forward(batch)
     with after:
         result = run(small, batch)
     loss = _outputs_apart(small, forward, result)
     apart = [
-        _apart(before.found[name], stream, forward.real)
-        for name, stream in after.found.items()
-        if name in before.found and before.found[name].shape == stream.shape
+        _apart(before.by_writer[name], stream, forward.real)
+        for name, stream in after.by_writer.items()
+        if name in before.by_writer and before.by_writer[name].shape == stream.shape
     ]
     return loss + torch.stack(apart).mean() if apart else loss
 
 
-def _apart(wanted: Tensor, got: Tensor, real: Tensor | None) -> Tensor:
+def _apart(target: Tensor, stream: Tensor, real: Tensor | None) -> Tensor:
     """The squared error of a stream (batch, length, d_model), as a share of its variance."""
-    if real is not None and real.shape == wanted.shape[:-1]:
-        wanted, got = wanted[real], got[real]
-    wanted, got = (x.flatten(0, -2).float() for x in (wanted, got))
-    variance = (wanted - wanted.mean(0)).square().sum().clamp(min=1e-12)
-    return (wanted - got).square().sum() / variance
+    if real is not None and real.shape == target.shape[:-1]:
+        target, stream = target[real], stream[real]
+    target, stream = (x.flatten(0, -2).float() for x in (target, stream))
+    variance = (target - target.mean(0)).square().sum().clamp(min=1e-12)
+    return (target - stream).square().sum() / variance
 
 
-def _outputs_apart(small: nn.Module, forward: Forward, result: Any) -> Tensor:
-    wanted, got = forward.output, read(result, small, forward.real)
-    if wanted.real is not None:
-        a, b = (output.value[wanted.real].float().log_softmax(-1) for output in (wanted, got))
+def _outputs_apart(small: nn.Module, forward: Forward, result: object) -> Tensor:
+    target, actual = forward.output, read(result, small, forward.real)
+    if target.real is not None:
+        a, b = (output.value[target.real].float().log_softmax(-1) for output in (target, actual))
         return F.kl_div(b, a, reduction="batchmean", log_target=True)
-    loss = 1 - F.cosine_similarity(wanted.value, got.value).mean()
+    loss = 1 - F.cosine_similarity(target.value, actual.value).mean()
     tokens, others = main_tensor(forward.result)[1], main_tensor(result)[1]
     if tokens.dim() == 3:
         apart = 1 - F.cosine_similarity(tokens, others, dim=-1)  # (batch, length)
@@ -183,12 +193,12 @@ def _outputs_apart(small: nn.Module, forward: Forward, result: Any) -> Tensor:
 
 
 def steps_done(state: str | PathLike[str]) -> int:
-    """How many steps the recovery had done that wrote this file."""
+    """The number of steps in a state file."""
     return len(_read_state(Path(state))[1])
 
 
 def _read_state(path: Path) -> tuple[dict[str, str], list[float], dict[str, Tensor]]:
-    """What a recovery wrote down: what it is about, the losses so far, and tensors."""
+    """The contents of a state file: its metadata, the losses so far, and tensors."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -197,7 +207,7 @@ def _read_state(path: Path) -> tuple[dict[str, str], list[float], dict[str, Tens
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         losses = parse_json(about.get("losses", ""), list[float])
     except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"state: {path} is damaged ({error}); take it away to start anew") from None
+        raise ValueError(f"state: {path} is damaged ({error}); delete it to start again") from None
     return about, losses, tensors
 
 
@@ -210,7 +220,7 @@ def _schedule(number: int, steps: int) -> float:
 
 
 def _turn(number: int, count: int, seed: int) -> int:
-    """Which batch is taken at a step: each once in every round, each round in another order."""
+    """The batch for a step: each once per epoch, every epoch in another order."""
     order = list(range(count))
     random.Random(seed * 1_000_003 + number // count).shuffle(order)
     return order[number % count]
@@ -218,11 +228,11 @@ def _turn(number: int, count: int, seed: int) -> int:
 
 @contextmanager
 def _prepared(small: nn.Module, learned: dict[str, nn.Parameter]) -> Iterator[None]:
-    """The cut model without dropout, with gradients for what is learned and for nothing else."""
-    wanted = {id(p) for p in learned.values()}
+    """A context in which the cut model runs without dropout, and only what is learned has gradients."""
+    learned_ids = {id(p) for p in learned.values()}
     with evaluating(small):
         for parameter in small.parameters():
-            parameter.requires_grad_(id(parameter) in wanted)
+            parameter.requires_grad_(id(parameter) in learned_ids)
         try:
             yield
         finally:
@@ -230,8 +240,8 @@ def _prepared(small: nn.Module, learned: dict[str, nn.Parameter]) -> Iterator[No
                 parameter.grad = None
 
 
-class _Kept:
-    """What a recovery can be gone on from, in one file, or nothing."""
+class _SavedState:
+    """The file that a recovery resumes from, or none."""
 
     def __init__(
         self, path: str | PathLike[str] | None, model: str, steps: int, learning_rate: float
@@ -247,37 +257,35 @@ class _Kept:
         }
 
     def load(self, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> list[float]:
-        """Put weights and optimizer where they were; the losses so far."""
+        """Restore weights and optimizer; returns the losses so far."""
         if self.path is None or not self.path.exists():
             return []
-        about, losses, found = _read_state(self.path)
+        about, losses, tensors = _read_state(self.path)
         for name, value in self.about.items():
             if about.get(name) != value:
                 raise ValueError(
                     f"state: {self.path} is of another recovery: its {name} is {about.get(name)}, here it is "
-                    f"{value}; take it away to start anew"
+                    f"{value}; delete it to start again"
                 )
         with torch.no_grad():
             for name, parameter in learned.items():
-                if f"weight.{name}" not in found:  # it never had a gradient
+                if f"weight.{name}" not in tensors:  # it never had a gradient
                     continue
                 for part in (f"weight.{name}", f"mean.{name}", f"square.{name}"):
-                    if part not in found or found[part].shape != parameter.shape:
-                        raise ValueError(
-                            f"state: {self.path} is damaged at {part}; take it away to start anew"
-                        )
-                parameter.copy_(found[f"weight.{name}"])
+                    if part not in tensors or tensors[part].shape != parameter.shape:
+                        raise ValueError(f"state: {self.path} is damaged at {part}; delete it to start again")
+                parameter.copy_(tensors[f"weight.{name}"])
                 optimizer.state[parameter] = {
                     "step": torch.tensor(float(len(losses))),
-                    "exp_avg": found[f"mean.{name}"].to(parameter.device),
-                    "exp_avg_sq": found[f"square.{name}"].to(parameter.device),
+                    "exp_avg": tensors[f"mean.{name}"].to(parameter.device),
+                    "exp_avg_sq": tensors[f"square.{name}"].to(parameter.device),
                 }
         return losses
 
     def save(
         self, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, losses: list[float]
     ) -> None:
-        """Write everything; the file is there whole or not at all."""
+        """Write everything, atomically."""
         if self.path is None or not losses:
             return
         from safetensors.torch import save

@@ -1,16 +1,16 @@
-"""refit: new weights, by least squares, for the maps of a cut model that write into its stream."""
+"""refit: new weights by least squares for the maps of a cut model that write into the residual stream."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
 from manyheads.common.progress import Progress, no_progress
+from manyheads.common.types import Batch
 from manyheads.heads.observer import moved
 from manyheads.surgery.paused_passes import Pass, Stop, passes
 
@@ -21,7 +21,7 @@ _HELD_OUT = 5  # every fifth sequence
 
 @dataclass(frozen=True)
 class Fitted:
-    """What became of one map.
+    """The result for one map.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class Fitted:
         variance there: with the weights it had, and with those it has now.
     ridge: the strength that was best on held-out tokens; None when no new weights were better than the old.
     rows: how many tokens were fitted.
-    note: what a person should know, such as that the text was short.
+    note: a warning, such as that the text was short.
     """
 
     writer: str
@@ -43,34 +43,46 @@ class Fitted:
 
 def refit(
     small: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[Batch],
     *,
     teacher: nn.Module,
     progress: Progress = no_progress,
 ) -> list[Fitted]:
     """Refit a cut model, in place, to stay close to the uncut one.
 
-    Whatever a transformer's layers compute, they write it into the residual stream through a linear map: the
-    output projection of attention, the second map of the feed-forward. From the first to the last, each of
-    these gets the weights by which the cut model's stream comes closest, in least squares over all tokens, to
-    the uncut model's stream at the same place. So a map makes up for the heads missing before it as well
-    as for everything that is already off in what it is added to.
+    Layers of a transformer write into the residual stream through linear maps: the output projection of
+    attention, the second linear layer of the feed-forward. From the first to the last, each of them gets the
+    weights that bring the cut model's stream closest, in least squares over all tokens, to the uncut
+    model's stream at the same position. So a map makes up for the heads that are missing before it, and for
+    every deviation in the stream that it is added to.
 
-    Every sequence counts alike, however long it is. The normal equations are summed up in float64, batch by
-    batch. A ridge holds the weights to what they were, as strongly as is best for every fifth sequence, which
-    is left out of the sums for that; when no change is an improvement there, the weights stay.
+    All sequences count alike, whatever their length. The normal equations are summed in float64, batch by
+    batch. A ridge pulls the weights towards what they were; its strength is the best on every fifth sequence,
+    which is held out for that. Where no change improves on those, the weights stay.
 
     Parameters
     ----------
     small: the cut model, changed in place.
-    batches: dicts, tuples or tensors, as the model takes them; plain text does. A few times as many tokens as
-        the widest map has inputs are enough.
+    batches: dicts, tuples or tensors, as the model takes them; plain text is enough. Give a few times as many
+        tokens as the widest map has inputs.
     teacher: the uncut model.
     progress: called with how many maps are fitted.
 
     Returns
     -------
     One `Fitted` for each map, in the order in which they run.
+
+    See Also
+    --------
+    cut: makes the smaller model.
+    recover: distillation.
+    prune: all of it.
+
+    References
+    ----------
+    He, Zhang, Sun, "Channel pruning for accelerating very deep neural networks" (2017).
+    Kwon, Kim, Mahoney, Hassoun, Keutzer, Gholami, "A fast post-training pruning framework for
+    transformers" (2022).
 
     Examples
     --------
@@ -85,41 +97,43 @@ def refit(
     >>> len(fitted), fitted[0].after < fitted[0].before
     (4, True)
     """
-    place = device_of(small)
-    own = list(moved(batches, place))
-    names = writers(small, own[0])
+    device = device_of(small)
+    calibration = list(moved(batches, device))
+    names = writers(small, calibration[0])
     done: list[Fitted] = []
-    with passes(small, own, names) as students, passes(teacher, own, names) as teachers:
+    with passes(small, calibration, names) as students, passes(teacher, calibration, names) as teachers:
         for number, name in enumerate(names, 1):
-            stops = [_at(student, name) for student in students]
-            wanted = [_at(each, name) for each in teachers]
-            done.append(_fit(name, small.get_submodule(name), stops, wanted))
+            stops = [_advance_to(student, name) for student in students]
+            targets = [_advance_to(each, name) for each in teachers]
+            done.append(_fit(name, small.get_submodule(name), stops, targets))
             progress("refit", number, len(names))
     return done
 
 
-def writers(model: nn.Module, batch: Any) -> list[str]:
-    """The writers that a pass meets once: those that it meets again would change behind its back."""
-    found: list[str] = []
+def writers(model: nn.Module, batch: Batch) -> list[str]:
+    """The writers that a pass meets once: a writer that it meets again would change in between."""
+    met: list[str] = []
     with passes(model, [batch]) as (only,):
         while (stop := only.advance()) is not None:
             if stop.read is not None:  # torch's own attention, which lost no heads, shows no map
-                found.append(stop.writer)
-    once = [name for name in found if found.count(name) == 1]
+                met.append(stop.writer)
+    once = [name for name in met if met.count(name) == 1]
     if not once:
         raise ValueError(
-            "small: none of its linear maps writes into a residual stream, as far as its run shows; there is "
-            "nothing to refit"
+            "small: none of its linear maps writes into a residual stream, so there is nothing to refit; "
+            "expected a transformer with residual connections"
         )
     return once
 
 
-def _at(each: Pass, name: str) -> Stop:
+def _advance_to(each: Pass, name: str) -> Stop:
     """Let a pass go on to a writer, or to the nn.MultiheadAttention that it was cut from."""
     while (stop := each.advance()) is not None:
         if stop.writer == name or (stop.read is None and name.startswith(f"{stop.writer}.")):
             return stop
-    raise ValueError(f"teacher: it never writes at {name!r}, where the cut model does; give the uncut model")
+    raise ValueError(
+        f"teacher: it never writes at {name!r}, where the cut model does; expected the uncut model"
+    )
 
 
 class _Sums:
@@ -132,7 +146,7 @@ class _Sums:
         self.rows = 0
 
     def add(self, read: Tensor, missing: Tensor, total: Tensor, weights: Tensor) -> None:
-        """Count tokens, by their weights: what was read, what the stream lacks, what it should be."""
+        """Add tokens with their weights: the map's inputs, what the stream lacks, its target."""
         weighted = read * weights
         self.squares += weighted.T @ read
         self.products += weighted.T @ missing
@@ -142,12 +156,12 @@ class _Sums:
         self.rows += len(read)
 
     def left(self, change: Tensor) -> float:
-        """The squared error that is left after a change of the weights (width, d_model)."""
+        """The squared error that remains after a change of the weights (width, d_model)."""
         explained = 2 * (change * self.products).sum() - (change * (self.squares @ change)).sum()
         return self.error - explained.item()
 
     def solved(self, ridge: float, constant: bool) -> Tensor:
-        """The change of the weights (width, d_model) that is best under a ridge; a constant is free of it."""
+        """The best change of the weights (width, d_model) under a ridge, from which a constant is exempt."""
         held = self.squares.diagonal().mean() * ridge * torch.ones_like(self.squares[0])
         if constant:
             held[-1] = 1e-9 * self.weight
@@ -155,21 +169,22 @@ class _Sums:
         return torch.cholesky_solve(self.products, factor)
 
     def join(self, other: _Sums) -> None:
-        """Count what another counted."""
+        """Add the sums of another."""
         self.squares += other.squares
         self.products += other.products
         self.weight += other.weight
 
 
-def _fit(name: str, module: nn.Module, stops: list[Stop], wanted: list[Stop]) -> Fitted:
-    """Give a map the weights by which the stream comes closest to the wanted one."""
-    weight: Any = module.weight
-    bias: Any = module.bias
+def _fit(name: str, module: nn.Module, stops: list[Stop], targets: list[Stop]) -> Fitted:
+    """Give a map the weights that bring the stream closest to its target."""
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
     constant = bias is not None
     inputs = weight.shape[1 if isinstance(module, nn.Linear) else 0]
     d_model = weight.numel() // inputs if inputs else len(bias)
     fitted, held = (_Sums(inputs + constant, d_model, weight.device) for _ in range(2))
-    for read, missing, total, weights, out in _rows(stops, wanted, constant):
+    for read, missing, total, weights, out in _rows(stops, targets, constant):
         fitted.add(read[~out], missing[~out], total[~out], weights[~out])
         held.add(read[out], missing[out], total[out], weights[out])
     rows = fitted.rows + held.rows
@@ -189,13 +204,13 @@ def _fit(name: str, module: nn.Module, stops: list[Stop], wanted: list[Stop]) ->
     return Fitted(name, before, after, best, rows, note)
 
 
-def _rows(stops: list[Stop], wanted: list[Stop], constant: bool) -> Iterator[tuple[Tensor, ...]]:
-    """For each batch, in float64 and without padding: what is read, what the stream lacks, what it should be,
+def _rows(stops: list[Stop], targets: list[Stop], constant: bool) -> Iterator[tuple[Tensor, ...]]:
+    """For each batch, in float64 and without padding: the map's inputs, what the stream lacks, its target,
     the weights of the tokens, and which of them are held out.
     """
-    many = sum(stop.stream.shape[0] for stop in stops) >= 2 * _HELD_OUT
+    by_sequence = sum(stop.stream.shape[0] for stop in stops) >= 2 * _HELD_OUT
     before = 0
-    for stop, target in zip(stops, wanted, strict=True):
+    for stop, target in zip(stops, targets, strict=True):
         assert stop.read is not None
         batch, device = stop.stream.shape[0], stop.stream.device
         real = stop.real
@@ -210,6 +225,6 @@ def _rows(stops: list[Stop], wanted: list[Stop], constant: bool) -> Iterator[tup
         ones = real.new_ones(real.shape, dtype=torch.float64).flatten(1)
         weights = (ones / lengths.unsqueeze(1)).view(real.shape)[real].unsqueeze(1)
         number = torch.arange(before, before + batch, device=device).unsqueeze(1).expand(ones.shape)
-        place = number.reshape(real.shape)[real] if many else torch.arange(len(read), device=device)
+        sequence = number.reshape(real.shape)[real] if by_sequence else torch.arange(len(read), device=device)
         before += batch
-        yield read, missing, total, weights, place % _HELD_OUT == _HELD_OUT - 1
+        yield read, missing, total, weights, sequence % _HELD_OUT == _HELD_OUT - 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
@@ -16,6 +15,7 @@ from manyheads.models.per_head_inputs import Input, Narrow, hooks
 from manyheads.models.torch_attention import TorchAttention
 from manyheads.surgery import weight_slices
 from manyheads.surgery.attribute_tracing import Reads
+from manyheads.surgery.head_count_search import Key
 from manyheads.surgery.per_head_inputs import inputs_of_heads
 
 Removed = Mapping[str, list[int]]
@@ -30,7 +30,7 @@ class Region:
     calls: list[Captured] = field(default_factory=list)  # short ones first
     inputs: list[Input] = field(default_factory=list)
     reads: Reads = field(default_factory=dict)
-    split: set[tuple[Any, ...]] = field(default_factory=set)  # keys of numbers that only split axes
+    split: set[Key] = field(default_factory=set)  # keys of numbers that only split axes
     length: int = 0  # the most queries or keys in any of the calls
 
     def holds(self, name: str) -> bool:
@@ -38,12 +38,12 @@ class Region:
         return not self.path or name.startswith(f"{self.path}.")
 
 
-def regions_of(found: Mapping[str, Projections]) -> dict[str, Region]:
+def regions_of(projections: Mapping[str, Projections]) -> dict[str, Region]:
     """The regions of a model, by path."""
     regions: dict[str, Region] = {}
-    for name, mine in found.items():
-        paths = [mine.site.path]
-        for head in mine.heads:
+    for name, of_site in projections.items():
+        paths = [of_site.site.path]
+        for head in of_site.heads:
             parts = [part for role in ROLES for part in getattr(head, role)]
             paths += [part.parameter.rpartition(".")[0] for part in parts]
         path = _common(paths)
@@ -61,40 +61,44 @@ def _common(paths: list[str]) -> str:
     return ".".join(common)
 
 
-def find_inputs(model: nn.Module, regions: Mapping[str, Region], found: Mapping[str, Projections]) -> None:
-    """Note which regions are given something for every head; refuse one that is no module of its own."""
+def find_inputs(
+    model: nn.Module, regions: Mapping[str, Region], projections: Mapping[str, Projections]
+) -> None:
+    """Note which regions take an input for every head; refuse a region that is never called as a module."""
     for region in regions.values():
         if not region.calls:
             raise ValueError(
                 f"heads: cannot cut at {region.sites[0]!r}: its projections lie in {region.path!r}, which is "
-                "never called as a module (x(...), not x.forward(...)), so that it cannot be held to itself"
+                "never called as a module (x(...), not x.forward(...)), so its output cannot be checked"
             )
         module, call = model.get_submodule(region.path), region.calls[0]
-        heads = found[region.sites[0]].site.heads
+        heads = projections[region.sites[0]].site.heads
         if not isinstance(module, nn.MultiheadAttention | TorchAttention):
             with seeded_evaluation(module):
-                region.inputs = inputs_of_heads(module, heads, *call.given())
+                region.inputs = inputs_of_heads(module, heads, *call.inputs())
 
 
 def separate(
     copied: nn.Module,
     regions: Mapping[str, Region],
-    found: Mapping[str, Projections],
+    projections: Mapping[str, Projections],
     removed: Removed,
     changes: Changes,
 ) -> tuple[dict[str, set[str]], dict[str, weight_slices.Shrink]]:
-    """Where a region's table of numbers for each head goes to other regions, too, which lose other heads:
-    give those a table of their own, as T5 needs.
+    """Give a region its own copy of a per-head table that it shares with regions that lose other heads, as T5
+    needs.
 
     Returns
     -------
     For each such table the sites that go on using it, and what stays of the new ones.
     """
     only: dict[str, set[str]] = {}
-    own: dict[str, weight_slices.Shrink] = {}
-    tables = {name for mine in found.values() for head in mine.heads for name, _, _ in head.extras}
+    separated: dict[str, weight_slices.Shrink] = {}
+    tables = {
+        name for of_site in projections.values() for head in of_site.heads for name, _, _ in head.extras
+    }
     for table in sorted(tables):
-        using = {name for name, mine in found.items() if table in mine.users}
+        using = {name for name, of_site in projections.items() if table in of_site.users}
         source = max(
             (region for region in regions.values() if region.path and region.holds(table)),
             key=lambda region: len(region.path),
@@ -105,36 +109,36 @@ def separate(
         only[table] = using & set(source.sites)
         for name in sorted(using - only[table]):
             path = next(region.path for region in regions.values() if name in region.sites)
-            if len(removed.get(name, ())) == found[name].site.heads:
+            if len(removed.get(name, ())) == projections[name].site.heads:
                 continue
             copy_source(copied, path, source.path)
             changes.copied[path] = source.path
-            axis, users = found[name].users[table]
-            gone = set(removed.get(name, ()))
-            keep = [index for index, heads in enumerate(users) if not heads or not heads <= gone]
-            own[path + table.removeprefix(source.path)] = weight_slices.Shrink(axis, keep, len(users))
-    return only, own
+            axis, users = projections[name].users[table]
+            removed_heads = set(removed.get(name, ()))
+            keep = [index for index, heads in enumerate(users) if not heads or not heads <= removed_heads]
+            separated[path + table.removeprefix(source.path)] = weight_slices.Shrink(axis, keep, len(users))
+    return only, separated
 
 
 def narrow(
     copied: nn.Module, regions: Mapping[str, Region], removed: Removed, changes: Changes
 ) -> list[Region]:
-    """Have regions get what they are given for the heads they kept. Gives the regions that changed."""
+    """Narrow the per-head inputs of regions to the heads that they keep. Returns the regions that changed."""
     changed = []
     for region in regions.values():
-        gone = removed.get(region.sites[0], [])
+        removed_heads = removed.get(region.sites[0], [])
         module = copied.get_submodule(region.path)
         if isinstance(module, NoHeads):
             continue
-        for given in region.inputs:
-            if given.argument in hooks(module) and hooks(module)[given.argument].keep is None:
+        for per_head in region.inputs:
+            if per_head.argument in hooks(module) and hooks(module)[per_head.argument].keep is None:
                 continue
-            source = region.calls[0].handed.get(given.argument)
+            source = region.calls[0].handed.get(per_head.argument)
             chain = [regions[source], *_receivers(regions, source)] if source is not None else [region]
             fates = {tuple(removed.get(other.sites[0], ())) for other in chain}
             if fates == {()}:
                 continue
-            hook = Narrow(given.argument, given.axis, len(given.of), given.keep(gone))
+            hook = Narrow(per_head.argument, per_head.axis, len(per_head.of), per_head.keep(removed_heads))
             if source is not None and len(fates) == 1:  # it will come without those heads
                 for call in region.calls:
                     call.args, call.kwargs = hook(module, call.args, call.kwargs)

@@ -1,17 +1,18 @@
-"""The residual stream of a model behind each map that writes into it, as it runs."""
+"""The residual stream of a model after each map that writes into it, as the model runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 _SUMS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 
 
-def added(func: Any, args: tuple[Any, ...], written: Mapping[int, Any]) -> list[int]:
+def added(func: object, args: tuple[object, ...], written: Mapping[int, object]) -> list[int]:
     """Which tensors of ``written``, by their ids, a torch function adds to something of the same shape.
 
     >>> import torch
@@ -28,7 +29,7 @@ def added(func: Any, args: tuple[Any, ...], written: Mapping[int, Any]) -> list[
 
 
 class Streams(TorchFunctionMode):
-    """A context in which `found` comes to hold the stream behind each writer, (..., d_model) by its name.
+    """A context that collects the stream after each writer in `by_writer`, (..., d_model) by its name.
 
     Parameters
     ----------
@@ -42,19 +43,19 @@ class Streams(TorchFunctionMode):
     >>> model = Encoder(d_model=8, heads=2, layers=1).eval()
     >>> with torch.no_grad(), Streams(model, ["blocks.0.attention.output"]) as streams:
     ...     _ = model(torch.rand(3, 5, 8))
-    >>> streams.found["blocks.0.attention.output"].shape
+    >>> streams.by_writer["blocks.0.attention.output"].shape
     torch.Size([3, 5, 8])
     """
 
     def __init__(self, model: nn.Module, writers: Sequence[str]) -> None:
         super().__init__()
-        self.found: dict[str, Tensor] = {}
+        self.by_writer: dict[str, Tensor] = {}
         self._modules = [(name, model.get_submodule(name)) for name in writers]
-        self._hooks: list[Any] = []
+        self._hooks: list[RemovableHandle] = []
         self._written: dict[int, tuple[str, Tensor]] = {}
 
     def __enter__(self) -> Streams:
-        self.found = {}
+        self.by_writer = {}
         self._hooks = [module.register_forward_hook(self._note(name)) for name, module in self._modules]
         super().__enter__()
         return self
@@ -70,11 +71,11 @@ class Streams(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         for key in added(func, args, self._written):
-            self.found[self._written.pop(key)[0]] = result
+            self.by_writer[self._written.pop(key)[0]] = result
         return result
 
-    def _note(self, name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def _note(self, name: str) -> Callable[[nn.Module, tuple[object, ...], Tensor], None]:
+        def hook(module: nn.Module, args: tuple[object, ...], output: Tensor) -> None:
             self._written[id(output)] = name, output
 
         return hook

@@ -1,15 +1,16 @@
-"""The prune curve: what is left of a model's quality as heads are silenced, by a ranking and at random."""
+"""The pruning curve: the quality of a model as heads are silenced, by a ranking and at random."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import nn
 
 from manyheads.common.json_numbers import plain
 from manyheads.common.progress import Progress, no_progress
+from manyheads.common.types import Batch
 from manyheads.heads.importance import importance
 from manyheads.heads.observer import Observer, observed
 from manyheads.heads.table import HeadTable
@@ -21,13 +22,30 @@ SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
 DRAWS = 3
 
 
+class Line(TypedDict):
+    """The quality for one ranking: by the share of heads kept, with its standard error."""
+
+    name: str
+    kept: list[float]
+    mean: list[float | None]
+    se: list[float | None]
+
+
+class Curve(TypedDict):
+    """What the page draws: the measure of quality, on how many sequences, and a line for each ranking."""
+
+    quality: str
+    sequences: int
+    lines: list[Line]
+
+
 def curve(
     model: nn.Module,
-    batches: Sequence[Any],
+    batches: Sequence[Batch],
     rankings: Mapping[str, HeadTable],
     *,
     progress: Progress = no_progress,
-) -> dict[str, Any]:
+) -> Curve:
     """Silence more and more heads, the least important first, and random ones as the control.
 
     Quality is perplexity for a model that predicts next tokens, the share of its choices that stay for other
@@ -47,7 +65,7 @@ def curve(
     """
     drawn = [importance(model, batches[:1], "random", seed=seed) for seed in range(DRAWS)]
     ways = [(name, table) for name, table in rankings.items()] + [("random", table) for table in drawn]
-    found: dict[str, list[list[tuple[float, float, float]]]] = {}
+    points_by_name: dict[str, list[list[tuple[float, float, float]]]] = {}
     with observed(model) as observer:
         judge = _Judge(observer, batches)
         for number, (name, table) in enumerate(ways):
@@ -57,8 +75,8 @@ def curve(
                 kept = 1 - sum(map(len, removed.values())) / len(table)
                 points.append((kept, *judge.without(removed)))
                 progress("curve", number * len(SHARES) + len(points), len(ways) * len(SHARES))
-            found.setdefault(name, []).append(points)
-    lines = [_line(name, each) for name, each in found.items()]
+            points_by_name.setdefault(name, []).append(points)
+    lines = [_line(name, each) for name, each in points_by_name.items()]
     return {"quality": judge.measure, "sequences": judge.sequences, "lines": lines}
 
 
@@ -69,7 +87,7 @@ def _removed(table: HeadTable, keep: float) -> Mapping[str, list[int]]:
         return {}
 
 
-def _line(name: str, draws: list[list[tuple[float, float, float]]]) -> dict[str, Any]:
+def _line(name: str, draws: list[list[tuple[float, float, float]]]) -> Line:
     """The mean over several draws (draws, points, 3) of kept, quality and its error; same kept, one point.
 
     The error has what sequences leave open and, for several draws, what the draws do.
@@ -92,7 +110,7 @@ def _line(name: str, draws: list[list[tuple[float, float, float]]]) -> dict[str,
 class _Judge:
     """The quality of a model without some heads, against the full one."""
 
-    def __init__(self, observer: Observer, batches: Sequence[Any]) -> None:
+    def __init__(self, observer: Observer, batches: Sequence[Batch]) -> None:
         self._observer = observer
         self._full = [(batch, observer.forward(batch)) for batch in batches]
         first, full = self._full[0]
@@ -106,9 +124,9 @@ class _Judge:
         gates = {site: torch.ones(sizes[site]) for site in heads}
         for site, numbers in heads.items():
             gates[site][numbers] = 0.0
-        found = []
+        parts = []
         for batch, full in self._full:
             other = self._observer.output(self._observer.gated(batch, gates), full)
-            found.append(scores(self.measure, full.output, other, batch))
-        judged = compared(self.measure, self._scores, torch.cat(found))
+            parts.append(scores(self.measure, full.output, other, batch))
+        judged = compared(self.measure, self._scores, torch.cat(parts))
         return judged.after.value, judged.change_se if heads else 0.0

@@ -1,4 +1,4 @@
-"""Holding a cut model to the silenced one."""
+"""Checking a cut model against the silenced one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from manyheads.common.compare_outputs import (
     tensors,
     tolerance,
 )
+from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 from manyheads.heads.silence import silence
 from manyheads.models.no_heads import NoHeads
 from manyheads.models.per_head_inputs import arguments
@@ -30,30 +32,32 @@ STEPS = 3
 
 
 def capture(
-    model: nn.Module, batch: Any, removed: Mapping[str, list[int]], paths: Iterable[str]
-) -> tuple[dict[str, list[Captured]], Any]:
-    """What the modules at these paths were given and gave, call by call, while the heads were silent, and
-    what the model gave.
+    model: nn.Module, batch: Batch, removed: Mapping[str, list[int]], paths: Iterable[str]
+) -> tuple[dict[str, list[Captured]], object]:
+    """The inputs and outputs of the modules at these paths, call by call, while the heads are silenced, and
+    the output of the model.
     """
-    found: dict[str, list[Captured]] = {path: [] for path in paths}
-    given_out: dict[int, tuple[str, Any]] = {}  # what modules gave, and which first
+    captured: dict[str, list[Captured]] = {path: [] for path in paths}
+    returned: dict[int, tuple[str, Tensor]] = {}  # what modules gave, and which first
     with ExitStack() as stack:
-        for path, calls in found.items():
+        for path, calls in captured.items():
 
-            def before(_: nn.Module, args: Any, kwargs: Any, calls: list[Captured] = calls) -> None:
+            def before(
+                _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], calls: list[Captured] = calls
+            ) -> None:
                 handed = {
-                    argument: given_out[id(value)][0]
+                    argument: returned[id(value)][0]
                     for argument, value in arguments(args, kwargs)
-                    if id(value) in given_out
+                    if id(value) in returned
                 }
                 calls.append(Captured(*copy.deepcopy((args, kwargs)), handed=handed))
 
             def after(
-                _: nn.Module, args: Any, output: Any, path: str = path, calls: list[Captured] = calls
+                _: nn.Module, args: object, output: object, path: str = path, calls: list[Captured] = calls
             ) -> None:
                 calls[-1].output = output
                 for _name, tensor in tensors(output):
-                    given_out.setdefault(id(tensor), (path, tensor))
+                    returned.setdefault(id(tensor), (path, tensor))
 
             module = model.get_submodule(path)
             hook = module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
@@ -61,13 +65,13 @@ def capture(
             stack.callback(module.register_forward_hook(after).remove)
         with seeded_evaluation(model), silence(model, removed, unverified="allow"):
             output = run(model, batch)
-    return found, output
+    return captured, output
 
 
 def verify(
-    model: nn.Module, cut: nn.Module, batch: Any, removed: Mapping[str, list[int]], modules: Iterable[str]
+    model: nn.Module, cut: nn.Module, batch: Batch, removed: Mapping[str, list[int]], modules: Iterable[str]
 ) -> None:
-    """Raise unless the cut model gives what the silenced one does, also when it generates.
+    """Raise unless the cut model's output equals the silenced one's, also when it generates.
 
     modules: paths inside which the two may differ.
     """
@@ -76,28 +80,28 @@ def verify(
     off = _agreed(_apart_writing, model, cut, batch, removed)
     if off > allowed:
         raise RuntimeError(
-            f"cut: writing with the cache, the cut model differs from the silenced one by {off:.2g} (allowed "
-            f"are {allowed:.0e}); nothing was changed"
+            f"cut: generating with the cache, the cut model differs from the silenced one by {off:.2g} "
+            f"(allowed: {allowed:.0e}); nothing was changed"
         )
 
 
 def verify_output(
     model: nn.Module,
     cut: nn.Module,
-    batch: Any,
+    batch: Batch,
     removed: Mapping[str, list[int]],
     modules: Iterable[str],
-    silenced: Any = None,
+    silenced: object = None,
 ) -> None:
-    """Raise unless the cut model gives on a batch what the silenced one does.
+    """Raise unless the cut model's output on a batch equals the silenced one's.
 
     silenced: what that gives, where it is at hand.
     """
     allowed = tolerance(model)
     if silenced is not None:
         with seeded_evaluation(cut):
-            got = run(cut, batch)
-        if difference(own_output(cut, silenced), own_output(cut, got)) <= allowed:
+            actual = run(cut, batch)
+        if difference(own_output(cut, silenced), own_output(cut, actual)) <= allowed:
             return
     off = _agreed(_apart, model, cut, batch, removed)
     if off > allowed:
@@ -112,54 +116,51 @@ def _agreed(
     apart: Callable[..., float],
     model: nn.Module,
     cut: nn.Module,
-    batch: Any,
+    batch: Batch,
     removed: Mapping[str, list[int]],
 ) -> float:
-    """How far two models are apart; 0 where float64 shows that a deep model only made rounding larger."""
+    """The difference between two models; 0 where float64 shows that it is only rounding."""
     off, allowed = apart(model, cut, batch, removed), tolerance(model)
     if allowed < off < _NOISE and allowed == TOLERANCE[torch.float32]:
         exact = [copy.deepcopy(each).double() for each in (model, cut)]
-        if apart(*exact, _double(batch), removed) <= TOLERANCE[torch.float64]:
+        if apart(*exact, map_tensors(_double, batch), removed) <= TOLERANCE[torch.float64]:
             return 0.0
     return off
 
 
-def _apart(model: nn.Module, cut: nn.Module, batch: Any, removed: Mapping[str, list[int]]) -> float:
+def _double(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+def _apart(model: nn.Module, cut: nn.Module, batch: Batch, removed: Mapping[str, list[int]]) -> float:
     with seeded_evaluation(model), silence(model, removed, unverified="allow"):
-        wanted = run(model, batch)
+        expected = run(model, batch)
     with seeded_evaluation(cut):
-        got = run(cut, batch)
-    return difference(own_output(cut, wanted), own_output(cut, got))
+        actual = run(cut, batch)
+    return difference(own_output(cut, expected), own_output(cut, actual))
 
 
-def own_output(module: nn.Module, output: Any) -> Any:
-    """What a module gives that must not change: torch's attention also gives a mean over the heads."""
-    first = isinstance(module, TorchAttention | NoHeads) and isinstance(output, tuple)
-    return output[0] if first else output
+def own_output(module: nn.Module, output: object) -> object:
+    """The part of a module's output that must not change: torch's attention also returns mean weights."""
+    if isinstance(module, TorchAttention | NoHeads) and isinstance(output, tuple):
+        return output[0]
+    return output
 
 
-def _double(batch: Any) -> Any:
-    if isinstance(batch, Tensor):
-        return batch.double() if batch.is_floating_point() else batch
-    if isinstance(batch, Mapping):
-        return {name: _double(value) for name, value in batch.items()}
-    return type(batch)(_double(value) for value in batch) if isinstance(batch, list | tuple) else batch
-
-
-def _apart_writing(model: nn.Module, cut: nn.Module, batch: Any, removed: Mapping[str, list[int]]) -> float:
-    """The same for a few tokens that are written with the cache."""
+def _apart_writing(model: nn.Module, cut: nn.Module, batch: Batch, removed: Mapping[str, list[int]]) -> float:
+    """The same for a few tokens that are generated with the cache."""
     try:
         with seeded_evaluation(model), silence(model, removed, unverified="allow"):
-            wanted = written(model, batch)
+            expected = written(model, batch)
     except Exception:  # the uncut model does not write from this either
         return 0.0
-    if wanted is None:
+    if expected is None:
         return 0.0
     with seeded_evaluation(cut):
-        got = written(cut, batch)
-    assert got is not None
+        actual = written(cut, batch)
+    assert actual is not None
     off = 0.0
-    for a, b in zip(wanted, got, strict=False):
+    for a, b in zip(expected, actual, strict=False):
         off = max(off, difference(a, b))
         if not torch.equal(a.argmax(-1), b.argmax(-1)):
             break  # a tie: from here on they say different things
@@ -169,44 +170,44 @@ def _apart_writing(model: nn.Module, cut: nn.Module, batch: Any, removed: Mappin
 def first_difference(
     model: nn.Module,
     cut: nn.Module,
-    batch: Any,
+    batch: Batch,
     removed: Mapping[str, list[int]],
     modules: tuple[str, ...],
     allowed: float,
 ) -> str:
-    """The path of the first module, by the end of its run, whose output differs."""
+    """The path of the first module, in the order in which they end, whose output differs."""
     inside = tuple(f"{path}." for path in modules)
     paths = [path for path, _ in cut.named_modules() if not path.startswith(inside)]
-    wanted = _outputs(model, batch, paths, removed)
-    got = _outputs(cut, batch, paths, None)
-    for path, outputs in got.items():
-        for mine, theirs in zip(outputs, wanted.get(path, []), strict=False):
-            if difference(theirs, mine) > allowed and any(True for _ in tensors(theirs)):
+    expected = _outputs(model, batch, paths, removed)
+    actual = _outputs(cut, batch, paths, None)
+    for path, outputs in actual.items():
+        for ours, theirs in zip(outputs, expected.get(path, []), strict=False):
+            if difference(theirs, ours) > allowed and any(True for _ in tensors(theirs)):
                 return repr(path) if path else "the model's own output"
-    return "a place that could not be found"
+    return "a module that could not be found"
 
 
 def _outputs(
-    model: nn.Module, batch: Any, paths: list[str], removed: Mapping[str, list[int]] | None
-) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+    model: nn.Module, batch: Batch, paths: list[str], removed: Mapping[str, list[int]] | None
+) -> dict[str, list[object]]:
+    outputs: dict[str, list[object]] = {}
     with ExitStack() as stack:
         for path in paths:
 
-            def after(_: nn.Module, args: Any, output: Any, path: str = path) -> None:
-                found.setdefault(path, []).append(output)
+            def after(_: nn.Module, args: object, output: object, path: str = path) -> None:
+                outputs.setdefault(path, []).append(output)
 
             stack.callback(model.get_submodule(path).register_forward_hook(after).remove)
         stack.enter_context(seeded_evaluation(model))
         if removed is not None:
             stack.enter_context(silence(model, removed, unverified="allow"))
         run(model, batch)
-    return found
+    return outputs
 
 
-def written(model: nn.Module, batch: Any) -> list[Tensor] | None:
-    """The logits (1, vocabulary) of some tokens that a model writes greedily, with its cache, after the first
-    sequence of a batch; None for models that do not write, or not from this.
+def written(model: nn.Module, batch: Batch) -> list[Tensor] | None:
+    """The logits (1, vocabulary) of some tokens that a model generates greedily, with its cache, from the
+    first sequence of a batch; None for models that do not generate, or not from this batch.
 
     >>> model = Decoder(12, heads=3, layers=2, vocabulary=17).eval()
     >>> [tuple(logits.shape) for logits in written(model, torch.randint(17, (2, 5)))]
@@ -215,42 +216,41 @@ def written(model: nn.Module, batch: Any) -> list[Tensor] | None:
     with torch.no_grad():
         if isinstance(model, Decoder | Seq2Seq):
             return _ours(model, batch)
-        able = getattr(model, "can_generate", None)
-        if isinstance(batch, Mapping) and callable(able) and able():
+        can_generate = getattr(model, "can_generate", None)
+        if isinstance(batch, Mapping) and callable(can_generate) and can_generate():
             return _theirs(model, batch)
     return None
 
 
-def _ours(model: Decoder | Seq2Seq, batch: Any) -> list[Tensor] | None:
-    given = batch[0] if isinstance(batch, tuple | list) else batch
-    if not isinstance(given, Tensor) or (isinstance(model, Seq2Seq) and model.decoder.embedding is None):
+def _ours(model: Decoder | Seq2Seq, batch: Batch) -> list[Tensor] | None:
+    source = batch[0] if isinstance(batch, tuple | list) else batch
+    if not isinstance(source, Tensor) or (isinstance(model, Seq2Seq) and model.decoder.embedding is None):
         return None
     if isinstance(model, Seq2Seq):
-        decoder, ids = model.decoder, torch.zeros(1, 1, dtype=torch.long, device=given.device)
-        cache = decoder.new_cache(STEPS, model.encoder(given[:1]))
+        decoder, ids = model.decoder, torch.zeros(1, 1, dtype=torch.long, device=source.device)
+        cache = decoder.new_cache(STEPS, model.encoder(source[:1]))
     else:
-        first: Any = model.blocks[0]
-        if model.embedding is None or first.cross_attention is not None:
+        if model.embedding is None or getattr(model.blocks[0], "cross_attention", None) is not None:
             return None
-        decoder, ids = model, given[:1]
+        decoder, ids = model, source[:1]
         if decoder.max_length is not None:
             ids = ids[:, : decoder.max_length - STEPS + 1]
         cache = decoder.new_cache(ids.shape[1] + STEPS - 1)
-    found = []
+    logits = []
     for _ in range(STEPS):
-        found.append(decoder(ids, cache=cache, last=True)[:, -1])
-        ids = found[-1].argmax(-1, keepdim=True)
-    return found
+        logits.append(decoder(ids, cache=cache, last=True)[:, -1])
+        ids = logits[-1].argmax(-1, keepdim=True)
+    return logits
 
 
 def _theirs(model: Any, batch: Mapping[str, Any]) -> list[Tensor] | None:
-    given = {  # one sequence: padding on the right is no start for generation
+    inputs = {  # one sequence: padding on the right is no start for generation
         name: value[:1] if isinstance(value, Tensor) else value
         for name, value in batch.items()
         if not name.startswith("decoder_")
     }
     result = model.generate(
-        **given, max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, num_beams=1, use_cache=True,
+        **inputs, max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, num_beams=1, use_cache=True,
         return_dict_in_generate=True, output_logits=True,
     )  # fmt: skip
     return list(result.logits)

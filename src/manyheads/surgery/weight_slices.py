@@ -1,4 +1,4 @@
-"""Which rows and columns go when heads go, and taking them out."""
+"""Which rows and columns belong to the removed heads, and removing them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Removed = Mapping[str, list[int]]  # site name -> heads that go
 
 @dataclass
 class Shrink:
-    """What stays of one parameter or buffer: ``keep`` along ``axis``, of ``size`` that there were."""
+    """What stays of one parameter or buffer: the indices ``keep`` along ``axis``, out of ``size``."""
 
     axis: int
     keep: list[int]
@@ -26,7 +26,7 @@ class Shrink:
 
 
 def check_groups(site: Site, removed: list[int]) -> None:
-    """Refuse what would leave key heads with different numbers of query heads.
+    """Refuse heads whose removal would leave key heads with different numbers of query heads.
 
     >>> check_groups(Site("attn", 0, heads=4, kv_heads=(0, 0, 1, 1)), [0, 1])
     >>> check_groups(Site("attn", 0, heads=4, kv_heads=(0, 0, 1, 1)), [0])
@@ -41,9 +41,9 @@ would have 1, 2 of them. Remove whole groups, or the same number from every grou
     for head, kv_head in enumerate(site.kv_heads):
         groups.setdefault(kv_head, []).append(head)
     named = ", ".join(_span(group) for group in groups.values())
-    gone = f"head{'s' * (len(removed) > 1)} {', '.join(map(str, sorted(removed)))}"
+    without = f"head{'s' * (len(removed) > 1)} {', '.join(map(str, sorted(removed)))}"
     raise ValueError(
-        f"heads: {site.name!r} shares each key head among several heads; without {gone} its key heads "
+        f"heads: {site.name!r} shares each key head among several heads; without {without} its key heads "
         f"{', '.join(map(str, sorted(left)))} would have {', '.join(str(left[k]) for k in sorted(left))} of "
         f"them. Remove whole groups, or the same number from every group; groups are {named}"
     )
@@ -56,9 +56,9 @@ def _span(heads: list[int]) -> str:
 
 
 def shrinks(
-    found: Mapping[str, Projections], removed: Removed, only: Mapping[str, set[str]]
+    by_site: Mapping[str, Projections], removed: Removed, only: Mapping[str, set[str]]
 ) -> dict[str, Shrink]:
-    """What stays of every parameter that loses something: an entry goes when all heads that need it do.
+    """What stays of every parameter: an entry is removed when all heads that use it are.
 
     only: for parameters that only some of their sites will go on using, those sites.
 
@@ -67,48 +67,54 @@ def shrinks(
     ValueError when a head shares its projections with heads that stay at other sites, or has none.
     """
     users: dict[str, tuple[int, list[set[tuple[str, int]]]]] = {}
-    for name, projections in found.items():
+    for name, projections in by_site.items():
         for parameter, (axis, heads) in projections.users.items():
             if name not in only.get(parameter, {name}):
                 continue
-            known = users.setdefault(parameter, (axis, [set() for _ in heads]))
-            for users_of_index, mine in zip(known[1], heads, strict=True):
-                users_of_index.update((name, head) for head in mine)
-    gone = {(name, head) for name, heads in removed.items() for head in heads}
+            of_parameter = users.setdefault(parameter, (axis, [set() for _ in heads]))
+            for users_of_index, heads_of_index in zip(of_parameter[1], heads, strict=True):
+                users_of_index.update((name, head) for head in heads_of_index)
+    removed_heads = {(name, head) for name, heads in removed.items() for head in heads}
     shrunk = {}
     for parameter, (axis, indices) in users.items():
-        keep = [index for index, mine in enumerate(indices) if not mine or not mine <= gone]
+        keep = [
+            index
+            for index, heads_of_index in enumerate(indices)
+            if not heads_of_index or not heads_of_index <= removed_heads
+        ]
         if len(keep) < len(indices):
             shrunk[parameter] = Shrink(axis, keep, len(indices))
     for name, numbers in removed.items():
         for head in numbers:
-            _check_gone(found[name], head, shrunk, users, gone)
+            _check_removable(by_site[name], head, shrunk, users, removed_heads)
     return shrunk
 
 
-def _check_gone(
-    mine: Projections,
+def _check_removable(
+    projections: Projections,
     head: int,
     shrunk: Mapping[str, Shrink],
     users: Mapping[str, tuple[int, list[set[tuple[str, int]]]]],
-    gone: set[tuple[str, int]],
+    removed_heads: set[tuple[str, int]],
 ) -> None:
     """Refuse a head whose queries or readers would stay."""
-    site = mine.site
-    query = mine.heads[head].query  # without what turns the queries of all heads alike, as learned angles do
-    own = [part for part in query if not all(part in other.query for other in mine.heads)]
+    site = projections.site
+    query = projections.heads[
+        head
+    ].query  # without what turns the queries of all heads alike, as learned angles do
+    distinct = [part for part in query if not all(part in other.query for other in projections.heads)]
     # what its output is multiplied by may read its keys again, as a sink does: these stay with their group
-    readers = [part for part in mine.heads[head].output if part not in mine.heads[head].key]
-    parts: list[Part] = [*(own or query), *readers]
+    readers = [part for part in projections.heads[head].output if part not in projections.heads[head].key]
+    parts: list[Part] = [*(distinct or query), *readers]
     if not parts or not readers:
         raise ValueError(
-            f"heads: cannot cut at {site.name!r}: its output is not read by weights, head by head, as when "
-            "one norm goes over the outputs of all heads"
+            f"heads: cannot cut at {site.name!r}: no weights read its output head by head, as when one "
+            "norm goes over the outputs of all heads"
         )
-    if mine.tied:
+    if projections.tied:
         raise ValueError(
-            f"heads: cannot cut head {head} at {site.name!r}: every head depends on all of {mine.tied[0]}, "
-            "as when one norm goes over the queries of all heads"
+            f"heads: cannot cut head {head} at {site.name!r}: every head depends on all of "
+            f"{projections.tied[0]}, as when one norm goes over the queries of all heads"
         )
     for part in parts:
         shrink = shrunk.get(part.parameter)
@@ -118,7 +124,7 @@ def _check_gone(
             user
             for index in part.indices
             if part.parameter in users
-            for user in users[part.parameter][1][index] - gone
+            for user in users[part.parameter][1][index] - removed_heads
         }
         elsewhere = sorted({other for other, _ in others if other != site.name})
         if elsewhere:
@@ -133,7 +139,7 @@ def _check_gone(
 
 
 def apply(model: nn.Module, shrunk: Mapping[str, Shrink], changes: Changes) -> None:
-    """Take the rows and columns out, and note the new shapes."""
+    """Remove the rows and columns, and record the new shapes."""
     for name, shrink in shrunk.items():
         tensor = get_tensor(model, name)
         keep = torch.tensor(shrink.keep, dtype=torch.long, device=tensor.device)
@@ -143,31 +149,33 @@ def apply(model: nn.Module, shrunk: Mapping[str, Shrink], changes: Changes) -> N
         changes.shapes[name] = list(smaller.shape)
 
 
-def sizes(mine: Projections, removed: list[int], shrunk: Mapping[str, Shrink]) -> dict[int, list[int]]:
-    """Sizes that a module may have written down, and what each may have become: of the heads, the key heads,
-    a group, the width of all queries, of a packed projection.
+def sizes(projections: Projections, removed: list[int], shrunk: Mapping[str, Shrink]) -> dict[int, list[int]]:
+    """Sizes that a module may keep, and what each may have become: the numbers of heads, key heads and heads
+    in a group, the width of all queries, the width of a packed projection.
     """
-    site = mine.site
+    site = projections.site
     left = [head for head in range(site.heads) if head not in removed]
     kv_before, kv_after = len(set(site.kv_heads)), len({site.kv_heads[head] for head in left})
     pairs = [(site.heads, len(left)), (kv_before, kv_after)]
     if kv_after:
         pairs.append((site.heads // kv_before, len(left) // kv_after))
     for role in ROLES:
-        for before, after in ((_indices(mine, role, range(site.heads)), _indices(mine, role, left)),):
+        for before, after in (
+            (_indices(projections, role, range(site.heads)), _indices(projections, role, left)),
+        ):
             pairs.append((len(before), len(after)))
     pairs += [(shrink.size, len(shrink.keep)) for shrink in shrunk.values()]
-    found: dict[int, list[int]] = {}
+    becomes: dict[int, list[int]] = {}
     for old, new in pairs:
-        if old != new and new not in found.setdefault(old, []):
-            found[old].append(new)
-    return found
+        if old != new and new not in becomes.setdefault(old, []):
+            becomes[old].append(new)
+    return becomes
 
 
-def _indices(mine: Projections, role: str, heads: range | list[int]) -> set[tuple[str, int]]:
+def _indices(projections: Projections, role: str, heads: range | list[int]) -> set[tuple[str, int]]:
     return {
         (part.parameter, index)
         for head in heads
-        for part in getattr(mine.heads[head], role)
+        for part in getattr(projections.heads[head], role)
         for index in part.indices
     }

@@ -6,7 +6,7 @@ import transformers as hf
 from torch import nn
 
 import manyheads as mh
-from manyheads.heads.effects.answers import Known, answer, kind_of, shown, token
+from manyheads.heads.effects.answers import Sentences, answer, kind_of, shown, token
 from manyheads.nn.transformers import Decoder, Encoder, Seq2Seq
 from manyheads.tasks.language import MaskedLanguage
 
@@ -59,12 +59,12 @@ def test_a_model_that_has_run_is_not_run_again(kind, monkeypatch):
     model = makes[kind]().eval()
     ids = torch.tensor([[0, 11, 1, 13, 17, 0]])
     others = torch.randn(3, 15)
-    known = Known(["one", "two", "three"], [], others) if kind == "neighbours" else None
-    wanted = answer(model, Words(), ids, kind=kind, known=known)
+    known = Sentences(["one", "two", "three"], [], others) if kind == "neighbours" else None
+    wanted = answer(model, Words(), ids, kind=kind, sentences=known)
     with torch.no_grad():
         result = model(ids)
     monkeypatch.setattr(model, "forward", lambda *_, **__: pytest.fail("it ran again"))
-    assert answer(model, Words(), ids, kind=kind, known=known, result=result) == wanted
+    assert answer(model, Words(), ids, kind=kind, sentences=known, result=result) == wanted
 
 
 def test_one_token_is_answered_when_the_kind_is_known():
@@ -157,9 +157,9 @@ def test_neighbours_are_those_of_the_model_in_hand():
     model = Encoder(d_model=12, heads=3, layers=2, vocabulary=101).eval()
     texts = ["a", "b", "c", "d"]
     ids, lengths = torch.randint(101, (4, 7)), torch.tensor([7, 5, 3, 2])
-    known = Known(texts, [{"x": ids[:3], "lengths": lengths[:3]}, ids[3:, :2]])
+    known = Sentences(texts, [{"x": ids[:3], "lengths": lengths[:3]}, ids[3:, :2]])
     own = torch.randint(101, (1, 5))
-    said = answer(model, Words(), own, known=known)
+    said = answer(model, Words(), own, sentences=known)
     assert said["kind"] == "neighbours"
 
     def wanted():
@@ -172,9 +172,9 @@ def test_neighbours_are_those_of_the_model_in_hand():
     for (text, cosine), (expected, value) in zip(said["items"], wanted(), strict=True):
         assert (text, cosine) == (expected, pytest.approx(value, abs=2e-6))
     with mh.silence(model, {1: [0, 2]}):
-        after, expected = answer(model, Words(), own, known=known), wanted()
+        after, expected = answer(model, Words(), own, sentences=known), wanted()
     assert [x for _, x in after["items"]] == pytest.approx([x for _, x in expected], abs=2e-6)
-    itself = answer(model, Words(), ids[:1], known=known)
+    itself = answer(model, Words(), ids[:1], sentences=known)
     assert "a" not in [text for text, _ in itself["items"]]
     assert answer(model, Words(), own) is None
 

@@ -1,21 +1,20 @@
-"""All that is summed up over batches, for every pair of heads that can be compared."""
+"""The sums over batches, for every pair of heads that can be compared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Hashable, Iterable
 
 import torch
 from torch import Tensor
 
 from manyheads.heads.diversity.attention_distance import RowSums
-from manyheads.heads.diversity.collect import Seen
+from manyheads.heads.diversity.collect import CallRecord
 from manyheads.heads.diversity.output_moments import Moments, Outputs
 from manyheads.heads.diversity.pair_sums import Pairs
 
 
 class Sums:
-    """All that is summed up over batches."""
+    """The sums over batches: attention rows, outputs, gradients, and which heads met."""
 
     def __init__(self) -> None:
         self.first: dict[str, int] = {}  # the number of a site's first head
@@ -25,9 +24,9 @@ class Sums:
         self.moments = Moments()
         self.pairs = Pairs("meetings", "gradients", "gradient meetings")
 
-    def add(self, seen: Iterable[Seen]) -> None:
+    def add(self, seen: Iterable[CallRecord]) -> None:
         """Add the calls of one batch."""
-        meetings: dict[Any, list[Seen]] = {}
+        meetings: dict[Hashable, list[CallRecord]] = {}
         for one in seen:
             if one.site.name not in self.first:
                 self.first[one.site.name] = self.heads
@@ -40,7 +39,7 @@ class Sums:
             if together[0].tokens:
                 self._meet(together)
 
-    def _meet(self, together: list[Seen]) -> None:
+    def _meet(self, together: list[CallRecord]) -> None:
         heads = self._numbers(together)
         self.pairs.add("meetings", heads, torch.ones(len(heads), len(heads)))
         rows = [one.rows for one in together if one.rows is not None]
@@ -56,7 +55,7 @@ class Sums:
             self.pairs.add("gradients", heads, gradient.T @ gradient)
             self.pairs.add("gradient meetings", heads, torch.ones(len(heads), len(heads)))
 
-    def _numbers(self, together: list[Seen]) -> Tensor:
+    def _numbers(self, together: list[CallRecord]) -> Tensor:
         starts = [(self.first[one.site.name], one.site.heads) for one in together]
         return torch.tensor([start + head for start, count in starts for head in range(count)])
 

@@ -29,22 +29,24 @@ def attention_rows(call: Call, sequences: Tensor, queries: Tensor) -> Tensor:
     scale = width**-0.5 if call.scale is None else call.scale
     parts = []
     for n in sequences.unique().tolist():
-        places = queries[sequences == n]
-        q = call.query[n, :, places].to(exact)  # (heads, rows, d_key)
+        positions = queries[sequences == n]
+        q = call.query[n, :, positions].to(exact)  # (heads, rows, d_key)
         k = call.key[n].to(exact)  # (kv_heads, keys, d_key)
         k = k - k.mean(1, keepdim=True)
-        scores = (q.reshape(k.shape[0], -1, width) @ k.transpose(1, 2) * scale).view(heads, len(places), -1)
-        parts.append(_masked(scores, call.mask, n, places.tolist(), call.keys - call.queries).softmax(-1))
+        scores = (q.reshape(k.shape[0], -1, width) @ k.transpose(1, 2) * scale).view(
+            heads, len(positions), -1
+        )
+        parts.append(_masked(scores, call.mask, n, positions.tolist(), call.keys - call.queries).softmax(-1))
     return torch.cat(parts, 1)
 
 
-def _masked(scores: Tensor, mask: Mask, sequence: int, places: list[int], offset: int) -> Tensor:
+def _masked(scores: Tensor, mask: Mask, sequence: int, queries: list[int], offset: int) -> Tensor:
     """Hide and bias the scores (heads, rows, keys) of some queries of one sequence, a row at a time."""
     if mask.empty:
         return scores
     keys, one = range(scores.shape[2]), slice(sequence, sequence + 1)
-    for row, place in enumerate(places):
-        allowed, bias = mask.rectangle(range(place, place + 1), keys, offset, scores.device, one)
+    for row, query in enumerate(queries):
+        allowed, bias = mask.rectangle(range(query, query + 1), keys, offset, scores.device, one)
         if bias is not None:
             scores[:, row] += bias.to(scores.dtype).expand(1, len(scores), 1, -1)[0, :, 0]
         if allowed is not None:
@@ -119,7 +121,7 @@ def jensen_shannon(rows: Tensor) -> Tensor:
     tensor([0.5000], dtype=torch.float64)
     """
     heads, count, _ = rows.shape
-    found = torch.zeros(heads, heads, count, dtype=torch.float64, device=rows.device)
+    divergences = torch.zeros(heads, heads, count, dtype=torch.float64, device=rows.device)
     last = rows.amax((0, 1)).nonzero()
     rows = rows[..., : int(last[-1]) + 1]  # causal rows end early
     alone = _times_log(rows.clone())
@@ -127,8 +129,8 @@ def jensen_shannon(rows: Tensor) -> Tensor:
         # H((p + q) / 2) = 1 - sum (p + q) log2(p + q) / 2, as p + q sums to two
         both = _times_log(rows[a] + rows[a + 1 :])
         divergence = 1 + 0.5 * (alone[a] + alone[a + 1 :] - both)
-        found[a, a + 1 :] = found[a + 1 :, a] = divergence.clamp(0.0, 1.0)
-    return found
+        divergences[a, a + 1 :] = divergences[a + 1 :, a] = divergence.clamp(0.0, 1.0)
+    return divergences
 
 
 def _times_log(x: Tensor) -> Tensor:

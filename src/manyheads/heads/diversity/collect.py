@@ -1,11 +1,10 @@
-"""One batch through a model, and what its heads did with it: attention rows, outputs, gradients."""
+"""One batch through a model, and what its heads did: attention rows, outputs, gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +16,18 @@ from manyheads.capture.site import Site
 from manyheads.capture.torch_patches import in_backward
 from manyheads.common.devices import for_float64
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 from manyheads.heads.diversity.attention_distance import attention_rows
-from manyheads.heads.observer import shapes
+from manyheads.heads.observer import failed_on
 from manyheads.nn.mask import Mask
 
-# Queries whose mask is looked at together.
+# Queries whose mask is read together.
 _BLOCK = 256
 
 
 @dataclass(eq=False)
-class Seen:
-    """What one attention call showed.
+class CallRecord:
+    """One attention call: its queries, attention rows and outputs.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Seen:
     rows: attention of sampled queries (heads, rows, keys), or None.
     outputs: of the queries that count, (tokens, heads, d_value), or None.
     gate: ones (batch, heads, queries) that the output was multiplied by, or None.
-    gradient: by the gate, of the queries that count, (tokens, heads), once somebody has taken it.
+    gradient: by the gate, of the queries that count, (tokens, heads), once it was taken.
     """
 
     site: Site
@@ -73,9 +73,9 @@ class Collector:
         self.model = model
         self.rows, self.outputs, self.gates, self.seed = rows, outputs, gates, seed
         self.padding: Tensor | None = None  # (batch, queries) False for padding, of the last self-attention
-        self._interceptor = Interceptor(model, self._see, reruns=gates, tokens=True)
+        self._interceptor = Interceptor(model, self._on_call, reruns=gates, tokens=True)
         self._batch = 0
-        self._seen: list[Seen] = []
+        self._seen: list[CallRecord] = []
 
     def __enter__(self) -> Collector:
         self._interceptor.__enter__()
@@ -89,7 +89,7 @@ class Collector:
         """The sites measured so far, in the order of their first call."""
         return self._interceptor.measured
 
-    def run(self, batch: Any) -> tuple[list[Seen], Any]:
+    def run(self, batch: Batch) -> tuple[list[CallRecord], object]:
         """Run the model on a batch: what its attention calls showed, and what it returned."""
         self._seen, self.padding = [], None
         self._batch += 1
@@ -97,15 +97,11 @@ class Collector:
             with torch.set_grad_enabled(self.gates):
                 result = run(self.model, batch)
         except Exception as error:
-            said = (str(error).strip().splitlines() or [""])[0][:300]
-            raise ValueError(
-                f"batches: the model failed on one of {shapes(batch)} ({type(error).__name__}: {said}); "
-                "expected what it can run: other names, shorter sequences, other ids"
-            ) from error
+            raise failed_on(batch, error) from error
         seen, self._seen = self._seen, []
         return seen, result
 
-    def _see(self, call: Call) -> Tensor | None:
+    def _on_call(self, call: Call) -> Tensor | None:
         if in_backward():  # a checkpoint's repetition must do what was done before
             return call.output * _gate(call).unsqueeze(-1) if self._gated(call) else None
         if call.again:
@@ -115,7 +111,7 @@ class Collector:
             torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         )
         with torch._C.DisableTorchFunction(), torch.no_grad(), autocast:
-            seen = self._look(call)
+            seen = self._record(call)
         if self._gated(call):
             seen.gate = _gate(call)
         self._seen.append(seen)
@@ -124,20 +120,20 @@ class Collector:
     def _gated(self, call: Call) -> bool:
         return self.gates and not call.again and not call.partial
 
-    def _look(self, call: Call) -> Seen:
+    def _record(self, call: Call) -> CallRecord:
         call = without_dead_rows(call)
-        look = visible(call)
-        own = update_site(call, look)  # (batch or 1, queries)
+        visibility = visible(call)
+        real_queries = update_site(call, visibility)  # (batch or 1, queries)
         counted = seeing(call)
-        if own is not None:
-            counted = counted & own
+        if real_queries is not None:
+            counted = counted & real_queries
         if not call.site.cross:
             self.padding = counted
         places = counted.flatten().nonzero().flatten()
         turn = sum(seen.site is call.site for seen in self._seen)  # of a model that loops over pieces
         chosen = self._choose(places, turn)
         tokens = None if call.tokens is None else call.tokens.cpu().numpy().tobytes()
-        kind = turn, bool(call.site.cross), look.ahead, tuple(counted.shape), call.keys, call.sinks
+        kind = turn, bool(call.site.cross), visibility.ahead, tuple(counted.shape), call.keys, call.sinks
         rows = outputs = None
         sums = for_float64(call.output.device)  # where they are added up
         if self.rows and len(chosen):
@@ -145,10 +141,10 @@ class Collector:
         if self.outputs and not call.partial:
             outputs = call.output.transpose(1, 2).flatten(0, 1)[places].to(sums)
         meeting = *kind, tokens, places.cpu().numpy().tobytes()
-        return Seen(call.site, meeting, len(places), places, rows, outputs)
+        return CallRecord(call.site, meeting, len(places), places, rows, outputs)
 
     def _choose(self, places: Tensor, turn: int) -> Tensor:
-        """Some of the places, the same for every site that has the same ones."""
+        """A sample of the positions, the same for every site that has the same ones."""
         generator = torch.Generator().manual_seed(hash((self.seed, self._batch, turn)) % 2**63)
         order = torch.randperm(len(places), generator=generator)[: self.rows].sort().values
         return places[order.to(places.device)]
@@ -161,7 +157,7 @@ def _gate(call: Call) -> Tensor:
 
 
 def seeing(call: Call) -> Tensor:
-    """Which queries may attend to anything: (batch, queries).
+    """Which queries may attend to at least one key: (batch, queries).
 
     >>> x = torch.zeros(2, 1, 3, 4)
     >>> site = Site("attn", layer=0, heads=1, kv_heads=(0,))
@@ -182,9 +178,9 @@ def seeing(call: Call) -> Tensor:
         block = range(start, min(start + _BLOCK, call.queries))
         allowed, bias = only.rectangle(block, range(keys), keys - call.queries, device)
         if bias is not None:
-            shown = bias > -torch.inf
-            allowed = shown if allowed is None else allowed & shown
+            finite = bias > -torch.inf
+            allowed = finite if allowed is None else allowed & finite
         if allowed is not None:
-            there = allowed[(None,) * (4 - allowed.dim())].any(-1).any(1)
-            parts.append(there.expand(shape[0], len(block)))
+            visible_queries = allowed[(None,) * (4 - allowed.dim())].any(-1).any(1)
+            parts.append(visible_queries.expand(shape[0], len(block)))
     return counted & torch.cat(parts, 1) if parts else counted

@@ -1,4 +1,4 @@
-"""A table of distances made readable: the nearest twin of each head, groups of like heads, a map of all."""
+"""A readable summary of distances: the nearest twin of each head, clusters of similar heads, a map."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ class Layout(NamedTuple):
     twin: (heads,) the number of the nearest head, -1 where there is none.
     cluster: (heads,) the number of its group, from 0, the largest first.
     silhouette: (heads,) how much better its own group fits than the next one, from -1 to 1.
-    place: (heads, 2) its place on the map; distances on it are as near to the true ones as a plane allows.
+    position: (heads, 2) where it stands on the map; distances there are as near to the true ones as a plane
+        allows.
     """
 
     twin: Tensor
     cluster: Tensor
     silhouette: Tensor
-    place: Tensor
+    position: Tensor
 
 
 def layout(distance: Tensor) -> Layout:
@@ -33,16 +34,16 @@ def layout(distance: Tensor) -> Layout:
     Heads that can be compared with each other make a map of their own.
 
     >>> line = torch.tensor([0.0, 0.1, 1.0, 1.1, 1.3], dtype=torch.float64)
-    >>> found = layout((line[:, None] - line).abs())
-    >>> found.twin, found.cluster
+    >>> heads = layout((line[:, None] - line).abs())
+    >>> heads.twin, heads.cluster
     (tensor([1, 0, 3, 2, 3]), tensor([1, 1, 0, 0, 0]))
-    >>> round((found.place[0] - found.place[4]).norm().item(), 4)
+    >>> round((heads.position[0] - heads.position[4]).norm().item(), 4)
     1.3
     """
     size = len(distance)
     twin, cluster = torch.full((size,), -1), torch.zeros(size, dtype=torch.long)
     silhouette = torch.zeros(size, dtype=torch.float64)
-    place = torch.zeros(size, 2, dtype=torch.float64)
+    position = torch.zeros(size, 2, dtype=torch.float64)
     used = 0
     for heads in islands(distance):
         near = distance[heads][:, heads]
@@ -50,8 +51,8 @@ def layout(distance: Tensor) -> Layout:
         groups, silhouette[heads] = _clusters(near)
         cluster[heads] = groups + used
         used += int(groups.max()) + 1
-        place[heads] = _map(near)
-    return Layout(twin, cluster, silhouette, place)
+        position[heads] = _map(near)
+    return Layout(twin, cluster, silhouette, position)
 
 
 def islands(distance: Tensor) -> list[Tensor]:
@@ -61,13 +62,13 @@ def islands(distance: Tensor) -> list[Tensor]:
     [tensor([0, 1]), tensor([2])]
     """
     left = list(range(len(distance)))
-    found = []
+    groups = []
     while left:
-        known = distance[left[0]].isfinite()
-        together = [left[0], *(head for head in left[1:] if known[head])]
+        comparable = distance[left[0]].isfinite()
+        together = [left[0], *(head for head in left[1:] if comparable[head])]
         left = [head for head in left if head not in together]
-        found.append(torch.tensor(together))
-    return found
+        groups.append(torch.tensor(together))
+    return groups
 
 
 def _twins(near: Tensor, heads: Tensor) -> Tensor:
@@ -102,24 +103,24 @@ def _clusters(near: Tensor) -> tuple[Tensor, Tensor]:
 
 def _map(near: Tensor) -> Tensor:
     """Multidimensional scaling into a plane, started from the classical solution: (heads, 2)."""
-    place = torch.zeros(len(near), 2, dtype=torch.float64)
+    position = torch.zeros(len(near), 2, dtype=torch.float64)
     if len(near) == 2:
-        place[1, 0] = near[0, 1]
+        position[1, 0] = near[0, 1]
     if len(near) < 3 or not near.any():
-        return place
+        return position
     from sklearn.manifold import MDS
 
     mds = MDS(2, metric="precomputed", init="classical_mds", n_init=1, random_state=0)
     return torch.from_numpy(mds.fit_transform(near.numpy())).double()
 
 
-def stress(distance: Tensor, place: Tensor) -> float:
+def stress(distance: Tensor, position: Tensor) -> float:
     """How far the distances on a map (heads, 2) are off: the root of the squared errors over the squared
     distances, 0 for a perfect map.
 
     >>> stress(torch.tensor([[0.0, 2.0], [2.0, 0.0]]), torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
     0.5
     """
-    known = distance.isfinite()
-    off = (torch.cdist(place, place) - distance)[known].square().sum()
-    return (off / distance[known].square().sum()).sqrt().item() if distance[known].any() else 0.0
+    finite = distance.isfinite()
+    off = (torch.cdist(position, position) - distance)[finite].square().sum()
+    return (off / distance[finite].square().sum()).sqrt().item() if distance[finite].any() else 0.0

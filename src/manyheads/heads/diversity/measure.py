@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.capture.weights import Projections
 from manyheads.common.devices import device_of, in_float64
+from manyheads.common.errors import first_line
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, count_of, no_progress
+from manyheads.common.types import Batch
 from manyheads.heads.diversity.accumulators import Sums
-from manyheads.heads.diversity.collect import Collector, Seen
+from manyheads.heads.diversity.collect import CallRecord, Collector
 from manyheads.heads.diversity.result import table
-from manyheads.heads.diversity.weight_subspaces import found_weights
+from manyheads.heads.diversity.weight_subspaces import head_projections
 from manyheads.heads.importance.request import Loss
 from manyheads.heads.model_outputs import directions, read
 from manyheads.heads.observer import moved
@@ -27,7 +28,7 @@ MEASURES = ("attention", "outputs", "subspaces", "contributions", "gradients")
 
 def diversity(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[Batch],
     *,
     measures: Sequence[str] = MEASURES,
     rows: int = 128,
@@ -35,7 +36,7 @@ def diversity(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> HeadTable:
-    """Which heads are alike, which differ, who adds to whom and who cancels whom: every pair of heads.
+    """Which heads are alike, which differ, which add to each other and which cancel: every pair of heads.
 
     Heads are compared where they saw the same queries and keys: within a layer and across the layers of a
     stack, not an encoder's with a decoder's. Other pairs are NaN.
@@ -58,7 +59,7 @@ def diversity(
     rows: how many queries of each batch are sampled for ``attention``.
     loss: ``loss(what the model returned, batch)`` for ``gradients``; without one, random directions of the
         model's output take its place, so that heads with the same effect on it are alike.
-    seed: of what is drawn.
+    seed: of all random numbers.
     progress: called with how many batches are compared.
 
     Returns
@@ -67,6 +68,17 @@ def diversity(
     (the head with the nearest attention), ``twin_distance`` with its standard error, ``cluster`` (groups of
     heads with like attention) and its ``silhouette``, ``x`` and ``y`` (a map of all heads); ``rank`` and
     ``rank_99`` of a layer's outputs together. `layers` sums it up.
+
+    See Also
+    --------
+    importance: which heads matter.
+    roles: what each head does.
+
+    References
+    ----------
+    Lin, "Divergence measures based on the Shannon entropy" (1991).
+    Kornblith, Norouzi, Lee, Hinton, "Similarity of neural network representations revisited" (2019).
+    Cordonnier, Loukas, Jaggi, "Multi-head attention: collaborate instead of concatenate" (2020).
 
     Examples
     --------
@@ -78,7 +90,7 @@ def diversity(
     """
     _check(measures, rows)
     sums = Sums()
-    found: dict[str, Projections] = {}
+    projections: dict[str, Projections] = {}
     gradients = "gradients" in measures
     collector = Collector(
         model,
@@ -98,13 +110,13 @@ def diversity(
                     "torch functions"
                 )
             if number == 1 and {"subspaces", "contributions"} & set(measures):
-                found = _probe(model, batch)
+                projections = _probe(model, batch)
             if gradients and collector.gates:
                 collector.gates = _gradients(model, seen, result, batch, collector.padding, loss, generator)
             del result
             sums.add(seen)
             progress("diversity", number, count_of(batches))
-    return table(model, collector.sites, sums, found, measures)
+    return table(model, collector.sites, sums, projections, measures)
 
 
 def _check(measures: Sequence[str], rows: int) -> None:
@@ -121,14 +133,13 @@ def _check(measures: Sequence[str], rows: int) -> None:
         raise ValueError(f"rows: expected at least 2, for a standard error, got {rows}")
 
 
-def _probe(model: nn.Module, batch: Any) -> dict[str, Projections]:
+def _probe(model: nn.Module, batch: Batch) -> dict[str, Projections]:
     try:
-        return found_weights(model, batch)
+        return head_projections(model, batch)
     except Exception as error:  # whatever a strange model does under a probe, the other measures stand
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         warnings.warn(
-            f"diversity: which weights belong to which head could not be found ({said}); subspaces and "
-            "contributions are left out",
+            f"diversity: which weights belong to which head could not be found ({first_line(error)}); "
+            "subspaces and contributions are left out",
             stacklevel=3,
         )
         return {}
@@ -136,9 +147,9 @@ def _probe(model: nn.Module, batch: Any) -> dict[str, Projections]:
 
 def _gradients(
     model: nn.Module,
-    seen: list[Seen],
-    result: Any,
-    batch: Any,
+    seen: list[CallRecord],
+    result: object,
+    batch: Batch,
     padding: Tensor | None,
     loss: Loss | None,
     generator: torch.Generator,
@@ -163,8 +174,8 @@ def _gradients(
         )
         return False
     gates = {one: one.gate for one in seen if one.gate is not None}
-    found = torch.autograd.grad(value, list(gates.values()), weights, allow_unused=True)
-    for one, gradient in zip(gates, found, strict=True):
+    gradients = torch.autograd.grad(value, list(gates.values()), weights, allow_unused=True)
+    for one, gradient in zip(gates, gradients, strict=True):
         if gradient is not None:
             one.gradient = in_float64(gradient.transpose(1, 2).flatten(0, 1)[one.places])
     return True

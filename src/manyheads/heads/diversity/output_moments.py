@@ -1,4 +1,4 @@
-"""What the outputs of heads have in common: second moments summed over tokens, and what follows from them.
+"""What the outputs of heads share: second moments summed over tokens, and the measures derived from them.
 
 One set of sums serves three measures: linear CKA, the rank of all outputs of a layer together, and the cosine
 between the contributions of heads, which is a matter of moments once the output projection is known.
@@ -49,7 +49,7 @@ class Moments:
         self._skew: dict[tuple[str, str], Tensor] = {}
 
     def add(self, outputs: list[Outputs]) -> None:
-        """Add what several sites gave for the same tokens."""
+        """Add the outputs of several sites for the same tokens."""
         flat: list[tuple[str, Tensor, Tensor]] = []
         for site, values in outputs:
             exact = values.flatten(1).to(torch.promote_types(values.dtype, torch.float32))
@@ -76,9 +76,9 @@ class Moments:
         between = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
         if between > LARGEST and not self.only_within:
             self.only_within = True
-            for kept in (self._products, self._lengths, self._skew, self.tokens):
-                for pair in [pair for pair in kept if pair[0] != pair[1]]:
-                    del kept[pair]
+            for sums in (self._products, self._lengths, self._skew, self.tokens):
+                for pair in [pair for pair in sums if pair[0] != pair[1]]:
+                    del sums[pair]
 
     def comparable(self, one: str, other: str) -> bool:
         """Whether two sites were seen on the same tokens, each time; in the order of their first call."""

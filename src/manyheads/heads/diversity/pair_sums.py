@@ -1,4 +1,4 @@
-"""Numbers for every pair of heads that are summed up as heads turn up."""
+"""Running sums for every pair of heads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Pairs:
-    """Named sums (heads, heads) in float64, which grow when heads with higher numbers come.
+    """Named sums (heads, heads) in float64, which grow when new heads appear.
 
     >>> pairs = Pairs("count")
     >>> pairs.add("count", torch.tensor([0, 2]), torch.ones(2, 2))
@@ -32,7 +32,7 @@ class Pairs:
         total[heads[:, None], heads] += values.to(total)
 
     def reserve(self, heads: int) -> None:
-        """Make room for so many heads."""
+        """Make room for this many heads."""
         for name, total in self._sums.items():
             if len(total) < heads:
                 larger = total.new_zeros(heads, heads)
@@ -54,5 +54,5 @@ def cosines(products: Tensor) -> Tensor:
             [0.5000, 1.0000]])
     """
     size = products.diagonal().clamp(min=0.0).sqrt()
-    found = products / (size[:, None] * size)
-    return torch.where(found.isfinite(), found.clamp(-1.0, 1.0), math.nan)
+    ratios = products / (size[:, None] * size)
+    return torch.where(ratios.isfinite(), ratios.clamp(-1.0, 1.0), math.nan)

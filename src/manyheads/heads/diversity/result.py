@@ -24,7 +24,7 @@ def table(
     model: nn.Module,
     sites: Sequence[Site],
     sums: Sums,
-    found: Mapping[str, Projections],
+    projections: Mapping[str, Projections],
     measures: Sequence[str],
 ) -> HeadTable:
     """The sums as a table."""
@@ -41,10 +41,10 @@ def table(
     if "outputs" in measures:
         matrices["cka"] = cosines(_between(sites, moments, moments.dependence, list(moments.shapes)))
         columns |= _ranks(sites, moments)
-    if "subspaces" in measures and found:
-        matrices |= subspace_matrices(model, sites, found, sums.met)
-    if "contributions" in measures and found:
-        projected = output_columns(model, found, moments.shapes)
+    if "subspaces" in measures and projections:
+        matrices |= subspace_matrices(model, sites, projections, sums.met)
+    if "contributions" in measures and projections:
+        projected = output_columns(model, projections, moments.shapes)
 
         def contribution(one: str, other: str) -> Tensor:
             return moments.contribution(one, other, (projected[one], projected[other]))
@@ -55,8 +55,8 @@ def table(
         matrices["gradient_cosine"] = sums.pairs.where_always("gradient meetings", cosine)
     if moments.only_within:
         warnings.warn(
-            "diversity: the outputs of all layers are too wide to be held against each other; cka and "
-            "contribution_cosine are those within each layer",
+            "diversity: the outputs of all layers are too wide to compare across layers; cka and "
+            "contribution_cosine are given within each layer only",
             stacklevel=3,
         )
     tokens = torch.tensor([sums.tokens[row.site] for row in rows])
@@ -66,19 +66,19 @@ def table(
 
 
 def _between(
-    sites: Sequence[Site], moments: Moments, measure: Callable[[str, str], Tensor], known: Sequence[str]
+    sites: Sequence[Site], moments: Moments, measure: Callable[[str, str], Tensor], measured: Sequence[str]
 ) -> Tensor:
     """A matrix (heads, heads) from what is measured between two sites, NaN where they cannot be compared."""
     total = sum(site.heads for site in sites)
-    found = torch.full((total, total), math.nan, dtype=torch.float64)
+    matrix = torch.full((total, total), math.nan, dtype=torch.float64)
     ends = torch.tensor([0, *(site.heads for site in sites)]).cumsum(0).tolist()
     for i, one in enumerate(sites):
         for j, other in enumerate(sites[i:], i):
-            if {one.name, other.name} <= set(known) and moments.comparable(one.name, other.name):
+            if {one.name, other.name} <= set(measured) and moments.comparable(one.name, other.name):
                 block = measure(one.name, other.name).cpu()
-                found[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = block
-                found[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = block.T
-    return found
+                matrix[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = block
+                matrix[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = block.T
+    return matrix
 
 
 def _laid_out(
@@ -95,17 +95,17 @@ def _laid_out(
     distance[:, placed.twin < 0] = 0.0
     columns = {"twin_distance": distance, "cluster": single(placed.cluster)}
     columns["silhouette"] = single(placed.silhouette)
-    columns |= {"x": single(placed.place[:, 0]), "y": single(placed.place[:, 1])}
+    columns |= {"x": single(placed.position[:, 0]), "y": single(placed.position[:, 1])}
     return {"twin": [names[twin] if twin >= 0 else "" for twin in placed.twin.tolist()]}, columns
 
 
 def _ranks(sites: Sequence[Site], moments: Moments) -> dict[str, Tensor]:
-    found = []
+    ranks = []
     for site in sites:
         rank = moments.rank(site.name) if site.name in moments.shapes else (math.nan, math.nan)
-        found += [rank] * site.heads
-    whole, most = torch.tensor(found, dtype=torch.float64).unbind(1)
-    return {"rank": single(whole), "rank_99": single(most)}
+        ranks += [rank] * site.heads
+    rank_all, rank_99 = torch.tensor(ranks, dtype=torch.float64).unbind(1)
+    return {"rank": single(rank_all), "rank_99": single(rank_99)}
 
 
 def single(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A table of diversity summed up: layer by layer, and the pairs that stand out."""
+"""A summary of a diversity table: layer by layer, and the pairs that stand out."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def layers(table: HeadTable) -> list[Layer]:
     >>> layer.mean["js"] == table.matrices["js"][0, 1].item()
     True
     """
-    found = []
+    summaries = []
     for site in dict.fromkeys(table["site"]):
         heads = torch.tensor([i for i, row in enumerate(table.rows) if row.site == site])
         row = table.rows[int(heads[0])]
@@ -60,12 +60,14 @@ def layers(table: HeadTable) -> list[Layer]:
             if not name.endswith("_se"):
                 pairs = matrix[heads][:, heads][upper[0], upper[1]]
                 mean[name] = pairs.nanmean().item()
-                known = pairs[pairs.isfinite()]
-                spread[name] = known.std().item() if len(known) > 1 else math.nan
+                finite = pairs[pairs.isfinite()]
+                spread[name] = finite.std().item() if len(finite) > 1 else math.nan
         columns = [table[name][heads[0]].item() if name in table.sums else math.nan for name in _RANKS]
         attention, outputs = distinct(table, heads)
-        found.append(Layer(site, row.layer, row.kind, len(heads), mean, spread, attention, outputs, *columns))
-    return found
+        summaries.append(
+            Layer(site, row.layer, row.kind, len(heads), mean, spread, attention, outputs, *columns)
+        )
+    return summaries
 
 
 _RANKS = ("rank", "rank_99")
@@ -90,8 +92,8 @@ def effective_number(similarity: Tensor) -> float:
     >>> effective_number(torch.eye(3, dtype=torch.float64)), effective_number(torch.ones(3, 3).double())
     (3.0, 1.0)
     """
-    known = similarity.diagonal().isfinite()
-    similarity = similarity[known][:, known]
+    finite = similarity.diagonal().isfinite()
+    similarity = similarity[finite][:, finite]
     if not len(similarity) or not bool(similarity.isfinite().all()):
         return math.nan
     values = torch.linalg.eigvalsh(similarity / len(similarity)).clamp(min=0.0)
@@ -118,7 +120,7 @@ def extreme(table: HeadTable, name: str, count: int, largest: bool) -> list[Pair
     matrix, names = table.matrices[name], head_names(table.rows)
     rows, columns = torch.triu_indices(len(table), len(table), 1)
     values = matrix[rows, columns]
-    known = values.isfinite()
-    rows, columns, values = rows[known], columns[known], values[known]
+    finite = values.isfinite()
+    rows, columns, values = rows[finite], columns[finite], values[finite]
     order = values.argsort(descending=largest, stable=True)[:count].tolist()
     return [Pair(names[rows[i]], names[columns[i]], values[i].item()) for i in order]

@@ -1,9 +1,8 @@
-"""What the weights alone say: the subspaces that heads read, and the columns that read heads."""
+"""What the weights alone show: the subspaces that heads read, and the columns that read heads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,31 +11,25 @@ from torch.nn.functional import pad
 from manyheads.capture.site import Site
 from manyheads.capture.weights import Head, Part, Projections, projections, weights
 from manyheads.common.devices import in_float64
+from manyheads.common.nested_tensors import map_tensors
+from manyheads.common.types import Batch
 
 ROLES = ("query", "key", "value")
 
 
-def found_weights(model: nn.Module, batch: Any) -> dict[str, Projections]:
-    """The weights of each head, probed on the first sequence of a batch: where zeros are needs no more."""
+def head_projections(model: nn.Module, batch: Batch) -> dict[str, Projections]:
+    """The weights of each head, probed on the first sequence of a batch, which is enough to see zeros."""
     try:
-        return projections(model, _first(batch))
+        return projections(model, map_tensors(lambda x: x[:1], batch))
     except Exception:  # not every input can be cut along its first axis
         return projections(model, batch)
-
-
-def _first(batch: Any) -> Any:
-    if isinstance(batch, Tensor):
-        return batch[:1]
-    if isinstance(batch, Mapping):
-        return {name: _first(item) for name, item in batch.items()}
-    return tuple(_first(item) for item in batch) if isinstance(batch, tuple | list) else batch
 
 
 def matrices(model: nn.Module, parts: Sequence[Sequence[Part]]) -> list[Tensor | None]:
     """The weights of some heads of a site (width, d_model) each; None where there are none, or where they
     read inputs of different widths.
 
-    >>> [found.shape for found in matrices(nn.Linear(3, 2), [[Part("weight", 0, (n,))] for n in range(2)])]
+    >>> [matrix.shape for matrix in matrices(nn.Linear(3, 2), [[Part("weight", 0, (n,))] for n in range(2)])]
     [torch.Size([1, 3]), torch.Size([1, 3])]
     """
     sizes = [sum(len(part.indices) for part in each) for each in parts]
@@ -46,11 +39,11 @@ def matrices(model: nn.Module, parts: Sequence[Sequence[Part]]) -> list[Tensor |
         rows = weights(model, [part for each in parts for part in each])
     except RuntimeError:  # they cannot be joined
         return [None] * len(parts)
-    return [found if len(found) else None for found in rows.split(sizes)]
+    return [matrix if len(matrix) else None for matrix in rows.split(sizes)]
 
 
 def subspace_matrices(
-    model: nn.Module, sites: Sequence[Site], found: Mapping[str, Projections], met: Tensor
+    model: nn.Module, sites: Sequence[Site], projections_by_site: Mapping[str, Projections], met: Tensor
 ) -> dict[str, Tensor]:
     """``query_angle``, ``query_orthogonality`` and so on, (heads, heads), in the order of the sites' heads.
 
@@ -58,11 +51,11 @@ def subspace_matrices(
     write; behind a bottleneck of its own, a site's heads are compared among themselves.
     """
     owner = torch.tensor([n for n, site in enumerate(sites) for _ in range(site.heads)])
-    written = _by_head(model, sites, found, "output")
-    matrices_found = {}
+    written = _by_head(model, sites, projections_by_site, "output")
+    angles_by_role = {}
     for role in ROLES:
-        read = _by_head(model, sites, found, role)
-        parts = [getattr(head, role) for site in sites for head in _heads(found, site)]
+        read = _by_head(model, sites, projections_by_site, role)
+        parts = [getattr(head, role) for site in sites for head in _heads(projections_by_site, site)]
         first = {part: number for number, part in reversed(list(enumerate(parts)))}
         unique = sorted(first.values())  # heads of a group share their keys and values
         which = torch.tensor([unique.index(first[part]) for part in parts])
@@ -75,33 +68,37 @@ def subspace_matrices(
         comparable = met & ((owner[:, None] == owner) | (stream[:, None] & stream))
         spaces = [torch.zeros(0, 0) if into is None else into.cpu() for into in (read[i] for i in unique)]
         for what, values in zip(("angle", "orthogonality"), angles(bases(spaces)), strict=True):
-            matrices_found[f"{role}_{what}"] = torch.where(
+            angles_by_role[f"{role}_{what}"] = torch.where(
                 comparable, values[which[:, None], which], torch.nan
             )
-    return matrices_found
+    return angles_by_role
 
 
 def _by_head(
-    model: nn.Module, sites: Sequence[Site], found: Mapping[str, Projections], role: str
+    model: nn.Module, sites: Sequence[Site], projections_by_site: Mapping[str, Projections], role: str
 ) -> list[Tensor | None]:
     """The weights of every head in one role, in the order of the sites."""
-    each = ([getattr(head, role) for head in _heads(found, site)] for site in sites)
+    each = ([getattr(head, role) for head in _heads(projections_by_site, site)] for site in sites)
     return [weight for parts in each for weight in matrices(model, parts)]
 
 
-def _heads(found: Mapping[str, Projections], site: Site) -> list[Head]:
-    return found[site.name].heads if site.name in found else [Head()] * site.heads
+def _heads(projections_by_site: Mapping[str, Projections], site: Site) -> list[Head]:
+    return projections_by_site[site.name].heads if site.name in projections_by_site else [Head()] * site.heads
 
 
 def output_columns(
-    model: nn.Module, found: Mapping[str, Projections], shapes: Mapping[str, tuple[int, int]]
+    model: nn.Module, projections_by_site: Mapping[str, Projections], shapes: Mapping[str, tuple[int, int]]
 ) -> dict[str, Tensor]:
     """For each site what its output projection makes of the heads, (d_model, heads * d_value); sites whose
     output no single projection reads are left out.
     """
     columns = {}
     for site, (heads, width) in shapes.items():
-        rows = matrices(model, [head.output for head in found[site].heads]) if site in found else []
+        rows = (
+            matrices(model, [head.output for head in projections_by_site[site].heads])
+            if site in projections_by_site
+            else []
+        )
         if len(rows) == heads and all(row is not None and len(row) == width for row in rows):
             columns[site] = torch.cat([row for row in rows if row is not None]).T
     return columns
@@ -113,7 +110,7 @@ def bases(weights: Sequence[Tensor]) -> list[Tensor]:
     >>> [basis.shape for basis in bases([torch.randn(3, 7), torch.ones(3, 7)])]
     [torch.Size([7, 3]), torch.Size([7, 1])]
     """
-    found: list[Tensor] = [torch.empty(0)] * len(weights)
+    orthonormal: list[Tensor] = [torch.empty(0)] * len(weights)
     alike: dict[tuple[int, ...], list[int]] = {}
     for number, weight in enumerate(weights):
         if weight.numel():
@@ -125,12 +122,12 @@ def bases(weights: Sequence[Tensor]) -> list[Tensor]:
         values, vectors = torch.linalg.eigh(stack @ stack.transpose(1, 2))
         sizes = values.clamp(min=0.0).sqrt()
         for number, weight, size, vector in zip(numbers, stack, sizes, vectors, strict=True):
-            kept = size > precision * size[-1]
-            found[number] = torch.linalg.qr(weight.T @ (vector[:, kept] / size[kept]))[0]
-    return found
+            significant = size > precision * size[-1]
+            orthonormal[number] = torch.linalg.qr(weight.T @ (vector[:, significant] / size[significant]))[0]
+    return orthonormal
 
 
-def angles(found: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def angles(spanned: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The mean principal angle in degrees of every pair of subspaces, and how orthogonal they are.
 
     A pair has as many principal angles as the smaller subspace has dimensions. Orthogonality is the mean of
@@ -143,21 +140,23 @@ def angles(found: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     >>> degrees[0], orthogonal[0]
     (tensor([ 0., 45.], dtype=torch.float64), tensor([0.0000, 0.5000], dtype=torch.float64))
     """
-    degrees = torch.full((len(found), len(found)), torch.nan, dtype=torch.float64)
+    degrees = torch.full((len(spanned), len(spanned)), torch.nan, dtype=torch.float64)
     orthogonal = degrees.clone()
     spaces: dict[int, list[int]] = {}
-    for number, basis in enumerate(found):
+    for number, basis in enumerate(spanned):
         if basis.numel():
             spaces.setdefault(len(basis), []).append(number)
     for numbers in spaces.values():
-        ranks = torch.tensor([found[number].shape[1] for number in numbers])
+        ranks = torch.tensor([spanned[number].shape[1] for number in numbers])
         widest = int(ranks.max())
-        stack = torch.stack([pad(found[number], (0, widest - found[number].shape[1])) for number in numbers])
+        stack = torch.stack(
+            [pad(spanned[number], (0, widest - spanned[number].shape[1])) for number in numbers]
+        )
         for i, number in enumerate(numbers):
             cosines = torch.linalg.svdvals(stack[i].T @ stack[i:]).clamp(max=1.0)  # (heads, widest)
             counts = ranks[i:].clamp(max=ranks[i])
-            there = torch.arange(widest) < counts[:, None]
-            angle = torch.where(there, torch.rad2deg(torch.arccos(cosines)), 0.0).sum(1) / counts
+            within = torch.arange(widest) < counts[:, None]
+            angle = torch.where(within, torch.rad2deg(torch.arccos(cosines)), 0.0).sum(1) / counts
             sine = 1 - cosines.square().sum(1) / counts
             others = torch.tensor(numbers[i:])
             degrees[number, others] = degrees[others, number] = angle

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from manyheads.capture.call import Call
 from manyheads.capture.site import Site
 from manyheads.common.types import Batch
-from manyheads.heads.effects.answers import Known, answer
+from manyheads.heads.effects.answers import Answer, Sentences, answer
 from manyheads.heads.effects.first_attention import FirstAttention, Step
 from manyheads.heads.maps import maps
 from manyheads.heads.observer import Forward, observed
@@ -85,14 +85,14 @@ def observe_answer(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     kind: str | None = None,
-    known: Known | None = None,
-) -> tuple[Observation, dict[str, Any] | None]:
+    sentences: Sentences | None = None,
+) -> tuple[Observation, Answer | None]:
     """As `observe_input`, and what the model answers: `answer` on the same run.
 
     Parameters
     ----------
     model, batch, silenced: as in `observe_input`.
-    tokenizer, kind, known: as in `answer`.
+    tokenizer, kind, sentences: as in `answer`.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def observe_answer(
     with _without(model, silenced):
         observation = observe_input(model, batch)
         result = observation.seen.result
-        return observation, answer(model, tokenizer, batch, kind=kind, known=known, result=result)
+        return observation, answer(model, tokenizer, batch, kind=kind, sentences=sentences, result=result)
 
 
 def exact_maps(

@@ -1,4 +1,4 @@
-"""answer: what a model says about an input, as people read it: next words, a filled gap, a class, a text."""
+"""answer: what a model says about an input, in words: next tokens, a filled mask, a class, a translation."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
+from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import causal, classification, fitting, masked, seq2seq
 from manyheads.heads.model_outputs import main_tensor, read
 from manyheads.heads.observer import Forward, moved, observed
 from manyheads.nn.generate import generate
 from manyheads.nn.transformers import Seq2Seq
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TOP = 5
 WRITTEN = 48  # tokens of a translation, at most
@@ -25,23 +29,34 @@ _IDS = ("input_ids", "ids", "x", "source")
 _SEEN = {"\n": "⏎", "\r": "⏎", "\t": "⇥"}
 
 
-@dataclass(frozen=True, eq=False)
-class Known:
-    """Sentences among which neighbours are found: texts, and the same in batches that the model takes.
+Item = list[str | float]  # a text, and its probability or cosine
 
-    embeddings: (texts, width) as the model gives them, where that is known already.
+
+class Answer(TypedDict):
+    """What a model says about an input, as the page shows it; see `answer`."""
+
+    kind: str
+    items: list[Item]
+    place: NotRequired[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Sentences:
+    """Sentences to find the neighbours of an input among: texts, and the same in batches for the model.
+
+    embeddings: (texts, width) as the model gives them, where they were computed before.
     """
 
     texts: Sequence[str]
-    batches: Sequence[Any]
+    batches: Sequence[Batch]
     embeddings: Tensor | None = None
 
 
-def kind_of(model: nn.Module, batch: Any) -> str | None:
-    """What the model says about such a batch: ``next``, ``mask``, ``class``, ``translation`` or
-    ``neighbours``; None where nobody could read it.
+def kind_of(model: nn.Module, batch: Batch) -> str | None:
+    """What a model says about a batch: ``next``, ``mask``, ``class``, ``translation`` or ``neighbours``; None
+    for outputs that cannot be put into words.
 
-    The batch needs two tokens or more: one alone does not show that nobody looks ahead.
+    The batch needs two tokens or more: one token alone does not show whether attention is causal.
 
     Examples
     --------
@@ -69,14 +84,14 @@ def kind_of(model: nn.Module, batch: Any) -> str | None:
 
 def answer(
     model: nn.Module,
-    tokenizer: Any,
-    batch: Any,
+    tokenizer: PreTrainedTokenizerBase | None,
+    batch: Batch,
     *,
     kind: str | None = None,
-    known: Known | None = None,
-    result: Any = None,
+    sentences: Sentences | None = None,
+    result: object = None,
     top: int = TOP,
-) -> dict[str, Any] | None:
+) -> Answer | None:
     """What the model says about the first sequence of a batch: ``{"kind": ..., "items": [[text, number]]}``.
 
     Under `silence` it is what the model says without those heads.
@@ -84,10 +99,10 @@ def answer(
     Parameters
     ----------
     model: any torch.nn.Module; run in eval mode, without gradients.
-    tokenizer: that made the batch: to turn ids into words. None for pictures.
+    tokenizer: the one that encoded the batch, to turn ids into words; None for images.
     batch: as the model takes it.
-    kind: as `kind_of` finds it, which runs the model once more.
-    known: the sentences among which neighbours are looked for.
+    kind: as `kind_of` returns it; without it, the model runs once more to find out.
+    sentences: to look for neighbours among.
     result: what the model returned for this batch, of one sequence without padding, if it has run already.
     top: how many items, at most.
 
@@ -95,57 +110,58 @@ def answer(
     -------
     Items, the likeliest first: ``next`` and ``mask`` tokens, and ``class`` labels, with probabilities; the
     nearest ``neighbours`` with cosines; one ``translation`` with the mean probability of its tokens (the
-    geometric one). For ``mask``, ``"place"`` says which token was filled in: the first hidden one, or else
-    the last word, which is then hidden. None where the model says nothing that people read.
+    geometric one). For ``mask``, ``"place"`` is the position of the token that was filled in: the first
+    masked one, or else the last word, which is then masked. None where the output cannot be put into words.
 
     Examples
     --------
     >>> from manyheads.models import embedded
     >>> model, tokenizer = embedded.load()
     >>> texts = ["Bread is baked in an oven.", "The train left the station.", "A violin has four strings."]
-    >>> known = Known(texts, [tokenizer(texts, padding=True, return_tensors="pt")])
-    >>> said = answer(model, tokenizer, tokenizer("We took the railway.", return_tensors="pt"), known=known)
-    >>> said["kind"], said["items"][0][0]
+    >>> sentences = Sentences(texts, [tokenizer(texts, padding=True, return_tensors="pt")])
+    >>> batch = tokenizer("We took the railway.", return_tensors="pt")
+    >>> reply = answer(model, tokenizer, batch, sentences=sentences)
+    >>> reply["kind"], reply["items"][0][0]
     ('neighbours', 'The train left the station.')
     """
     device = device_of(model)
     batch = next(iter(moved([batch], device)))
     kind = kind or kind_of(model, batch)
     with torch.no_grad():
-        if kind == "translation":
+        if kind == "translation" and isinstance(batch, Mapping):
             return {"kind": kind, "items": [_translation(model, tokenizer, batch)]}
         with observed(model) as observer:
 
-            def ran(on: Any) -> Forward:
-                if result is None or on is not batch:
-                    return observer.forward(on)
+            def forward_of(inputs: Batch) -> Forward:
+                if result is None or inputs is not batch:
+                    return observer.forward(inputs)
                 return Forward(result, read(result, model), None, {})
 
             if kind == "next":
-                forward = ran(batch)
+                forward = forward_of(batch)
                 logits = forward.output.value[0, _last(forward)]
                 return {"kind": kind, "items": likeliest(logits, tokenizer, top)}
             if kind == "mask":
-                asked, place = hidden(batch, tokenizer)
-                if place is None:
+                asked, position = hidden(batch, tokenizer)
+                if position is None or tokenizer is None:
                     return None
-                logits = ran(asked).output.value[0, place].clone()
+                logits = forward_of(asked).output.value[0, position].clone()
                 logits[tokenizer.mask_token_id] = -torch.inf
-                return {"kind": kind, "items": likeliest(logits, tokenizer, top), "place": place}
+                return {"kind": kind, "items": likeliest(logits, tokenizer, top), "place": position}
             if kind == "class":
-                return {"kind": kind, "items": _classes(model, ran(batch), tokenizer, batch, top)}
-            if kind == "neighbours" and known is not None:
-                own = ran(batch).output.value[:1]
-                others = known.embeddings
+                return {"kind": kind, "items": _classes(model, forward_of(batch), tokenizer, batch, top)}
+            if kind == "neighbours" and sentences is not None:
+                embedding = forward_of(batch).output.value[:1]
+                others = sentences.embeddings
                 if others is None:
-                    parts = [observer.forward(each).output.value for each in moved(known.batches, device)]
+                    parts = [observer.forward(each).output.value for each in moved(sentences.batches, device)]
                     others = torch.cat(parts)
-                return {"kind": kind, "items": nearest(own, others, known.texts, top)}
+                return {"kind": kind, "items": nearest(embedding, others, sentences.texts, top)}
     return None
 
 
 def shown(text: str) -> str:
-    """A token's text so that a person can see it: line breaks, tabs and lone spaces get a sign.
+    """A token's text with visible signs for line breaks, tabs and lone spaces.
 
     >>> [shown(text) for text in (" cat", " ", "a\\n")]
     [' cat', '␣', 'a⏎']
@@ -155,19 +171,21 @@ def shown(text: str) -> str:
     return text if text.strip() else "␣" * len(text)
 
 
-def likeliest(logits: Tensor, tokenizer: Any, top: int) -> list[list[Any]]:
+def likeliest(logits: Tensor, tokenizer: PreTrainedTokenizerBase | None, top: int) -> list[Item]:
     """The most probable tokens of logits (vocabulary,)."""
     probabilities, ids = logits.float().softmax(-1).topk(min(top, logits.shape[-1]))
     pairs = zip(ids.tolist(), probabilities.tolist(), strict=True)
     return [[token(tokenizer, number), round(p, 6)] for number, p in pairs]
 
 
-def token(tokenizer: Any, number: int) -> str:
+def token(tokenizer: PreTrainedTokenizerBase | None, number: int) -> str:
     """One token as text; its own name where it is only a part of a character.
 
     >>> token(None, 7)
     '7'
     """
+    if tokenizer is None:
+        return str(number)
     text = str(tokenizer.decode([number])) if hasattr(tokenizer, "decode") else ""
     if (not text or "\ufffd" in text) and hasattr(tokenizer, "convert_ids_to_tokens"):
         text = str(tokenizer.convert_ids_to_tokens(number))
@@ -175,21 +193,21 @@ def token(tokenizer: Any, number: int) -> str:
 
 
 def _last(forward: Forward) -> int:
-    """Where the first sequence's last token stands."""
+    """The position of the first sequence's last token."""
     if forward.output.real is None:
         return -1
     real = forward.output.real if forward.real is None else forward.real
     return int(real[0].nonzero()[-1])
 
 
-def hidden(batch: Any, tokenizer: Any) -> tuple[Any, int | None]:
-    """The batch with a hidden token in its first sequence, and where; None when nothing can be hidden."""
+def hidden(batch: Batch, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Batch, int | None]:
+    """The batch with a masked token in its first sequence, and its position; None if none can be masked."""
     ids, mask = ids_of(batch), getattr(tokenizer, "mask_token_id", None)
     if ids is None or mask is None:
         return batch, None
-    found = (ids[0] == mask).nonzero()
-    if len(found):
-        return batch, int(found[0])
+    positions = (ids[0] == mask).nonzero()
+    if len(positions):
+        return batch, int(positions[0])
     special = set(getattr(tokenizer, "all_special_ids", None) or [])
     # the last word, not the full stop after it
     ordinary = [i for i, number in enumerate(ids[0].tolist()) if number not in special]
@@ -215,7 +233,9 @@ def labels_of(model: nn.Module) -> Mapping[int, str]:
     return named or dict(enumerate(getattr(model, "labels", None) or []))
 
 
-def _classes(model: nn.Module, forward: Forward, tokenizer: Any, batch: Any, top: int) -> list[list[Any]]:
+def _classes(
+    model: nn.Module, forward: Forward, tokenizer: PreTrainedTokenizerBase | None, batch: Batch, top: int
+) -> list[Item]:
     """Labels with their probabilities; of tokens, where each of them is labelled, those that stand out."""
     labels = labels_of(model)
     value = main_tensor(forward.result)[1]
@@ -223,8 +243,8 @@ def _classes(model: nn.Module, forward: Forward, tokenizer: Any, batch: Any, top
         return [[str(labels.get(0, "0")), round(float(value[0, 0]), 6)]]
     p = value[0].float().softmax(-1)
     if value.dim() == 2:
-        found, classes = p.topk(min(top, len(p)))
-        pairs = zip(classes.tolist(), found.tolist(), strict=True)
+        probabilities, classes = p.topk(min(top, len(p)))
+        pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
         return [[str(labels.get(number, number)), round(x, 6)] for number, x in pairs]
     ids = ids_of(batch)
     if ids is None or ids.shape[1] != len(p):
@@ -238,14 +258,14 @@ def _classes(model: nn.Module, forward: Forward, tokenizer: Any, batch: Any, top
     ][:top]
 
 
-def nearest(own: Tensor, others: Tensor, texts: Sequence[str], top: int) -> list[list[Any]]:
+def nearest(embedding: Tensor, others: Tensor, texts: Sequence[str], top: int) -> list[Item]:
     """The sentences of the highest cosine with the input, without the input itself."""
-    cosines = nn.functional.cosine_similarity(own.double(), others.double())
+    cosines = nn.functional.cosine_similarity(embedding.double(), others.double())
     order = [i for i in cosines.argsort(descending=True).tolist() if cosines[i] < 1 - SAME]
     return [[texts[i], round(float(cosines[i]), 6)] for i in order[:top]]
 
 
-def translated(model: nn.Module, batch: Any) -> Any:
+def translated(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A batch for an encoder-decoder of transformers whose decoder reads what the model itself writes.
 
     >>> from transformers import T5Config, T5ForConditionalGeneration
@@ -255,25 +275,27 @@ def translated(model: nn.Module, batch: Any) -> Any:
     >>> sorted(translated(T5ForConditionalGeneration(config).eval(), batch))
     ['decoder_input_ids', 'input_ids']
     """
-    own = {name: item for name, item in batch.items() if not name.startswith("decoder_")}
+    encoder_inputs = {name: item for name, item in batch.items() if not name.startswith("decoder_")}
     with torch.no_grad():
-        return own | {"decoder_input_ids": _generated(model, batch).sequences[:, :-1]}
+        return encoder_inputs | {"decoder_input_ids": _generated(model, batch).sequences[:, :-1]}
 
 
-def _translation(model: nn.Module, tokenizer: Any, batch: Any) -> list[Any]:
+def _translation(
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, batch: Mapping[str, Tensor]
+) -> Item:
     """What an encoder-decoder writes, greedily, and the mean probability of its tokens."""
     if isinstance(model, Seq2Seq):
-        ids, p = _written_by_own(model, tokenizer, batch)
+        ids, p = _written_by_seq2seq(model, tokenizer, batch)
     else:
-        found = _generated(model, batch)
-        ids = found.sequences[0, -len(found.logits) :]
-        steps = torch.stack([logits[0] for logits in found.logits]).float().log_softmax(-1)
+        generated = _generated(model, batch)
+        ids = generated.sequences[0, -len(generated.logits) :]
+        steps = torch.stack([logits[0] for logits in generated.logits]).float().log_softmax(-1)
         p = steps.gather(1, ids[:, None]).mean()
     text = tokenizer.decode(ids.tolist(), skip_special_tokens=True) if tokenizer is not None else ids.tolist()
     return [str(text).strip(), round(math.exp(float(p)), 6)]
 
 
-def _generated(model: Any, batch: Any) -> Any:
+def _generated(model: Any, batch: Mapping[str, Tensor]) -> Any:
     return model.generate(
         **{name: batch[name][:1] for name in ("input_ids", "attention_mask") if name in batch},
         max_new_tokens=WRITTEN,
@@ -284,7 +306,7 @@ def _generated(model: Any, batch: Any) -> Any:
     )
 
 
-def _written_by_own(model: Any, tokenizer: Any, batch: Any) -> tuple[Tensor, Tensor]:
+def _written_by_seq2seq(model: Seq2Seq, tokenizer: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The ids that our own `Seq2Seq` writes, and their mean log probability."""
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     source = batch["source"][:1]
@@ -297,23 +319,23 @@ def _written_by_own(model: Any, tokenizer: Any, batch: Any) -> tuple[Tensor, Ten
 
 
 def _writes(model: nn.Module) -> bool:
-    """Whether a model can write a text from another one."""
+    """Whether a model can generate a text from another one."""
     can = getattr(model, "can_generate", None)
     return isinstance(model, Seq2Seq) or (callable(can) and bool(can()))
 
 
-def ids_of(batch: Any) -> Tensor | None:
-    """The token ids of a batch, (batch, length); None for pictures."""
+def ids_of(batch: Batch) -> Tensor | None:
+    """The token ids of a batch, (batch, length); None for images."""
     if isinstance(batch, Mapping):
         items = [batch[name] for name in _IDS if name in batch]
     else:
         items = list(batch) if isinstance(batch, tuple | list) else [batch]
-    whole = [x for x in items if isinstance(x, Tensor) and x.dim() == 2 and not x.is_floating_point()]
-    return whole[0] if whole else None
+    matrices = [x for x in items if isinstance(x, Tensor) and x.dim() == 2 and not x.is_floating_point()]
+    return matrices[0] if matrices else None
 
 
 def _vocabulary(model: nn.Module) -> int:
-    """How many tokens the model knows."""
+    """The size of the model's vocabulary."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     if isinstance(size := getattr(config, "vocab_size", None), int):

@@ -1,17 +1,32 @@
-"""What a model says about an input, asked once and then read from many runs: one for each silenced head."""
+"""A question about an input, asked once and read from many runs: one for each silenced head."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.common.run_batch import run
-from manyheads.heads.effects.answers import SAME, TOP, answer, hidden, kind_of, labels_of, likeliest, nearest
+from manyheads.common.types import Batch
+from manyheads.heads.effects.answers import (
+    SAME,
+    TOP,
+    Answer,
+    Item,
+    answer,
+    hidden,
+    kind_of,
+    labels_of,
+    likeliest,
+    nearest,
+)
 from manyheads.heads.model_outputs import main_tensor, read
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,18 +35,18 @@ class Question:
 
     kind: ``next``, ``mask``, ``class`` or ``neighbours``.
     batch: what the model is to be run on: the input, perhaps with a token masked.
-    place: the token that is masked; -1 for none.
+    position: of the token that is masked; -1 for none.
     neighbours: the texts that can be named, and their embeddings (n, width).
     """
 
     kind: str
     model: nn.Module
-    batch: Any
-    tokenizer: Any = None
-    place: int = -1
+    batch: Batch
+    tokenizer: PreTrainedTokenizerBase | None = None
+    position: int = -1
     neighbours: tuple[Sequence[str], Tensor] | None = None
 
-    def answer(self, result: Any, row: int = 0) -> list[list[Any]]:
+    def answer(self, result: object, row: int = 0) -> list[Item]:
         """What it says about one sequence of a batch: words with probabilities, texts with cosines."""
         if self.neighbours is not None:
             texts, others = self.neighbours
@@ -42,18 +57,18 @@ class Question:
             chances, classes = logits.softmax(-1).topk(min(TOP, len(logits)))
             pairs = zip(classes.tolist(), chances.tolist(), strict=True)
             return [[str(labels.get(number, number)), round(p, 6)] for number, p in pairs]
-        logits = logits[self.place].clone()  # -1: after the last token
-        if self.place >= 0:
+        logits = logits[self.position].clone()  # -1: after the last token
+        if self.position >= 0 and self.tokenizer is not None:
             logits[self.tokenizer.mask_token_id] = -torch.inf
         return likeliest(logits, self.tokenizer, TOP)
 
 
 def ask(
     model: nn.Module,
-    batch: Any,
-    tokenizer: Any = None,
+    batch: Batch,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     neighbours: tuple[Sequence[str], Tensor] | None = None,
-) -> tuple[dict[str, Any] | None, Question | None]:
+) -> tuple[Answer | None, Question | None]:
     """What a model says about an input of one sequence, and the question to ask again; None if neither.
 
     A translation is written token by token, so it is not asked again.
@@ -62,8 +77,8 @@ def ask(
     --------
     >>> from manyheads.nn.transformers import Decoder
     >>> model = Decoder(12, heads=3, layers=1, vocabulary=101).eval()
-    >>> said, question = ask(model, torch.randint(101, (1, 5)))
-    >>> said["kind"], len(said["items"]), question.answer(model(question.batch)) == said["items"]
+    >>> reply, question = ask(model, torch.randint(101, (1, 5)))
+    >>> reply["kind"], len(reply["items"]), question.answer(model(question.batch)) == reply["items"]
     ('next', 5, True)
     """
     kind = kind_of(model, batch)
@@ -72,18 +87,22 @@ def ask(
     question = _question(kind, model, batch, tokenizer, neighbours)
     if question is None:
         return None, None
-    said: dict[str, Any] = {"kind": kind, "items": question.answer(_run(model, question.batch))}
-    if question.place >= 0:
-        said["place"] = question.place
-    return said, question
+    reply: Answer = {"kind": question.kind, "items": question.answer(_run(model, question.batch))}
+    if question.position >= 0:
+        reply["place"] = question.position
+    return reply, question
 
 
 def _question(
-    kind: str | None, model: nn.Module, batch: Any, tokenizer: Any, neighbours: Any
+    kind: str | None,
+    model: nn.Module,
+    batch: Batch,
+    tokenizer: PreTrainedTokenizerBase | None,
+    neighbours: tuple[Sequence[str], Tensor] | None,
 ) -> Question | None:
     if kind == "mask":
-        changed, place = hidden(batch, tokenizer)
-        return None if place is None else Question(kind, model, changed, tokenizer, place)
+        changed, position = hidden(batch, tokenizer)
+        return None if position is None else Question(kind, model, changed, tokenizer, position)
     if kind == "neighbours":
         return (
             Question(kind, model, batch, neighbours=_others(model, batch, *neighbours))
@@ -96,14 +115,14 @@ def _question(
 
 
 def _others(
-    model: nn.Module, batch: Any, texts: Sequence[str], embeddings: Tensor
+    model: nn.Module, batch: Batch, texts: Sequence[str], embeddings: Tensor
 ) -> tuple[list[str], Tensor]:
     """The neighbours without the input itself, which a silenced head would move away from itself."""
-    own = read(_run(model, batch), model).value[:1].to(embeddings)
-    apart = nn.functional.cosine_similarity(own, embeddings) < 1 - SAME
-    return [text for text, kept in zip(texts, apart.tolist(), strict=True) if kept], embeddings[apart]
+    embedding = read(_run(model, batch), model).value[:1].to(embeddings)
+    apart = nn.functional.cosine_similarity(embedding, embeddings) < 1 - SAME
+    return [text for text, other in zip(texts, apart.tolist(), strict=True) if other], embeddings[apart]
 
 
-def _run(model: nn.Module, batch: Any) -> Any:
+def _run(model: nn.Module, batch: Batch) -> object:
     with torch.no_grad():
         return run(model, batch)

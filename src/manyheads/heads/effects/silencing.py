@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
+from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
+from manyheads.heads.effects.answers import Item
 from manyheads.heads.effects.questions import Question
 from manyheads.heads.model_outputs import difference, read
 from manyheads.heads.silence import gates
@@ -20,26 +23,33 @@ from manyheads.heads.table import Row
 TOGETHER = 512
 
 
+class Silenced(TypedDict):
+    """What changes without each head: None for heads that were not silenced, or models that say nothing."""
+
+    change: list[float | None]
+    answer: list[list[Item] | None] | None
+
+
 def silenced(
     model: nn.Module,
-    batch: Any,
+    batch: Batch,
     rows: Sequence[Row],
     *,
     question: Question | None = None,
     length: int = 1,
     order: Sequence[int] | None = None,
     progress: Progress = no_progress,
-) -> dict[str, Any]:
-    """How far the output goes from the full model's, and what the model says, without each head.
+) -> Silenced:
+    """How far the output moves from the full model's, and what the model says, without each head.
 
     Parameters
     ----------
     model: any torch.nn.Module, in eval mode.
     batch: one sequence.
     rows: the heads.
-    question: what the model is asked.
+    question: what to ask the model each time.
     length: how many tokens the sequence has, to know how many copies of it run at once.
-    order: which of the heads, the first first; all of them without it. Others stay unknown.
+    order: which of the heads, in this order; all of them without it. The others are None in the result.
     progress: called with how many heads were silenced.
 
     Examples
@@ -53,7 +63,7 @@ def silenced(
     """
     asked = batch if question is None else question.batch
     change: list[float | None] = [None] * len(rows)
-    answers: list[list[list[Any]] | None] = [None] * len(rows)
+    answers: list[list[Item] | None] = [None] * len(rows)
     order = range(len(rows)) if order is None else order
     sizes: dict[str, int] = {}
     chosen = {rows[number].site for number in order}
@@ -64,11 +74,11 @@ def silenced(
         full = read(run(model, asked), model)
         for numbers, result in _runs(model, asked, rows, sizes, order, length):
             values = read(result, model)
-            for place, number in enumerate(numbers):
-                one = type(values)(values.value[place : place + 1], full.real)
+            for sequence, number in enumerate(numbers):
+                one = type(values)(values.value[sequence : sequence + 1], full.real)
                 change[number] = round(difference(full, one).item(), 9)
                 if question is not None:
-                    answers[number] = question.answer(result, place)
+                    answers[number] = question.answer(result, sequence)
             done += len(numbers)
             progress("silence", done, len(order))
     return {"change": change, "answer": None if question is None else answers}
@@ -76,51 +86,52 @@ def silenced(
 
 def _runs(
     model: nn.Module,
-    batch: Any,
+    batch: Batch,
     rows: Sequence[Row],
     sizes: Mapping[str, int],
     order: Sequence[int],
     length: int,
-) -> Iterator[tuple[list[int], Any]]:
+) -> Iterator[tuple[list[int], object]]:
     """Which heads were silenced, one in each sequence, and what the model returned."""
     together = max(1, TOGETHER // max(1, length))
     if together > 1 and not _copies(model, batch, sizes):
         together = 1
-    place = device_of(model)
+    device = device_of(model)
     for start in range(0, len(order), together):
         numbers = list(order[start : start + together])
         values = {}
         for row in (rows[number] for number in numbers):
-            values[row.site] = torch.ones(len(numbers), sizes[row.site], device=place)
+            values[row.site] = torch.ones(len(numbers), sizes[row.site], device=device)
         for n, number in enumerate(numbers):
             values[rows[number].site][n, rows[number].head] = 0.0
         if together == 1:
             values = {site: value[0] for site, value in values.items()}
         with gates(model, values):
-            yield numbers, run(model, repeated(batch, len(numbers)))
+            yield numbers, run(model, repeat_batch(batch, len(numbers)))
 
 
-def _copies(model: nn.Module, batch: Any, sizes: Mapping[str, int]) -> bool:
-    """Whether copies of an input in one batch, each with gates of its own, give what it gives alone."""
+def _copies(model: nn.Module, batch: Batch, sizes: Mapping[str, int]) -> bool:
+    """Whether copies of an input in one batch, each with its own gates, give the same output as alone."""
     try:
         alone = read(run(model, batch), model).value
         ones = {site: torch.ones(2, size, device=alone.device) for site, size in sizes.items()}
         with gates(model, ones):
-            both = read(run(model, repeated(batch, 2)), model).value
+            both = read(run(model, repeat_batch(batch, 2)), model).value
     except Exception:  # whatever it is, this model takes one sequence at a time
         return False
     within = 1e-3 * float(alone.abs().amax())
     return both.shape[0] == 2 and torch.allclose(both, alone.expand_as(both), rtol=1e-3, atol=within)
 
 
-def repeated(batch: Any, number: int) -> Any:
-    """A batch of so many copies of one sequence.
+def repeat_batch(batch: Batch, number: int) -> Batch:
+    """A batch of several copies of one sequence.
 
-    >>> repeated({"ids": torch.ones(1, 3), "scale": 2}, 5)["ids"].shape
+    >>> repeat_batch({"ids": torch.ones(1, 3), "scale": 2}, 5)["ids"].shape
     torch.Size([5, 3])
     """
-    if isinstance(batch, Tensor):
-        return batch.expand(number, *batch.shape[1:]) if batch.dim() and len(batch) == 1 else batch
-    if isinstance(batch, Mapping):
-        return {name: repeated(item, number) for name, item in batch.items()}
-    return tuple(repeated(item, number) for item in batch) if isinstance(batch, tuple | list) else batch
+
+    def copies(x: Tensor) -> Tensor:
+        return x.expand(number, *x.shape[1:]) if x.dim() and len(x) == 1 else x
+
+    repeated: Batch = map_tensors(copies, batch)
+    return repeated

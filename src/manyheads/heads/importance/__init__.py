@@ -1,7 +1,7 @@
-"""Which heads matter: several ways to say so, each with its standard error.
+"""Which heads matter: several methods, most with standard errors.
 
-A method is a function that takes a `Task` and returns a HeadTable with the column ``importance``. To add one,
-write the function in a file of its own and put it into `METHODS`: docs/importance.md shows how.
+A method is a function that takes a `Request` and returns a HeadTable with the column ``importance``. To add
+one, write the function in a new file and add it to `METHODS`; CONTRIBUTING.md shows how.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from manyheads.capture.site import Unverified
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.registry import registered
+from manyheads.common.types import Batch
 from manyheads.heads.importance.baselines import confidence, output_norm, random
 from manyheads.heads.importance.gradients import fisher, gradient
 from manyheads.heads.importance.hard_concrete import gates as learned_gates
@@ -23,18 +23,18 @@ from manyheads.heads.importance.leave_one_out import leave_one_out
 from manyheads.heads.importance.losses import Loss, named
 from manyheads.heads.importance.rankings import Agreement, agreement
 from manyheads.heads.importance.relevance import relevance
-from manyheads.heads.importance.request import Task
+from manyheads.heads.importance.request import Request
 from manyheads.heads.table import HeadTable
 
 __all__ = ["METHODS", "WITH_LOSS", "Agreement", "agreement", "importance"]
 
 
-def _elimination(task: Task) -> HeadTable:
-    table: HeadTable = registered("importance.elimination")(task)  # surgery is a room above this one
+def _elimination(request: Request) -> HeadTable:
+    table: HeadTable = registered("importance.elimination")(request)  # surgery is a room above this one
     return table
 
 
-METHODS: dict[str, Callable[[Task], HeadTable]] = {
+METHODS: dict[str, Callable[[Request], HeadTable]] = {
     "fisher": fisher,
     "elimination": _elimination,
     "gradient": gradient,
@@ -50,7 +50,7 @@ WITH_LOSS = ("gradient", "leave-one-out", "gates")
 
 def importance(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[Batch],
     method: str = "fisher",
     loss: str | Loss | None = None,
     *,
@@ -64,7 +64,7 @@ def importance(
 
     Parameters
     ----------
-    model: any torch.nn.Module. It runs in eval mode; nothing about it changes.
+    model: any torch.nn.Module. It runs in eval mode and is left unchanged.
     batches: dicts (passed by name), tuples (passed in order) or tensors.
     method: ``fisher`` predicts what silencing a head would change, for all heads from one backward pass, and
         needs no labels; ``elimination`` is what a head costs when heads are removed one after the other and
@@ -77,20 +77,34 @@ def importance(
         ``gradient``, ``leave-one-out`` and ``gates``; without it ``gradient`` takes the one that fits the
         model, the others look at what changes in the output.
     gates: how many heads ``gates`` keeps; half of them by default.
-    seed: of all that is drawn.
-    state: a file in which ``leave-one-out`` keeps what it has, to go on from when it was interrupted.
-    unverified: ``"allow"`` to have ``leave-one-out`` and ``gates`` silence heads at sites of which nothing
-        could be proved (`Site.verified`), too. The other methods change nothing: they measure such heads, and
-        the column ``verified`` says so.
+    seed: of all random numbers.
+    state: a file in which ``leave-one-out`` keeps its results, to resume from after an interruption.
+    unverified: ``"allow"`` lets ``leave-one-out`` and ``gates`` silence heads at unverified sites
+        (`Site.verified`), too. The other methods only measure such heads; the column ``verified`` marks them.
     progress: called with the method and how many batches (for ``gates``, repetitions) are done.
 
     Returns
     -------
-    A HeadTable. What the output is, and what counts as a change of it: see `model_outputs`.
-    ``fisher`` and ``leave-one-out`` without a loss are in the same unit: nats a token
-    for logits of tokens, nats a sequence for those of whole sequences, 1 - cosine for embeddings. Standard
-    errors are over sequences where every number belongs to one, else over batches, and over repetitions for
-    ``gates``.
+    A HeadTable. ``fisher`` and ``leave-one-out`` without a loss have the same unit: nats per token for logits
+    of tokens, nats per sequence for logits of whole sequences, 1 - cosine for embeddings. Standard errors are
+    over sequences where every number belongs to one, else over batches; over repetitions for ``gates``;
+    ``elimination``, which finds one order from all batches together, has none (nan).
+
+    See Also
+    --------
+    agreement: whether two rankings agree.
+    plan: from a ranking to the heads to remove.
+    prune.
+
+    References
+    ----------
+    Michel, Levy, Neubig, "Are sixteen heads really better than one?" (2019).
+    Voita, Talbot, Moiseev, Sennrich, Titov, "Analyzing multi-head self-attention" (2019).
+    Kwon, Kim, Mahoney, Hassoun, Keutzer, Gholami, "A fast post-training pruning framework for
+    transformers" (2022).
+    Hassibi, Stork, "Second order derivatives for network pruning: optimal brain surgeon" (1992).
+    Louizos, Welling, Kingma, "Learning sparse neural networks through L0 regularization" (2018).
+    Ali and others, "XAI for transformers: better explanations through conservative propagation" (2022).
 
     Examples
     --------
@@ -109,5 +123,5 @@ def importance(
     if gates is not None and method != "gates":
         raise ValueError(f"gates: {method} ranks all heads; expected a number only with method='gates'")
     where = None if state is None else Path(state)
-    task = Task(model, batches, named(loss), seed, gates, where, unverified, progress)
-    return METHODS[method](task)
+    request = Request(model, batches, named(loss), seed, gates, where, unverified, progress)
+    return METHODS[method](request)

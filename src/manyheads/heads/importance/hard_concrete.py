@@ -13,8 +13,9 @@ import math
 import torch
 from torch import Tensor
 
+from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import units
-from manyheads.heads.importance.request import Task
+from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import difference
 from manyheads.heads.observer import Forward, Observer, Sums, moved, observed
 from manyheads.heads.table import HeadTable
@@ -24,35 +25,37 @@ _SOFTNESS, _LOW, _HIGH = 2 / 3, -0.1, 1.1  # as in the literature: how a sigmoid
 _SHIFT = _SOFTNESS * math.log(-_LOW / _HIGH)
 
 
-def gates(task: Task, steps: int = STEPS, restarts: int = RESTARTS) -> HeadTable:
-    """The probability that a head's gate is open, after learning to keep ``task.gates`` heads (half without
-    it).
+def gates(request: Request, steps: int = STEPS, restarts: int = RESTARTS) -> HeadTable:
+    """The probability that a head's gate is open, after learning to keep ``request.gates`` heads (half by
+    default).
 
     What is learned against: the loss, or without one the distance from what the full model says. Every few
     steps take the next batch, round and round. Learned ``restarts`` times with other random numbers; the
     standard error is over those.
     """
     sums = Sums()
-    with observed(task.model) as observer:
-        batches = list(moved(task.batches, observer.device))
+    with observed(request.model) as observer:
+        batches = list(moved(request.batches, observer.device))
         full = [observer.forward(batch) for batch in batches]
-        observer.check("gates", task.unverified)
+        observer.check("gates", request.unverified)
         heads = {site.name: site.heads for site in observer.sites}
-        keep = sum(heads.values()) // 2 if task.gates is None else task.gates
+        keep = sum(heads.values()) // 2 if request.gates is None else request.gates
         if not 0 < keep < sum(heads.values()):
             raise ValueError(f"gates: expected 1 to {sum(heads.values()) - 1} heads, got {keep}")
         for restart in range(restarts):
-            generator = torch.Generator().manual_seed(task.seed + restart)
-            found = _learned(task, observer, batches, full, heads, keep, steps, generator)
-            sums.add(dict(zip(heads, found.unsqueeze(0).split(list(heads.values()), 1), strict=True)))
-            task.progress("gates", restart + 1, restarts)
-        return observer.table(sums.found, f"probability of an open gate, {keep} of {len(found)} heads")
+            generator = torch.Generator().manual_seed(request.seed + restart)
+            probabilities = _learned(request, observer, batches, full, heads, keep, steps, generator)
+            sums.add(dict(zip(heads, probabilities.unsqueeze(0).split(list(heads.values()), 1), strict=True)))
+            request.progress("gates", restart + 1, restarts)
+        return observer.table(
+            sums.by_column, f"probability of an open gate, {keep} of {len(probabilities)} heads"
+        )
 
 
 def _learned(
-    task: Task,
+    request: Request,
     observer: Observer,
-    batches: list[object],
+    batches: list[Batch],
     full: list[Forward],
     heads: dict[str, int],
     keep: int,
@@ -75,10 +78,10 @@ def _learned(
         number = int(torch.randint(len(batches), (1,), generator=generator))
         result = observer.gated(batches[number], values, gradients=True)
         with torch.enable_grad():
-            if task.loss is None:
+            if request.loss is None:
                 value = difference(full[number].output, observer.output(result, full[number]))
             else:
-                value = units(task.loss, result, batches[number])
+                value = units(request.loss, result, batches[number])
             if not value.requires_grad:
                 raise ValueError(
                     "model: its output has no gradient (is its forward under torch.no_grad, or quantised?); "
@@ -91,8 +94,8 @@ def _learned(
 
 
 def _centred(location: Tensor, keep: float) -> Tensor:
-    """The same, shifted together so that ``keep`` gates are open on average: the target is kept exactly, by
-    no penalty that would have to be weighed against the loss.
+    """The locations, shifted together so that ``keep`` gates are open on average: the target holds exactly,
+    without a penalty that would have to be weighed against the loss.
 
     The shift solves sum sigmoid(location - shift) = keep; its gradient follows from that equation.
     """
@@ -100,8 +103,8 @@ def _centred(location: Tensor, keep: float) -> Tensor:
         low, high = location.min() - 30, location.max() + 30
         for _ in range(60):
             shift = (low + high) / 2
-            many = torch.sigmoid(location - shift - _SHIFT).sum() > keep
-            low, high = torch.where(many, shift, low), torch.where(many, high, shift)
+            too_many = torch.sigmoid(location - shift - _SHIFT).sum() > keep
+            low, high = torch.where(too_many, shift, low), torch.where(too_many, high, shift)
     if not location.requires_grad:
         return location - shift
     probability = torch.sigmoid(location - shift - _SHIFT)

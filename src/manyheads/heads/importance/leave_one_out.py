@@ -1,4 +1,4 @@
-"""Leave-one-out: what the model gives without each head, one after the other. Exact: the judge of all."""
+"""Leave-one-out: the output without each head, one after the other. Exact, the reference for the others."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import hashlib
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from manyheads.common.json_files import in_one_sentence, read_json
+from manyheads.common.types import Batch
 from manyheads.common.whole_files import write_whole
-from manyheads.heads.importance.losses import called, units
+from manyheads.heads.importance.losses import loss_name, units
 from manyheads.heads.importance.replay import Recording
-from manyheads.heads.importance.request import Loss, Task
+from manyheads.heads.importance.request import Loss, Request
 from manyheads.heads.model_outputs import difference
 from manyheads.heads.observer import Forward, Observer, Sums, moved, observed, tensors
 from manyheads.heads.table import HeadTable
@@ -25,49 +26,49 @@ _FORMAT = "manyheads leave-one-out state"
 _VERSION = 1
 
 
-def leave_one_out(task: Task) -> HeadTable:
+def leave_one_out(request: Request) -> HeadTable:
     """What changes when each head is silenced, by running the model without it.
 
     Without a loss, how far the output is from the full model's (see `model_outputs`); with one, by how
-    much it grows. The layers before a head are not computed again, where giving back what they returned was
-    seen to change nothing. With a state file, what was computed is kept after each layer, and computed once.
+    much it grows. The layers before a head are replayed, not computed again, where that was checked to change
+    nothing. With a state file, results are saved after each layer, and computed only once.
     """
     sums = Sums()
-    state = State(task.state, fingerprint(task.model), task.loss)
+    state = State(request.state, fingerprint(request.model), request.loss)
     sound: dict[str, bool] = {}  # whether the model can be run from this site on
-    with observed(task.model) as observer:
-        recording = Recording(task.model)
-        for number, batch in enumerate(moved(task.batches, observer.device)):
-            known = state.of(batch)
+    with observed(request.model) as observer:
+        recording = Recording(request.model)
+        for number, batch in enumerate(moved(request.batches, observer.device)):
+            changes = state.of(batch)
             with recording.recorded():
                 full = observer.forward(batch, mark=recording.mark)
-            observer.check("leave-one-out", task.unverified)
+            observer.check("leave-one-out", request.unverified)
             for layer, site in enumerate(full.heads, 1):
-                if site in known and not state.fits(known[site], full.heads[site][0]):
-                    del known[site]
-                if site not in known:
+                if site in changes and not state.fits(changes[site], full.heads[site][0]):
+                    del changes[site]
+                if site not in changes:
                     if site not in sound:
                         sound[site] = _sound(observer, recording, batch, full, site)
                     reused = recording if sound[site] else None
-                    known[site] = _silenced(observer, reused, batch, full, site, task.loss)
+                    changes[site] = _silenced(observer, reused, batch, full, site, request.loss)
                     state.save()
-                task.report("leave-one-out", number + layer / len(full.heads))
-            sums.add({site: known[site] for site in full.heads})
-        return observer.table(sums.found, _measure(task.loss, full))
+                request.report("leave-one-out", number + layer / len(full.heads))
+            sums.add({site: changes[site] for site in full.heads})
+        return observer.table(sums.by_column, _measure(request.loss, full))
 
 
 def _measure(loss: Loss | None, full: Forward) -> str:
-    return full.output.measure if loss is None else f"increase of the loss {called(loss)}"
+    return full.output.measure if loss is None else f"increase of the loss {loss_name(loss)}"
 
 
 def _silenced(
-    observer: Observer, recording: Recording | None, batch: Any, full: Forward, site: str, loss: Loss | None
+    observer: Observer, recording: Recording | None, batch: Batch, full: Forward, site: str, loss: Loss | None
 ) -> Tensor:
     """What silencing each head of a site changes, (units, heads): a unit is a sequence or the batch."""
     columns = []
     before = None if loss is None else units(loss, full.result, batch)
     for gate in 1 - torch.eye(full.heads[site][0].shape[1]):
-        with recording.given_back(site) if recording else nullcontext():
+        with recording.replayed(site) if recording else nullcontext():
             result = observer.gated(batch, {site: gate})
         if loss is None or before is None:
             columns.append(difference(full.output, observer.output(result, full)))
@@ -76,33 +77,33 @@ def _silenced(
     return torch.stack(columns, 1).cpu().double()
 
 
-def _sound(observer: Observer, recording: Recording, batch: Any, full: Forward, site: str) -> bool:
-    """Whether running from a site on shows its attention, and gives the same to the bit. Calls of a shared
-    module cannot be told apart when some of them are left out.
+def _sound(observer: Observer, recording: Recording, batch: Batch, full: Forward, site: str) -> bool:
+    """Whether replaying up to a site shows its attention and gives the same output to the bit. Calls of a
+    shared module cannot be replayed: with some of them left out, they cannot be told apart.
     """
     if any("#" in name for name in full.heads):
         return False
-    with recording.given_back(site):
-        again = observer.gated(batch, {site: torch.ones(full.heads[site][0].shape[1])})
-    return site in observer.gated_sites and observer.output(again, full).value.equal(full.output.value)
+    with recording.replayed(site):
+        result = observer.gated(batch, {site: torch.ones(full.heads[site][0].shape[1])})
+    return site in observer.gated_sites and observer.output(result, full).value.equal(full.output.value)
 
 
 class State:
-    """What was computed so far, by batch and site, in a file that is there whole or not at all.
+    """Results so far, by batch and site, in a file that is written atomically.
 
-    Batches are known by their content, so it does not matter in which order they come again.
+    Batches are identified by their content, so their order may change.
     """
 
     def __init__(self, path: Path | None, model: str, loss: Loss | None) -> None:
         self._path = path
-        measured = "difference" if loss is None else called(loss)
+        measured = "difference" if loss is None else loss_name(loss)
         self._about = {"format": _FORMAT, "version": _VERSION, "model": model, "measured": measured}
         self._batches: dict[str, dict[str, Tensor]] = {}
         if path is not None and path.exists():
             self._batches = self._read(path)
 
-    def of(self, batch: Any) -> dict[str, Tensor]:
-        """What is known about a batch, {site: (units, heads)}; what is put there is kept by `save`."""
+    def of(self, batch: Batch) -> dict[str, Tensor]:
+        """The results for a batch, {site: (units, heads)}; `save` writes what is added there."""
         digest = hashlib.sha256()
         for name, tensor in tensors(batch).items():
             plain = tensor.detach().cpu().contiguous()
@@ -112,32 +113,32 @@ class State:
 
     @staticmethod
     def fits(values: Tensor, outputs: Tensor) -> bool:
-        """Whether what was kept, (units, heads), can be of a site with these outputs (batch, heads, ...)."""
+        """Whether saved results (units, heads) fit a site with these outputs (batch, heads, ...)."""
         return values.dim() == 2 and values.shape[1] == outputs.shape[1]
 
     def save(self) -> None:
-        """Write what is known, if there is a file for it."""
+        """Write the results, if there is a file for them."""
         if self._path is None:
             return
         batches = {
-            digest: {site: value.tolist() for site, value in found.items()}
-            for digest, found in self._batches.items()
+            digest: {site: value.tolist() for site, value in by_site.items()}
+            for digest, by_site in self._batches.items()
         }
         write_whole(self._path, json.dumps(self._about | {"batches": batches}))
 
     def _read(self, path: Path) -> dict[str, dict[str, Tensor]]:
         document = read_json(path, _Document, "state", format=_FORMAT, version=_VERSION, infinite=True)
-        about: dict[str, Any] = {name: document[name] for name in self._about}  # type: ignore[literal-required]
+        about: dict[str, object] = {name: document[name] for name in self._about}  # type: ignore[literal-required]
         if about != self._about:
-            odd = next(name for name in about if about[name] != self._about[name])
+            differing = next(name for name in about if about[name] != self._about[name])
             raise ValueError(
-                f"state: {path} is of another {odd} ({about[odd]}, here {self._about[odd]}); take it away to "
-                "begin anew, or give another file"
+                f"state: {path} is of another {differing} ({about[differing]}, here {self._about[differing]}"
+                "); delete it to start again, or choose another file"
             )
-        with in_one_sentence(f"state: {path} is damaged; take it away to begin anew"):
+        with in_one_sentence(f"state: {path} is damaged; delete it to start again"):
             return {
-                digest: {site: torch.tensor(value, dtype=torch.float64) for site, value in kept.items()}
-                for digest, kept in document["batches"].items()
+                digest: {site: torch.tensor(value, dtype=torch.float64) for site, value in by_site.items()}
+                for digest, by_site in document["batches"].items()
             }
 
 

@@ -1,4 +1,4 @@
-"""The losses that come with the package, and how to read what they need from a batch.
+"""The built-in losses, and how they read what they need from a batch.
 
 A loss takes what the model returned and the batch, and returns one number, or one for each sequence. Any
 function of that kind can be given instead.
@@ -14,23 +14,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.capture.site import Site
+from manyheads.common.types import Batch
 from manyheads.heads.model_outputs import main_tensor, read
 
 Loss = Callable[[Any, Any], Tensor]
 IGNORED = -100  # in labels, as transformers has it
 TEMPERATURE = 0.05
-# What token ids are called that a model reads, and that its decoder reads: by transformers, then by ours.
+# Names of the token ids that a model reads, and that its decoder reads: in transformers, then in manyheads.
 READ = ("input_ids", "x", "ids")
 WRITTEN = ("decoder_input_ids", "target")
 
 
-def causal(result: Any, batch: Any) -> Tensor:
+def causal(result: object, batch: Batch | None) -> Tensor:
     """Cross-entropy of each next token, (batch,): of ``labels``, or of ``input_ids`` that are no padding.
 
     >>> causal({"logits": torch.zeros(2, 5, 7)}, {"input_ids": torch.ones(2, 5, dtype=torch.long)})
     tensor([1.9459, 1.9459])
     """
-    labels = _given(batch, "labels")
+    labels = _tensor_named(batch, "labels")
     if labels is None:
         labels = _ids(batch, "causal", first=True)
         real = _real(batch, labels)
@@ -39,7 +40,7 @@ def causal(result: Any, batch: Any) -> Tensor:
     return _cross_entropy(_logits(result, "causal", 3)[:, :-1], labels[:, 1:], "causal")
 
 
-def masked(result: Any, batch: Any) -> Tensor:
+def masked(result: object, batch: Batch | None) -> Tensor:
     """Cross-entropy of the tokens that were masked, (batch,): ``labels`` has their ids, and -100 elsewhere.
 
     >>> masked({"logits": torch.zeros(1, 3, 7)}, {"labels": torch.tensor([[-100, 4, -100]])})
@@ -48,7 +49,7 @@ def masked(result: Any, batch: Any) -> Tensor:
     return _cross_entropy(_logits(result, "masked", 3), _labels(batch, "masked"), "masked")
 
 
-def classification(result: Any, batch: Any) -> Tensor:
+def classification(result: object, batch: Batch | None) -> Tensor:
     """Cross-entropy of each sequence's class, (batch,): ``labels`` are (batch,).
 
     >>> classification({"logits": torch.zeros(2, 3)}, {"labels": torch.tensor([0, 2])})
@@ -58,14 +59,14 @@ def classification(result: Any, batch: Any) -> Tensor:
     return _cross_entropy(logits.unsqueeze(1), labels.reshape(-1, 1), "classification")
 
 
-def seq2seq(result: Any, batch: Any) -> Tensor:
+def seq2seq(result: object, batch: Batch | None) -> Tensor:
     """Cross-entropy of each token written, (batch,): of ``labels``, or of what the decoder reads next.
 
     >>> target = torch.ones(2, 5, dtype=torch.long)
     >>> seq2seq({"logits": torch.zeros(2, 5, 7)}, {"decoder_input_ids": target})
     tensor([1.9459, 1.9459])
     """
-    logits, labels = _logits(result, "seq2seq", 3), _given(batch, "labels")
+    logits, labels = _logits(result, "seq2seq", 3), _tensor_named(batch, "labels")
     if labels is not None:
         return _cross_entropy(logits, labels, "seq2seq")
     read_next = _ids(batch, "seq2seq", first=False)
@@ -75,8 +76,8 @@ def seq2seq(result: Any, batch: Any) -> Tensor:
     return _cross_entropy(logits[:, :-1], read_next[:, 1:], "seq2seq")
 
 
-def embedding(result: Any, batch: Any) -> Tensor:
-    """How hard it is to tell the sentences of a batch apart by their embeddings; one number, no labels.
+def embedding(result: object, batch: Batch | None) -> Tensor:
+    """How hard it is to separate the sentences of a batch by their embeddings; one number, no labels.
 
     Each sentence is to be found among all by the cosine of its embedding with itself and the others: the
     cross-entropy of softmax(cosine / 0.05). Zero when all stand at right angles; heads that make sentences
@@ -116,16 +117,16 @@ def named(loss: str | Loss | None) -> Loss | None:
     return LOSSES[loss]
 
 
-def called(loss: Loss) -> str:
+def loss_name(loss: Loss) -> str:
     """The name of a loss.
 
-    >>> called(causal)
+    >>> loss_name(causal)
     'causal'
     """
     return str(getattr(loss, "__qualname__", type(loss).__qualname__))
 
 
-def fitting(result: Any, model: nn.Module, sites: Iterable[Site]) -> Loss:
+def fitting(result: object, model: nn.Module, sites: Iterable[Site]) -> Loss:
     """The loss that a model was probably trained with, by what it returned and how it attends.
 
     >>> fitting({"last_hidden_state": torch.zeros(2, 5, 3)}, nn.Identity(), []) is embedding
@@ -141,7 +142,7 @@ def fitting(result: Any, model: nn.Module, sites: Iterable[Site]) -> Loss:
     return causal if kinds == {"causal"} else masked
 
 
-def units(loss: Loss, result: Any, batch: Any) -> Tensor:
+def units(loss: Loss, result: object, batch: Batch | None) -> Tensor:
     """The value of a loss: one for each sequence (batch,), or one for all (1,).
 
     >>> units(lambda result, batch: result.mean(), torch.ones(2, 3), None)
@@ -166,11 +167,11 @@ def hide_tokens(
     """
     name = next((name for name in READ if name in batch), READ[0])
     ids = batch[name]
-    may = ~torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype))
+    maskable = ~torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype))
     real = _real(batch, ids)
     if real is not None:
-        may &= real
-    hidden = may & (torch.rand(ids.shape, generator=generator) < 0.15)
+        maskable &= real
+    hidden = maskable & (torch.rand(ids.shape, generator=generator) < 0.15)
     return {
         **batch,
         name: ids.masked_fill(hidden, mask_token),
@@ -196,27 +197,27 @@ def _cross_entropy(logits: Tensor, labels: Tensor, name: str) -> Tensor:
     return each.sum(1) / counted.sum(1).clamp(min=1)
 
 
-def _logits(result: Any, name: str, axes: int) -> Tensor:
+def _logits(result: object, name: str, axes: int) -> Tensor:
     what, value = main_tensor(result)
-    wanted = "(batch, classes)" if axes == 2 else "(batch, length, vocabulary)"
+    expected = "(batch, classes)" if axes == 2 else "(batch, length, vocabulary)"
     if what == "last_hidden_state" or value.dim() != axes:
         raise ValueError(
-            f"model: loss {name!r} needs logits {wanted}, and the model returned {what or 'a tensor'} "
+            f"model: loss {name!r} needs logits {expected}, and the model returned {what or 'a tensor'} "
             f"{tuple(value.shape)}; load it with its head, or take another loss"
         )
     return value
 
 
-def _given(batch: Any, name: str) -> Tensor | None:
-    found = batch.get(name) if isinstance(batch, Mapping) else None
-    return found if isinstance(found, Tensor) else None
+def _tensor_named(batch: Batch | None, name: str) -> Tensor | None:
+    tensor = batch.get(name) if isinstance(batch, Mapping) else None
+    return tensor if isinstance(tensor, Tensor) else None
 
 
 def _real(
-    batch: Any, ids: Tensor | None = None, mask: str = "attention_mask", lengths: str = "lengths"
+    batch: Batch | None, ids: Tensor | None = None, mask: str = "attention_mask", lengths: str = "lengths"
 ) -> Tensor | None:
-    """Which tokens are no padding, (batch, length), by a mask or by where each sequence ends."""
-    real, ends = _given(batch, mask), _given(batch, lengths)
+    """Which tokens are not padding, (batch, length), by a mask or by the lengths of sequences."""
+    real, ends = _tensor_named(batch, mask), _tensor_named(batch, lengths)
     if real is not None:
         return real != 0
     if ends is None or ids is None:
@@ -224,30 +225,30 @@ def _real(
     return torch.arange(ids.shape[1], device=ends.device) < ends.unsqueeze(1)
 
 
-def _labels(batch: Any, name: str) -> Tensor:
-    labels = _given(batch, "labels")
+def _labels(batch: Batch | None, name: str) -> Tensor:
+    labels = _tensor_named(batch, "labels")
     if labels is None:
         hint = "; losses.hide_tokens makes them, and so does --loss masked" if name == "masked" else ""
         raise ValueError(f"batches: loss {name!r} needs 'labels' in each batch, got {_names(batch)}{hint}")
     return labels
 
 
-def _ids(batch: Any, name: str, first: bool) -> Tensor:
+def _ids(batch: Batch | None, name: str, first: bool) -> Tensor:
     """The token ids of a batch that has no labels."""
-    items: list[Any]
+    items: list[object]
     if isinstance(batch, Mapping):
-        items, place = [_given(batch, known) for known in (READ if first else WRITTEN)], 0
+        items, position = [_tensor_named(batch, key) for key in (READ if first else WRITTEN)], 0
     else:
-        items, place = list(batch) if isinstance(batch, tuple | list) else [batch], 0 if first else 1
-    whole = [item for item in items if isinstance(item, Tensor) and item.dim() == 2]
-    whole = [item for item in whole if not item.is_floating_point() and item.dtype != torch.bool]
-    if len(whole) <= place:
+        items, position = list(batch) if isinstance(batch, tuple | list) else [batch], 0 if first else 1
+    integers = [item for item in items if isinstance(item, Tensor) and item.dim() == 2]
+    integers = [item for item in integers if not item.is_floating_point() and item.dtype != torch.bool]
+    if len(integers) <= position:
         ids = (READ if first else WRITTEN)[0]
         raise ValueError(
             f"batches: loss {name!r} needs 'labels' or {ids!r} in each batch, got {_names(batch)}"
         )
-    return whole[place]
+    return integers[position]
 
 
-def _names(batch: Any) -> str:
+def _names(batch: Batch | None) -> str:
     return ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__

@@ -1,4 +1,4 @@
-"""Whether two ways to rank heads agree."""
+"""Whether two rankings of heads agree."""
 
 from __future__ import annotations
 
@@ -38,6 +38,16 @@ def agreement(tables: Mapping[str, HeadTable], column: str = "importance") -> li
     tables: by the name that each is to have in the result.
     column: which column is ranked.
 
+    See Also
+    --------
+    importance: makes the tables.
+
+    References
+    ----------
+    Spearman, "The proof and measurement of association between two things" (1904).
+    Bonett, Wright, "Sample size requirements for estimating Pearson, Kendall and Spearman correlations"
+    (2000).
+
     Examples
     --------
     >>> from manyheads.heads.table import Row
@@ -51,7 +61,7 @@ def agreement(tables: Mapping[str, HeadTable], column: str = "importance") -> li
     """
     if len(tables) < 2:
         raise ValueError(f"tables: expected at least two to compare, got {len(tables)}")
-    found = []
+    agreements = []
     for (first, a), (second, b) in combinations(tables.items(), 2):
         a_sites, b_sites = _common_names([row.site for row in a.rows], [row.site for row in b.rows])
         theirs = {
@@ -69,12 +79,12 @@ def agreement(tables: Mapping[str, HeadTable], column: str = "importance") -> li
                 f"{_some(b)}; expected tables of one model, or of two with the same heads"
             )
         pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
-        found.append(Agreement(first, second, *_interval(pairs), len(pairs)))
-    return found
+        agreements.append(Agreement(first, second, *_interval(pairs), len(pairs)))
+    return agreements
 
 
 def _common_names(first: list[str], second: list[str]) -> tuple[list[str], list[str]]:
-    """The sites of two models by the same names, where one model stands inside the other one.
+    """The sites of two models by common names, where one model is a part of the other.
 
     >>> _common_names(["layer.0"], ["bert.layer.0"])
     (['layer.0'], ['layer.0'])
@@ -94,21 +104,22 @@ def _some(table: HeadTable) -> str:
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """The correlation of the ranks of two vectors (n,); those that are equal share their mean rank.
+    """The rank correlation of two vectors (n,); equal values share their mean rank.
 
     >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 3.0, 9.0]))
     1.0
     """
-    x, y = (_ranks(value) - (len(value) - 1) / 2 for value in (a, b))
+    x, y = (_ranks(value) - (len(value) + 1) / 2 for value in (a, b))
     # Sums of half-integers are exact, and so is the square root of a square: equal ranks give 1.0 on any CPU.
     spread = math.sqrt(float(x @ x) * float(y @ y))
     return max(-1.0, min(1.0, float(x @ y) / spread)) if spread > 0 else math.nan
 
 
 def _ranks(value: Tensor) -> Tensor:
-    """(n,) in float64, from 0; the number of smaller ones plus half the other equal ones."""
-    smaller = (value[:, None] > value).sum(1).double()
-    return smaller + ((value[:, None] == value).sum(1).double() - 1) / 2
+    """(n,) in float64, from 1; equal values share their mean rank."""
+    from scipy.stats import rankdata
+
+    return torch.from_numpy(rankdata(value.numpy()))
 
 
 def _interval(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""Layer-wise relevance: how much of what the model said goes back to each head.
+"""Layer-wise relevance: how much of the output goes back to each head.
 
 **A word of caution.** Layer-wise relevance propagation is patented in some uses and countries. This module is
 separate from everything else, never used by default, and can be deleted without loss to the other methods.
@@ -6,8 +6,8 @@ Find out whether you may use it before you build on it.
 
 Relevance is gradient times input, in a model whose nonlinear parts are held fixed at what they were:
 attention weights, the scale of norms, the slope of activations. Such a model is a linear map of its input, so
-without biases what arrives is what was said: relevance is conserved from layer to layer (Ali and others, "XAI
-for transformers: better explanations through conservative propagation", 2022). Where two parts that both
+without biases what arrives equals the output: relevance is conserved from layer to layer (Ali and others,
+"XAI for transformers: better explanations through conservative propagation", 2022). Where two parts that both
 depend on the input are multiplied, each gets half.
 """
 
@@ -22,36 +22,39 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from manyheads.capture.call import SDPA
-from manyheads.heads.importance.request import Task
+from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import Output
 from manyheads.heads.observer import Sums, gate_gradients, moved, observed
 from manyheads.heads.table import HeadTable
 from manyheads.nn.attention import attention
 
-Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+# A torch function and its arguments, which may be anything, and what to return instead.
+Arguments = tuple[Any, ...]
+Options = dict[str, Any]
+Rule = Callable[[Callable[..., Any], Arguments, Options], Any]
 
 
-def relevance(task: Task) -> HeadTable:
-    """How much of what the model said goes through each head, over sequences: ``relevance`` with its sign,
+def relevance(request: Request) -> HeadTable:
+    """How much of the output goes through each head, over sequences: ``relevance`` with its sign,
     ``importance`` without.
 
-    What was said: the largest logit, on average over tokens; for embeddings, their length.
+    The output: the largest logit, on average over tokens; for embeddings, their length.
     """
     sums = Sums()
-    with observed(task.model) as observer:
-        for number, batch in enumerate(moved(task.batches, observer.device), 1):
+    with observed(request.model) as observer:
+        for number, batch in enumerate(moved(request.batches, observer.device), 1):
             with Linear():
                 forward = observer.forward(batch, gradients=True)
-            found = gate_gradients(forward.heads, forward.output.value, output_weights(forward.output))
-            each = {site: g * (len(g) / len(forward.output.value)) for site, g in found.items()}
+            gradients = gate_gradients(forward.heads, forward.output.value, output_weights(forward.output))
+            each = {site: g * (len(g) / len(forward.output.value)) for site, g in gradients.items()}
             sums.add({site: g.abs() for site, g in each.items()})
             sums.add(each, column="relevance")
-            task.report("relevance", number)
-        return observer.table(sums.found, "relevance of what the model said")
+            request.report("relevance", number)
+        return observer.table(sums.by_column, "relevance for the output")
 
 
 def output_weights(output: Output) -> Tensor:
-    """What an output is asked for, as weights shaped like its value.
+    """The part of an output whose relevance is traced, as weights shaped like its value.
 
     >>> output_weights(Output(torch.tensor([[3.0, 4.0]]), None))  # the length of an embedding
     tensor([[0.6000, 0.8000]])
@@ -67,7 +70,7 @@ def output_weights(output: Output) -> Tensor:
 
 
 class Linear(TorchFunctionMode):
-    """A context in which torch functions compute what they do and differentiate as linear maps.
+    """A context in which torch functions compute as usual, and differentiate as linear maps.
 
     >>> x = torch.tensor([2.0, -3.0], requires_grad=True)
     >>> with Linear():
@@ -78,19 +81,19 @@ class Linear(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Callable[..., Any], types: object, args: Arguments = (), kwargs: Options | None = None
     ) -> Any:
         rule = _RULES.get(func)
         return func(*args, **(kwargs or {})) if rule is None else rule(func, args, kwargs or {})
 
 
-def _fixed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What is computed is a number that multiplies something else: a weight, a scale."""
+def _fixed(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
+    """The result is a constant factor: a weight, a scale."""
     out = func(*args, **kwargs)
     return out.detach() if isinstance(out, Tensor) else tuple(item.detach() for item in out)
 
 
-def _slope(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _slope(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
     """An activation is its input times a slope."""
     x = args[0] if args else kwargs["input"]
     with torch.no_grad():
@@ -99,21 +102,21 @@ def _slope(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return x * slope
 
 
-def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _attention(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
     """The values, weighted by attention that is held fixed."""
     held = [x.detach() for x in args[:2]] + list(args[2:])
     named = {k: v.detach() if k in ("query", "key") else v for k, v in kwargs.items()}
     return func(*held, **named)
 
 
-def _power(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _power(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
     """A negative power is a scale."""
     exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
     negative = isinstance(exponent, int | float) and exponent < 0
     return _fixed(func, args, kwargs) if negative else func(*args, **kwargs)
 
 
-def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _product(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
     """Half to each factor, where both depend on the input."""
     a, b = args if len(args) == 2 else (args[0], kwargs["other"])
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.requires_grad and b.requires_grad:
@@ -121,35 +124,35 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*args, **kwargs)
 
 
-def _quotient(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What is divided by is a scale."""
+def _quotient(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
+    """The divisor is a constant scale."""
     return func(
         *(x.detach() if i == 1 and isinstance(x, Tensor) else x for i, x in enumerate(args)), **kwargs
     )
 
 
-def _layer_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    given = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | kwargs
-    x, axes = given["input"], tuple(range(-len(given["normalized_shape"]), 0))
+def _layer_norm(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
+    arguments = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | kwargs
+    x, axes = arguments["input"], tuple(range(-len(arguments["normalized_shape"]), 0))
     centred = x - x.mean(axes, keepdim=True)
-    scale = (centred.pow(2).mean(axes, keepdim=True) + given.get("eps", 1e-5)).rsqrt().detach()
-    return _affine(centred * scale, given)
+    scale = (centred.pow(2).mean(axes, keepdim=True) + arguments.get("eps", 1e-5)).rsqrt().detach()
+    return _affine(centred * scale, arguments)
 
 
-def _rms_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    given = dict(zip(("input", "normalized_shape", "weight", "eps"), args, strict=False)) | kwargs
-    x, axes = given["input"], tuple(range(-len(given["normalized_shape"]), 0))
-    eps = torch.finfo(x.dtype).eps if given.get("eps") is None else given["eps"]
-    return _affine(x * (x.pow(2).mean(axes, keepdim=True) + eps).rsqrt().detach(), given)
+def _rms_norm(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
+    arguments = dict(zip(("input", "normalized_shape", "weight", "eps"), args, strict=False)) | kwargs
+    x, axes = arguments["input"], tuple(range(-len(arguments["normalized_shape"]), 0))
+    eps = torch.finfo(x.dtype).eps if arguments.get("eps") is None else arguments["eps"]
+    return _affine(x * (x.pow(2).mean(axes, keepdim=True) + eps).rsqrt().detach(), arguments)
 
 
-def _affine(x: Tensor, given: dict[str, Any]) -> Tensor:
-    weight, bias = given.get("weight"), given.get("bias")
+def _affine(x: Tensor, arguments: Options) -> Tensor:
+    weight, bias = arguments.get("weight"), arguments.get("bias")
     x = x if weight is None else x * weight
     return x if bias is None else x + bias
 
 
-_RULES: dict[Any, Rule] = (
+_RULES: dict[object, Rule] = (
     dict.fromkeys(SDPA | {attention}, _attention)
     | dict.fromkeys(
         (

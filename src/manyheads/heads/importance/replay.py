@@ -1,10 +1,10 @@
-"""Running a model again from the middle: what was computed before a place is given back, not computed again.
+"""Running a model again from the middle: what was computed before a site is replayed, not computed again.
 
 While the full model runs, `Recording` keeps the output of every call of a module (one that has modules
 inside) that was complete when the attention at some site was made. To change a head at that site, the model
 is run once more, and each of those calls returns what it returned before. Nothing is assumed about the model
-but that a module called again with the same input gives the same output; whoever uses this compares once, and
-goes without where that fails.
+but that a module called again with the same input gives the same output; leave-one-out checks that once, and
+computes everything where it fails.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import nn
 
@@ -25,7 +24,7 @@ class _Call:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.children: list[_Call] = []
-        self.output: Any = None
+        self.output: object = None
 
 
 class Recording:
@@ -38,7 +37,7 @@ class Recording:
     >>> with recording.recorded():
     ...     mark = model[1].register_forward_pre_hook(lambda *_: recording.mark("here"))
     ...     y = model(x)
-    >>> with recording.given_back("here"):                                    # the first layer does not run
+    >>> with recording.replayed("here"):                                    # the first layer does not run
     ...     model(torch.zeros(1, 2)).equal(y)
     True
     """
@@ -64,30 +63,30 @@ class Recording:
             self._open = []
 
     def mark(self, site: str) -> None:
-        """Say that the attention of a site is being called."""
+        """Note that the attention of a site is being called."""
         if self._open and site not in self._before:
             self._before[site] = [call for opened in self._open for call in opened.children]
 
-    def _begin(self, module: nn.Module, args: Any) -> None:
+    def _begin(self, module: nn.Module, args: object) -> None:
         self._open.append(_Call(module))
 
-    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _end(self, module: nn.Module, args: object, output: object) -> None:
         call = self._open.pop()
         call.output, call.children = output, []  # a site inside it has taken those that it needs
         if self._open:
             self._open[-1].children.append(call)
 
     @contextmanager
-    def given_back(self, site: str) -> Iterator[None]:
+    def replayed(self, site: str) -> Iterator[None]:
         """A context for one forward, in which the calls that were complete when the attention of a site was
         called return what they returned then.
         """
         waiting = deque(self._before.get(site, ()))
 
-        def returning(module: nn.Module) -> Callable[..., Any]:
-            computed = module.forward
+        def returning(module: nn.Module) -> Callable[..., object]:
+            computed: Callable[..., object] = module.forward
 
-            def forward(*args: Any, **kwargs: Any) -> Any:
+            def forward(*args: object, **kwargs: object) -> object:
                 if waiting and waiting[0].module is module:
                     return waiting.popleft().output
                 return computed(*args, **kwargs)
@@ -100,8 +99,8 @@ class Recording:
                 vars(module)["forward"] = returning(module)
             yield
         finally:
-            for module, own in changed.items():
-                if own is None:
+            for module, original in changed.items():
+                if original is None:
                     del vars(module)["forward"]
                 else:
-                    vars(module)["forward"] = own
+                    vars(module)["forward"] = original

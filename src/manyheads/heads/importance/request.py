@@ -1,4 +1,4 @@
-"""What every method of importance is given."""
+"""The arguments of every method of importance."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from torch import Tensor, nn
 
 from manyheads.capture.site import Unverified
 from manyheads.common.progress import Progress, count_of, no_progress
+from manyheads.common.types import Batch
 
+# What the model returned and the batch, to a number or one for each sequence.
 Loss = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Task:
-    """A model, what it reads, and how it is judged. A method takes one and returns a HeadTable.
+class Request:
+    """A model, its batches and a loss. A method takes one and returns a HeadTable.
 
     Attributes
     ----------
     model: any torch.nn.Module.
     batches: dicts, tuples or tensors; one pass.
     loss: ``loss(what the model returned, batch)``, a number or one for each sequence; None for methods that
-        ask the model alone.
-    seed: of all that is drawn.
+        need none.
+    seed: of all random numbers.
     gates: how many heads the method ``gates`` leaves open.
-    state: a file to go on from, for what takes long.
-    unverified: ``"allow"`` to silence heads at sites of which nothing could be proved.
+    state: a file to resume from, for slow methods.
+    unverified: ``"allow"`` to silence heads at unverified sites.
     progress: called as batches are done.
     """
 
     model: nn.Module
-    batches: Iterable[Any]
+    batches: Iterable[Batch]
     loss: Loss | None = None
     seed: int = 0
     gates: int | None = None

@@ -1,4 +1,4 @@
-"""What a role is judged by: some rows of a head's attention, exactly, with what is known about their places.
+"""Rows of a head's exact attention, with the facts about their positions by which roles are judged.
 
 A call's weights come a tile at a time, so that nothing of the size (length, length) is held; a tile's rows
 are whole, so that the largest weight of a query is known at once.
@@ -30,7 +30,7 @@ NOWHERE = -(2**40)
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What is known about a batch besides its attention.
+    """Facts about a batch besides its attention.
 
     special: ids of special tokens.
     separators: ids of punctuation and of special tokens; None without a tokenizer.
@@ -96,20 +96,20 @@ class Rows:
     def largest(self) -> Tensor:
         """(batch, heads, rows) the position of the largest weight; NOWHERE when a learned sink has it."""
         # Hidden keys never win, also where every visible weight is too small for a number.
-        value, place = self.weights.masked_fill(~self.allowed, -1.0).max(-1)
-        place = place + self.start
+        value, position = self.weights.masked_fill(~self.allowed, -1.0).max(-1)
+        position = position + self.start
         if self.sinks is not None:
-            place = place.masked_fill(self.sinks.amax(-1) > value, NOWHERE)
-        return place
+            position = position.masked_fill(self.sinks.amax(-1) > value, NOWHERE)
+        return position
 
-    def at(self, places: Tensor) -> Tensor:
+    def at(self, positions: Tensor) -> Tensor:
         """(batch, heads, rows) the weight at a position for each query, zero where it has none there."""
-        index, inside = self._index(places)
+        index, inside = self._index(positions)
         return self.weights.gather(-1, index).squeeze(-1) * inside
 
-    def may(self, places: Tensor) -> Tensor:
+    def may(self, positions: Tensor) -> Tensor:
         """(batch, heads, rows) whether the query may attend to that position."""
-        index, inside = self._index(places)
+        index, inside = self._index(positions)
         return self.allowed.expand(self.weights.shape).gather(-1, index).squeeze(-1) & inside
 
     def mean(self, feature: Tensor) -> Tensor:
@@ -132,26 +132,26 @@ class Rows:
         targets = self.facts.targets[role].to(self.weights.device)
         return targets[self.sequences][:, self.position].unsqueeze(1)
 
-    def _index(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        column = places.expand(self.weights.shape[:-1]) - self.start
+    def _index(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        column = positions.expand(self.weights.shape[:-1]) - self.start
         inside = (column >= 0) & (column < self.weights.shape[-1])
         return column.clamp(0, self.weights.shape[-1] - 1).unsqueeze(-1), inside
 
 
-def rows_of(call: Call, look: Visible, own: Tensor | None, facts: Facts) -> Iterator[Rows]:
-    """The rows of a call, a tile at a time. ``own`` (batch, queries) is False for padded queries.
+def rows_of(call: Call, visibility: Visible, real_queries: Tensor | None, facts: Facts) -> Iterator[Rows]:
+    """The rows of a call, a tile at a time. ``real_queries`` (batch, queries) is False for padding.
 
     Call under torch.no_grad, outside the mode that intercepts.
     """
-    offset, batch = look.keys - call.queries, call.output.shape[0]
+    offset, batch = visibility.keys - call.queries, call.output.shape[0]
     norms = None
     if not call.partial:
-        norms = torch.linalg.vector_norm(call.value[:, :, : look.keys], dim=-1, dtype=_exact(call))
+        norms = torch.linalg.vector_norm(call.value[:, :, : visibility.keys], dim=-1, dtype=_exact(call))
         norms = norms.repeat_interleave(call.site.heads // norms.shape[1], 1)
-    for tile, weights, allowed, sinks in _tiles_of(call, look, facts.begin - offset):
+    for tile, weights, allowed, sinks in _tiles_of(call, visibility, facts.begin - offset):
         heads = weights.shape[1] // (tile.kv_heads.stop - tile.kv_heads.start)
         chosen = slice(tile.kv_heads.start * heads, tile.kv_heads.stop * heads)
-        here, there = (slice(part.start, part.stop) for part in (tile.rows, tile.columns))
+        row_slice, column_slice = (slice(part.start, part.stop) for part in (tile.rows, tile.columns))
         position = torch.arange(tile.rows.start, tile.rows.stop, device=weights.device) + offset
         rows = Rows(
             weights,
@@ -163,14 +163,14 @@ def rows_of(call: Call, look: Visible, own: Tensor | None, facts: Facts) -> Iter
             facts,
             tile.batch,
             chosen,
-            None if call.partial else call.output[tile.batch, chosen, here],
-            None if norms is None else norms[tile.batch, chosen, there],
+            None if call.partial else call.output[tile.batch, chosen, row_slice],
+            None if norms is None else norms[tile.batch, chosen, column_slice],
             None if call.tokens is None else call.tokens.expand(batch, -1)[tile.batch],
             sinks,
         )
         counted = rows.seen > 1
-        if own is not None:
-            counted = counted & own.expand(batch, -1)[tile.batch, here].unsqueeze(1)
+        if real_queries is not None:
+            counted = counted & real_queries.expand(batch, -1)[tile.batch, row_slice].unsqueeze(1)
         yield replace(rows, counted=counted)
 
 
@@ -178,9 +178,11 @@ def _exact(call: Call) -> torch.dtype:
     return torch.promote_types(call.output.dtype, torch.float32)
 
 
-def _tiles_of(call: Call, look: Visible, begin: int) -> Iterator[tuple[Tile, Tensor, Tensor, Tensor | None]]:
+def _tiles_of(
+    call: Call, visibility: Visible, begin: int
+) -> Iterator[tuple[Tile, Tensor, Tensor, Tensor | None]]:
     """Tiles with their weights and what they may see (batch, heads, rows, keys), and weights of sinks."""
-    exact, keys, mask = _exact(call), look.keys, look.mask
+    exact, keys, mask = _exact(call), visibility.keys, visibility.mask
     take = scratch(exact, call.output.device)
     if call.scores is not None:
         left = call.sinks[0]

@@ -27,13 +27,13 @@ _NAMED = {-1: "previous", 0: "self", 1: "next"}
 @role("positional", on="text", claims={"{variant}": at_least(0.9)}, against="a random visible key")
 def positional(rows: Rows) -> dict[str, Cases]:
     """For 9 of 10 queries the largest weight is always at the same distance: the token before, after, ..."""
-    found = {}
+    cases = {}
     for offset in OFFSETS:
-        place = rows.position + offset
-        found[_NAMED.get(offset, f"offset {offset:+d}")] = Cases(
-            rows.largest == place, 1 / rows.seen, rows.counted & rows.may(place), rows.at(place)
+        target = rows.position + offset
+        cases[_NAMED.get(offset, f"offset {offset:+d}")] = Cases(
+            rows.largest == target, 1 / rows.seen, rows.counted & rows.may(target), rows.at(target)
         )
-    return found
+    return cases
 
 
 @role(
@@ -142,12 +142,12 @@ def induction(rows: Rows) -> Cases:
 
 
 def _in_first_copy(rows: Rows, name: str) -> Cases:
-    """The weight at a place of the first copy, against the mean weight on those that are no place to be."""
+    """The weight on a role's target in the first copy, against the mean weight on the other tokens there."""
     same, after = rows.target("duplicate"), rows.target("induction")
-    copy, place = rows.facts.copy, rows.target(name)
+    copy, target = rows.facts.copy, rows.target(name)
     others = rows.mean((rows.keys >= copy.start) & (rows.keys < copy.stop)) - rows.at(same) - rows.at(after)
     number = len(copy) - 1 - (after >= 0).long()
-    return Cases(rows.at(place), others / number, rows.counted & (place >= 0) & rows.may(place))
+    return Cases(rows.at(target), others / number, rows.counted & (target >= 0) & rows.may(target))
 
 
 @role(
@@ -165,10 +165,10 @@ def copying(rows: Rows) -> Cases:
     copy = rows.facts.copy
     ids = rows.tokens[:, copy.start : copy.stop]  # (batch, n), all different
     raised = rows.facts.lens.logits(rows.site.name, rows.output, rows.heads, ids)  # (batch, heads, rows, n)
-    place = (rows.largest - copy.start) % len(copy)  # the same tokens stand in both copies
+    index = (rows.largest - copy.start) % len(copy)  # the same tokens stand in both copies
     inside = (rows.largest >= copy.start) & (rows.largest < copy.stop + len(copy))
-    own = raised.gather(-1, place.unsqueeze(-1))
-    less = (raised < own).sum(-1) + 0.5 * ((raised == own).sum(-1) - 1)
+    attended = raised.gather(-1, index.unsqueeze(-1))
+    less = (raised < attended).sum(-1) + 0.5 * ((raised == attended).sum(-1) - 1)
     return Cases(
         less / (len(copy) - 1),
         torch.tensor(0.5, device=raised.device),
@@ -179,12 +179,12 @@ def copying(rows: Rows) -> Cases:
 @role("retrieval", on="planted", claims=above_chance(0.5), against="a random visible key")
 def retrieval(rows: Rows) -> Cases:
     """When a key planted in a long text comes again, its largest weight is on what followed the key there."""
-    place = rows.target("retrieval")
+    target = rows.target("retrieval")
     return Cases(
-        rows.largest == place,
+        rows.largest == target,
         1 / rows.seen,
-        rows.counted & (place >= 0) & rows.may(place),
-        rows.at(place),
+        rows.counted & (target >= 0) & rows.may(target),
+        rows.at(target),
     )
 
 
@@ -199,14 +199,14 @@ def syntactic(rows: Rows) -> dict[str, Cases]:
     """From a word its largest weight is on the word of a dependency, 10 points over the best fixed offset."""
     words = rows.facts.words
     assert words is not None
-    found = {}
+    cases = {}
     for relation, targets in words.targets.items():
-        place = targets.unsqueeze(1)  # (batch, 1, words)
+        target = targets.unsqueeze(1)  # (batch, 1, words)
         offset = words.offset(relation, rows.site.kind)
-        found[relation] = Cases(
-            rows.largest == place,
-            place - rows.position == offset,
-            rows.counted & (place >= 0) & rows.may(place),
-            rows.at(place),
+        cases[relation] = Cases(
+            rows.largest == target,
+            target - rows.position == offset,
+            rows.counted & (target >= 0) & rows.may(target),
+            rows.at(target),
         )
-    return found
+    return cases

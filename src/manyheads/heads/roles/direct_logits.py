@@ -1,23 +1,24 @@
-"""From what a head puts out straight to the logits: through its output projection, the last norm and the
-vocabulary head, leaving out what later layers make of it.
+"""The direct path from a head's output to the logits: through its output projection, the last norm and the
+vocabulary head, leaving out later layers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 
 
 @dataclass(frozen=True, eq=False)
 class Lens:
-    """How a model gets from heads to logits.
+    """The direct path of a model from heads to logits.
 
     matrices: for each site what reads its heads, (heads, d_value, d_model).
     norm: what the residual stream goes through before the vocabulary head.
@@ -40,14 +41,14 @@ class Lens:
         return logits
 
 
-def lens(model: nn.Module, batch: Any, vocabulary: int) -> Lens:
+def lens(model: nn.Module, batch: Batch, vocabulary: int) -> Lens:
     """Run the model once on a short batch to find its parts. Raises a ValueError that says what is missing.
 
     What reads the heads is the next module that is given just what they put out.
     """
     search = _Search(model, vocabulary)
     leaves = [module for module in model.modules() if next(module.children(), None) is None]
-    handles: list[Any] = [module.register_forward_pre_hook(search.before) for module in leaves]
+    handles: list[RemovableHandle] = [module.register_forward_pre_hook(search.before) for module in leaves]
     handles += [module.register_forward_hook(search.after) for module in leaves]
     try:
         with Interceptor(model, search.see):
@@ -59,15 +60,17 @@ def lens(model: nn.Module, batch: Any, vocabulary: int) -> Lens:
         raise ValueError("the model has no vocabulary head")
     if search.norm is None:
         raise ValueError("what enters the vocabulary head does not come from a norm")
-    found = {site: _matrix(*parts).detach() for site, parts in search.readers.items()}
-    matrices = {site: matrix for site, matrix in found.items() if matrix.shape[2] == search.head.shape[1]}
+    projections = {site: _matrix(*parts).detach() for site, parts in search.readers.items()}
+    matrices = {
+        site: matrix for site, matrix in projections.items() if matrix.shape[2] == search.head.shape[1]
+    }
     if not matrices:
         raise ValueError("no output projection from the heads to the width of the vocabulary head was found")
     return Lens(matrices, search.norm, search.head.detach())
 
 
 class _Search:
-    """What a run of the model shows of its parts."""
+    """The parts of a model that a run shows."""
 
     def __init__(self, model: nn.Module, vocabulary: int) -> None:
         self.modules = dict(model.named_modules())
@@ -79,14 +82,14 @@ class _Search:
         self._last: tuple[nn.Module, Tensor] | None = None  # the norm that ran last, and what came out
 
     def see(self, call: Call) -> None:
-        """An attention call: wait for who reads it."""
+        """An attention call: wait for the module that reads it."""
         owner = self.modules.get(call.site.path)
         if isinstance(owner, nn.MultiheadAttention):  # reads by a function, not by calling its module
             self.readers[call.site.name] = owner.out_proj, call.output
         else:
             self._waiting = call.site.name, call.output
 
-    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def before(self, module: nn.Module, args: tuple[object, ...]) -> None:
         """A module is about to run: it may be the reader that is waited for, or the vocabulary head."""
         x, weight = args[0] if args else None, getattr(module, "weight", None)
         if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.dim() != 2:
@@ -106,7 +109,7 @@ class _Search:
                 self.head = weight
                 self.norm = last[0] if last is not None and last[1].data_ptr() == x.data_ptr() else None
 
-    def after(self, module: nn.Module, args: Any, output: Any) -> None:
+    def after(self, module: nn.Module, args: object, output: object) -> None:
         """A module has run: it may be the last norm."""
         weight = getattr(module, "weight", None)
         if isinstance(output, Tensor) and isinstance(weight, Tensor) and weight.dim() == 1:

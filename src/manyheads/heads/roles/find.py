@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,12 @@ from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible, without_dead_rows
 from manyheads.common.devices import device_of, in_float64
+from manyheads.common.errors import describe_error, first_line
 from manyheads.common.interrupts import interrupted, interruptible, stop_if_interrupted
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
+from manyheads.common.types import Batch
 from manyheads.heads.observer import moved
 from manyheads.heads.roles import probe_texts, word_alignment
 from manyheads.heads.roles.attention_rows import Facts, Rows, rows_of
@@ -31,13 +33,16 @@ from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint, labels_of
 from manyheads.heads.watch import rows_of as table_rows
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 def roles(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[Batch],
     treebank: str | PathLike[str] | None = None,
     *,
-    tokenizer: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     only: Sequence[str] | None = None,
     least: int = LEAST,
     progress: Progress = no_progress,
@@ -64,6 +69,19 @@ def roles(
     ``<role>_weight``, with ``<role>:<variant>`` for offsets and relations; ``table.sums[column][0]`` is the
     number of cases. Claims need ``least`` cases, and must hold two standard errors to either side.
 
+    See Also
+    --------
+    watch: the numbers behind some roles.
+    plan: can protect the heads of a role.
+
+    References
+    ----------
+    Clark, Khandelwal, Levy, Manning, "What does BERT look at?" (2019).
+    Voita, Talbot, Moiseev, Sennrich, Titov, "Analyzing multi-head self-attention" (2019).
+    Olsson and others, "In-context learning and induction heads" (2022).
+    Xiao, Tian, Chen, Han, Lewis, "Efficient streaming language models with attention sinks" (2023).
+    Wu, Wang, Xiao, Peng, Fu, "Retrieval head mechanistically explains long-context factuality" (2024).
+
     Examples
     --------
     >>> layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True)
@@ -74,20 +92,20 @@ def roles(
     >>> table["not_judged"][0]
     'rare: the batches hold no token ids'
     """
-    wanted = _chosen(only, treebank)
-    given_batches = list(moved(batches, device_of(model)))
+    chosen_roles = _chosen(only, treebank)
+    batch_list = list(moved(batches, device_of(model)))
     if isinstance(least, bool) or not isinstance(least, int) or least < 2:
         raise ValueError(f"least: expected a whole number, 2 or more, got {least!r}")
-    given = probe_texts.batch_facts(model, given_batches, tokenizer)
+    batch_facts = probe_texts.read_batch_facts(model, batch_list, tokenizer)
     collected = _Collected(model, progress)
     with evaluating(model), torch.no_grad(), interruptible():
-        _look(model, given, given_batches, treebank, tokenizer, wanted, collected)
+        _read_sources(model, batch_facts, batch_list, treebank, tokenizer, chosen_roles, collected)
         table = collected.table()
-    unseen = {role.name: "" for role in wanted if not any(c.startswith(role.name) for c in table.sums)}
+    unseen = {role.name: "" for role in chosen_roles if not any(c.startswith(role.name) for c in table.sums)}
     return judge(table, least, unseen | collected.left_out)
 
 
-def _chosen(only: Sequence[str] | None, treebank: Any) -> list[Role]:
+def _chosen(only: Sequence[str] | None, treebank: str | PathLike[str] | None) -> list[Role]:
     if isinstance(only, str):
         raise TypeError(f"only: expected a list of roles, got the text {only!r}")
     unknown = [name for name in only or [] if name not in ROLES]
@@ -100,19 +118,19 @@ def _chosen(only: Sequence[str] | None, treebank: Any) -> list[Role]:
     return [role for name, role in ROLES.items() if only is None or name in only]
 
 
-def _look(
+def _read_sources(
     model: nn.Module,
-    given: BatchFacts,
-    batches: list[Any],
+    batch_facts: BatchFacts,
+    batches: list[Batch],
     treebank: str | PathLike[str] | None,
-    tokenizer: Any,
-    wanted: list[Role],
+    tokenizer: PreTrainedTokenizerBase | None,
+    chosen_roles: list[Role],
     collected: _Collected,
 ) -> None:
-    """Let the model read one thing after the other, and leave out what cannot be."""
-    by_source = {on: [role for role in wanted if role.on == on] for on in _READING}
+    """Let the model read one source after the other; leave out the roles whose source is not there."""
+    by_source = {on: [role for role in chosen_roles if role.on == on] for on in _READING}
     if by_source["treebank"] and treebank is not None:  # mistakes in the file first, before any work
-        sentences, notes = word_alignment.batches(given, tokenizer, read(treebank), treebank)
+        sentences, notes = word_alignment.batches(batch_facts, tokenizer, read(treebank), treebank)
         if notes:
             collected.left_out["syntactic"] = notes
     elif by_source["treebank"]:
@@ -120,23 +138,25 @@ def _look(
         by_source["treebank"] = []
     if by_source["text"]:
         facts = Facts(
-            special=given.special, separators=separators(given, tokenizer), frequencies=given.frequencies
+            special=batch_facts.special,
+            separators=separators(batch_facts, tokenizer),
+            frequencies=batch_facts.frequencies,
         )
-        able = collected.able(by_source["text"], facts, given)
-        collected.read("text", able, [(batch, facts) for batch in batches])
+        judgeable = collected.judgeable(by_source["text"], facts, batch_facts)
+        collected.read("text", judgeable, [(batch, facts) for batch in batches])
     for source, make in (("repeated", probe_texts.repeated), ("planted", probe_texts.planted)):
         roles = by_source[source]
-        if roles and not given.ids:
+        if roles and not batch_facts.ids:
             collected.leave_out(roles, "the batches hold no token ids")
         elif roles:
             try:
-                made = list(make(given))
+                probes = list(make(batch_facts))
             except ValueError as error:
                 collected.leave_out(roles, str(error))
                 continue
             if any("lens" in role.needs for role in roles):
-                made = _with_lens(model, given, made, roles, collected)
-            collected.read(source, collected.able(roles, made[0][1], given), made)
+                probes = _with_lens(model, batch_facts, probes, roles, collected)
+            collected.read(source, collected.judgeable(roles, probes[0][1], batch_facts), probes)
     if by_source["treebank"]:
         collected.read("treebank", by_source["treebank"], sentences)
 
@@ -151,17 +171,17 @@ _READING = {
 
 def _with_lens(
     model: nn.Module,
-    given: BatchFacts,
-    made: list[tuple[Any, Facts]],
+    batch_facts: BatchFacts,
+    probes: list[tuple[Batch, Facts]],
     roles: list[Role],
     collected: _Collected,
-) -> list[tuple[Any, Facts]]:
+) -> list[tuple[Batch, Facts]]:
     try:
-        found = lens(model, given.batch(given.ordinary[:14].view(2, 7)), given.vocabulary)
+        direct = lens(model, batch_facts.batch(batch_facts.ordinary[:14].view(2, 7)), batch_facts.vocabulary)
     except (ValueError, RuntimeError) as error:
-        collected.leave_out([role for role in roles if "lens" in role.needs], str(error).splitlines()[0])
-        return made
-    return [(batch, replace(facts, lens=found)) for batch, facts in made]
+        collected.leave_out([role for role in roles if "lens" in role.needs], first_line(error))
+        return probes
+    return [(batch, replace(facts, lens=direct)) for batch, facts in probes]
 
 
 class _Collected:
@@ -175,16 +195,16 @@ class _Collected:
         self._tokens: dict[str, Tensor] = {}
         self._roles: list[Role] = []
         self._facts = Facts()
-        self._interceptor = Interceptor(model, self._see, tokens=True)
+        self._interceptor = Interceptor(model, self._on_call, tokens=True)
 
     def leave_out(self, roles: Iterable[Role], why: str) -> None:
         """Remember why these roles were not looked for."""
         self.left_out |= {role.name: why for role in roles if role.name not in self.left_out}
 
-    def able(self, roles: list[Role], facts: Facts, given: BatchFacts) -> list[Role]:
-        """Those of the roles for which all is known; the others are left out."""
+    def judgeable(self, roles: list[Role], facts: Facts, batch_facts: BatchFacts) -> list[Role]:
+        """The roles that have all they need; the others are left out."""
         lacking = {
-            "tokens": "" if given.ids else "the batches hold no token ids",
+            "tokens": "" if batch_facts.ids else "the batches hold no token ids",
             "tokenizer": "" if facts.separators is not None else "no tokenizer",
             "lens": "" if facts.lens is not None else "no vocabulary head",
             "values": "",
@@ -195,29 +215,28 @@ class _Collected:
                     self.leave_out([role], lacking[need])
         return [role for role in roles if role.name not in self.left_out]
 
-    def read(self, source: str, roles: list[Role], made: Sequence[tuple[Any, Facts]]) -> None:
+    def read(self, source: str, roles: list[Role], probes: Sequence[tuple[Batch, Facts]]) -> None:
         """Let the model read some batches, and count the cases of these roles."""
         if not roles:
             return
         self._roles = roles
-        what = _READING[source]
+        reading = _READING[source]
         with self._interceptor:
-            for number, (batch, self._facts) in enumerate(made):
+            for number, (batch, self._facts) in enumerate(probes):
                 if interrupted():
                     if number == 0:
-                        self.leave_out(roles, f"Ctrl-C came before {what} was read")
+                        self.leave_out(roles, f"Ctrl-C came before {reading} was read")
                     return
-                self.progress(what, number, len(made))
+                self.progress(reading, number, len(probes))
                 try:
                     run(self.model, batch)
                 except (RuntimeError, ValueError, IndexError, TypeError) as error:
                     raise ValueError(
-                        f"batches: the model failed while reading {what} "
-                        f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+                        f"batches: the model failed while reading {reading} ({describe_error(error)})"
                     ) from error
-            self.progress(what, len(made), len(made))
+            self.progress(reading, len(probes), len(probes))
 
-    def _see(self, call: Call) -> None:
+    def _on_call(self, call: Call) -> None:
         if call.again:
             return
         device = call.output.device.type
@@ -226,14 +245,14 @@ class _Collected:
         )
         with torch._C.DisableTorchFunction(), torch.no_grad(), autocast:
             call = without_dead_rows(call)
-            look = visible(call)
-            own = update_site(call, look)
-            foreign = bool(call.site.cross) or not look.aligned
+            visibility = visible(call)
+            real_queries = update_site(call, visibility)
+            foreign = bool(call.site.cross) or not visibility.aligned
             roles = [role for role in self._roles if role.cross or not foreign]
             self._sums.setdefault(call.site.name, {})
             self._tokens.setdefault(call.site.name, torch.zeros(call.site.heads, dtype=torch.float64))
             if roles:
-                rows = rows_of(call, look, own, self._facts)
+                rows = rows_of(call, visibility, real_queries, self._facts)
                 for part in word_alignment.between_words(rows) if self._facts.words is not None else rows:
                     self._count(part, roles)
 
@@ -242,13 +261,13 @@ class _Collected:
         for role in roles:
             if _lacks(role, rows):
                 continue
-            found = role.find(rows)
-            for variant, cases in [("", found)] if isinstance(found, Cases) else found.items():
+            cases = role.find(rows)
+            for variant, case in [("", cases)] if isinstance(cases, Cases) else cases.items():
                 name = f"{role.name}:{variant}" if variant else role.name
-                self._add(rows, f"{name}_score", cases.score, cases.counted)
-                self._add(rows, f"{name}_baseline", cases.baseline, cases.counted)
-                if cases.weight is not None:
-                    self._add(rows, f"{name}_weight", cases.weight, cases.counted)
+                self._add(rows, f"{name}_score", case.score, case.counted)
+                self._add(rows, f"{name}_baseline", case.baseline, case.counted)
+                if case.weight is not None:
+                    self._add(rows, f"{name}_weight", case.weight, case.counted)
 
     def _add(self, rows: Rows, column: str, values: Tensor, counted: Tensor) -> None:
         shape = rows.weights.shape[:-1]
@@ -262,7 +281,7 @@ class _Collected:
         columns[column][:, rows.heads] += sums
 
     def table(self) -> HeadTable:
-        """What was counted."""
+        """The counts as a table."""
         sites = self._interceptor.measured
         if not sites:
             stop_if_interrupted()

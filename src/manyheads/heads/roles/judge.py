@@ -1,4 +1,4 @@
-"""From counted cases to claims: which roles a head may be said to have, with the evidence."""
+"""From counted cases to claims: which roles a head has, with the evidence."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def judge(table: HeadTable, least: int = LEAST, left_out: Mapping[str, str] | No
     evidence: list[list[str]] = [[] for _ in table.rows]
     few: list[dict[str, list[str]]] = [{} for _ in table.rows]
     for column in (name.removesuffix("_score") for name in table.sums if name.endswith("_score")):
-        found = ROLES.get(column.partition(":")[0])
-        if found is None:
+        role = ROLES.get(column.partition(":")[0])
+        if role is None:
             continue
         variant = column.partition(":")[2]
         count = table.sums[f"{column}_score"][0]
@@ -48,16 +48,16 @@ def judge(table: HeadTable, least: int = LEAST, left_out: Mapping[str, str] | No
         error = ERRORS * table[f"{column}_score_se"]
         claims = {
             label.format(variant=variant): rule(score - error, baseline) & rule(score + error, baseline)
-            for label, rule in found.claims.items()
+            for label, rule in role.claims.items()
         }
         for row, cases in enumerate(count.tolist()):
             if 0 < cases < least:
-                few[row].setdefault(found.name, []).append(f"{variant} {cases:,.0f}".strip())
+                few[row].setdefault(role.name, []).append(f"{variant} {cases:,.0f}".strip())
             for label, holds in claims.items():
                 if cases >= least and bool(holds[row]):
                     names[row].append(label)
                     numbers = (
-                        f"{score[row]:.2f} ({found.against} {baseline[row]:.2f}, {cases:,.0f} {found.unit})"
+                        f"{score[row]:.2f} ({role.against} {baseline[row]:.2f}, {cases:,.0f} {role.unit})"
                     )
                     evidence[row].append(f"{label} {numbers}")
     missing = _missing(table, left_out or {})

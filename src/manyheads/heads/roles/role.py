@@ -10,8 +10,8 @@ from torch import Tensor
 
 from manyheads.heads.roles.attention_rows import Rows
 
-# What the model reads while a role is looked for: the batches that were given, random tokens that come
-# twice, a long text with a key planted in it, or the sentences of a treebank word by word.
+# What the model reads while a role is looked for: the user's batches, random tokens that come twice, a long
+# text with a key planted in it, or the sentences of a treebank word by word.
 Source = Literal["text", "repeated", "planted", "treebank"]
 Rule = Callable[[Tensor, Tensor], Tensor]
 
@@ -20,7 +20,7 @@ class Cases(NamedTuple):
     """What a role's function returns, each (batch, heads, rows) or broadcasting to it.
 
     score: how much the query does what the role says.
-    baseline: how much somebody would who knows nothing.
+    baseline: how much a reader without any knowledge does.
     counted: which queries are a case at all.
     weight: the weight at the place in question, for roles that are judged by the place of the largest one.
     """
@@ -70,7 +70,7 @@ def role(
     cross: bool = False,
     needs: Iterable[str] = (),
 ) -> Callable[[Find], Find]:
-    """Enter the function below into the catalogue. See `Role` for what the arguments mean."""
+    """Add the decorated function to the catalogue. See `Role` for the arguments."""
 
     def enter(find: Find) -> Find:
         rules = claims if isinstance(claims, Mapping) else {name: claims}

@@ -8,6 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+_Row = tuple[int, dict[str, Any]]  # a line's number, and its fields as conllu parses them
+
 
 class Word(NamedTuple):
     """A word: its characters [start, stop) in the text, the number of its head (-1: root), its relation."""
@@ -64,14 +66,14 @@ def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
             block = []
 
 
-def _sentence(path: Any, block: list[tuple[int, str]]) -> Sentence:
+def _sentence(path: str | PathLike[str], block: list[tuple[int, str]]) -> Sentence:
     try:
         from conllu.exceptions import ParseException
         from conllu.parser import parse_line
     except ImportError:
         raise ImportError("treebanks need conllu: pip install 'manyheads[treebank]'") from None
     text = None
-    rows: list[tuple[int, dict[str, Any]]] = []
+    rows: list[_Row] = []
     for number, line in block:
         if line.startswith("#"):
             name, _, value = line[1:].partition("=")
@@ -89,24 +91,24 @@ def _sentence(path: Any, block: list[tuple[int, str]]) -> Sentence:
 _FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 
 
-def _aligned(path: Any, text: str | None, rows: list[tuple[int, dict[str, Any]]], line: int) -> Sentence:
+def _aligned(path: str | PathLike[str], text: str | None, rows: list[_Row], line: int) -> Sentence:
     """Find each word in the text, or make the text of the words."""
     words: list[Word] = []
     at = 0  # where in the text the next form begins
-    made = ""
+    joined = ""
     shared: tuple[int, int] | None = None  # the first and last word of a contraction
     inside: list[str] = []
     for number, row in rows:
         identity = row["id"]
         if isinstance(identity, tuple) and identity[1] == ".":
-            continue  # an empty node: nobody wrote it
+            continue  # an empty node, which is not in the text
         space = (row["misc"] or {}).get("SpaceAfter") != "No"
         if isinstance(identity, tuple):
             shared = identity[0], identity[2]
             forms = [r["form"] for _, r in rows if r["id"] in range(shared[0], shared[1] + 1)]
             inside = forms if "".join(forms) == row["form"] else []
             start = _find(path, number, text, row["form"], at)
-            at, made, start = _after(text, made, row["form"], space, start)
+            at, joined, start = _after(text, joined, row["form"], space, start)
             reading = start
             continue
         if identity != len(words) + 1:
@@ -119,17 +121,17 @@ def _aligned(path: Any, text: str | None, rows: list[tuple[int, dict[str, Any]]]
             reading = stop
         else:
             start = _find(path, number, text, row["form"], at)
-            at, made, start = _after(text, made, row["form"], space, start)
+            at, joined, start = _after(text, joined, row["form"], space, start)
             stop = start + len(row["form"])
         words.append(Word(row["form"], start, stop, head - 1, str(row["deprel"]), number))
     for word in words:
         if word.head >= len(words):
             raise _broken(path, word.line, f"the head {word.head + 1}", f"at most {len(words)}")
-    return Sentence(made.rstrip() if text is None else text, words, line)
+    return Sentence(joined.rstrip() if text is None else text, words, line)
 
 
-def _find(path: Any, number: int, text: str | None, form: str, at: int) -> int:
-    """Where a form stands in the text."""
+def _find(path: str | PathLike[str], number: int, text: str | None, form: str, at: int) -> int:
+    """The position of a form in the text."""
     if text is None:
         return at
     start = text.find(form, at)
@@ -140,13 +142,13 @@ def _find(path: Any, number: int, text: str | None, form: str, at: int) -> int:
     return start
 
 
-def _after(text: str | None, made: str, form: str, space: bool, start: int) -> tuple[int, str, int]:
+def _after(text: str | None, joined: str, form: str, space: bool, start: int) -> tuple[int, str, int]:
     """Where the next form begins, the text made of the words so far, and where this form begins."""
     if text is not None:
-        return start + len(form), made, start
-    whole = made + form + (" " if space else "")
-    return len(whole), whole, len(made)
+        return start + len(form), joined, start
+    longer = joined + form + (" " if space else "")
+    return len(longer), longer, len(joined)
 
 
-def _broken(path: Any, line: int, got: str, expected: str) -> ValueError:
+def _broken(path: str | PathLike[str], line: int, got: str, expected: str) -> ValueError:
     return ValueError(f"treebank: {path}, line {line}: got {got}; expected {expected}")

@@ -1,4 +1,4 @@
-"""From tokens to words: whose sub-words are whose, and attention between words.
+"""From tokens to words: which sub-words belong to which word, and attention between words.
 
 Attention to a word is the sum over its sub-words, attention from a word the mean over them. Special tokens
 are no words.
@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from manyheads.common.types import Batch
 from manyheads.heads.roles.attention_rows import Facts, Rows
 from manyheads.heads.roles.probe_texts import BatchFacts
 from manyheads.heads.roles.treebank import Sentence
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Tokens of a batch, padding included.
 BATCH_TOKENS = 2048
@@ -37,7 +42,7 @@ class Words:
     offsets: dict[str, tuple[Counter[int], Counter[int]]]
 
     def offset(self, relation: str, kind: str) -> int:
-        """The fixed offset that is right most often, among what attention of this kind can see."""
+        """The fixed offset that is right most often, among the keys that attention of this kind can see."""
         counts = self.offsets[relation][0 if kind == "causal" else 1]
         return max(counts, key=lambda offset: (counts[offset], -abs(offset)), default=0)
 
@@ -54,74 +59,79 @@ class Aligned:
         """For each relation and direction: from which word to which. A head with several dependents of one
         relation has no single right answer, and is no case.
         """
-        known = set(self.word)
-        found: dict[str, dict[int, int]] = {}
+        with_tokens = set(self.word)
+        pairs: dict[str, dict[int, int]] = {}
         several: set[tuple[str, int]] = set()
         for number, word in enumerate(self.sentence.words):
-            if word.head < 0 or number not in known or word.head not in known:
+            if word.head < 0 or number not in with_tokens or word.head not in with_tokens:
                 continue
-            found.setdefault(f"{word.relation} to head", {})[number] = word.head
-            back = found.setdefault(f"{word.relation} from head", {})
+            pairs.setdefault(f"{word.relation} to head", {})[number] = word.head
+            back = pairs.setdefault(f"{word.relation} from head", {})
             if word.head in back:
                 several.add((f"{word.relation} from head", word.head))
             back[word.head] = number
         for relation, head in several:
-            del found[relation][head]
-        return found
+            del pairs[relation][head]
+        return pairs
 
 
-def align(tokenizer: Any, sentence: Sentence) -> Aligned:
-    """Tokenize a sentence as it was written; a token belongs to the word that most of its letters are of."""
-    made = tokenizer(sentence.text, return_offsets_mapping=True)
+def align(tokenizer: PreTrainedTokenizerBase, sentence: Sentence) -> Aligned:
+    """Tokenize a sentence as written; a token belongs to the word that most of its letters are from."""
+    encoding = tokenizer(sentence.text, return_offsets_mapping=True)
     spans = [(word.start, word.stop) for word in sentence.words]
     words = []
-    for start, stop in made["offset_mapping"]:
+    for start, stop in encoding["offset_mapping"]:
         common = [min(stop, end) - max(start, begin) for begin, end in spans]
         best = max(range(len(spans)), key=lambda n: common[n], default=-1)
         words.append(best if best >= 0 and common[best] > 0 else -1)
-    return Aligned(list(made["input_ids"]), words, sentence)
+    return Aligned(list(encoding["input_ids"]), words, sentence)
 
 
 def batches(
-    given: BatchFacts, tokenizer: Any, sentences: Sequence[Sentence], path: Any
-) -> tuple[list[tuple[Any, Facts]], str]:
-    """The sentences as batches, bucketed by length; and what had to be left out, in words."""
+    batch_facts: BatchFacts,
+    tokenizer: PreTrainedTokenizerBase | None,
+    sentences: Sequence[Sentence],
+    path: str | PathLike[str],
+) -> tuple[list[tuple[Batch, Facts]], str]:
+    """The sentences as batches, bucketed by length, and a note about what was left out."""
     if tokenizer is None:
         raise ValueError("treebank: needs the tokenizer of the model; give roles(..., tokenizer=tokenizer)")
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
-            "treebank: the tokenizer does not say which characters its tokens are of; give a fast one "
-            "(of the tokenizers library)"
+            "treebank: the tokenizer gives no character offsets of its tokens; use a fast one (of the "
+            "tokenizers library)"
         )
     aligned = [align(tokenizer, sentence) for sentence in sentences]
-    short = [a for a in aligned if given.positions is None or len(a.ids) <= given.positions]
+    short = [a for a in aligned if batch_facts.positions is None or len(a.ids) <= batch_facts.positions]
     total = sum(len(a.sentence.words) for a in aligned)
-    lost = [
+    without_token = [
         word for a in aligned for number, word in enumerate(a.sentence.words) if number not in set(a.word)
     ]
-    if 2 * len(lost) > total:
+    if 2 * len(without_token) > total:
+        word = without_token[0]
         raise ValueError(
-            f"treebank: {path}, line {lost[0].line}: no token belongs to the word {lost[0].form!r}, nor to "
-            f"{len(lost) - 1:,} others of {total:,}; give the tokenizer of the model, and text it can read"
+            f"treebank: {path}, line {word.line}: no token belongs to the word {word.form!r}, nor to "
+            f"{len(without_token) - 1:,} others of {total:,}; give the model's tokenizer, and text in its "
+            "language"
         )
     notes = []
-    if lost:
-        first = f"{lost[0].form!r} in line {lost[0].line}"
-        notes.append(f"{len(lost)} of {total:,} words that have no token of their own, {first} the first")
+    if without_token:
+        first = f"{without_token[0].form!r} in line {without_token[0].line}"
+        notes.append(f"{len(without_token)} of {total:,} words that have no token, {first} the first")
     if len(short) < len(aligned):
         notes.append(
-            f"{len(aligned) - len(short)} sentences longer than the model's {given.positions} tokens"
+            f"{len(aligned) - len(short)} sentences longer than the model's {batch_facts.positions} tokens"
         )
-    return list(_batched(given, short)), " and ".join(notes)
+    return list(_batched(batch_facts, short)), " and ".join(notes)
 
 
-def _batched(given: BatchFacts, aligned: list[Aligned]) -> Iterator[tuple[Any, Facts]]:
+def _batched(batch_facts: BatchFacts, aligned: list[Aligned]) -> Iterator[tuple[Batch, Facts]]:
     pairs = {id(a): a.pairs() for a in aligned}
     offsets: dict[str, tuple[Counter[int], Counter[int]]] = {}
-    for found in pairs.values():
-        for relation, places in found.items():
+    for by_relation in pairs.values():
+        for relation, targets in by_relation.items():
             before, every = offsets.setdefault(relation, (Counter(), Counter()))
-            steps = [target - query for query, target in places.items()]
+            steps = [target - query for query, target in targets.items()]
             every.update(steps)
             before.update(step for step in steps if step < 0)
     waiting: list[Aligned] = []
@@ -129,21 +139,21 @@ def _batched(given: BatchFacts, aligned: list[Aligned]) -> Iterator[tuple[Any, F
         full = bool(waiting) and (
             a is None
             or (len(waiting) + 1) * len(waiting[0].ids) > BATCH_TOKENS
-            or (len(a.ids) < len(waiting[0].ids) and not given.pads)
+            or (len(a.ids) < len(waiting[0].ids) and not batch_facts.pads)
         )
         if full:
-            yield _batch(given, waiting, [pairs[id(x)] for x in waiting], offsets)
+            yield _batch(batch_facts, waiting, [pairs[id(x)] for x in waiting], offsets)
             waiting = []
         if a is not None:
             waiting.append(a)
 
 
 def _batch(
-    given: BatchFacts,
+    batch_facts: BatchFacts,
     aligned: list[Aligned],
     pairs: list[dict[str, dict[int, int]]],
     offsets: dict[str, tuple[Counter[int], Counter[int]]],
-) -> tuple[Any, Facts]:
+) -> tuple[Batch, Facts]:
     length = max(len(a.ids) for a in aligned)
     number = max(len(a.sentence.words) for a in aligned)
     ids = torch.full((len(aligned), length), -1)
@@ -151,14 +161,14 @@ def _batch(
     targets: dict[str, Tensor] = {}
     for row, a in enumerate(aligned):
         ids[row, : len(a.ids)] = torch.tensor(a.ids)
-        for place, word in enumerate(a.word):
+        for token, word in enumerate(a.word):
             if word >= 0:
-                to[row, place, word] = 1.0
-        for relation, found in pairs[row].items():
+                to[row, token, word] = 1.0
+        for relation, words in pairs[row].items():
             target = targets.setdefault(relation, torch.full((len(aligned), number), -1))
-            for query, answer in found.items():
+            for query, answer in words.items():
                 target[row, query] = answer
-    return given.batch(ids), Facts(special=given.special, words=Words(to, targets, offsets))
+    return batch_facts.batch(ids), Facts(special=batch_facts.special, words=Words(to, targets, offsets))
 
 
 def between_words(parts: Iterable[Rows]) -> Iterator[Rows]:
@@ -173,13 +183,15 @@ def between_words(parts: Iterable[Rows]) -> Iterator[Rows]:
         if weights is None or allowed is None:
             weights = to.new_zeros(batch, rows.site.heads, number, number)
             allowed = to.new_zeros(batch, number, number)
-        own = to[rows.sequences]
-        keys = own[:, None, rows.start : rows.start + rows.weights.shape[-1]]  # (batch, 1, keys, words)
-        queries = own[:, rows.position].transpose(1, 2).unsqueeze(1)  # (batch, 1, words, rows)
-        share = queries / own.sum(1)[:, None, :, None].clamp(min=1)
+        word_of = to[rows.sequences]
+        keys = word_of[:, None, rows.start : rows.start + rows.weights.shape[-1]]  # (batch, 1, keys, words)
+        queries = word_of[:, rows.position].transpose(1, 2).unsqueeze(1)  # (batch, 1, words, rows)
+        share = queries / word_of.sum(1)[:, None, :, None].clamp(min=1)
         weights[rows.sequences, rows.heads] += share @ (rows.weights @ keys)
-        may = rows.allowed.any(1, keepdim=True).expand(len(own), 1, *rows.weights.shape[2:]).to(to.dtype)
-        allowed[rows.sequences] += (queries @ (may @ keys)).squeeze(1)
+        allowed_here = (
+            rows.allowed.any(1, keepdim=True).expand(len(word_of), 1, *rows.weights.shape[2:]).to(to.dtype)
+        )
+        allowed[rows.sequences] += (queries @ (allowed_here @ keys)).squeeze(1)
         last = rows
     if weights is None or allowed is None or last is None:
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
 from manyheads.surgery.silencing_curve import curve
 from manyheads.view.document import head_numbers
-from manyheads.view.document.contract import VERSION, Curve, HeadDocument, Measured
+from manyheads.view.document.contract import VERSION, HeadDocument, Measured
 from manyheads.view.document.examples import Examples, left_out, profiles
 from manyheads.view.document.packing import Budget, byte_size
 from manyheads.view.document.sample import Sample
@@ -221,7 +221,7 @@ def _measure(
         lines = parts.measure(
             "curve", lambda progress: curve(model, batches[:1], rankings, progress=progress)
         )
-        page["curve"] = cast("Curve | None", lines)
+        page["curve"] = lines
     if examples.changes:
         page["importance"]["leave-one-out"] = _leave_one_out(examples.changes)
     return examples

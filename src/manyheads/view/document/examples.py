@@ -129,7 +129,7 @@ class Examples:
             return None
         if kind_of(self._model, batch) != "translation":
             return None
-        return cast(Batch, translated(self._model, batch))
+        return translated(self._model, batch)
 
     def _neighbours(self, others: Sequence[Batch]) -> Neighbours | None:
         """Texts and embeddings of other inputs."""

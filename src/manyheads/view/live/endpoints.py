@@ -77,7 +77,7 @@ def ablate(live: Live, request: Input, heads: SiteHeads) -> Ablation:
     # the embeddings of the neighbours change, too
     neighbours = None if live.neighbours is None else replace(live.neighbours, embeddings=None)
     observation, after = observe_answer(
-        live.model, full.batch, heads, tokenizer=live.tokenizer, kind=live.kind, known=neighbours
+        live.model, full.batch, heads, tokenizer=live.tokenizer, kind=live.kind, sentences=neighbours
     )
     change = float(difference(full.output, read(observation.seen.result, live.model))[0])
     example = _drawn(live, full.batch, observation)
@@ -256,10 +256,10 @@ def input_result(live: Live, request: Input) -> InputResult:
     """What the model with all its heads gives for an input; remembered for the latest inputs."""
     if (result := live.results.pop(request, None)) is None:
         batch, tokens = _batch(live, request)
-        if live.kind == "translation" and "decoder_input_ids" in batch:
-            batch = cast(Batch, translated(live.model, batch))
+        if live.kind == "translation" and isinstance(batch, Mapping) and "decoder_input_ids" in batch:
+            batch = translated(live.model, batch)
         observation, answer = observe_answer(
-            live.model, batch, tokenizer=live.tokenizer, kind=live.kind, known=live.neighbours
+            live.model, batch, tokenizer=live.tokenizer, kind=live.kind, sentences=live.neighbours
         )
         example = _drawn(live, batch, observation)
         example["answer"] = cast("Answer | None", answer)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import cast
 
 from manyheads.heads.effects.live_model import table_without_numbers
 from manyheads.heads.inspect import count, finished
@@ -122,7 +121,7 @@ class GrowingDocument:
                     ranked,
                     progress=self._on_progress,
                 )
-                self._curve = cast(Curve, lines)
+                self._curve = lines
             else:
                 measured_table(live, name, self._on_progress)
         except OthersWaitError:

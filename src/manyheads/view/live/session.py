@@ -19,7 +19,7 @@ from manyheads.data import corpus
 from manyheads.data.batches import Corpus, padded
 from manyheads.data.text_lines import pieces, read_lines
 from manyheads.heads.effects.ablated import forwards
-from manyheads.heads.effects.answers import Known, ids_of, kind_of
+from manyheads.heads.effects.answers import Sentences, ids_of, kind_of
 from manyheads.heads.effects.live_model import sites_of
 from manyheads.heads.effects.neighbours import embeddings
 from manyheads.heads.model_outputs import Output
@@ -108,7 +108,7 @@ class Live:
     sites: dict[str, Site]
     fingerprint: str
     kind: str | None
-    neighbours: Known | None
+    neighbours: Sentences | None
     samples: list[str]
     source: tuple[str, ...] = ()
     tables: dict[str, HeadTable] = field(default_factory=dict)
@@ -180,7 +180,7 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
     first = batches[0] if batches else _probe(loaded)
     sites = sites_of(loaded.model, first)
     kind = kind_of(loaded.model, first)
-    neighbours: Known | None = None
+    neighbours: Sentences | None = None
     samples: list[str] = []
     if tokenizer is not None:
         held_out = _decoded(tokenizer, batches) if loaded.task is not None and text is None else None
@@ -267,7 +267,7 @@ def _absolute(name: str) -> str:
 
 
 def _on_device(live: Live, batch: Batch) -> Batch:
-    return cast(Batch, next(iter(moved([batch], device_of(live.model)))))
+    return next(iter(moved([batch], device_of(live.model))))
 
 
 def _reader(
@@ -326,7 +326,7 @@ def _samples(text: str | None, mask: str, held_out: Sequence[str] | None) -> lis
     return [" ".join([*some[: len(some) // 2], mask, *some[len(some) // 2 + 1 :]]) for some in words]
 
 
-def _neighbours(loaded: Loaded, tokenizer: PreTrainedTokenizerBase, text: str | None) -> Known:
+def _neighbours(loaded: Loaded, tokenizer: PreTrainedTokenizerBase, text: str | None) -> Sentences:
     """Short sentences of the small text; in one batch where the model takes a padding mask."""
     lines = [line[:LONGEST_NEIGHBOUR] for line in read_lines(text, TEXTS)]
     lines = sorted(dict.fromkeys(lines), key=len)[:NEIGHBOURS]
@@ -338,4 +338,4 @@ def _neighbours(loaded: Loaded, tokenizer: PreTrainedTokenizerBase, text: str | 
     for part in [rows] if together else [[row] for row in rows]:
         batches.append(loaded.arguments(*padded(part, padding if isinstance(padding, int) else 0)))
     batches = list(moved(batches, device_of(loaded.model)))
-    return Known(lines, batches, embeddings(loaded.model, batches))
+    return Sentences(lines, batches, embeddings(loaded.model, batches))
