@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 from manyheads.common.whole_files import write_whole
 from manyheads.heads.along_sequence import Along
@@ -30,14 +29,14 @@ def draw(panels: Sequence[tuple[str, Along, Sequence[str]]], path: Path, title: 
     size = (min(max(0.13 * longest + 1.6, 6.0), 18.0), sum(heights) + 0.8)
     figure = Figure(figsize=size, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
-    axes: Any = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     ramp = LinearSegmentedColormap.from_list("attention", [[c / 255 for c in rgb] for rgb in RAMP])
     highest = max(float(along.weights.max()) for _, along, _ in panels)
-    image: Any = None
+    images = []
     for axis, (name, along, letters) in zip(axes, panels, strict=True):
         norm = PowerNorm(0.5, 0, highest)
-        image = axis.imshow(
-            along.weights.numpy(), cmap=ramp, norm=norm, interpolation="nearest", aspect="auto"
+        images.append(
+            axis.imshow(along.weights.numpy(), cmap=ramp, norm=norm, interpolation="nearest", aspect="auto")
         )
         step = -(-len(letters) // MOST_LETTERS)
         positions = range(0, len(letters), step)
@@ -47,7 +46,7 @@ def draw(panels: Sequence[tuple[str, Along, Sequence[str]]], path: Path, title: 
         axis.set_title(name, fontsize=9, color=DARK, loc="left", parse_math=False)
         for edge in axis.spines.values():
             edge.set_visible(False)
-    bar = figure.colorbar(image, ax=list(axes), fraction=0.02, pad=0.01)
+    bar = figure.colorbar(images[-1], ax=list(axes), fraction=0.02, pad=0.01)
     bar.ax.tick_params(labelsize=7, colors=GREY, length=0)
     bar.set_label("share of attention", fontsize=8, color=GREY)
     bar.outline.set_visible(False)

@@ -6,12 +6,17 @@ import warnings
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from manyheads.common.whole_files import write_whole
 from manyheads.view.colour import RAMP
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 # Fonts with Chinese, Japanese and Korean, where the machine has one; otherwise such tokens show as boxes.
 EAST_ASIAN = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "PingFang SC", "Microsoft YaHei")
@@ -41,9 +46,9 @@ def draw(weights: Sequence[Tensor], tokens: Sequence[str], path: Path, title: st
         side = min(max(1.8, 0.09 * len(tokens)), 3.0)  # of one map, in inches
         figure = Figure(figsize=(side * heads + 2.0, side * len(weights) + 2.2), facecolor="white")
         FigureCanvasAgg(figure)
-        axes: Any = figure.subplots(len(weights), heads, squeeze=False)
+        axes = figure.subplots(len(weights), heads, squeeze=False)
         colours = LinearSegmentedColormap.from_list("attention", [[c / 255 for c in rgb] for rgb in RAMP])
-        image = None
+        image: AxesImage | None = None
         for n, layer in enumerate(weights):
             for h in range(heads):
                 axis = axes[n, h]
@@ -67,14 +72,15 @@ def draw(weights: Sequence[Tensor], tokens: Sequence[str], path: Path, title: st
         title = title if len(title) <= LONGEST_TITLE else f"{title[: LONGEST_TITLE - 4]} ..."
         figure.suptitle(title, fontsize=16, x=LEFT, y=0.975, ha="left", color="#111111", parse_math=False)
         figure.text(LEFT, 0.935, READING, fontsize=10, color="#555555")
-        _scale(figure, image)
+        if image is not None:
+            _draw_scale(figure, image)
         path.parent.mkdir(parents=True, exist_ok=True)
         png = BytesIO()
         figure.savefig(png, format="png", dpi=110)
         write_whole(path, png.getvalue())
 
 
-def _label(axis: Any, tokens: Sequence[str], side: float, left: bool, below: bool) -> None:
+def _label(axis: Axes, tokens: Sequence[str], side: float, left: bool, below: bool) -> None:
     """Tokens beside the first map of a row and below the last of a column: all maps share them."""
     step = -(-len(tokens) // MOST_LABELS)
     positions = range(0, len(tokens), step)
@@ -89,7 +95,7 @@ def _label(axis: Any, tokens: Sequence[str], side: float, left: bool, below: boo
         edge.set_visible(False)
 
 
-def _scale(figure: Any, image: Any) -> None:
+def _draw_scale(figure: Figure, image: AxesImage) -> None:
     bar = figure.colorbar(
         image, cax=figure.add_axes((0.965, BOTTOM, 0.008, TOP - BOTTOM)), ticks=[0, 0.01, 0.1, 0.25, 0.5, 1]
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +15,12 @@ from manyheads.heads.diversity.map_layout import islands, stress
 from manyheads.heads.diversity.result import head_names
 from manyheads.heads.table import HeadTable
 from manyheads.view.colour import RAMP
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import PathCollection
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
 
 # More names than this overlap: then only the heads nearest to their twins are named.
 MOST_NAMES = 100
@@ -36,15 +42,15 @@ def draw_map(table: HeadTable, path: Path, title: str) -> None:
     Heads that cannot be compared, such as those of an encoder and a decoder, are on separate maps. Thin lines
     lead from each head to its twin, the most similar head.
     """
+    from matplotlib.ticker import MaxNLocator
+
     maps = sorted(islands(table.matrices["js"]), key=lambda heads: -len(heads))
     figure, axes = _figure(len(maps), 8.0, 7.0)
-    points = None
-    for axis, heads in zip(axes, maps, strict=True):
-        points = _draw_one_map(axis, table, heads)
-    bar = figure.colorbar(points, ax=axes, fraction=0.03, pad=0.02)
+    points = [_draw_one_map(axis, table, heads) for axis, heads in zip(axes, maps, strict=True)]
+    bar = figure.colorbar(points[-1], ax=axes, fraction=0.03, pad=0.02)
     bar.set_label("layer", fontsize=9, color=GREY)
     bar.ax.tick_params(labelsize=8, colors=GREY, length=0)
-    bar.ax.yaxis.get_major_locator().set_params(integer=True)
+    bar.locator = MaxNLocator(integer=True)
     bar.outline.set_visible(False)
     figure.suptitle(
         f"{title}: heads with similar attention are close together", fontsize=13, color=DARK, parse_math=False
@@ -52,7 +58,7 @@ def draw_map(table: HeadTable, path: Path, title: str) -> None:
     _save(figure, path)
 
 
-def _draw_one_map(axis: Any, table: HeadTable, heads: Tensor) -> Any:
+def _draw_one_map(axis: Axes, table: HeadTable, heads: Tensor) -> PathCollection:
     points_xy = torch.stack([table["x"], table["y"]], 1)
     x, y = points_xy.numpy().T
     layers = torch.tensor(table["layer"])
@@ -68,7 +74,7 @@ def _draw_one_map(axis: Any, table: HeadTable, heads: Tensor) -> Any:
         c=layers[heads],
         cmap="viridis",
         vmin=0,
-        vmax=layers.max(),
+        vmax=int(layers.max()),
         s=34,
         zorder=2,
         linewidths=0,
@@ -127,7 +133,7 @@ def draw_matrices(table: HeadTable, path: Path, title: str) -> None:
     _save(figure, path)
 
 
-def _figure(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
+def _figure(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """A figure of several panels, each of this size in inches, in up to three columns."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -143,7 +149,7 @@ def _figure(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
     return figure, axes[:count]
 
 
-def _ramp(falling: bool) -> Any:
+def _ramp(falling: bool) -> Colormap:
     """The colour scale from dark to light, or back; grey where there is no value."""
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -152,13 +158,13 @@ def _ramp(falling: bool) -> Any:
     return ramp.with_extremes(bad="#dddddd")
 
 
-def _signed() -> Any:
+def _signed() -> Colormap:
     from matplotlib import colormaps
 
     return colormaps["RdBu_r"].with_extremes(bad="#dddddd")
 
 
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: Figure, path: Path) -> None:
     """Write the figure completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     png = BytesIO()
