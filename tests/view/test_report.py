@@ -170,9 +170,9 @@ def test_inspect_writes_it(tmp_path):
 
 
 def test_an_interruption_while_measuring_leaves_a_page(tmp_path, monkeypatch):
-    def interrupted(*_, step, **__):
+    def interrupted(*_, progress, **__):
         signal.raise_signal(signal.SIGINT)
-        step(1.0)
+        progress("diversity", 1, 2)
         raise AssertionError("it did not stop between two units")
 
     monkeypatch.setattr("manyheads.view.document.assemble.diversity", interrupted)

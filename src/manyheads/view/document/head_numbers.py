@@ -78,6 +78,7 @@ def aligned(other: HeadTable, table: HeadTable) -> Tensor:
 def stacks(table: HeadTable) -> list[contract.Stack]:
     """The layers of each stack, with the rows of their heads.
 
+    >>> from manyheads.heads.table import Row
     >>> rows = [Row(f"h.{layer}.attn", layer, 0, 0, 0, "causal") for layer in range(2)]
     >>> stacks(HeadTable(rows, torch.ones(2), {}))[0]["layers"][1]
     {'layer': 1, 'site': 'h.1.attn', 'heads': [1]}
