@@ -165,8 +165,8 @@ def test_the_live_page_begins_with_held_out_examples(folders):
     from manyheads.view.live.session import begin
 
     pictures, sequences = (begin(load(str(folders / name), head=True)) for name in ("images", "dna"))
-    assert (pictures.kind, pictures.pictures) == ("class", 16)
-    assert (sequences.kind, sequences.pictures) == ("class", 0)
+    assert (pictures.kind, pictures.images) == ("class", 16)
+    assert (sequences.kind, sequences.images) == ("class", 0)
     assert set("".join(sequences.samples)) == set("ACGT")
     with pytest.raises(ValueError, match="series reads neither texts nor images"):
         begin(load(str(folders / "series"), head=True))
