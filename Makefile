@@ -42,7 +42,9 @@ PACKAGES := web/node_modules/.package-lock.json
 $(PACKAGES): web/package-lock.json
 	-cd web && npm install --no-save --silent
 
-web: $(PACKAGES)
+# The page's types are written from the contracts in src/manyheads/view before it is built.
+web: setup $(PACKAGES)
+	$(BIN)/python tools/page_types.py
 	cd web && npm run build
 
 test: lint $(if $(NPM),$(PACKAGES))

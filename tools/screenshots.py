@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import manyheads as mh
 from manyheads.view.document import About, document, of_batches
-from manyheads.view.report import report, write_report
+from manyheads.view.report import report_html, write_report
 
 SENTENCES = """\
 four hundred and twenty-seven thousand, six hundred and thirty-five
@@ -178,7 +178,7 @@ def renew(path: Path) -> None:
     carried = re.search(r'id="document">([^<]*)</script>', path.read_text(encoding="utf-8"))
     if carried is None:
         raise ValueError(f"{path} carries no document; remove it to make it again")
-    path.write_text(report(json.loads(gzip.decompress(base64.b64decode(carried[1])))), encoding="utf-8")
+    path.write_text(report_html(json.loads(gzip.decompress(base64.b64decode(carried[1])))), encoding="utf-8")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ const here = dirname(fileURLToPath(import.meta.url));
 const { values } = parseArgs({ options: { out: { type: "string", default: "../src/manyheads/view/static" } } });
 const out = resolve(here, values.out);
 
-/** sha256 over (path NUL bytes NUL) of every source, in the order of their paths; tests/view/test_built.py does the same. */
+/** sha256 over (path NUL bytes NUL) of every source, in the order of their paths; tests/web/test_built.py does the same. */
 function sources() {
   const files = readdirSync(join(here, "src"), { recursive: true, withFileTypes: true })
     .filter((entry) => entry.isFile())

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from manyheads.tasks.trained import predict as predict
     from manyheads.training.loop import train as train
     from manyheads.view.inspect import inspect as inspect
+    from manyheads.view.report import report as report
+    from manyheads.view.serve import serve as serve
     from manyheads.view.widget import widget as widget
 
 # Where each public name is defined. It is imported when it is first used.
@@ -76,6 +78,8 @@ _NAMES = {
     "manyheads.view.inspect": ("inspect",),
     "manyheads.models.open": ("open_model",),
     "manyheads.nn": ("mask",),
+    "manyheads.view.report": ("report",),
+    "manyheads.view.serve": ("serve",),
     "manyheads.nn.attention": ("attention",),
     "manyheads.nn.blocks": ("FeedForward", "TransformerBlock"),
     "manyheads.nn.cache": ("KVCache",),

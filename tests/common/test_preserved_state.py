@@ -26,7 +26,7 @@ from manyheads.tasks.language import Language
 from manyheads.training.evaluation import evaluate
 from manyheads.training.loop import train
 from manyheads.view.document import document, of_batches
-from manyheads.view.report import report
+from manyheads.view.report import report_html
 
 TOKENS = 23
 
@@ -182,7 +182,7 @@ def widget(model, tmp_path):
 def page(model, tmp_path):
     with evaluating(model), mh.watch(model) as seen:
         model(batches()[0])
-    report(document(seen.table, model, of_batches(batches(), model)))
+    report_html(document(seen.table, model, of_batches(batches(), model)))
 
 
 def ranked(model, tmp_path, method):

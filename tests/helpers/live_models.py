@@ -10,7 +10,7 @@ import transformers as hf
 
 from manyheads.models.open import Loaded
 from manyheads.view.live.app import app
-from manyheads.view.live.growing_document import Progress
+from manyheads.view.live.growing_document import GrowingDocument
 from manyheads.view.live.queue import Queue
 
 TOKEN = "a-secret"
@@ -56,8 +56,8 @@ class Site:
 
     def __init__(self, live, host="127.0.0.1"):
         self.live, self.queue = live, Queue()
-        self.progress = Progress(live, self.queue)
-        self.app = app(live, self.queue, self.progress, host=host, token=TOKEN)
+        self.document = GrowingDocument(live, self.queue)
+        self.app = app(live, self.queue, self.document, host=host, token=TOKEN)
 
     def client(self, **headers):
         """An httpx client; the token is sent unless headers say otherwise."""

@@ -6,7 +6,7 @@ import uvicorn
 from tests.helpers.live_models import TOKEN
 
 from manyheads.view.live.app import app
-from manyheads.view.live.growing_document import Progress
+from manyheads.view.live.growing_document import GrowingDocument
 from manyheads.view.live.queue import Queue
 from manyheads.view.live.server import configured, listen
 
@@ -16,10 +16,10 @@ class Served:
 
     def __init__(self, live):
         self.live, self.queue = live, Queue()
-        self.progress = Progress(self.live, self.queue)
+        self.document = GrowingDocument(self.live, self.queue)
         self.socket = listen("127.0.0.1", 0)
         self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}/"
-        made = app(self.live, self.queue, self.progress, host="127.0.0.1", token=TOKEN)
+        made = app(self.live, self.queue, self.document, host="127.0.0.1", token=TOKEN)
         self.server = uvicorn.Server(configured(made))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})
         self.thread.start()

@@ -4,6 +4,8 @@ import base64
 import struct
 from typing import Any
 
+from manyheads.view.document.contract import VERSION
+
 SIZES = (5, 3, 3)  # heads of each layer
 N = sum(SIZES)
 TOKENS = ("[CLS]", "light", "##house", "灯塔", "مرحبا", "👩‍👩‍👧‍👦", "[SEP]")
@@ -67,7 +69,16 @@ def example(title: str, texts: tuple[str, ...], exact: tuple[int, ...] | None = 
             one["row_size"] = one["column_size"] = 2
         maps.append(one)
         start += size
-    return {"kind": "text", "title": title, "tokens": {"self": [token(text) for text in texts]}, "maps": maps}
+    return {
+        "kind": "text",
+        "title": title,
+        "tokens": {"self": [token(text) for text in texts]},
+        "picture": None,
+        "maps": maps,
+        "pipeline": None,
+        "answer": None,
+        "silenced": None,
+    }
 
 
 def document() -> dict[str, Any]:
@@ -111,8 +122,8 @@ def document() -> dict[str, Any]:
         "answer": [[["cat", 0.01 * i], ["cow", 0.2]] for i in range(N)],
     }
     return {
-        "version": 1,
-        "made": {
+        "version": VERSION,
+        "header": {
             "manyheads": "0.1.0",
             "model": "hand-made",
             "fingerprint": "f" * 40,
@@ -120,6 +131,7 @@ def document() -> dict[str, Any]:
             "units": 4243,
             "unit": "tokens",
             "notes": ["made by hand"],
+            "stopped": False,
         },
         "heads": {
             "site": [f"layer.{number}.attention" for number in layer],
@@ -150,6 +162,8 @@ def document() -> dict[str, Any]:
         "profiles": {"offsets": [-3, -1, 0, 1, 3], "mass": packed("uint16", [N, 5], [65535 * 0.2] * (5 * N))},
         "roles": {
             "names": ["sink", "induction"],
+            "says": {},
+            "against": {},
             "heads": roles,
             "not_judged": {"syntactic": "no treebank was given"},
         },

@@ -67,7 +67,7 @@ def test_the_verbs_on_heads_take_the_folder_alone(folders, tmp_path, name, kind)
         assert len(json.loads(done.stdout.splitlines()[-1]).get("heads", range(heads))) == heads, verb
     page = (tmp_path / "inspect" / "report.html").read_text()
     carried = re.search(r'id="document">([^<]+)<', page)[1]
-    notes = json.loads(gzip.decompress(base64.b64decode(carried)))["made"]["notes"]
+    notes = json.loads(gzip.decompress(base64.b64decode(carried)))["header"]["notes"]
     assert not [note for note in notes if "left out" in note]
     call("prune", folder, "--data", folders / name, "--keep", 0.6, "--json", "--out", tmp_path / "small")
     small = mh.load(tmp_path / "small")

@@ -145,7 +145,7 @@ def test_the_page_shows_what_the_task_reads(folders, name):
             loaded.model(**batch)
     readers = {"tokenizer": if_any(loaded.tokenizer), "processor": if_any(loaded.processor)}
     made = document(seen.table, loaded.model, of_corpus(read, loaded.model), **readers)
-    assert not [note for note in made["made"]["notes"] if "left out" in note]
+    assert not [note for note in made["header"]["notes"] if "left out" in note]
     first = made["examples"][0]
     assert first["silenced"]["change"]
     assert first["kind"] == ("image" if name == "images" else "text")
@@ -165,10 +165,10 @@ def test_the_live_page_begins_with_held_out_examples(folders):
     from manyheads.view.live.session import begin
 
     pictures, sequences = (begin(open_model(str(folders / name), head=True)) for name in ("images", "dna"))
-    assert (pictures.kind, pictures.pictures) == ("class", 16)
-    assert (sequences.kind, sequences.pictures) == ("class", 0)
+    assert (pictures.kind, pictures.images) == ("class", 16)
+    assert (sequences.kind, sequences.images) == ("class", 0)
     assert set("".join(sequences.samples)) == set("ACGT")
-    with pytest.raises(ValueError, match="series reads neither texts nor pictures"):
+    with pytest.raises(ValueError, match="series reads neither texts nor images"):
         begin(open_model(str(folders / "series"), head=True))
 
 

@@ -23,11 +23,10 @@ from manyheads.nn.transformers import Encoder
 from manyheads.surgery.silencing_curve import SHARES, curve
 from manyheads.view.document import About, Sample, document, example, of_batches
 from manyheads.view.document import assemble as making
+from manyheads.view.document.image import grid
 from manyheads.view.document.packing import packed, unpacked
-from manyheads.view.document.picture import grid
-from manyheads.view.document.sample import Kept, singles
-from manyheads.view.document.token_text import read as read_token
-from manyheads.view.document.token_text import token_texts, visible
+from manyheads.view.document.sample import FirstBatches, singles
+from manyheads.view.document.token_text import read_token, token_texts, visible
 
 SMALL = {"vocab_size": 97, "hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3}
 
@@ -525,19 +524,15 @@ def test_a_whole_document():
     model = llama().train()
     batches = [{"input_ids": ids(3, 23)}, {"input_ids": ids(2, 13)}]
     table = mh.inspect(model, batches)
-    told = []
-    found = document(
-        table,
-        model,
-        sample(model, *batches),
-        progress=lambda stage, done, total: told.append((stage, done / total)),
-    )
+    calls = []
+    found = document(table, model, sample(model, *batches), progress=lambda *call: calls.append(call))
     assert model.training
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert list(dict.fromkeys(what for what, _ in told)) == [
+    text = json.dumps(found, allow_nan=False)
+    assert json.dumps(json.loads(text)) == text
+    assert list(dict.fromkeys(stage for stage, _, _ in calls)) == [
         "importance", "examples", "redundancy", "roles", "curve",
     ]  # fmt: skip
-    assert all(0 <= share <= 1 for _, share in told)
+    assert all(0 <= done <= total for _, done, total in calls)
     n = len(table)
     first = found["examples"][0]
     assert first["answer"]["kind"] == "next"
@@ -551,8 +546,8 @@ def test_a_whole_document():
     assert found["roles"]["names"]
     assert found["redundancy"]["matrix"]["shape"] == [n, n]
     assert "twin_distance" in found["heads"]["metrics"]
-    assert any("measured on" in note for note in found["made"]["notes"])
-    assert not found["made"]["stopped"]
+    assert any("measured on" in note for note in found["header"]["notes"])
+    assert not found["header"]["stopped"]
 
 
 def fails(*_, **__):
@@ -568,7 +563,7 @@ def test_what_fails_costs_only_itself(monkeypatch):
     assert found["roles"] is found["curve"] is None
     assert found["redundancy"] is not None
     assert found["examples"][0]["silenced"] is not None
-    assert "roles: left out (RuntimeError: no such thing)" in found["made"]["notes"]
+    assert "roles: left out (RuntimeError: no such thing)" in found["header"]["notes"]
     monkeypatch.setattr("manyheads.view.document.examples.silenced", fails)
     found = document(table, model, sample(model, batch))
     assert found["examples"][0]["silenced"] is None
@@ -585,10 +580,10 @@ def test_an_interruption_keeps_what_there_is(monkeypatch):
     table = mh.inspect(model, [batch])
     monkeypatch.setattr(making, "diversity", interrupted)
     found = document(table, model, sample(model, batch))
-    assert found["made"]["stopped"]
+    assert found["header"]["stopped"]
     assert found["examples"][0]["maps"]
     assert found["redundancy"] is found["roles"] is found["curve"] is None
-    assert any(note.startswith("redundancy: interrupted") for note in found["made"]["notes"])
+    assert any(note.startswith("redundancy: interrupted") for note in found["header"]["notes"])
     monkeypatch.setattr("manyheads.view.document.examples.silenced", interrupted)
     found = document(table, model, sample(model, batch))
     assert len(found["examples"]) == 1
@@ -613,9 +608,9 @@ def test_batches_one_by_one():
     assert first["decoder_input_ids"].shape == (1, 3)
     assert second["attention_mask"].shape == (1, 3)
     assert singles(torch.randn(2, 3, 5)) == []
-    kept = Kept(iter([ids(2, 5), ids(2, 5), ids(2, 5)]), most=11)
-    assert len(list(kept)) == 3
-    assert len(kept.batches) == 2
+    first = FirstBatches(iter([ids(2, 5), ids(2, 5), ids(2, 5)]), tokens=11)
+    assert len(list(first)) == 3
+    assert len(first.batches) == 2
     long = of_batches([ids(900, 7)], nn.Linear(1, 1))
     assert long.batches[0].shape == (2048 // 7, 7)
     assert Sample().batches == []

@@ -29,7 +29,7 @@ def page_of(model: torch.nn.Module, batches):
 
 def test_heads_that_are_not_verified_are_not_silenced_and_the_page_says_so(batches) -> None:
     made = page_of(doubtful(), batches)
-    notes = made["made"]["notes"]
+    notes = made["header"]["notes"]
     assert any(note.startswith(f"not verified, {UNVERIFIED}: ") for note in notes)
     assert "heads that are not verified are not silenced, neither alone nor in the curve" in notes
     assert not any("left out" in note for note in notes)
@@ -46,7 +46,7 @@ def test_heads_that_are_not_verified_are_not_silenced_and_the_page_says_so(batch
 def test_nothing_is_said_where_everything_is_proved(batches) -> None:
     made = page_of(proved(), batches)
     assert not {"verified", "notes"} & set(made["heads"]["labels"])
-    assert not any("verified" in note for note in made["made"]["notes"])
+    assert not any("verified" in note for note in made["header"]["notes"])
     assert None not in made["examples"][0]["silenced"]["change"]
 
 
@@ -61,7 +61,7 @@ def test_the_live_page_looks_at_such_heads_and_does_not_silence_them(site) -> No
     text = {"text": "a b c"}
     status, found = apart(site.ask("/api/silence", {**text, "heads": {UNVERIFIED: [0]}}))
     assert status == 422
-    assert "could not be proved" in found["error"]
+    assert "are not verified" in found["error"]
     assert "Traceback" not in found["error"]
     for path, body in (("/api/plan", {}), ("/api/quality", {})):
         assert apart(site.ask(path, {**body, "heads": {UNVERIFIED: [1]}}))[0] == 422
@@ -79,9 +79,9 @@ def test_rules_and_rankings_of_the_live_page_leave_them_out(site, monkeypatch) -
 
 
 def test_the_document_of_the_live_page_marks_them(site) -> None:
-    first = site.progress._document()
+    first = site.document._document()
     assert first["heads"]["labels"]["verified"][4].startswith("no: ")
-    assert any(note.startswith("not verified") for note in first["made"]["notes"])
+    assert any(note.startswith("not verified") for note in first["header"]["notes"])
 
 
 def test_sentences_are_told_in_chinese() -> None:

@@ -18,7 +18,7 @@ from manyheads.heads.table import Row
 from manyheads.view import inspect
 from manyheads.view import report as reports
 from manyheads.view.document import About, document, of_batches
-from manyheads.view.report import LIMIT, report, write_report
+from manyheads.view.report import LIMIT, report_html, write_report
 
 HOSTILE = "</script><script>alert(1)</script>\0\u202e&amp;\ud83d"
 
@@ -77,7 +77,7 @@ def carried(page):
 
 def test_it_carries_the_document_and_a_policy_that_knows_its_script():
     made = document(table(), about=About("a model"))
-    page = report(made)
+    page = report_html(made)
     read = Reader(page)
     assert carried(page) == made
     (policy,) = [
@@ -100,8 +100,8 @@ def test_no_text_is_taken_for_markup(tmp_path):
     read = Reader(page)
     assert len(read.all("script")) == 2
     assert read.all("title")[0][1].startswith("</script><script>alert(1)</script>")
-    assert carried(page)["made"]["notes"] == [HOSTILE]
-    assert len(page) - len(report(document(table(), about=About("x" * 100_000)))) < 2000
+    assert carried(page)["header"]["notes"] == [HOSTILE]
+    assert len(page) - len(report_html(document(table(), about=About("x" * 100_000)))) < 2000
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -118,12 +118,12 @@ def test_a_page_that_grows_too_large_loses_the_least_wanted_first(monkeypatch):
     model = llama()
     batch = {"input_ids": torch.randint(3, 97, (1, 13))}
     made = document(mh.inspect(model, [batch]), model, of_batches([batch], model))
-    size = len(report(made).encode())  # the page has words in Chinese
+    size = len(report_html(made).encode())  # the page has words in Chinese
     sizes, before = [], json.dumps(made)
     data = len(reports.encoded(made))
     for limit in (size + 1, size - data // 10, size - data // 5):
         monkeypatch.setattr(reports, "LIMIT", limit)
-        page = report(made)
+        page = report_html(made)
         assert len(page.encode()) < limit
         sizes.append(len(page.encode()))
         assert carried(page)["heads"] == made["heads"]
@@ -131,7 +131,7 @@ def test_a_page_that_grows_too_large_loses_the_least_wanted_first(monkeypatch):
     assert json.dumps(made) == before
     monkeypatch.setattr(reports, "LIMIT", size - data)
     with pytest.raises(ValueError, match="6 heads do not fit into a page"):
-        report(made)
+        report_html(made)
 
 
 @pytest.mark.parametrize(("layers", "heads", "length"), [(12, 12, 512), (32, 32, 61)])
@@ -143,7 +143,7 @@ def test_large_models_fit(layers, heads, length, monkeypatch):
     batches = [{"input_ids": torch.randint(3, 97, (1, size))} for size in (13, length)]
     counted = mh.inspect(model, [batches[0]])
     made = document(counted, model, of_batches(batches, model))
-    page = report(made)
+    page = report_html(made)
     assert len(page.encode()) < LIMIT
     found = carried(page)
     assert found == made  # it was fitted before, nothing had to go
@@ -163,16 +163,16 @@ def batches():
 def test_inspect_writes_it(tmp_path):
     counted = mh.inspect(llama(), batches(), out=tmp_path)
     found = carried((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert found["made"]["model"] == "LlamaModel"
+    assert found["header"]["model"] == "LlamaModel"
     assert found["heads"]["metrics"]["entropy"]["mean"] == counted["entropy"].tolist()
     assert found["examples"][0]["maps"]
-    assert not found["made"]["stopped"]
+    assert not found["header"]["stopped"]
 
 
 def test_an_interruption_while_measuring_leaves_a_page(tmp_path, monkeypatch):
-    def interrupted(*_, step, **__):
+    def interrupted(*_, progress, **__):
         signal.raise_signal(signal.SIGINT)
-        step(1.0)
+        progress("diversity", 1, 2)
         raise AssertionError("it did not stop between two units")
 
     monkeypatch.setattr("manyheads.view.document.assemble.diversity", interrupted)
@@ -180,7 +180,7 @@ def test_an_interruption_while_measuring_leaves_a_page(tmp_path, monkeypatch):
     counted = mh.inspect(llama(), batches(), out=tmp_path)
     assert signal.getsignal(signal.SIGINT) is before
     found = carried((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert found["made"]["stopped"]
+    assert found["header"]["stopped"]
     assert found["redundancy"] is None
     assert found["examples"]
     assert found["heads"]["metrics"]["entropy"]["mean"] == counted["entropy"].tolist()
@@ -192,7 +192,7 @@ def test_a_count_that_ended_early_has_a_page_of_numbers(tmp_path):
         mh.inspect(llama(), broken, out=tmp_path)
     found = carried((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert found["examples"] == []
-    assert any("ended early" in note for note in found["made"]["notes"])
+    assert any("ended early" in note for note in found["header"]["notes"])
 
 
 def test_only_the_first_process_writes_it(tmp_path, monkeypatch):
@@ -209,3 +209,31 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"No space left on device.*make room"):
         mh.inspect(llama(), batches(), out=tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["heads.csv", "heads.json", "summary.txt"]
+
+
+def test_the_public_report(tmp_path):
+    torch.manual_seed(0)
+    model = mh.Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
+    batch = torch.randint(17, (3, 5))
+    with torch.no_grad(), mh.watch(model) as seen:
+        model(batch)
+    stages = []
+    path = mh.report(
+        seen,
+        tmp_path / "new" / "page.html",
+        model,
+        [batch],
+        title="tiny",
+        progress=lambda stage, *_: stages.append(stage),
+    )
+    page = carried(path.read_text(encoding="utf-8"))
+    assert page["header"]["model"] == "tiny"
+    assert page["examples"]
+    assert "importance" in stages
+    alone = carried(mh.report(seen.table, tmp_path / "table.html").read_text(encoding="utf-8"))
+    assert alone["examples"] == []
+    assert alone["heads"]["metrics"] == carried(mh.report(seen, path).read_text("utf-8"))["heads"]["metrics"]
+    with pytest.raises(ValueError, match="batches: expected both a model and batches"):
+        mh.report(seen, path, model)
+    with pytest.raises(TypeError, match="shown: expected a HeadTable"):
+        mh.report(model, path)

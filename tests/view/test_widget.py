@@ -11,6 +11,7 @@ from torch import nn
 
 import manyheads as mh
 from manyheads.nn.transformers import Encoder
+from manyheads.view import widget as widgets
 
 pytest.importorskip("anywidget", reason="anywidget is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the notebook's own packages
@@ -31,7 +32,7 @@ def carried(widget):
 def test_what_is_picked_is_read_from_python():
     seen = watched()
     page = mh.widget(seen)
-    assert carried(page)["made"]["model"] == "Encoder"
+    assert carried(page)["header"]["model"] == "Encoder"
     assert carried(page)["heads"]["metrics"]["entropy"]["mean"] == seen.table["entropy"].tolist()
     assert page.selected == {}
     page.set_state({"picked": [4, 0, 1]})  # as the page says it
@@ -59,7 +60,7 @@ def test_tables_and_watches_show_themselves():
 
 
 def test_without_anywidget_they_are_text(monkeypatch):
-    monkeypatch.setattr("manyheads.view.widget._made", [])
+    widgets._widget_class.cache_clear()
     monkeypatch.setitem(sys.modules, "anywidget", None)
     table = watched().table
     assert table._repr_mimebundle_() == {"text/plain": repr(table)}

@@ -75,7 +75,7 @@ def test_silence_by_click_and_by_key(page, served):
     page.wait_for_selector('[data-which="after"]')
     page.wait_for_selector('[data-part="quality"]:not([data-kept="1"], [data-kept=""])')
     heads = {"encoder.layer.0.attention.self": [1]}
-    wanted = served.ask(endpoints.without, Input("heads attend"), heads)
+    wanted = served.ask(endpoints.ablate, Input("heads attend"), heads)
     assert items(page, "before") == wanted["before"]["items"]
     assert items(page, "after") == wanted["after"]["items"]
     assert "silenced" in page.locator('.heads-live [data-head="0.1"]').get_attribute("class")
@@ -189,7 +189,7 @@ def test_what_takes_longer_arrives_by_itself(page, served):
     assert page.locator('[data-part="spare"]').is_visible()
     typed(page, "heads attend")
     page.locator("textarea").focus()
-    served.queue.in_spare_time(served.progress.steps())
+    served.queue.in_spare_time(served.document.steps())
     page.wait_for_selector('[data-part="spare"]', state="hidden", timeout=60_000)
     assert page.evaluate("document.activeElement.tagName") == "TEXTAREA"
     page.locator('[data-tab="heads"]').click()

@@ -327,8 +327,8 @@ HOSTILE = (
 
 def test_hostile_text_is_shown_as_text(show: Show) -> None:
     made = document()
-    made["made"]["model"] = made["made"]["corpus"] = HOSTILE[0]
-    made["made"]["notes"] = list(HOSTILE)
+    made["header"]["model"] = made["header"]["corpus"] = HOSTILE[0]
+    made["header"]["notes"] = list(HOSTILE)
     made["heads"]["site"] = [site + HOSTILE[1] for site in made["heads"]["site"]]
     for stack in made["stacks"]:
         for layer in stack["layers"]:
@@ -391,4 +391,4 @@ def test_nothing_is_called_cuttable_where_nobody_measured_what_the_model_needs(s
     page = show(made)
     assert page.locator("[data-filter=cuttable]").count() == 0
     page.locator("[data-control=metric]").select_option("importance:output-norm")
-    assert "does not say what the model would lose" in page.inner_text(".manyheads")
+    assert "does not measure what the model would lose" in page.inner_text(".manyheads")

@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 
 from manyheads.view.document import About, document
-from manyheads.view.report import asset, compressed, report
+from manyheads.view.report import asset, compressed, report_html
 
 HOSTILE = "</script><img src=x onerror=\"document.title='taken'\"><b>&amp;\0"
 
@@ -94,7 +94,7 @@ def test_hostile_names_are_text(made, opened, tmp_path):
         made.table, about=About(HOSTILE, HOSTILE, notes=[HOSTILE], groups={"special": HOSTILE})
     )
     path = tmp_path / "report.html"
-    path.write_text(report(hostile), encoding="utf-8")
+    path.write_text(report_html(hostile), encoding="utf-8")
     page = opened(path)
     page.wait_for_selector("[role=tab]")
     assert "onerror" in page.inner_text("h1")

@@ -101,7 +101,7 @@ def test_the_pipeline_follows_a_word_and_says_where_it_looks(page: Callable[[str
     opened.click("[role=radiogroup][aria-label=Follow] button:nth-child(2)")
     # head 0, query 1: half of it on key 3, a fourteenth of the rest on each
     said = opened.inner_text(".reading")
-    assert said.startswith("In head 0, “\u2068light\u2069” looks most at “\u2068灯塔\u2069” 57%")
+    assert said.startswith("In head 0, “\u2068light\u2069” attends most to “\u2068灯塔\u2069” 57%")
     followed = opened.eval_on_selector_all("text.followed", "all => all.map(one => one.textContent)")
     assert set(followed) == {"light", "114"}
     opened.keyboard.press("ArrowRight")
@@ -247,7 +247,7 @@ def test_a_target_word_is_chosen_by_key_and_by_click(page: Callable[[str], Any])
     opened.keyboard.press("ArrowRight")
     # the ninth head, query 1: half of it on key (3 + 8) % 5
     assert opened.inner_text(".reading").startswith(
-        "“\u2068dreiund\u2069” looks most at “\u2068and\u2069” 60%"
+        "“\u2068dreiund\u2069” attends most to “\u2068and\u2069” 60%"
     )
     opened.click("[data-target='2']")
     assert "zwanzig" in opened.inner_text(".reading")

@@ -1,155 +1,20 @@
-// What Python measured, as the page reads it: src/manyheads/view/document writes exactly this (version 1).
-// Numbers are null where nothing counts. `n` is the number of heads; their order is that of the HeadTable's rows.
+// Reads the document that Python wrote. Its types are generated from Python's: contract.ts.
+import { VERSION, type Example as WrittenExample, type HeadDocument as WrittenDocument, type Packed, type SiteHeads } from "./contract";
 
-export type Numbers = (number | null)[];
+export type * from "./contract";
 
-/** Numbers packed as little-endian bytes in base64. */
-export interface Packed {
-  dtype: "uint8" | "uint16" | "float32";
-  shape: number[];
-  data: string;
-}
+/** The input of a request of the live page. */
+export type Input = { text: string } | { image: string } | { sample: number };
 
-export interface Measured {
-  mean: Numbers;
-  se: Numbers;
-}
-
-export interface Heads {
-  site: string[];
-  layer: number[];
-  head: number[];
-  original_head: number[];
-  kv_head: number[];
-  kind: string[];
-  name: string[];
-  tokens: Numbers;
-  metrics: Record<string, Measured>;
-  labels: Record<string, string[]>;
-}
-
-export interface Layer {
-  layer: number;
-  site: string;
-  heads: number[];
-}
-
-export interface Stack {
-  name: string;
-  kind: string;
-  layers: Layer[];
-}
-
-export interface Profiles {
-  offsets: number[];
-  mass: Packed;
-}
-
-export interface RoleEvidence {
-  role: string;
-  score: number | null;
-  baseline: number | null;
-  cases: number | null;
-  claimed: boolean;
-}
-
-export interface Roles {
-  names: string[];
-  /** what each role says about a head, and what its baseline is, in words */
-  says?: Record<string, string>;
-  against?: Record<string, string>;
-  heads: RoleEvidence[][];
-  not_judged: Record<string, string>;
-}
-
-export interface Redundancy {
-  x: Numbers;
-  y: Numbers;
-  cluster: number[];
-  twin: number[];
-  twin_distance: Numbers;
-  nearest: [number, number][][];
-  matrix: Packed | null;
-  layers: { layer: number; site: string; diversity: number | null }[];
-}
-
-export interface Curve {
-  quality: string;
-  /** how many sequences it was measured on */
-  sequences?: number;
-  /** for each ranking the shares of heads that are kept, and the quality then */
-  lines: { name: string; kept: number[]; mean: Numbers; se?: Numbers }[];
-}
-
-export type Mark = "joined" | "space" | "special" | "unknown" | "newline" | "byte" | null;
-
-export interface Token {
-  text: string;
-  shown: string;
-  mark: Mark;
-}
-
-export interface Maps {
-  site: string;
-  queries: string;
-  keys: string;
-  thumbnails: Packed;
-  peak: number[];
-  exact: Record<string, Packed>;
-  pooled?: Packed | null;
-  row_size?: number;
-  column_size?: number;
-}
-
-export interface PipelineStep {
-  step: string;
-  /** the attention it belongs to */
-  site?: string;
-  shape: number[];
-  values: unknown;
-}
-
-export type Item = [string, number];
-
-export interface Answer {
-  kind: string;
-  items: Item[];
-}
-
-export interface Example {
-  kind: "text" | "image" | "pair";
-  title: string;
-  tokens: Record<string, Token[]>;
-  picture?: { png: string; rows: number; columns: number; first: number } | null;
-  maps: Maps[];
-  pipeline?: PipelineStep[] | null;
-  answer?: Answer | null;
-  silenced?: { change: Numbers; answer: Item[][] | null } | null;
-  /** on the live page: what the server was asked, to ask it for more */
-  asked?: { input: object; heads: Record<string, number[]> };
-  /** on the live page: by query and site, exact rows (heads, keys) that were asked for */
+/** An example, and what the live page fetches for it. */
+export interface Example extends WrittenExample {
+  /** the request that it came from, to ask for more */
+  request?: { input: Input; heads: SiteHeads };
+  /** by query and site: exact rows (heads, keys) */
   rows?: Record<number, Record<string, Packed>>;
 }
 
-export interface HeadDocument {
-  version: number;
-  made: {
-    manyheads: string;
-    model: string;
-    fingerprint: string;
-    corpus: string;
-    units: number;
-    unit: string;
-    notes: string[];
-  };
-  heads: Heads;
-  stacks: Stack[];
-  profiles: Profiles | null;
-  roles: Roles | null;
-  importance: Record<string, Measured>;
-  redundancy: Redundancy | null;
-  curve: Curve | null;
-  groups: Record<string, string>;
+export interface HeadDocument extends WrittenDocument {
   examples: Example[];
 }
 
@@ -190,6 +55,6 @@ export async function parse(gzip: Uint8Array<ArrayBuffer>): Promise<HeadDocument
 }
 
 export function check(document: HeadDocument): HeadDocument {
-  if (document.version !== 1) throw new Error(`a document of version ${document.version}; this page reads version 1`);
+  if (document.version !== VERSION) throw new Error(`a document of version ${document.version}; this page reads version ${VERSION}`);
   return document;
 }

@@ -1,68 +1,17 @@
-// Requests of the live page, and its beginning: the page opens with what is known of the model, which grows meanwhile.
-import { check, type Answer, type Example, type HeadDocument, type Packed, type PipelineStep } from "./document";
+// Requests of the live page, and its start: the page opens with what was measured so far, and grows while it is open.
+import { check, type Ablation, type Attended, type Endpoints, type Example, type FirstPage, type HeadDocument, type HeadsRequest, type Input, type LiveProgress, type Quality } from "./document";
 import { html } from "./draw/element";
 import type { Shown } from "./page";
 import { languages } from "./words";
 
-/** Heads by their site, as the server names them. */
-export type Heads = Record<string, number[]>;
-
-export type Input = { text: string } | { image: string } | { sample: number };
-
-export interface Progress {
-  version: number;
-  stage: string;
-  share: number;
-  done: number;
-  stages: string[];
-  finished: boolean;
-  reads: "text" | "image";
-  mask: string;
-  samples: string[];
-  /** how many pictures there are to try */
-  pictures: number;
-  rules: string[];
-  rankings: string[];
-  /** the command that takes the plan */
-  command: string;
-}
-
-export interface Attended {
-  example: Example;
-  answer: Answer | null;
-  cut: { tokens: number; shown: number } | null;
-}
-
-export interface Silenced {
-  before: Answer | null;
-  after: Answer | null;
-  change: number | null;
-  measure: string;
-  cut: Attended["cut"];
-  example: Example;
-}
-
-export interface Quality {
-  metric: string;
-  before: number;
-  before_se: number | null;
-  value: number | null;
-  /** standard error of the change from before */
-  se: number | null;
-  /** whether these sequences cannot tell the change from none */
-  within_noise: boolean;
-  sequences: number;
-  kept: number;
-}
-
 /** What the live view keeps while other views are open. */
 export interface Live {
-  progress: Progress;
+  progress: LiveProgress;
   /** what is in the field now */
   input: Input | null;
   /** what the heads attend to, and what the model says */
   attended: Attended | null;
-  without: Silenced | null;
+  without: Ablation | null;
   quality: Quality | null;
   /** the heads that were silenced when quality was measured, as JSON */
   measured: string;
@@ -70,16 +19,16 @@ export interface Live {
   tried: { kept: number; value: number; se: number | null }[];
   /** the ranking that was chosen last, and the share that it silenced, in percent */
   choice: { ranking: string; percent: number };
-  /** Asks the server; an error is a sentence for people. */
-  ask<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T>;
+  /** Posts a request; an error is a sentence for people. */
+  ask<P extends keyof Endpoints>(path: P, body: Endpoints[P]["takes"], signal?: AbortSignal): Promise<Endpoints[P]["gives"]>;
   /** Fetches the exact attention of a head into an example that came from the server; false if it is there or cannot be had. */
   exact(document: HeadDocument, example: Example, head: number): Promise<boolean>;
   /** Fetches the exact attention of one query in every head into such an example; false as above. */
   rows(example: Example, query: number): Promise<boolean>;
   /** Fetches the steps of an input into such an example; false as above. */
   pipeline(example: Example): Promise<boolean>;
-  /** The bytes of a file that the server makes. */
-  file(path: string, body: unknown): Promise<Blob>;
+  /** The plan that removes these heads, as a file. */
+  plan(body: HeadsRequest): Promise<Blob>;
   /** Calls back when the document or the progress has changed; returns what ends it. */
   subscribe(listener: () => void): () => void;
 }
@@ -94,7 +43,7 @@ export async function startLive(root: HTMLElement, carried: string, show: ShowLi
   root.replaceChildren(html("p", { class: "opening", role: "status" }, words.opening));
   const token = carried || secret();
   const listeners = new Set<() => void>();
-  let looking: { what: string; example: Example; stop: AbortController } | null = null;
+  let fetching: { what: string; example: Example; stop: AbortController } | null = null;
 
   async function request(path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
     const answer = await fetch(path, {
@@ -110,13 +59,13 @@ export async function startLive(root: HTMLElement, carried: string, show: ShowLi
 
   const get = async <T>(path: string) => (await (await request(path)).json()) as T;
   const { progress, document: first } = carriedFirst() ?? {
-    progress: await get<Progress>("/api/progress"),
+    progress: await get<LiveProgress>("/api/progress"),
     document: await get<HeadDocument>("/api/document"),
   };
   const document = check(first);
   const example = document.examples[0];
   const input = progress.samples[0] ? { text: progress.samples[0] } : progress.pictures ? { sample: 0 } : null;
-  if (example && input) example.asked = { input, heads: {} };
+  if (example && input) example.request = { input, heads: {} };
   const live: Live = {
     progress,
     input,
@@ -126,60 +75,66 @@ export async function startLive(root: HTMLElement, carried: string, show: ShowLi
     measured: "",
     tried: [],
     choice: { ranking: progress.rankings[0] ?? "", percent: 0 },
-    ask: async <T>(path: string, body: unknown, signal?: AbortSignal) => (await (await request(path, body, signal)).json()) as T,
+    ask: async <P extends keyof Endpoints>(path: P, body: Endpoints[P]["takes"], signal?: AbortSignal) =>
+      (await (await request(path, body, signal)).json()) as Endpoints[P]["gives"],
     async exact(known, shown, head) {
       const [site, number] = [known.heads.site[head]!, known.heads.head[head]!];
       const maps = shown.maps.find((one) => one.site === site);
       if (!maps || maps.exact[number]) return false;
-      const found = await look<{ exact: Packed }>(shown, "/api/exact", { site, head: number });
+      const found = await fetchMore(shown, "/api/exact", { site, head: number });
       if (found) maps.exact[number] = found.exact;
       return !!found;
     },
     async pipeline(shown) {
-      const found = shown.pipeline ? null : await look<{ pipeline: PipelineStep[] | null }>(shown, "/api/pipeline", {});
+      const found = shown.pipeline ? null : await fetchMore(shown, "/api/pipeline", {});
       if (found) shown.pipeline = found.pipeline;
       return !!found?.pipeline;
     },
     async rows(shown, query) {
       if (shown.rows?.[query]) return false;
-      const found = await look<{ rows: Record<string, Packed> }>(shown, "/api/rows", { query });
+      const found = await fetchMore(shown, "/api/rows", { query });
       if (found) (shown.rows ??= {})[query] = found.rows;
       return !!found;
     },
-    file: async (path, body) => (await request(path, body)).blob(),
+    plan: async (body) => (await request("/api/plan", body)).blob(),
     subscribe(listener) {
       listeners.add(listener);
       return () => listeners.delete(listener);
     },
   };
-  /** Asks for more about an example, instead of what was looked for before; null if that is on its way, or nobody asked. */
-  async function look<T>(example: Example, path: string, more: object): Promise<T | null> {
+  /** Fetches more about an example, instead of what was fetched before; null if that is on its way, or the example came without a request. */
+  async function fetchMore<P extends "/api/exact" | "/api/pipeline" | "/api/rows">(
+    example: Example,
+    path: P,
+    more: Omit<Endpoints[P]["takes"], "text" | "image" | "sample" | "heads">,
+  ): Promise<Endpoints[P]["gives"] | null> {
     const what = path + JSON.stringify(more);
-    if (!example.asked || (looking?.example === example && looking.what === what)) return null;
-    looking?.stop.abort();
-    const mine = (looking = { what, example, stop: new AbortController() });
+    if (!example.request || (fetching?.example === example && fetching.what === what)) return null;
+    fetching?.stop.abort();
+    const current = (fetching = { what, example, stop: new AbortController() });
     try {
-      return await live.ask<T>(path, { ...example.asked.input, heads: example.asked.heads, ...more }, mine.stop.signal);
+      const body = { ...example.request.input, heads: example.request.heads, ...more } as Endpoints[P]["takes"];
+      return await live.ask(path, body, current.stop.signal);
     } finally {
-      if (looking === mine) looking = null;
+      if (fetching === current) fetching = null;
     }
   }
 
   const shown = show(root, document, live);
 
-  // what takes longer arrives while the page is open
+  // parts that take longer arrive while the page is open
   let version = progress.version;
   while (!live.progress.finished) {
     await new Promise((done) => setTimeout(done, SOON));
     if (window.document.hidden) continue;
     try {
-      live.progress = await get<Progress>("/api/progress");
+      live.progress = await get<LiveProgress>("/api/progress");
       if (live.progress.version !== version) {
         const next = check(await get<HeadDocument>("/api/document"));
-        if (next.examples[0] && input) next.examples[0].asked = { input, heads: {} };
+        if (next.examples[0] && input) next.examples[0].request = { input, heads: {} };
         version = live.progress.version;
-        const guests = document.examples.slice(next.examples.length);
-        Object.assign(document, next, { examples: [...next.examples, ...guests] });
+        const fetched = document.examples.slice(next.examples.length);
+        Object.assign(document, next, { examples: [...next.examples, ...fetched] });
         shown.renew();
       }
     } catch {
@@ -189,19 +144,19 @@ export async function startLive(root: HTMLElement, carried: string, show: ShowLi
   }
 }
 
-/** What the page carries, so that nothing has to be asked for before something is seen; null if it carries nothing. */
-function carriedFirst(): { progress: Progress; document: HeadDocument } | null {
+/** What the page carries, so that it shows something before it sends a request; null if it carries nothing. */
+function carriedFirst(): FirstPage | null {
   const text = window.document.getElementById("first")?.textContent;
-  return text ? (JSON.parse(text) as { progress: Progress; document: HeadDocument }) : null;
+  return text ? (JSON.parse(text) as FirstPage) : null;
 }
 
 /** The token that came with the address, after #. It is kept for this tab, and the address is cleared of it. */
 function secret(): string {
-  const given = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (!given) return sessionStorage.getItem("manyheads.token") ?? "";
-  sessionStorage.setItem("manyheads.token", given);
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!token) return sessionStorage.getItem("manyheads.token") ?? "";
+  sessionStorage.setItem("manyheads.token", token);
   history.replaceState(null, "", location.pathname);
-  return given;
+  return token;
 }
 
 async function sentence(answer: Response): Promise<string> {

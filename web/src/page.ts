@@ -135,7 +135,7 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
 
   function header(): HTMLElement {
     const { words } = page;
-    const { made, heads, stacks } = document;
+    const { header: about, heads, stacks } = document;
     const doubtful = unverifiedCount(document);
     const layers = stacks.reduce((sum, stack) => sum + stack.layers.length, 0);
     return html(
@@ -144,11 +144,11 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
       html(
         "div",
         { class: "who" },
-        html("h1", {}, html("bdi", {}, made.model || words.someModel)),
+        html("h1", {}, html("bdi", {}, about.model || words.someModel)),
         html(
           "p",
           {},
-          words.summary(layers, heads.name.length, whole(made.units), words.units[made.unit] ?? made.unit, words.said(made.corpus)),
+          words.summary(layers, heads.name.length, whole(about.units), words.units[about.unit] ?? about.unit, words.said(about.corpus)),
         ),
         doubtful ? html("p", { class: "doubt", "data-part": "unverified" }, words.unverifiedHeads(doubtful, heads.name.length)) : null,
       ),
@@ -214,12 +214,12 @@ export function show(root: HTMLElement, document: HeadDocument, options: ShowOpt
   }
 
   function footer(): HTMLElement {
-    const { made } = document;
+    const { header: about } = document;
     return html(
       "div",
       { class: "bottom" },
-      html("p", {}, `manyheads ${made.manyheads} · `, page.words.fingerprint, " ", html("code", {}, made.fingerprint.slice(0, 16))),
-      made.notes.length ? html("ul", {}, ...made.notes.map((note) => html("li", {}, page.words.said(note)))) : null,
+      html("p", {}, `manyheads ${about.manyheads} · `, page.words.fingerprint, " ", html("code", {}, about.fingerprint.slice(0, 16))),
+      about.notes.length ? html("ul", {}, ...about.notes.map((note) => html("li", {}, page.words.said(note)))) : null,
     );
   }
 

@@ -28,15 +28,15 @@ def demo(
 
     console, progress = Console(), Console(stderr=True)
     with progress.status("Loading torch and the embedded MiniLM"):
+        from manyheads.heads.effects.bert_steps import sentence_steps
         from manyheads.models.embedded import load
-        from manyheads.view.demo.pipeline import pipeline
 
-        way = pipeline(*load(), sentence)
-    from manyheads.view.demo.terminal import tell
+        steps = sentence_steps(*load(), sentence)
+    from manyheads.view.demo_text import print_steps
     from manyheads.view.figures.attention_maps import draw
 
-    tell(way, console)
+    print_steps(steps, console)
     path = out / "heads.png"
     with progress.status("Drawing all maps"):
-        draw([layer.seen for layer in way.layers], way.tokens, path, way.text)
-    console.print(f"\nAll {sum(len(layer.seen) for layer in way.layers)} maps: {path}", soft_wrap=True)
+        draw([layer.seen for layer in steps.layers], steps.tokens, path, steps.text)
+    console.print(f"\nAll {sum(len(layer.seen) for layer in steps.layers)} maps: {path}", soft_wrap=True)

@@ -128,7 +128,7 @@ def _tell_and_write(
     counted: Counted, name: str, read: Corpus, out: Path, console: Console, machine: bool
 ) -> None:
     """On the terminal first: what cannot be written is not lost."""
-    from manyheads.view.inspect import notes, write
+    from manyheads.view.inspect import notes, write_table
     from manyheads.view.summary import summary, summary_text
 
     assert counted.table is not None
@@ -146,7 +146,7 @@ def _tell_and_write(
         summary(counted.table, console, title=title, shares=read.shares, notes=said)
     try:
         plain = summary_text(counted.table, title=title, shares=read.shares, notes=said)
-        files = write(counted.table, out, plain)
+        files = write_table(counted.table, out, plain)
     except OSError as error:
         if machine:
             raise
@@ -161,7 +161,7 @@ def _tell_on_a_page(counted: Counted, loaded: Loaded, read: Corpus, out: Path, e
     """Measure what the page needs besides the counts, and write it; whether all of it was measured."""
     from manyheads.models.open import if_any
     from manyheads.view.document import About, of_corpus
-    from manyheads.view.inspect import notes, tell
+    from manyheads.view.inspect import notes, write_page
 
     shares = {name: f"{share:.1%}" for name, share in read.shares.items()}
     about = About(loaded.name, read.what, counted.units, read.unit, shares, [*notes(counted), *read.notes])
@@ -177,7 +177,7 @@ def _tell_on_a_page(counted: Counted, loaded: Loaded, read: Corpus, out: Path, e
             bars.update(task, description=stage, completed=done, total=total)
 
         sample = partial(of_corpus, read, loaded.model)
-        return tell(counted, out, loaded.model, sample, about=about, progress=progress, **given)
+        return write_page(counted, out, loaded.model, sample, about=about, progress=progress, **given)
 
 
 def as_json(counted: Counted, name: str, read: Corpus, out: Path) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json as json_format
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from manyheads.cli import options
+
+if TYPE_CHECKING:
+    from manyheads.view.live.session import Live
 
 PORT = 8610
 
@@ -41,18 +44,10 @@ def serve(
       manyheads serve --open
       manyheads serve out/language --text corpus.txt --port 0
     """
-    console, errors = Console(), Console(stderr=True)
-    with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
-        try:
-            from manyheads.view.live import server
-        except ImportError as error:
-            raise ImportError(f"the live page needs {error.name}: pip install 'manyheads[live]'") from None
-        from manyheads.models.open import open_model
-        from manyheads.view.live.session import begin
+    console, loading = Console(), Console(stderr=True).status(f"Loading {model or 'the embedded MiniLM'}")
 
-        live = begin(open_model(model, head=True, device=device), text, images)
-
-    def tell(address: str) -> None:
+    def announce(live: Live, address: str) -> None:
+        loading.stop()
         if json:
             print(json_format.dumps({"model": live.loaded.name, "heads": live.heads, "address": address}))
         else:
@@ -66,4 +61,7 @@ def serve(
 
             webbrowser.open(address)
 
-    server.serve(live, host, port, tell)
+    with loading:
+        from manyheads.view.serve import serve as serve_page
+
+        serve_page(model, text=text, images=images, host=host, port=port, device=device, announce=announce)

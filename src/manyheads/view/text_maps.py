@@ -1,4 +1,4 @@
-"""Attention maps drawn with characters, for terminals with colours and without."""
+"""Attention maps drawn with characters, for terminals with and without colours."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def grid(maps: Sequence[Tensor], titles: Sequence[str], console: Console, width:
 
 
 def large(weights: Tensor, tokens: Sequence[str], console: Console, width: int) -> list[Text]:
-    """One map with its tokens: two characters to a cell, the token that looks at the left, numbers on top."""
+    """One map with its tokens: two characters to a cell, queries on the left, numbers of keys on top."""
     label = min(max(cell_len(token) for token in tokens), max(4, width - 5 - 2 * len(tokens)))
     numbers = "".join(f"{n % 100:>2}" if n % 2 == 0 else "  " for n in range(len(tokens)))
     lines = [_fit(Text(" " * (label + 4) + numbers, "dim"), width)]
@@ -74,7 +74,7 @@ def large(weights: Tensor, tokens: Sequence[str], console: Console, width: int) 
 
 
 def scale(console: Console) -> Text:
-    """What the colours, or the shades, mean."""
+    """The legend of the colours, or of the shades."""
     line = Text("0 ", "dim")
     for step in range(20 if has_colours(console) else len(SHADES)):
         if has_colours(console):

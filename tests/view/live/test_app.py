@@ -21,8 +21,10 @@ from manyheads.common.run_batch import run
 from manyheads.nn.transformers import Decoder, Seq2Seq
 from manyheads.view.document.packing import unpacked
 from manyheads.view.live import endpoints as ask
+from manyheads.view.live import growing_document
 from manyheads.view.live.app import page_html
-from manyheads.view.live.growing_document import Progress
+from manyheads.view.live.contract import CHARACTERS
+from manyheads.view.live.growing_document import GrowingDocument
 from manyheads.view.live.session import begin
 
 FIRST, SECOND = (f"encoder.layer.{i}.attention.self" for i in range(2))
@@ -104,12 +106,11 @@ def test_the_page_carries_what_it_shows_first(site):
         async with site.client() as client:
             return (await client.get("/")).text
 
-    site.progress.document()
+    site.document.document()
     page = apart(opened())
     first = json.loads(re.search(r'<script type="application/json" id="first">(.*?)</script>', page)[1])
     assert first["document"] == answered(site, "/api/document")
-    told = answered(site, "/api/progress")
-    assert first["progress"] == {name: value for name, value in told.items() if name != "waiting"}
+    assert first["progress"] == answered(site, "/api/progress")
 
 
 def test_what_the_page_carries_ends_no_script():
@@ -120,7 +121,7 @@ def test_what_the_page_carries_ends_no_script():
 def test_other_machines_get_no_document_without_the_token():
     site = Site(begin(loaded(bert(), Characters())), host="0.0.0.0")
     try:
-        site.progress.document()
+        site.document.document()
 
         async def opened():
             async with site.client(**{"x-manyheads-token": ""}) as client:
@@ -225,13 +226,13 @@ def test_the_document_grows_in_spare_time(site):
     before = answered(site, "/api/progress")
     assert before["stages"]
     assert not before["finished"]
-    for _ in site.progress.steps():
+    for _ in site.document.steps():
         pass
     after = answered(site, "/api/progress")
     assert after["finished"]
     assert after["version"] == before["version"] + len(before["stages"])
     grown = answered(site, "/api/document")
-    assert grown["made"]["notes"] == []
+    assert grown["header"]["notes"] == []
     assert set(grown["importance"]) >= {"fisher", "elimination"}
     table = site.live.tables["watch"]
     assert grown["heads"]["metrics"]["entropy"]["mean"] == pytest.approx(table["entropy"].tolist())
@@ -242,8 +243,8 @@ def test_the_document_grows_in_spare_time(site):
 
 
 def test_who_asks_while_the_document_is_written_comes_first(site, monkeypatch):
-    progress, begun, done = Progress(site.live, site.queue), threading.Event(), threading.Event()
-    document = progress.document
+    growing, begun, done = GrowingDocument(site.live, site.queue), threading.Event(), threading.Event()
+    document = growing.document
 
     def endless():
         if begun.is_set():
@@ -253,29 +254,27 @@ def test_who_asks_while_the_document_is_written_comes_first(site, monkeypatch):
             run(site.live.model, site.live.batches[0])
 
     def steps():
-        yield from progress.steps()
+        yield from growing.steps()
         done.set()
 
-    monkeypatch.setattr(progress, "document", endless)
+    monkeypatch.setattr(growing, "document", endless)
     site.queue.in_spare_time(steps())
     assert begun.wait(20)
     answered(site, "/api/attend", {"text": "here"})
     assert done.wait(60)
-    assert progress.first()
+    assert growing.first_page()
 
 
 def test_a_stage_that_fails_leaves_a_note(site, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no roles\ntoday")
 
-    from manyheads.view.live import growing_document as progress
-
-    monkeypatch.setattr(progress, "roles", broken)
-    made = progress.Progress(site.live, site.queue)
-    for _ in made.steps():
+    monkeypatch.setattr(growing_document, "roles", broken)
+    growing = GrowingDocument(site.live, site.queue)
+    for _ in growing.steps():
         pass
-    assert made.finished
-    assert made.notes == ["roles: left out (RuntimeError: no roles)"]
+    assert growing.finished
+    assert growing.notes == ["roles: left out (RuntimeError: no roles)"]
 
 
 @pytest.mark.parametrize(
@@ -295,17 +294,17 @@ def test_hostile_texts_are_texts(site, text):
 
 
 def test_a_long_text_is_cut_and_the_page_is_told(site):
-    found = answered(site, "/api/attend", {"text": "a" * ask.CHARACTERS})
-    assert found["cut"] == {"tokens": ask.CHARACTERS + 2, "shown": 64}
+    found = answered(site, "/api/attend", {"text": "a" * CHARACTERS})
+    assert found["cut"] == {"tokens": CHARACTERS + 2, "shown": 64}
     assert len(found["example"]["tokens"]["self"]) == 64
-    assert "100" in refused(site, "/api/attend", {"text": "a" * (ask.CHARACTERS + 1)})
+    assert "100" in refused(site, "/api/attend", {"text": "a" * (CHARACTERS + 1)})
 
 
 @pytest.mark.parametrize(
     ("path", "body", "word"),
     [
         ("/api/attend", {}, "a text or an image"),
-        ("/api/attend", {"text": " \n"}, "nothing in it"),
+        ("/api/attend", {"text": " \n"}, "it is empty"),
         ("/api/attend", {"text": 7}, "text"),
         ("/api/attend", {"text": "a", "more": 1}, "more"),
         ("/api/attend", {"image": "AAAA"}, "reads texts"),
@@ -382,7 +381,7 @@ def test_two_thousand_requests_leave_nothing(site):
 
     before, after = apart(ask(range(200))), apart(ask(range(200, 2000)))
     assert after < before + 2000
-    assert len(site.live.asked) <= 8
+    assert len(site.live.results) <= 8
     assert len(site.queue) == site.app.bodies.counted == 0
 
 
@@ -485,14 +484,14 @@ def test_pictures():
         where = found["example"]["maps"][1]["site"]
         body = {"image": picture(), "heads": {where: [0, 1, 2]}}
         assert answered(site, "/api/silence", body)["measure"] == "kl_sequence"
-        assert "reads pictures" in refused(site, "/api/attend", {"text": "a"})
+        assert "reads images" in refused(site, "/api/attend", {"text": "a"})
         assert "base64" in refused(site, "/api/attend", {"image": "%"})
         assert "cannot be read" in refused(
             site, "/api/attend", {"image": base64.b64encode(b"<svg/>").decode()}
         )
         assert "cannot be read" in refused(site, "/api/attend", {"image": picture((40, 40))[:80]})
         assert "pixels" in refused(site, "/api/attend", {"image": picture((9000, 4000))})
-        large = base64.b64encode(bytes(ask.PICTURE_BYTES + 1)).decode()
+        large = base64.b64encode(bytes(ask.IMAGE_BYTES + 1)).decode()
         assert "bytes" in refused(site, "/api/attend", {"image": large})
         assert "--images" in refused(site, "/api/quality", {"heads": {}})
         assert "--images" in refused(site, "/api/choose", {"ranking": "fisher"})
@@ -514,7 +513,7 @@ def test_pictures_that_it_is_measured_on_can_be_asked_about(tmp_path):
         assert other["example"]["picture"]["png"] != first["picture"]["png"]
         rows = answered(site, "/api/rows", {"sample": 2, "heads": {}, "query": 16})["rows"]
         assert [one["shape"] for one in rows.values()] == [[3, 17], [3, 17]]
-        assert "one of 3" in refused(site, "/api/attend", {"sample": 3})
+        assert "below 3" in refused(site, "/api/attend", {"sample": 3})
         assert answered(site, "/api/quality", {"heads": {}})["metric"] == "agreement"
     finally:
         site.queue.close()
@@ -538,7 +537,7 @@ def test_models_that_write_have_a_perplexity():
         total = count = 0.0
         model = site.live.model
         with torch.no_grad(), mh.silence(model, heads):
-            for batch in ask.measured_on(site.live):
+            for batch in ask.quality_batches(site.live):
                 for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True):
                     ids = ids[mask.bool()]
                     logits = model(ids[None]).logits[0, :-1]
@@ -638,7 +637,7 @@ def test_the_command_takes_the_text_along(tmp_path, monkeypatch):
     assert words[words.index("--text") + 1] == str(tmp_path / "my text's.txt")
     assert words[words.index("--plan") + 1] == "plan.json"
     assert "--text" not in begin(loaded(bert(), Characters())).command
-    with pytest.raises(ValueError, match="text: the page reads it several times"):
+    with pytest.raises(ValueError, match="text: got standard input, which can be read only once"):
         begin(loaded(bert(), Characters()), text="-")
 
 

@@ -20,7 +20,7 @@ export function glance(root: HTMLElement, page: Page): () => void {
   const figure = chart({
     title: words.glance,
     note: words.glanceNote,
-    name: `${document.made.model}-maps`,
+    name: `${document.header.model}-maps`,
     words,
     rows: () => [
       ["head", "site", "row", "column", "weight"],

@@ -24,7 +24,7 @@ export function head(root: HTMLElement, page: Page): () => void {
   function draw(): void {
     close();
     const now = current(state.now);
-    const name = `${document.made.model}-head-${document.heads.name[now]}`;
+    const name = `${document.header.model}-head-${document.heads.name[now]}`;
     const known = [profile(page, now, name), shares(page, now, name), roles(page, now, name), importance(page, now, name)];
     const alike = twins(page, now, name);
     close = alike?.close ?? close;

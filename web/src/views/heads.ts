@@ -40,7 +40,7 @@ export function headMap(page: Page, options: HeadMapOptions = {}): HeadMap {
   const { document, state, words, colours } = page;
   const figure = chart({
     title: words.headMap,
-    name: `${document.made.model}-heads`,
+    name: `${document.header.model}-heads`,
     words,
     rows: () => table(page),
   });

@@ -1,6 +1,7 @@
 // The live view: a text or picture, every head's map of it, what the model says, and what it says without some heads.
+import type { Example, SiteHeads } from "../document";
 import { html } from "../draw/element";
-import type { Attended, Heads, Live, Quality, Silenced } from "../live";
+import type { Live } from "../live";
 import type { Page } from "../page";
 import { answers } from "./live/answers";
 import { choices } from "./live/choices";
@@ -58,7 +59,7 @@ export function live(root: HTMLElement, page: Page): () => void {
       if (live.progress.stages.length && live.measured !== JSON.stringify(heads)) {
         await new Promise((done) => setTimeout(done, PAUSE));
         if (mine.signal.aborted) return;
-        live.quality = await live.ask<Quality>("/api/quality", { heads }, mine.signal);
+        live.quality = await live.ask("/api/quality", { heads }, mine.signal);
         live.measured = JSON.stringify(heads);
         remember(live);
         update();
@@ -71,24 +72,25 @@ export function live(root: HTMLElement, page: Page): () => void {
     }
   }
 
-  async function compared(heads: Heads, signal: AbortSignal): Promise<void> {
+  async function compared(heads: SiteHeads, signal: AbortSignal): Promise<void> {
     const current = live.input;
     if (!current || ("text" in current && !current.text.trim())) return;
     bench.took = null;
     update();
     const begun = performance.now();
     if (Object.keys(heads).length) {
-      const found = await live.ask<Silenced>("/api/silence", { ...current, heads }, signal);
+      const found = await live.ask("/api/silence", { ...current, heads }, signal);
       live.without = found;
       live.attended = { example: found.example, answer: found.before, cut: found.cut };
     } else {
-      live.attended = await live.ask<Attended>("/api/attend", current, signal);
+      live.attended = await live.ask("/api/attend", current, signal);
       live.without = null;
     }
-    live.attended.example.asked = { input: current, heads };
+    const example: Example = live.attended.example;
+    example.request = { input: current, heads };
     bench.error = "";
     bench.took = Math.round(performance.now() - begun);
-    page.showExample(live.attended.example);
+    page.showExample(example);
     update();
     const first = live.without?.after?.items[0];
     if (first) page.announce(`${words.live.after(state.now.silenced.length)}: ${first[0]}`);
@@ -122,14 +124,14 @@ export function live(root: HTMLElement, page: Page): () => void {
 }
 
 /** Heads by their site and number, as the server names them. */
-export function bySite(page: Page, heads: readonly number[]): Heads {
-  const found: Heads = {};
+export function bySite(page: Page, heads: readonly number[]): SiteHeads {
+  const found: SiteHeads = {};
   for (const head of heads) (found[page.document.heads.site[head]!] ??= []).push(page.document.heads.head[head]!);
   return found;
 }
 
 /** Indexes of heads that the server named. */
-export function indexes(page: Page, heads: Heads): number[] {
+export function indexes(page: Page, heads: SiteHeads): number[] {
   const { site, head } = page.document.heads;
   return site.flatMap((name, index) => (heads[name]?.includes(head[index]!) ? [index] : []));
 }

@@ -2,11 +2,11 @@
 
 export const views = {
   example: "Example",
-  pictureNumber: (number: number) => `Picture ${number}`,
+  pictureNumber: (number: number) => `Image ${number}`,
 
   pipeline: {
     lead: (heads: number, layer: string) =>
-      `How multi-head attention works, on one sentence: every coloured cell is a number of this model (layer ${layer}, ${heads} heads). Point at a cell to read it; follow a word, or choose a head.`,
+      `How multi-head attention works, on one sentence: every coloured cell is a number of this model (layer ${layer}, ${heads} heads). Hover over a cell to read it; follow a word, or choose a head.`,
     chooseToken: "Follow",
     chooseHead: "Head",
     head: "head",
@@ -29,45 +29,45 @@ export const views = {
     meaning: {
       query: "what a word looks for",
       key: "what it can be found by",
-      value: "what it hands over",
+      value: "what it passes on",
     } as Record<string, string>,
     steps: {
       vectors: {
         title: "From words to vectors",
-        note: "The text is split into tokens. Each has a number (id) in the vocabulary, and each id a learned vector. Where the token stands is added as a second vector, because attention by itself does not know any order.",
+        note: "The text is split into tokens. Each token has a number (id) in the vocabulary, and each id has a learned vector, its embedding. A second vector for the position is added, because attention by itself ignores the order of tokens.",
       },
       projections: {
-        title: "Three views of every word, for each head",
-        note: "Each head multiplies the input by three small matrices of its own. So every head gets its own queries, keys and values: narrow ones, a slice of the model's width.",
+        title: "Queries, keys and values of every head",
+        note: "Each head multiplies the input by three small matrices of its own. So every head has its own queries, keys and values; each is a slice of the model's width.",
       },
       attention: {
-        title: "One head looks",
-        note: "The query of a word (a row) is compared with the keys of all words. Softmax turns each row into shares that sum to 1: the attention weights. With these shares, the values are averaged.",
+        title: "One head attends",
+        note: "The query of a word (a row) is compared with the keys of all words. Softmax turns each row into weights that sum to 1: the attention weights. The output is the average of the values with these weights.",
       },
       heads: {
-        title: "All heads look at once, each in its own way",
-        note: "The same words, at the same time, in every head. Rows ask, columns answer; the stronger the colour, the larger the weight (each head by its own largest). Choose a head to see it above.",
+        title: "All heads at once, each in its own way",
+        note: "The same words, at the same time, in every head. Rows are queries, columns are keys; the stronger the colour, the larger the weight (each head up to its largest). Choose a head to see it above.",
       },
       joined: {
-        title: "Put side by side, and mixed",
-        note: "The heads' outputs are put side by side, which gives the model's width again. One last matrix mixes what the heads found. This is the output of multi-head attention.",
+        title: "Concatenated, and mixed",
+        note: "The outputs of the heads are concatenated, which gives the model's width again. One last matrix, the output projection, mixes them. This is the output of multi-head attention.",
       },
     },
-    reading: (word: string, head: string, keys: string) => `In head ${head}, ${word} looks most at ${keys}.`,
+    reading: (word: string, head: string, keys: string) => `In head ${head}, ${word} attends most to ${keys}.`,
   },
 
   all: {
     layer: "layer",
-    nothing: "This report holds no comparison of heads: it was made from a table alone.",
+    nothing: "This report has no comparison of heads: it was written from a table alone.",
     space: {
       title: "Heads by distance",
-      note: "Heads that attend alike lie together (two dimensions of the distances between all of them). The stronger the colour of a point, the deeper its layer; shaded areas are clusters; a line joins a head to its twin, the head most like it: the stronger, the nearer.",
+      note: "Heads with similar attention are close together (the distances between all heads, scaled to two dimensions). The stronger the colour of a point, the deeper its layer; shaded areas are clusters; a line joins a head to its twin, the head most like it: the stronger, the nearer.",
       label: (head: string, cluster: string, twin: string, distance: string) =>
         `Head ${head}${cluster ? `, ${cluster.toLowerCase()}` : ""}${twin ? `; twin ${twin} at distance ${distance}` : ""}`,
     },
     similarity: {
       title: "Every pair of heads",
-      note: "Distance between what two heads attend to (0: the same, 1: nothing in common). Heads are ordered by cluster; a block on the diagonal is a group of heads that do the same.",
+      note: "Distance between what two heads attend to (0: the same, 1: nothing in common). Heads are ordered by cluster; a block on the diagonal is a group of similar heads.",
       same: "alike",
       different: "different",
       pair: (a: string, b: string, distance: string) => `${a} and ${b}: distance ${distance}`,
@@ -84,15 +84,15 @@ export const views = {
       head: (head: string) => `Head ${head}`,
     },
     pruning: {
-      title: "What is left when heads go",
-      note: "Heads are silenced, the least important first. If a ranking is worth anything, its line stays above that of heads chosen at random (band: one standard error of the change). Nothing is trained or refitted here: manyheads prune gets further.",
-      noteLess: "Heads are silenced, the least important first. If a ranking is worth anything, its line stays below that of heads chosen at random (band: one standard error of the change; a lower perplexity is better). Nothing is trained or refitted here: manyheads prune gets further.",
+      title: "Quality as heads are silenced",
+      note: "Heads are silenced, the least important first. The line of a good ranking stays above that of random heads (band: one standard error of the change). Nothing is refitted or trained here: manyheads prune loses less.",
+      noteLess: "Heads are silenced, the least important first. The line of a good ranking stays below that of random heads (band: one standard error of the change; lower perplexity is better). Nothing is refitted or trained here: manyheads prune loses less.",
       kept: "heads kept",
       random: "at random",
       quality: {
         cosine: "cosine to the full model's output",
         perplexity: "perplexity",
-        agreement: "share of choices that stay the same",
+        agreement: "share of predictions that stay the same",
         accuracy: "accuracy",
       } as Record<string, string>,
       measured: (sequences: number) => ` Measured on ${sequences === 1 ? "one sequence, so there is no standard error" : `${sequences} sequences`}.`,
@@ -101,13 +101,13 @@ export const views = {
   },
 
   picture: {
-    nothing: "This report holds no exact attention for its pictures.",
-    one: "Where a patch looks",
-    oneNote: "Click a patch, or walk with the arrow keys: the picture glows where this patch looks, in the chosen head.",
+    nothing: "This report has no exact attention for its images.",
+    one: "What a patch attends to",
+    oneNote: "Click a patch, or use the arrow keys: the image glows where this patch attends to, in the chosen head.",
     every: "The same patch in every head",
-    everyNote: "Rows are layers, columns are heads; each glows by its own largest weight. Click a head to see it large.",
-    query: "What looks",
-    patches: "Patches of the picture",
+    everyNote: "Rows are layers, columns are heads; each glows up to its largest weight. Click a head to enlarge it.",
+    query: "Query",
+    patches: "Patches of the image",
     patch: "a patch",
     classToken: "class token",
     register: (index: number) => `token ${index}`,
@@ -115,23 +115,23 @@ export const views = {
     scale: "attention, from 0 to the largest",
     peak: (share: string) => `largest weight ${share}`,
     reading: (head: string, query: string, self: string, outside: string) =>
-      `In head ${head}, the ${query} keeps ${self} of its attention to itself${outside ? `; ${outside} goes to tokens that are no patches` : ""}.`,
+      `In head ${head}, the ${query} keeps ${self} of its attention to itself${outside ? `; ${outside} goes to tokens that are not patches` : ""}.`,
   },
 
   alignment: {
-    nothing: "This report holds no exact cross-attention.",
+    nothing: "This report has no exact cross-attention.",
     show: "Show",
     modes: { head: "one head", layer: "mean of its layer", all: "mean of all heads" },
     layer: (layer: number) => `mean of layer ${layer}`,
     lines: "From source to target",
-    linesNote: "The source is above, the target below. The stronger a line, the more the decoder looked at that source word when it had read the target word and was to write the next. Point at a word, or choose one with the arrow keys.",
+    linesNote: "The source is above, the target below. The stronger a line, the more the decoder attends to that source word when it has read the target word and predicts the next. Hover over a word, or choose one with the arrow keys.",
     matrix: "Alignment matrix",
     matrixNote: "Rows: target. Columns: source. Each row sums to 100%.",
     every: "Every cross-attention head",
     everyNote: "Rows are layers, columns are heads. Click one to see it above.",
     source: "source",
     target: "target",
-    choose: (what: string) => `Shown: ${what}. Point at a target word to see where it looks.`,
-    reading: (word: string, most: string, what: string) => `${word} looks most at ${most} (${what}).`,
+    choose: (what: string) => `Shown: ${what}. Hover over a target word to see what it attends to.`,
+    reading: (word: string, most: string, what: string) => `${word} attends most to ${most} (${what}).`,
   },
 };

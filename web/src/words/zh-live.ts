@@ -86,7 +86,7 @@ export const live: typeof english = {
   metrics: {
     cosine: "与完整模型嵌入的余弦",
     perplexity: "困惑度（越低越好）",
-    agreement: "保持不变的选择所占比例",
+    agreement: "保持不变的预测所占比例",
     accuracy: "准确率",
   },
   allHeads: (value) => `全部头：${value}`,

@@ -2,7 +2,7 @@
 // shown as it is. tests/view/test_words.py holds it against the sentences that Python has.
 
 const EXACT: Record<string, string> = {
-  // corpus.py
+  // data/corpus.py
   "a text of our own": "内置文本",
   "standard input": "标准输入",
 
@@ -48,12 +48,12 @@ const EXACT: Record<string, string> = {
   "the batches hold no token ids": "输入中没有词元编号",
   "the model has no vocabulary head": "模型没有词表输出层",
 
-  // inspection.py
-  "The counting ended early: these are the numbers of a part of the corpus.": "统计提前结束：这些数字只来自语料的一部分。",
+  // view/inspect.py
+  "The counting ended early: these numbers are of a part of the corpus.": "统计提前结束：这些数字只来自语料的一部分。",
 
   "heads that are not verified are not silenced, neither alone nor in the curve": "未经验证的头不屏蔽，单独屏蔽和剪枝曲线都不包括它们",
 
-  // notes of sites: heads/channels.py, heads/proving.py
+  // notes of sites: capture/handlers.py, capture/probing.py
   "the model changes its weights after the softmax: the numbers are of the weights it uses":
     "模型在 softmax 之后改变了权重：这些数值来自模型实际使用的权重",
   "some weights are negative: they have no entropy, confidence or distance": "有些权重是负的：它们没有熵、置信度和距离",
@@ -63,10 +63,10 @@ const EXACT: Record<string, string> = {
     "读取该头的部分还接收注意力输出以外的内容（归一化、卷积、残差）：屏蔽是把注意力给出的内容置零，与把读取它的列置零不同",
 
   // view/live
-  "text: there is nothing in it; type something": "文本是空的；请输入一些内容",
-  "text: the model's tokenizer finds nothing in it; type some words": "模型的分词器没有识别出任何内容；请输入一些词",
+  "text: it is empty; type something": "文本是空的；请输入一些内容",
+  "text: the tokenizer gives no token for it; type some words": "分词器没有给出任何词元；请输入一些词",
   "heads: none is chosen; choose the heads to remove first": "还没有选择头；请先选择要剪除的头",
-  "heads: these are all heads of the whole model; leave at least one": "这是模型的全部头；请至少保留一个",
+  "heads: these are all heads of the model; leave at least one": "这是模型的全部头；请至少保留一个",
   "image: it cannot be read; expected one of BMP, GIF, JPEG, PNG, WEBP": "无法读取这张图片；支持 BMP、GIF、JPEG、PNG、WEBP",
 };
 
@@ -102,11 +102,11 @@ const PATTERNS: [RegExp, (...found: string[]) => string][] = [
   [/^([\d.]+%) of the tokens are unknown to the tokenizer: .*$/, (share) => `${share} 的词元是分词器不认识的：所有这些词共用一个词元，头对它的注意说明不了这些词`],
   [/^silenced one by one: the (\d+) most important of (\d+) heads$/, (some, all) => `逐个屏蔽：${all} 个头中最重要的 ${some} 个`],
   [/^(.+): left out \((.+)\)$/, (name, why) => `${part(name!)}：未能测量（${why}）`],
-  [/^(.+): interrupted; it and what would have followed are left out$/, (name) => `${part(name!)}：被中断，此项及其后各项从略`],
+  [/^(.+): interrupted; this part and all later parts are left out$/, (name) => `${part(name!)}：被中断，此项及其后各项从略`],
   [/^(.+) was not seen: (.+)$/, (path, why) => `未能观察 ${path}：${why}`],
   [/^not verified, (.+?): (.+)$/, (sites, why) => `未经验证，${sitesSaid(sites!)}：${why}`],
   [/^(\S+|\d+ sites \(.+?\)): ((?:the model changes|some weights|rows of weights|more than attention's).+)$/, (sites, notes) => `${sitesSaid(sites!)}：${notes!.split("; ").map(said).join("；")}`],
-  [/^heads: what the heads of '(.+)' are could not be proved \((.+)\), so that they are not silenced here; choose others$/, (site, why) => `无法证明 ${site} 的头是什么（${why}），因此不能在此屏蔽；请选择其他头`],
+  [/^heads: the heads of '(.+)' are not verified \((.+)\), so they are not silenced here; choose others$/, (site, why) => `${site} 的头未经验证（${why}），因此不能在此屏蔽；请选择其他头`],
   [/^heads: '(.+)' shares each key head among .* groups are (.+)$/, (site, groups) => `${site} 的几个头共用一个键头：请整组剪除，或从每组剪除相同数目；各组为 ${groups}`],
   [/^too few \((.+) of (\d+) (\w+)\)$/, (found, least, what) => `实例太少（${found}，至少需要 ${least} ${unit(what!).trim()}）`],
 ];

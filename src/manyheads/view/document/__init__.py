@@ -1,4 +1,4 @@
-"""The document: what Python measured about a model, as the page in web/ draws it."""
+"""The document: what was measured about a model, as the page in web/ draws it."""
 
 from manyheads.view.document.assemble import About, document
 from manyheads.view.document.example import example

@@ -3,166 +3,171 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.nested_tensors import tensors_in
+from manyheads.common.types import Batch
 from manyheads.data.batches import Corpus, bucketed
 
-# Tokens that the extra measurements read, fewer of a large model's: its parameters times tokens are bounded.
-TOKENS, FEWEST, WORK = 2048, 256, 4e11
-# Examples that are wanted: their lengths.
+# Tokens that the extra measurements read, fewer for a large model: parameters times tokens are bounded.
+TOKENS, FEWEST_TOKENS, WORK = 2048, 256, 4e11
+# The lengths of the examples that are wanted.
 LENGTHS = (14, 28, 56)
-# No example is longer than this, and one that stands in for a short one is as long as that.
+# No example is longer than LONGEST; where all are long, the first one is also shown cut to CUT tokens.
 LONGEST, CUT = 1024, 32
 NEIGHBOURS = 48
 
 
 @dataclass
 class Sample:
-    """What the extra measurements read.
+    """What the extra measurements of a document read.
 
-    batches: a few batches, for measurements.
+    Attributes
+    ----------
+    batches: a few batches to measure on.
     examples: batches of one sequence, to be shown.
-    others: batches of one sequence, whose outputs are the neighbours that are named.
-    note: what it is, in words.
+    others: batches of one sequence; their outputs are the neighbours that are named.
+    note: where the sample comes from, in words.
     """
 
-    batches: list[Any] = field(default_factory=list)
-    examples: list[Any] = field(default_factory=list)
-    others: list[Any] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    examples: list[Batch] = field(default_factory=list)
+    others: list[Batch] = field(default_factory=list)
     note: str = ""
 
 
-def tokens_for(model: nn.Module) -> int:
+def token_limit(model: nn.Module) -> int:
     """How many tokens the extra measurements of a model may read.
 
-    >>> tokens_for(nn.Linear(2, 2))
+    >>> token_limit(nn.Linear(2, 2))
     2048
     """
     size = sum(p.numel() for p in model.parameters())
-    return int(min(TOKENS, max(FEWEST, WORK / max(1, size))))
+    return int(min(TOKENS, max(FEWEST_TOKENS, WORK / max(1, size))))
 
 
 def of_corpus(corpus: Corpus, model: nn.Module) -> Sample:
-    """A fair sample of a corpus, the same every time."""
-    most = tokens_for(model)
+    """A random sample of a corpus, the same every time."""
+    limit = token_limit(model)
     order = list(range(len(corpus.sizes)))
     random.Random(0).shuffle(order)
     chosen: list[int] = []
-    read = 0
+    tokens = 0
     for i in order:
-        if read + corpus.sizes[i] <= most or not chosen:
+        if tokens + corpus.sizes[i] <= limit or not chosen:
             chosen.append(i)
-            read += corpus.sizes[i]
+            tokens += corpus.sizes[i]
     sizes = [corpus.sizes[i] for i in chosen]
-    plan = bucketed(sizes, max(most // 4, *sizes), corpus.padding)
-    batches = [shortened(corpus.make([chosen[n] for n in part]), most) for part in plan]
+    plan = bucketed(sizes, max(limit // 4, *sizes), corpus.padding)
+    batches = [shortened(corpus.make([chosen[n] for n in part]), limit) for part in plan]
     if corpus.unit != "tokens":
         shown = [corpus.make([i]) for i in range(min(3, len(corpus.sizes)))]
         note = f"{len(chosen)} of {len(corpus.sizes)} {corpus.unit}"
         return Sample(batches, shown, [], note)
-    examples = [corpus.make([i]) for i in _lengths(corpus.sizes)]
+    examples = [corpus.make([i]) for i in _of_wanted_lengths(corpus.sizes)]
     if min(corpus.sizes) > 2 * max(LENGTHS):
         examples.insert(0, shortened(corpus.make([0]), CUT))
-    near = sorted(order[: 4 * NEIGHBOURS], key=lambda i: corpus.sizes[i])[:NEIGHBOURS]
-    others = [corpus.make([i]) for i in near if corpus.sizes[i] <= LONGEST]
-    note = f"{read:,} tokens in {len(chosen)} of {len(corpus.sizes)} texts"
+    shortest = sorted(order[: 4 * NEIGHBOURS], key=lambda i: corpus.sizes[i])[:NEIGHBOURS]
+    others = [corpus.make([i]) for i in shortest if corpus.sizes[i] <= LONGEST]
+    note = f"{tokens:,} tokens in {len(chosen)} of {len(corpus.sizes)} texts"
     return Sample(batches, examples, others, note)
 
 
-def _lengths(sizes: Sequence[int]) -> list[int]:
-    """Sequences of the wanted lengths, and the longest that can be shown."""
-    found: list[int] = []
+def _of_wanted_lengths(sizes: Sequence[int]) -> list[int]:
+    """Sequences of about the wanted lengths, and the longest that can be shown."""
+    chosen: list[int] = []
     for wanted in LENGTHS:
-        left = [i for i in range(len(sizes)) if i not in found]
+        left = [i for i in range(len(sizes)) if i not in chosen]
         best = min(left, key=lambda i: abs(sizes[i] - wanted), default=None)
         if best is not None and sizes[best] <= 2 * wanted:
-            found.append(best)
-    fitting = [i for i in range(len(sizes)) if sizes[i] <= LONGEST and i not in found]
+            chosen.append(best)
+    fitting = [i for i in range(len(sizes)) if sizes[i] <= LONGEST and i not in chosen]
     longest = max(fitting, key=lambda i: sizes[i], default=None)
-    if longest is not None and (not found or sizes[longest] > max(sizes[i] for i in found)):
-        found.append(longest)
-    return found or [min(range(len(sizes)), key=lambda i: sizes[i])]
+    if longest is not None and (not chosen or sizes[longest] > max(sizes[i] for i in chosen)):
+        chosen.append(longest)
+    return chosen or [min(range(len(sizes)), key=lambda i: sizes[i])]
 
 
-class Kept:
-    """Batches on their way, the first few of them kept.
+class FirstBatches:
+    """An iterable of batches that remembers the first few.
 
-    >>> kept = Kept([torch.ones(1, 5), torch.ones(1, 5)], most=5)
-    >>> len(list(kept)), len(kept.batches)
+    >>> first = FirstBatches([torch.ones(1, 5), torch.ones(1, 5)], tokens=5)
+    >>> len(list(first)), len(first.batches)
     (2, 1)
     """
 
-    def __init__(self, batches: Iterable[Any], most: int) -> None:
-        self._given, self._left = batches, most
-        self.batches: list[Any] = []
+    def __init__(self, batches: Iterable[Batch], tokens: int) -> None:
+        self._source, self._left = batches, tokens
+        self.batches: list[Batch] = []
 
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self._given:
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._source:
             if self._left > 0:
                 self.batches.append(batch)
-                first = next(iter(tensors(batch)), None)
+                first = next(tensors_in(batch), None)
                 shape = (1,) if first is None else first.shape[:2]
                 self._left -= int(torch.Size(shape).numel())
             yield batch
 
 
-def of_batches(batches: Sequence[Any], model: nn.Module) -> Sample:
-    """A sample of batches that somebody gave, whatever they are."""
-    most = tokens_for(model)
-    batches = [_fewer(batch, most) for batch in batches]
+def of_batches(batches: Sequence[Batch], model: nn.Module) -> Sample:
+    """A sample of batches: their beginning. Sequences are shown one by one where they can be separated."""
+    limit = token_limit(model)
+    batches = [_fewer(batch, limit) for batch in batches]
     rows = [row for batch in batches for row in singles(batch)]
     sizes = [_length(row) for row in rows]
-    examples = [rows[i] for i in _lengths(sizes)] if rows else list(batches[:1])
-    if rows and min(sizes) > 2 * max(LENGTHS) and _ids(rows[0]):
+    examples = [rows[i] for i in _of_wanted_lengths(sizes)] if rows else list(batches[:1])
+    if rows and min(sizes) > 2 * max(LENGTHS) and _has_ids(rows[0]):
         examples.insert(0, shortened(rows[0], CUT))
     note = "the first batch" if len(batches) == 1 else f"the first {len(batches)} batches"
-    return Sample(batches, examples, rows[:NEIGHBOURS], f"{note} (up to {most:,} tokens)")
+    return Sample(batches, examples, rows[:NEIGHBOURS], f"{note} (up to {limit:,} tokens)")
 
 
-def _fewer(batch: Any, most: int) -> Any:
-    """A batch with fewer and shorter sequences, where it is known which axis is which."""
-    whole = list(tensors(batch))
-    if not _ids(batch) or any(x.dim() == 0 or len(x) != len(whole[0]) for x in whole):
+def _fewer(batch: Batch, limit: int) -> Batch:
+    """A batch with fewer and shorter sequences, where it is clear which axis is which."""
+    tensors = list(tensors_in(batch))
+    if not _has_ids(batch) or any(x.dim() == 0 or len(x) != len(tensors[0]) for x in tensors):
         return batch
-    rows = max(2, most // max(1, _length(batch)))
-    return shortened(_mapped(batch, lambda x: x[:rows]), most)
+    rows = max(2, limit // max(1, _length(batch)))
+    return shortened(_mapped(batch, lambda x: x[:rows]), limit)
 
 
-def singles(batch: Any) -> list[Any]:
-    """The sequences or pictures of a batch one by one, without padding; none where they cannot be told apart.
+def singles(batch: Batch) -> list[Batch]:
+    """The sequences or images of a batch one by one, without padding; none where they cannot be separated.
 
     >>> mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     >>> batch = {"input_ids": torch.ones(2, 3).long(), "attention_mask": mask}
     >>> [one["input_ids"].shape for one in singles(batch)]
     [torch.Size([1, 2]), torch.Size([1, 3])]
     """
-    whole = list(tensors(batch))
-    if not whole or not (_ids(batch) or any(x.dim() == 4 for x in whole)):
+    tensors = list(tensors_in(batch))
+    if not tensors or not (_has_ids(batch) or any(x.dim() == 4 for x in tensors)):
         return []
-    number = len(whole[0])
-    if any(x.dim() == 0 or len(x) != number for x in whole):
+    number = len(tensors[0])
+    if any(x.dim() == 0 or len(x) != number for x in tensors):
         return []
-    found = []
+    rows: list[Batch] = []
     for i in range(number):
-        one = _mapped(batch, lambda x, i=i: x[i : i + 1])
-        if isinstance(one, Mapping):
-            one = _unpadded(dict(one), "attention_mask", "decoder")
-            one = _unpadded(one, "decoder_attention_mask", "")
-        found.append(one)
-    return found
+        row = _mapped(batch, lambda x, i=i: x[i : i + 1])  # type: ignore[misc]
+        if isinstance(row, Mapping):
+            row = _unpadded(row, "attention_mask", "decoder")
+            row = _unpadded(row, "decoder_attention_mask", "")
+        rows.append(row)
+    return rows
 
 
-def _unpadded(batch: dict[str, Any], name: str, not_of: str) -> dict[str, Any]:
+def _unpadded(batch: Mapping[str, Any], name: str, not_of: str) -> Mapping[str, Any]:
+    """A batch of one sequence without what the mask of that name hides."""
     mask = batch.get(name)
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return batch
     real = mask[0].nonzero().flatten()
-    own = {
+    masked = {
         key
         for key, x in batch.items()
         if isinstance(x, Tensor)
@@ -170,36 +175,27 @@ def _unpadded(batch: dict[str, Any], name: str, not_of: str) -> dict[str, Any]:
         and not (not_of and key.startswith(not_of))
         and (not_of or key.startswith("decoder") or key == "labels")
     }
-    return {key: x[:, real] if key in own else x for key, x in batch.items()}
+    return {key: x[:, real] if key in masked else x for key, x in batch.items()}
 
 
-def shortened(batch: Any, length: int) -> Any:
-    """The beginning of a sequence: whatever has a number for each token is cut."""
-    whole = _length(batch)
-    return _mapped(batch, lambda x: x[:, :length] if x.dim() > 1 and x.shape[1] == whole else x)
+def shortened(batch: Batch, length: int) -> Batch:
+    """The beginning of a sequence: every tensor with a value for each token is cut."""
+    full = _length(batch)
+    return _mapped(batch, lambda x: x[:, :length] if x.dim() > 1 and x.shape[1] == full else x)
 
 
-def _ids(batch: Any) -> bool:
-    return any(x.dim() == 2 and not x.is_floating_point() and x.dtype != torch.bool for x in tensors(batch))
-
-
-def _length(batch: Any) -> int:
-    return next((x.shape[1] for x in tensors(batch) if x.dim() > 1), 1)
-
-
-def tensors(batch: Any) -> Iterator[Tensor]:
-    """The tensors of a batch, whatever it is."""
-    values: Iterable[Any] = (
-        batch.values()
-        if isinstance(batch, Mapping)
-        else batch
-        if isinstance(batch, tuple | list)
-        else [batch]
+def _has_ids(batch: Batch) -> bool:
+    return any(
+        x.dim() == 2 and not x.is_floating_point() and x.dtype != torch.bool for x in tensors_in(batch)
     )
-    yield from (value for value in values if isinstance(value, Tensor))
 
 
-def _mapped(batch: Any, change: Any) -> Any:
+def _length(batch: Batch) -> int:
+    return next((x.shape[1] for x in tensors_in(batch) if x.dim() > 1), 1)
+
+
+def _mapped(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """A batch of the same form, its tensors changed."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):

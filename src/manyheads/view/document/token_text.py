@@ -1,15 +1,20 @@
-"""Tokens as a person reads them: without the marks of sub-words, bytes as the characters they are."""
+"""Tokens as a person reads them: without the marks of subwords, bytes as characters."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from manyheads.data.batches import unknown_id
+from manyheads.view.document import contract
+from manyheads.view.document.contract import Mark
 
-# No token that is longer than this is read by anybody.
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Characters of a token that are shown.
 LONGEST = 80
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"  # what SentencePiece writes for a space
@@ -26,10 +31,14 @@ class Token(NamedTuple):
 
     text: str
     shown: str
-    mark: str | None
+    mark: Mark
+
+    def as_json(self) -> contract.Token:
+        """The same for a document, cut to a length that can be read."""
+        return {"text": cut(self.text), "shown": cut(self.shown), "mark": self.mark}
 
 
-def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[dict[str, Any]]:
+def token_texts(tokenizer: PreTrainedTokenizerBase | None, ids: Sequence[int]) -> list[contract.Token]:
     """What each id stands for, for a tokenizer of any family; the number itself without a tokenizer.
 
     >>> from manyheads.models.embedded import load
@@ -38,29 +47,29 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[dict[str, Any]]:
     [('[CLS]', 'special'), ('cha', None), ('ps', 'joined'), ('[SEP]', 'special')]
     """
     if tokenizer is None:
-        return [Token(str(i), str(i), None)._asdict() for i in ids]
+        return [Token(str(i), str(i), None).as_json() for i in ids]
     special = {int(i) for i in getattr(tokenizer, "all_special_ids", None) or []}
     bytewise, unknown = _is_bytewise(tokenizer), unknown_id(tokenizer)
-    found: list[Token] = []
+    tokens: list[Token] = []
     for i in ids:
         text = _text(tokenizer, int(i))
         if i == unknown:
             token = Token(text, visible(text), "unknown")
         else:
-            token = Token(text, visible(text), "special") if i in special else read(text, bytewise)
-        if token.mark is None and found and not text.startswith(_SPACE) and _continues(found[-1], token):
+            token = Token(text, visible(text), "special") if i in special else read_token(text, bytewise)
+        if token.mark is None and tokens and not text.startswith(_SPACE) and _continues(tokens[-1], token):
             token = token._replace(mark="joined") if bytewise or _spaced(tokenizer) else token
-        found.append(token)
-    return [token._replace(text=cut(token.text), shown=cut(token.shown))._asdict() for token in found]
+        tokens.append(token)
+    return [token.as_json() for token in tokens]
 
 
-def read(text: str, bytewise: bool = False) -> Token:
+def read_token(text: str, bytewise: bool = False) -> Token:
     """One token that is not special; ``bytewise`` if its characters stand for bytes, as in GPT-2.
 
-    >>> read("##ing"), read("▁the"), read("Ġthe", bytewise=True)
+    >>> read_token("##ing"), read_token("▁the"), read_token("Ġthe", bytewise=True)
     (Token(text='##ing', shown='ing', mark='joined'), Token(text='▁the', shown='the', mark='space'),
      Token(text='Ġthe', shown='the', mark='space'))
-    >>> read("ä½ł", bytewise=True).shown, read("<0xE4>"), read("Ċ", bytewise=True)
+    >>> read_token("ä½ł", bytewise=True).shown, read_token("<0xE4>"), read_token("Ċ", bytewise=True)
     ('你', Token(text='<0xE4>', shown='E4', mark='byte'), Token(text='Ċ', shown='↵', mark='newline'))
     """
     if byte := _BYTE.fullmatch(text):
@@ -79,14 +88,15 @@ def read(text: str, bytewise: bool = False) -> Token:
     return _plain(text, text.replace(_SPACE, " "))
 
 
-def _plain(text: str, meant: str) -> Token:
-    if meant and not meant.strip(" \u3000\t"):
-        return Token(text, visible(meant), "space")
-    if meant and not meant.strip():
-        return Token(text, visible(meant), "newline")
-    if meant.startswith(" "):
-        return Token(text, visible(meant.removeprefix(" ")), "space")
-    return Token(text, visible(meant), None)
+def _plain(text: str, characters: str) -> Token:
+    """A token that stands for these characters."""
+    if characters and not characters.strip(" \u3000\t"):
+        return Token(text, visible(characters), "space")
+    if characters and not characters.strip():
+        return Token(text, visible(characters), "newline")
+    if characters.startswith(" "):
+        return Token(text, visible(characters.removeprefix(" ")), "space")
+    return Token(text, visible(characters), None)
 
 
 def visible(text: str, longest: int = LONGEST) -> str:
@@ -123,30 +133,30 @@ def cut(text: str, longest: int = LONGEST) -> str:
 
 
 def _continues(before: Token, token: Token) -> bool:
-    """Whether two tokens are parts of one word of a script that writes its words apart."""
+    """Whether two tokens are parts of one word, in a script with spaces between words."""
     if before.mark in ("special", "unknown", "newline", "byte") or not before.shown or not token.shown:
         return False
     return all(c.isalnum() and unicodedata.category(c) != "Lo" for c in (before.shown[-1], token.shown[0]))
 
 
-def _text(tokenizer: Any, i: int) -> str:
+def _text(tokenizer: PreTrainedTokenizerBase, i: int) -> str:
     """What a tokenizer writes for an id."""
     for name in ("convert_ids_to_tokens", "id_to_token"):
         if hasattr(tokenizer, name):
-            found = getattr(tokenizer, name)(i)
-            if isinstance(found, bytes):
-                return found.decode(errors="replace")
-            return str(i) if found is None else str(found)
+            text: object = getattr(tokenizer, name)(i)
+            if isinstance(text, bytes):
+                return text.decode(errors="replace")
+            return str(i) if text is None else str(text)
     return str(tokenizer.decode([i])) if hasattr(tokenizer, "decode") else str(i)
 
 
-def _is_bytewise(tokenizer: Any) -> bool:
+def _is_bytewise(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the characters of its tokens stand for bytes."""
     inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
     return "ByteLevel" in str(getattr(inner, "decoder", "")) or hasattr(tokenizer, "byte_decoder")
 
 
-def _spaced(tokenizer: Any) -> bool:
+def _spaced(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether it writes spaces as SentencePiece does, so that a token without one continues the last."""
     inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
     return _SPACE in str(getattr(inner, "decoder", "")) or hasattr(tokenizer, "sp_model")

@@ -1,1 +1,1 @@
-"""Pictures drawn with matplotlib."""
+"""Figures drawn with matplotlib."""

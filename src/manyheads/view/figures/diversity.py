@@ -1,11 +1,11 @@
-"""Which heads are alike, drawn: a map on which like heads stand together, and matrices of all pairs."""
+"""Figures of which heads are alike: a map with similar heads close together, and matrices of all pairs."""
 
 from __future__ import annotations
 
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,45 +16,51 @@ from manyheads.heads.diversity.result import head_names
 from manyheads.heads.table import HeadTable
 from manyheads.view.colour import RAMP
 
-# More names than this cover each other: then only heads with a near twin are named.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import PathCollection
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+# More names than this overlap: then only the heads nearest to their twins are named.
 MOST_NAMES = 100
 GREY, DARK = "#777777", "#222222"
-# Matrices in the picture.
+# The matrices that are drawn, and their titles.
 DRAWN = {
-    "js": "attention: Jensen-Shannon distance\n(0 look at the same places)",
-    "overlap": "attention: overlap\n(chance to look at the same key)",
-    "cka": "outputs: linear CKA\n(1 say the same)",
-    "contribution_cosine": "contributions: cosine\n(red add up, blue cancel)",
-    "gradient_cosine": "gradients: cosine\n(red pull the same way)",
-    "query_angle": "query weights: mean angle in degrees\n(0 read the same, 90 nothing in common)",
+    "js": "attention: Jensen-Shannon distance\n(0: the same attention)",
+    "overlap": "attention: overlap\n(probability of attending to the same key)",
+    "cka": "outputs: linear CKA\n(1: the same up to rotation)",
+    "contribution_cosine": "contributions: cosine\n(red: they add up, blue: they cancel)",
+    "gradient_cosine": "gradients: cosine\n(red: the same direction)",
+    "query_angle": "query weights: mean angle in degrees\n(0: the same subspace, 90: nothing in common)",
 }
 
 
 def draw_map(table: HeadTable, path: Path, title: str) -> None:
-    """Draw all heads as points, those with like attention near each other, coloured by layer; a PNG file.
+    """Draw all heads as points, those with similar attention close together, coloured by layer; a PNG file.
 
-    Heads that cannot be compared, such as an encoder's and a decoder's, stand on maps of their own. Thin
-    lines lead from each head to its nearest twin.
+    Heads that cannot be compared, such as those of an encoder and a decoder, are on separate maps. Thin lines
+    lead from each head to its twin, the most similar head.
     """
+    from matplotlib.ticker import MaxNLocator
+
     maps = sorted(islands(table.matrices["js"]), key=lambda heads: -len(heads))
     figure, axes = _figure(len(maps), 8.0, 7.0)
-    points = None
-    for axis, heads in zip(axes, maps, strict=True):
-        points = _draw_one_map(axis, table, heads)
-    bar = figure.colorbar(points, ax=axes, fraction=0.03, pad=0.02)
+    points = [_draw_one_map(axis, table, heads) for axis, heads in zip(axes, maps, strict=True)]
+    bar = figure.colorbar(points[-1], ax=axes, fraction=0.03, pad=0.02)
     bar.set_label("layer", fontsize=9, color=GREY)
     bar.ax.tick_params(labelsize=8, colors=GREY, length=0)
-    bar.ax.yaxis.get_major_locator().set_params(integer=True)
+    bar.locator = MaxNLocator(integer=True)
     bar.outline.set_visible(False)
     figure.suptitle(
-        f"{title}: heads that look alike stand together", fontsize=13, color=DARK, parse_math=False
+        f"{title}: heads with similar attention are close together", fontsize=13, color=DARK, parse_math=False
     )
     _save(figure, path)
 
 
-def _draw_one_map(axis: Any, table: HeadTable, heads: Tensor) -> Any:
-    places = torch.stack([table["x"], table["y"]], 1)
-    x, y = places.numpy().T
+def _draw_one_map(axis: Axes, table: HeadTable, heads: Tensor) -> PathCollection:
+    points_xy = torch.stack([table["x"], table["y"]], 1)
+    x, y = points_xy.numpy().T
     layers = torch.tensor(table["layer"])
     names = head_names(table.rows)
     number = {name: row for row, name in enumerate(names)}
@@ -68,7 +74,7 @@ def _draw_one_map(axis: Any, table: HeadTable, heads: Tensor) -> Any:
         c=layers[heads],
         cmap="viridis",
         vmin=0,
-        vmax=layers.max(),
+        vmax=int(layers.max()),
         s=34,
         zorder=2,
         linewidths=0,
@@ -79,12 +85,10 @@ def _draw_one_map(axis: Any, table: HeadTable, heads: Tensor) -> Any:
             names[head].rpartition(".")[2] if ":" in names[head] else names[head],
             (x[head], y[head]), (3.5, 2.5), textcoords="offset points", fontsize=6.5, color=GREY, zorder=3,
         )  # fmt: skip
-    off = stress(table.matrices["js"][heads][:, heads], places[heads])
+    off = stress(table.matrices["js"][heads][:, heads], points_xy[heads])
     kinds = ", ".join(dict.fromkeys(table.rows[head].kind for head in heads.tolist()))
-    says = (
-        f"{len(heads)} heads ({kinds}), a line from each to its nearest twin; distances are off by {off:.0%}"
-    )
-    axis.set_title(says, fontsize=8.5, color=GREY)
+    subtitle = f"{len(heads)} heads ({kinds}), a line from each to its twin; distances are off by {off:.0%}"
+    axis.set_title(subtitle, fontsize=8.5, color=GREY)
     axis.set_aspect("equal", adjustable="datalim")
     axis.tick_params(labelsize=7, colors=GREY, length=2)
     for edge in axis.spines.values():
@@ -93,17 +97,17 @@ def _draw_one_map(axis: Any, table: HeadTable, heads: Tensor) -> Any:
 
 
 def draw_matrices(table: HeadTable, path: Path, title: str) -> None:
-    """Draw the matrices of all pairs of heads side by side, layers marked; a PNG file. Grey is unknown."""
+    """Draw the matrices of all pairs of heads side by side, layers marked; a PNG file. Grey: no value."""
     drawn = [name for name in DRAWN if name in table.matrices]
     figure, axes = _figure(len(drawn), 5.2, 4.9)
     sites = [table["site"].count(site) for site in dict.fromkeys(table["site"])]
     ends = torch.tensor([0, *sites]).cumsum(0).tolist()
     layers = [table["layer"][end] for end in ends[:-1]]
     for axis, name in zip(axes, drawn, strict=True):
-        # a head compared with itself says nothing, and would set the scale
+        # the diagonal compares a head with itself, and would set the scale
         matrix = table.matrices[name].clone().fill_diagonal_(torch.nan)
-        known = matrix[matrix.isfinite()]
-        low, high = (known.min().item(), known.max().item()) if len(known) else (0.0, 1.0)
+        values = matrix[matrix.isfinite()]
+        low, high = (values.min().item(), values.max().item()) if len(values) else (0.0, 1.0)
         colours = _ramp(falling=name in ("js", "query_angle"))  # light is alike
         if name.endswith("_cosine"):
             low, high = -max(-low, high), max(-low, high)
@@ -129,8 +133,8 @@ def draw_matrices(table: HeadTable, path: Path, title: str) -> None:
     _save(figure, path)
 
 
-def _figure(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
-    """A figure with so many panels, each of this size in inches, in up to three columns."""
+def _figure(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of several panels, each of this size in inches, in up to three columns."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -145,8 +149,8 @@ def _figure(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
     return figure, axes[:count]
 
 
-def _ramp(falling: bool) -> Any:
-    """Our one scale from dark to light, or back, grey where nothing is known."""
+def _ramp(falling: bool) -> Colormap:
+    """The colour scale from dark to light, or back; grey where there is no value."""
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = [[c / 255 for c in rgb] for rgb in RAMP]
@@ -154,14 +158,14 @@ def _ramp(falling: bool) -> Any:
     return ramp.with_extremes(bad="#dddddd")
 
 
-def _signed() -> Any:
+def _signed() -> Colormap:
     from matplotlib import colormaps
 
     return colormaps["RdBu_r"].with_extremes(bad="#dddddd")
 
 
-def _save(figure: Any, path: Path) -> None:
-    """Write the picture whole or not at all."""
+def _save(figure: Figure, path: Path) -> None:
+    """Write the figure completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     png = BytesIO()
     figure.savefig(png, format="png", dpi=130)

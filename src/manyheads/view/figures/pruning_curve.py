@@ -1,4 +1,4 @@
-"""The picture of a pruning curve: quality against heads kept."""
+"""The figure of a pruning curve: quality against heads kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLOURS = {"elimination": "#1f5fa8", "fisher": "#b8560f", "random": "#808080"}
 _OTHER = ("#2a7f4f", "#8a3f8f", "#a8323e")
 
 
-def draw(found: Curve, path: Path, title: str = "") -> None:
+def draw(curve: Curve, path: Path, title: str = "") -> None:
     """Draw a curve with standard errors; dashed without refit, solid with it; the control is grey."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -23,11 +23,11 @@ def draw(found: Curve, path: Path, title: str = "") -> None:
     axes = figure.add_subplot()
     others = iter(_OTHER * 3)
     colours: dict[str, str] = {}
-    for name, points in found.lines.items():
+    for name, points in curve.lines.items():
         method = name.partition(",")[0]
         if method not in colours:
             colours[method] = _COLOURS.get(method) or next(others)
-        line = [(1.0, found.uncut[0], 0.0), *points]
+        line = [(1.0, curve.uncut[0], 0.0), *points]
         axes.errorbar(
             [100 * share for share, _, _ in line],
             [value for _, value, _ in line],
@@ -40,12 +40,12 @@ def draw(found: Curve, path: Path, title: str = "") -> None:
             label=name,
         )
     where = (
-        f"{found.sequences:,} held-out sequences; bars: standard error of the change"
-        if found.sequences
+        f"{curve.sequences:,} held-out sequences; bars: standard error of the change"
+        if curve.sequences
         else ""
     )
-    axes.set_ylabel(f"{found.measure}{' (log scale)' if found.measure == 'perplexity' else ''}")
-    if found.measure == "perplexity":
+    axes.set_ylabel(f"{curve.measure}{' (log scale)' if curve.measure == 'perplexity' else ''}")
+    if curve.measure == "perplexity":
         axes.set_yscale("log")
     axes.set_xlabel("heads kept, %")
     axes.invert_xaxis()

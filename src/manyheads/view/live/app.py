@@ -1,4 +1,4 @@
-"""app: the addresses of the live page. Each hands its question to the queue, and gives the answer as JSON."""
+"""The addresses of the live page. Each hands its request to the queue, and answers with JSON."""
 
 from __future__ import annotations
 
@@ -6,169 +6,129 @@ import asyncio
 import hashlib
 import html
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from manyheads.view.live import endpoints, selection
-from manyheads.view.live.growing_document import Progress
+from manyheads.common.errors import describe_error, first_line
+from manyheads.heads.effects.live_model import call_before_modules
+from manyheads.view.live import endpoints
+from manyheads.view.live.contract import (
+    AblationRequest,
+    Failure,
+    HeadRequest,
+    HeadsRequest,
+    InputRequest,
+    QueryRequest,
+    SelectedHeads,
+    SelectionRequest,
+)
+from manyheads.view.live.growing_document import GrowingDocument
 from manyheads.view.live.queue import Queue
 from manyheads.view.live.request_bodies import GONE
 from manyheads.view.live.security import Guard, is_loopback
-from manyheads.view.live.session import Input, Live
+from manyheads.view.live.selection import selected_heads
+from manyheads.view.live.session import Live
 
 _TYPES = {"page.js": "text/javascript; charset=utf-8", "page.css": "text/css; charset=utf-8"}
 
-Heads = Annotated[dict[str, list[int]], Field(max_length=4096)]
 
-
-class Asked(BaseModel):
-    """A text or a picture."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    text: str | None = Field(None, max_length=endpoints.CHARACTERS)
-    image: str | None = None
-    sample: int | None = None
-
-    @property
-    def given(self) -> Input:
-        """The same for the model."""
-        return Input(self.text, self.image, self.sample)
-
-
-class Silenced(Asked):
-    """A text or a picture, and heads."""
-
-    heads: Heads
-
-
-class OneHead(Silenced):
-    """A text or a picture, heads that are silenced, and the head to look at."""
-
-    site: str
-    head: int
-
-
-class OneQuery(Silenced):
-    """A text or a picture, heads that are silenced, and the query to look from."""
-
-    query: int
-
-
-class Chosen(BaseModel):
-    """Heads."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    heads: Heads
-
-
-class Wanted(BaseModel):
-    """Which heads somebody wants."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    rule: str | None = None
-    ranking: str | None = None
-    keep: float = Field(0.5, gt=0, le=1)
-
-
-def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) -> Guard:
+def app(live: Live, queue: Queue, document: GrowingDocument, *, host: str, token: str) -> Guard:
     """The ASGI application for a model, whose work is done by a queue.
 
     Parameters
     ----------
     live: the model.
     queue: runs it.
-    progress: what is known of it so far, and what comes next.
-    host: the address that is listened on.
+    document: what was measured so far.
+    host: the address to listen on.
     token: the secret of this run.
     """
-    made = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    for module in live.model.modules():  # so that what nobody waits for ends in the middle of a pass
-        module.register_forward_pre_hook(lambda *_: queue.check())
+    routes = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    call_before_modules(live.model, queue.check)  # a pass that was given up ends in the middle
 
-    @made.get("/")
+    @routes.get("/")
     async def page() -> Response:
         if not is_loopback(host):
             return HTMLResponse(page_html(live.loaded.name))
-        return HTMLResponse(page_html(live.loaded.name, token, progress.first()))
+        return HTMLResponse(page_html(live.loaded.name, token, document.first_page()))
 
-    @made.get("/{name}")
+    @routes.get("/{name}")
     async def static(name: str) -> Response:
         if name not in _TYPES:
             raise HTTPException(404, f"there is nothing at /{name[:100]}")
-        # the page asks for a version: whoever has it need not ask again
-        kept = {"cache-control": "private, max-age=31536000, immutable"}
-        return Response(_static(name), media_type=_TYPES[name], headers=kept)
+        # the address has the version of the file, so a browser may keep it
+        headers = {"cache-control": "private, max-age=31536000, immutable"}
+        return Response(_static(name), media_type=_TYPES[name], headers=headers)
 
-    @made.get("/api/progress")
-    async def how_far() -> Response:
-        return JSONResponse(progress.told() | {"waiting": len(queue)})
+    @routes.get("/api/progress")
+    async def progress() -> Response:
+        return JSONResponse(document.progress())
 
-    @made.get("/api/document")
-    async def document(request: Request) -> Response:
-        return await answered(request, progress.document)
+    @routes.get("/api/document")
+    async def whole_document(request: Request) -> Response:
+        return await answered(request, document.document)
 
-    @made.post("/api/attend")
-    async def attend(request: Request, asked: Asked) -> Response:
-        return await answered(request, lambda: endpoints.attend(live, asked.given))
+    @routes.post("/api/attend")
+    async def attend(request: Request, body: InputRequest) -> Response:
+        return await answered(request, lambda: endpoints.attend(live, body.input))
 
-    @made.post("/api/silence")
-    async def silence(request: Request, asked: Silenced) -> Response:
-        return await answered(request, lambda: endpoints.without(live, asked.given, asked.heads))
+    @routes.post("/api/silence")
+    async def silence(request: Request, body: AblationRequest) -> Response:
+        return await answered(request, lambda: endpoints.ablate(live, body.input, body.heads))
 
-    @made.post("/api/exact")
-    async def exact(request: Request, asked: OneHead) -> Response:
+    @routes.post("/api/exact")
+    async def exact(request: Request, body: HeadRequest) -> Response:
         return await answered(
-            request, lambda: endpoints.exact(live, asked.given, asked.heads, asked.site, asked.head)
+            request, lambda: endpoints.exact(live, body.input, body.heads, body.site, body.head)
         )
 
-    @made.post("/api/rows")
-    async def rows(request: Request, asked: OneQuery) -> Response:
-        return await answered(request, lambda: endpoints.rows(live, asked.given, asked.heads, asked.query))
+    @routes.post("/api/rows")
+    async def rows(request: Request, body: QueryRequest) -> Response:
+        return await answered(request, lambda: endpoints.rows(live, body.input, body.heads, body.query))
 
-    @made.post("/api/pipeline")
-    async def pipeline(request: Request, asked: Silenced) -> Response:
-        return await answered(request, lambda: endpoints.pipeline(live, asked.given, asked.heads))
+    @routes.post("/api/pipeline")
+    async def pipeline(request: Request, body: AblationRequest) -> Response:
+        return await answered(request, lambda: endpoints.pipeline(live, body.input, body.heads))
 
-    @made.post("/api/quality")
-    async def quality(request: Request, chosen: Chosen) -> Response:
-        return await answered(request, lambda: endpoints.quality(live, chosen.heads))
+    @routes.post("/api/quality")
+    async def quality(request: Request, body: HeadsRequest) -> Response:
+        return await answered(request, lambda: endpoints.quality(live, body.heads))
 
-    @made.post("/api/choose")
-    async def chosen_by(request: Request, wanted: Wanted) -> Response:
-        def found() -> Any:
-            return {"heads": selection.heads(live, wanted.rule, wanted.ranking, wanted.keep)}
+    @routes.post("/api/choose")
+    async def choose(request: Request, body: SelectionRequest) -> Response:
+        def selected() -> SelectedHeads:
+            return {"heads": selected_heads(live, body.rule, body.ranking, body.keep)}
 
-        return await answered(request, found)
+        return await answered(request, selected)
 
-    @made.post("/api/plan")
-    async def plan(chosen: Chosen) -> Response:
+    @routes.post("/api/plan")
+    async def plan(body: HeadsRequest) -> Response:
         return Response(
-            endpoints.plan(live, chosen.heads),
+            endpoints.plan(live, body.heads),
             media_type="application/json",
             headers={"content-disposition": 'attachment; filename="plan.json"'},
         )
 
-    async def answered(request: Request, run: Callable[[], Any]) -> Response:
-        """What a question gives when its turn comes; it is dropped if the browser goes away meanwhile."""
+    async def answered(request: Request, compute: Callable[[], Mapping[str, object] | bytes]) -> Response:
+        """The answer to a request when its turn comes; dropped if the browser goes away meanwhile."""
 
-        def written() -> bytes:
-            found = run()
-            return found if isinstance(found, bytes) else json.dumps(found, allow_nan=False).encode()
+        def encoded() -> bytes:
+            result = compute()
+            return result if isinstance(result, bytes) else json.dumps(result, allow_nan=False).encode()
 
-        job = queue.submit(request.client or ("", 0), written)
+        job = queue.submit(request.client or ("", 0), encoded)
         waiting = asyncio.wrap_future(job)
         gone = asyncio.ensure_future(_gone(request))
+        both: list[asyncio.Future[bytes] | asyncio.Future[None]] = [waiting, gone]
         try:
-            await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 raise HTTPException(GONE, "the browser went away")
             return Response(waiting.result(), media_type="application/json")
@@ -177,63 +137,63 @@ def app(live: Live, queue: Queue, progress: Progress, *, host: str, token: str) 
         except (ValueError, HTTPException):
             raise
         except Exception as error:
-            first = (str(error).strip().splitlines() or [""])[0][:300]
-            what = f"the model failed on this ({type(error).__name__}: {first}); try something else"
-            raise HTTPException(500, what) from error
+            message = f"the model failed on this input ({describe_error(error, 300)}); try another one"
+            raise HTTPException(500, message) from error
         finally:
             waiting.cancel()
             queue.drop(job)
             gone.cancel()
 
-    @made.exception_handler(ValueError)
+    @routes.exception_handler(ValueError)
     async def wrong(request: Request, error: ValueError) -> Response:
-        return error_response(422, (str(error).strip().splitlines() or ["this cannot be done"])[0][:500])
+        return error_response(422, first_line(error, 500))
 
-    @made.exception_handler(RequestValidationError)
+    @routes.exception_handler(RequestValidationError)
     async def unreadable(request: Request, error: RequestValidationError) -> Response:
-        return error_response(422, sentence(error))
+        return error_response(422, validation_message(error))
 
-    @made.exception_handler(HTTPException)
+    @routes.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         return error_response(error.status_code, str(error.detail))
 
-    return Guard(made, host=host, token=token)
+    return Guard(routes, host=host, token=token)
 
 
-def error_response(status: int, what: str) -> Response:
+def error_response(status: int, sentence: str) -> Response:
     """An error, as the page reads it."""
-    return JSONResponse({"error": what}, status)
+    return JSONResponse(Failure(error=sentence), status)
 
 
-def sentence(error: RequestValidationError) -> str:
+def validation_message(error: RequestValidationError) -> str:
     """What is wrong with a request, in a sentence.
 
-    >>> sentence(RequestValidationError([{"loc": ("body", "keep"), "msg": "Input should be less than 1"}]))
+    >>> error = {"loc": ("body", "keep"), "msg": "Input should be less than 1"}
+    >>> validation_message(RequestValidationError([error]))
     'keep: input should be less than 1'
     """
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "body")[:100]
-    what = str(first["msg"])
-    what = what[:1].lower() + what[1:]
-    return f"{where}: {what}" if where else f"the request: {what}"
+    field = ".".join(str(part) for part in first["loc"] if part != "body")[:100]
+    message = str(first["msg"])
+    message = message[:1].lower() + message[1:]
+    return f"{field}: {message}" if field else f"the request: {message}"
 
 
 def page_html(model: str, token: str = "", first: bytes = b"") -> str:
     """The page: what it shows comes by requests, for which it carries the token.
 
-    For other addresses than this machine's own the token is empty, and stands in the address that was
-    printed, after #, where no server and no log sees it.
+    For addresses that other machines reach, the token is empty here, and is in the printed address after #,
+    where no server and no log sees it.
 
     Parameters
     ----------
     model: its name.
     token: the secret of this run.
-    first: what the page would ask for first, as JSON, where it is known: then it shows it at once.
+    first: `FirstPage` as JSON, where there is one: the page then shows it at once.
 
     >>> '<title>&lt;b&gt;' in page_html("<b>")
     True
     """
-    known = first.decode().replace("<", "\\u003c")  # only in strings, where it means the same
+    data = first.decode().replace("<", "\\u003c")  # only in strings, where it means the same
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -247,7 +207,7 @@ def page_html(model: str, token: str = "", first: bytes = b"") -> str:
 <script src="/page.js?{_version("page.js")}" defer></script>
 </head>
 <body><div id="page"></div>
-<script type="application/json" id="first">{known}</script></body>
+<script type="application/json" id="first">{data}</script></body>
 </html>
 """
 

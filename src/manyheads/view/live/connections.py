@@ -1,8 +1,8 @@
-"""connections: how long a connection may take for what it does, and which one goes when there are too many.
+"""Time limits of connections, and which connection is closed when there are too many.
 
-uvicorn gives a connection time without end for its first request, and answers 503 to everybody when there are
-too many connections: whoever holds them open shuts all others out. Here every connection has a time for what
-it does, and when there are too many the one that has done nothing for longest makes room.
+uvicorn sets no time limit for the first request of a connection, and answers 503 to all when there are too
+many connections: one client that holds them open shuts out all others. Here every state of a connection has a
+time limit, and when there are too many connections, the one that has been idle for longest is closed.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS = 256
-# Seconds for the headers of a request, between two requests, and to read an answer. Bodies: `request_bodies`.
+# Seconds for the headers of a request, between two requests, to read an answer. Bodies: request_bodies.py.
 HEADERS, IDLE, UNREAD = 10.0, 30.0, 60.0
-UNREAD_BYTES = 64 * 2**20  # of answers that nobody has read yet, of all connections
-EVERY = 1.0  # seconds between two looks at the clock
+UNREAD_BYTES = 64 * 2**20  # of answers that were not read yet, of all connections
+EVERY = 1.0  # seconds between two checks of the limits
 _LIMITS = {"headers": HEADERS, "idle": IDLE, "unread": UNREAD}
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\n"
     b"content-type: application/json\r\n\r\n"
-    b'{"error": "too many people are asking the model at once; try again in a moment"}'
+    b'{"error": "too many requests at once; try again in a moment"}'
 )
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, with limits. One connection asks one thing at a time."""
+    """uvicorn's connection, with limits. One connection sends one request at a time."""
 
     requests = 0  # that were answered
     doing = "headers"
@@ -36,29 +36,29 @@ class Connection(H11Protocol):
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count it, and make room for it where there is none."""
+        """Count the connection, and make room for it where there is none."""
         super().connection_made(transport)
         self.since = self.loop.time()
         if len(self._open()) > CONNECTIONS and not self._make_room():
             transport.write(_FULL)
             transport.close()
             return
-        self._timer = self.loop.call_later(EVERY, self._look)
+        self._timer = self.loop.call_later(EVERY, self._check_limits)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Stop checking its limits."""
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes came."""
+        """Bytes arrived."""
         super().data_received(data)
         self._mark()
 
     def on_response_complete(self) -> None:
-        """An answer was handed over to be sent. The next request waits until most of it was read: else its
-        answer would be made, and kept, beside this one.
+        """An answer was passed on to be sent. The next request waits until most of it was read: else the next
+        answer would be in memory, too.
         """
         self.requests += 1
         self.doing = ""  # so that what comes next begins now, even if it has the same name
@@ -69,14 +69,14 @@ class Connection(H11Protocol):
         self._mark()
 
     def resume_writing(self) -> None:
-        """What was written is being read: go on with the next request."""
+        """The client reads the answer: go on with the next request."""
         super().resume_writing()
         if self._waiting:
             self._waiting = False
             super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """More is written here than read: of all connections, let those go that have not read for longest."""
+        """More was written than read: of all connections, close those that have not read for longest."""
         super().pause_writing()
         self._mark()
         unread = sorted((one for one in self._open() if one.unread), key=lambda one: one.since)
@@ -85,12 +85,12 @@ class Connection(H11Protocol):
 
     @property
     def unread(self) -> int:
-        """Bytes of answers that wait to be sent."""
+        """The bytes of answers that wait to be sent."""
         return int(self.transport.get_write_buffer_size())
 
     @property
     def address(self) -> str:
-        """Of whoever is at the other end."""
+        """The address of the client."""
         return self.client[0] if self.client else ""
 
     def _open(self) -> list[Connection]:
@@ -99,7 +99,7 @@ class Connection(H11Protocol):
         ]
 
     def _mark(self) -> None:
-        """Note what the connection does now, and since when."""
+        """Record what the connection does now, and since when."""
         if (doing := self._doing()) != self.doing:
             self.doing, self.since = doing, self.loop.time()
 
@@ -111,19 +111,19 @@ class Connection(H11Protocol):
             return "body" if cycle.more_body else "asking"
         return "idle" if self.requests and not self.conn.trailing_data[0] else "headers"
 
-    def _look(self) -> None:
-        """End the connection if it takes too long for what it does."""
+    def _check_limits(self) -> None:
+        """Close the connection if it takes too long for what it does."""
         self._mark()
         if self.loop.time() - self.since > _LIMITS.get(self.doing, float("inf")):
             self.transport.abort()
         else:
-            self._timer = self.loop.call_later(EVERY, self._look)
+            self._timer = self.loop.call_later(EVERY, self._check_limits)
 
     def _make_room(self) -> bool:
-        """End another connection; False when there is none that may end.
+        """Close another connection; False when there is none that may be closed.
 
-        It is one from the address that has most of them: the one that has not asked anything for longest, and
-        if all are being answered the newest, unless the address has no more than that of this connection.
+        It is one of the address with the most connections: the one that has been idle for longest; if all are
+        being answered, the newest, unless that address has no more connections than the one of this client.
         """
         others = [one for one in self._open() if one is not self]
         crowd = Counter(one.address for one in others)

@@ -1,182 +1,193 @@
-"""The questions of the live page, each a function of the model and plain data that gives plain data."""
+"""The requests of the live page: each is a function of the model and plain data that gives plain data."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import io
-import math
 import tempfile
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
-from manyheads.heads.effects.answers import answer, ids_of, translated
-from manyheads.heads.maps import maps
+from manyheads.common.json_numbers import plain
+from manyheads.common.types import Batch
+from manyheads.heads.effects.ablated import (
+    Observation,
+    exact_maps,
+    forwards,
+    observe_answer,
+    observe_input,
+)
+from manyheads.heads.effects.answers import ids_of, translated
 from manyheads.heads.model_outputs import Output, difference, read
-from manyheads.heads.pooled_maps import Seen
-from manyheads.heads.silence import silence
 from manyheads.surgery.plan import Plan
 from manyheads.surgery.quality import compared, scores
 from manyheads.surgery.weight_slices import check_groups
-from manyheads.view.document.example import example
+from manyheads.view.document.contract import Answer, Example
+from manyheads.view.document.example import drawn_example
 from manyheads.view.document.packing import packed
+from manyheads.view.live.contract import (
+    Ablation,
+    Attended,
+    ExactMap,
+    Pipeline,
+    Quality,
+    QueryRows,
+    Shortened,
+    SiteHeads,
+)
 from manyheads.view.live.session import (
     REMEMBERED,
-    Asked,
     Input,
+    InputResult,
     Live,
-    batch_of,
-    batch_of_picture,
+    batch_of_image,
     batch_of_sample,
-    output_of,
+    batch_of_text,
     reference_of,
+    required_corpus,
 )
 
-TOKENS = 512  # of a text that is looked at
-CHARACTERS = 100_000
-PICTURE_BYTES, PIXELS = 8 * 2**20, 32_000_000
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+TOKENS = 512  # of a text that are shown
+IMAGE_BYTES, PIXELS = 8 * 2**20, 32_000_000
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
 QUALITY_TOKENS = 512  # of the small text, on which quality is measured while one clicks
 
-Heads = dict[str, list[int]]
+
+def attend(live: Live, request: Input) -> Attended:
+    """What the heads attend to in a text or an image, and what the model answers."""
+    result = input_result(live, request)
+    return {"example": result.example, "answer": result.answer, "cut": _shortened(result)}
 
 
-def attend(live: Live, given: Input) -> dict[str, Any]:
-    """What the heads attend to in a text or a picture, and what the model says about it."""
-    asked = about(live, given)
-    return {"example": asked.example, "answer": asked.answer, "cut": asked.cut}
+def ablate(live: Live, request: Input, heads: SiteHeads) -> Ablation:
+    """What the model answers with some heads silenced and with all, and how far apart the outputs are.
 
-
-def without(live: Live, given: Input, heads: Heads) -> dict[str, Any]:
-    """What the model says with some heads silenced beside what it says with all, and how far apart that is.
-
-    Also what the heads attend to then: those of later layers see another input.
+    The example has the maps of the silenced model: heads of later layers read another input.
     """
     check(live, heads)
-    asked = about(live, given)
-    known = None if live.known is None else replace(live.known, embeddings=None)  # they change, too
-    with _without(live, heads):
-        found, seen = _looked(live, asked.batch)
-        after = answer(
-            live.model, live.tokenizer, asked.batch, kind=live.kind, sentences=known, result=seen.result
-        )
-    change = float(difference(asked.output, read(seen.result, live.model))[0])
-    found["answer"] = after
+    full = input_result(live, request)
+    # the embeddings of the neighbours change, too
+    neighbours = None if live.neighbours is None else replace(live.neighbours, embeddings=None)
+    observation, after = observe_answer(
+        live.model, full.batch, heads, tokenizer=live.tokenizer, kind=live.kind, sentences=neighbours
+    )
+    change = float(difference(full.output, read(observation.seen.result, live.model))[0])
+    example = _drawn(live, full.batch, observation)
+    example["answer"] = cast("Answer | None", after)
     return {
-        "before": asked.answer,
-        "after": after,
-        "change": change if math.isfinite(change) else None,
-        "measure": _measure(asked.output),
-        "cut": asked.cut,
-        "example": found,
+        "before": full.answer,
+        "after": example["answer"],
+        "change": plain(change),
+        "measure": _measure(full.output),
+        "cut": _shortened(full),
+        "example": example,
     }
 
 
-def exact(live: Live, given: Input, heads: Heads, site: str, head: int) -> dict[str, Any]:
+def exact(live: Live, request: Input, heads: SiteHeads, site: str, head: int) -> ExactMap:
     """The exact attention of one head to an input of any length, with some heads silenced."""
     check(live, heads)
-    _check_there(live, {site: [head]})
-    asked = about(live, given)
-    with _without(live, heads):
-        found = maps(live.model, asked.batch, {site: [head]}, size=None)[site]
-    return {"exact": packed(found.weights[0, 0], "uint16")}
+    _check_exist(live, {site: [head]})
+    weights = exact_maps(live.model, input_result(live, request).batch, {site: [head]}, heads)
+    return {"exact": packed(weights[site][0], "uint16")}
 
 
-def rows(live: Live, given: Input, heads: Heads, query: int) -> dict[str, Any]:
+def rows(live: Live, request: Input, heads: SiteHeads, query: int) -> QueryRows:
     """The exact attention of one query in every head, {site: (heads, keys)}, with some heads silenced.
 
-    Sites that have no such query are left out.
+    Sites without this query are left out.
     """
     check(live, heads)
-    asked = about(live, given)
-    found = {one.site.name: one.site for one in asked.seen.maps if 0 <= query < one.queries}
-    if not found:
-        raise ValueError(f"query: there is no query {query} in this input")
-    every: Heads = {name: list(range(site.heads)) for name, site in found.items()}
-    with _without(live, heads):
-        looked = maps(live.model, asked.batch, every, queries=[query], size=None)
-    return {"rows": {name: packed(one.weights[0, :, 0], "uint16") for name, one in looked.items()}}
+    result = input_result(live, request)
+    every = {
+        maps.site.name: list(range(maps.site.heads)) for maps in result.seen.maps if 0 <= query < maps.queries
+    }
+    if not every:
+        raise ValueError(f"query: there is no query {query} in this input; expected one of its tokens")
+    weights = exact_maps(live.model, result.batch, every, heads, queries=[query])
+    return {"rows": {name: packed(of_site[:, 0], "uint16") for name, of_site in weights.items()}}
 
 
-def pipeline(live: Live, given: Input, heads: Heads) -> dict[str, Any]:
+def pipeline(live: Live, request: Input, heads: SiteHeads) -> Pipeline:
     """An input step by step through the first attention, with some heads silenced."""
     check(live, heads)
-    asked = about(live, given)
-    with _without(live, heads):
-        return {"pipeline": _looked(live, asked.batch, pipeline=True)[0]["pipeline"]}
+    batch = input_result(live, request).batch
+    observation = observe_input(live.model, batch, heads, steps=True)
+    return {"pipeline": _drawn(live, batch, observation)["pipeline"]}
 
 
-def quality(live: Live, heads: Heads) -> dict[str, Any]:
-    """How good the model still is on a small text, without some heads: its ``metric``, as `Compared` has it,
-    that of the whole model (``before``) with its standard error over ``sequences``, its ``value`` now with
-    the standard error of the change, whether the change is ``within_noise``, and the share of heads ``kept``.
+def quality(live: Live, heads: SiteHeads) -> Quality:
+    """How good the model is on a small text without some heads: its ``metric``, as in `Compared`, the
+    ``value`` now with the standard error of the change, and that of the full model, ``before``.
     """
     check(live, heads)
-    batches = measured_on(live)
+    batches = quality_batches(live)
     if live.reference is None:
         live.reference = reference_of(live, batches)
-    known = live.reference
-    with _without(live, heads):
-        others = [output_of(live, batch).output for batch in batches]
-    pairs = list(zip(known.outputs, others, batches, strict=True))
-    found = compared(
-        known.measure,
-        torch.cat([scores(known.measure, full, full, batch) for full, _, batch in pairs]),
-        torch.cat([scores(known.measure, full, other, batch) for full, other, batch in pairs]),
+    measure = live.reference.measure
+    ablated = [result.output for result in forwards(live.model, batches, heads)]
+    pairs = list(zip(live.reference.outputs, ablated, batches, strict=True))
+    comparison = compared(
+        measure,
+        torch.cat([scores(measure, full, full, batch) for full, _, batch in pairs]),
+        torch.cat([scores(measure, full, other, batch) for full, other, batch in pairs]),
     )
     return {
-        "metric": found.measure,
-        "before": found.before.value,
-        "before_se": _finite(found.before.se),
-        "value": _finite(found.after.value),
-        "se": _finite(found.change_se),
-        "within_noise": bool(heads) and found.change.within_noise,
-        "sequences": found.sequences,
+        "metric": comparison.measure,
+        "before": comparison.before.value,
+        "before_se": plain(comparison.before.se),
+        "value": plain(comparison.after.value),
+        "se": plain(comparison.change_se),
+        "within_noise": bool(heads) and comparison.change.within_noise,
+        "sequences": comparison.sequences,
         "kept": 1 - sum(map(len, heads.values())) / live.heads,
     }
 
 
-def plan(live: Live, heads: Heads) -> bytes:
+def plan(live: Live, heads: SiteHeads) -> bytes:
     """The file that ``manyheads prune --plan`` takes, to remove these heads. Raises if they cannot be."""
     check(live, heads)
     heads = {site: sorted(numbers) for site, numbers in heads.items() if numbers}
     if not heads:
         raise ValueError("heads: none is chosen; choose the heads to remove first")
-    shared: dict[str, Any] = {}
+    by_module: dict[str, list[int]] = {}
     for name, site in live.sites.items():
         removed = heads.get(name, [])
         check_groups(site, removed)
-        if shared.setdefault(site.path, removed) != removed:
+        if by_module.setdefault(site.path, removed) != removed:
             raise ValueError(
                 f"heads: {site.path!r} is called several times, with one set of weights; "
                 "choose the same heads in every call"
             )
     sizes = {name: site.heads for name, site in live.sites.items()}
     if sum(map(len, heads.values())) == sum(sizes.values()):
-        raise ValueError("heads: these are all heads of the whole model; leave at least one")
+        raise ValueError("heads: these are all heads of the model; leave at least one")
     with tempfile.TemporaryDirectory() as folder:
         Plan(heads, sizes, live.fingerprint).save(Path(folder) / "plan.json")
         return (Path(folder) / "plan.json").read_bytes()
 
 
 def check(live: Live, heads: Mapping[str, list[int]]) -> None:
-    """Raise unless these heads can be silenced: the model has them, and what they are was proved."""
-    _check_there(live, heads)
+    """Raise unless these heads can be silenced: the model has them, and their sites are verified."""
+    _check_exist(live, heads)
     for name, numbers in heads.items():
         site = live.sites[name]
         if numbers and not site.verified:
             raise ValueError(
-                f"heads: what the heads of {name!r} are could not be proved ({site.reason}), so that they "
-                "are not silenced here; choose others"
+                f"heads: the heads of {name!r} are not verified ({site.reason}), so they are not silenced "
+                "here; choose others"
             )
 
 
-def _check_there(live: Live, heads: Mapping[str, list[int]]) -> None:
+def _check_exist(live: Live, heads: Mapping[str, list[int]]) -> None:
     """Raise unless the model has all these heads."""
     for site, numbers in heads.items():
         if site not in live.sites:
@@ -189,89 +200,87 @@ def _check_there(live: Live, heads: Mapping[str, list[int]]) -> None:
             raise ValueError(f"heads: {site!r} names a head twice")
 
 
-def measured_on(live: Live) -> list[Any]:
+def quality_batches(live: Live) -> list[Batch]:
     """The part of the small text that quality is measured on."""
-    if live.read is None:
-        raise ValueError("images: quality needs pictures to be measured on; start again with --images FOLDER")
-    chosen, tokens = [], 0
-    for batch, planned in zip(live.batches, live.read.plan(), strict=True):
-        tokens += sum(live.read.sizes[i] for i in planned)
-        chosen.append(batch)
+    read = required_corpus(live)
+    batches: list[Batch] = []
+    tokens = 0
+    for batch, planned in zip(live.batches, read.plan(), strict=True):
+        tokens += sum(read.sizes[i] for i in planned)
+        batches.append(batch)
         if tokens >= QUALITY_TOKENS:
             break
-    return chosen
+    return batches
 
 
-def _batch(live: Live, given: Input) -> tuple[Any, dict[str, int] | None]:
-    """What the model takes; where a text was too long, how many tokens there were and are looked at."""
-    if sum(one is not None for one in given) != 1:
+def _batch(live: Live, request: Input) -> tuple[Batch, int]:
+    """What the model takes, and how many tokens a text has, of which it takes the first."""
+    if sum(one is not None for one in request) != 1:
         raise ValueError("expected a text or an image, one of them")
-    if given.text is not None:
+    if request.text is not None:
         if live.tokenizer is None:
-            raise ValueError(f"text: {live.loaded.name} reads pictures; drop one on the page")
-        batch, total = batch_of(live, given.text, TOKENS)
-        seen = ids_of(batch)
-        shown = total if seen is None else seen.shape[1]
-        return batch, {"tokens": total, "shown": shown} if total > shown else None
+            raise ValueError(f"text: {live.loaded.name} reads images; drop one on the page")
+        return batch_of_text(live, request.text, TOKENS)
     if live.processor is None:
         raise ValueError(f"image: {live.loaded.name} reads texts; type one")
-    if given.sample is not None:
-        return batch_of_sample(live, given.sample), None
-    assert given.image is not None
-    return batch_of_picture(live, picture(given.image)), None
+    if request.sample is not None:
+        return batch_of_sample(live, request.sample), 0
+    assert request.image is not None
+    return batch_of_image(live, decoded_image(request.image)), 0
 
 
-def picture(written: str) -> Any:
-    """The picture (of Pillow) in base64; raises for what is no picture, or too large a one."""
+def decoded_image(data: str) -> Image:
+    """The image in base64; raises for what is no image, or too large."""
     from PIL import Image, ImageOps
 
     try:
-        data = base64.b64decode(written, validate=True)
+        file = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError("image: it is not written in base64") from None
-    if len(data) > PICTURE_BYTES:
-        raise ValueError(f"image: it has {len(data):,} bytes; expected at most {PICTURE_BYTES:,}")
+        raise ValueError("image: expected base64; send it so") from None
+    if len(file) > IMAGE_BYTES:
+        raise ValueError(
+            f"image: it has {len(file):,} bytes; expected at most {IMAGE_BYTES:,}: give a smaller one"
+        )
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as found:
-            if found.width * found.height > PIXELS:
+        with Image.open(io.BytesIO(file), formats=FORMATS) as image:
+            if image.width * image.height > PIXELS:
                 raise ValueError(
-                    f"image: it has {found.width:,} x {found.height:,} pixels; expected at most {PIXELS:,}"
+                    f"image: it has {image.width:,} x {image.height:,} pixels; expected at most {PIXELS:,}"
                 )
-            return ImageOps.exif_transpose(found).convert("RGB")
+            return ImageOps.exif_transpose(image).convert("RGB")
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"image: it cannot be read; expected one of {', '.join(FORMATS)}") from error
 
 
-def about(live: Live, given: Input) -> Asked:
-    """What the whole model makes of an input; kept for the inputs asked about last."""
-    if (found := live.asked.pop(given, None)) is None:
-        batch, cut = _batch(live, given)
-        if live.kind == "translation" and "decoder_input_ids" in batch:
+def input_result(live: Live, request: Input) -> InputResult:
+    """What the model with all its heads gives for an input; remembered for the latest inputs."""
+    if (result := live.results.pop(request, None)) is None:
+        batch, tokens = _batch(live, request)
+        if live.kind == "translation" and isinstance(batch, Mapping) and "decoder_input_ids" in batch:
             batch = translated(live.model, batch)
-        shown, seen = _looked(live, batch)
-        said = answer(
-            live.model, live.tokenizer, batch, kind=live.kind, sentences=live.known, result=seen.result
+        observation, answer = observe_answer(
+            live.model, batch, tokenizer=live.tokenizer, kind=live.kind, sentences=live.neighbours
         )
-        shown["answer"] = said
-        found = Asked(batch, cut, said, read(seen.result, live.model), shown, seen)
-    live.asked[given] = found
-    while len(live.asked) > REMEMBERED:
-        live.asked.popitem(last=False)
-    return found
+        example = _drawn(live, batch, observation)
+        example["answer"] = cast("Answer | None", answer)
+        output = read(observation.seen.result, live.model)
+        result = InputResult(batch, tokens, example["answer"], output, example, observation.seen)
+    live.results[request] = result
+    while len(live.results) > REMEMBERED:
+        live.results.popitem(last=False)
+    return result
 
 
-def _without(live: Live, heads: Heads) -> AbstractContextManager[None]:
-    return silence(live.model, heads) if heads else nullcontext()
+def _shortened(result: InputResult) -> Shortened | None:
+    ids = ids_of(result.batch)
+    shown = result.tokens if ids is None else ids.shape[1]
+    return {"tokens": result.tokens, "shown": shown} if result.tokens > shown else None
 
 
-def _looked(live: Live, batch: Any, pipeline: bool = False) -> tuple[dict[str, Any], Seen]:
-    return example(live.model, batch, tokenizer=live.tokenizer, processor=live.processor, pipeline=pipeline)
+def _drawn(live: Live, batch: Batch, observation: Observation) -> Example:
+    return drawn_example(observation, live.model, batch, tokenizer=live.tokenizer, processor=live.processor)
 
 
 def _measure(output: Output) -> str:
-    """What `difference` is, as the page names it."""
+    """The name of what `difference` measures, for the page."""
     return "cosine" if output.real is None else "kl_sequence" if output.whole else "kl"
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

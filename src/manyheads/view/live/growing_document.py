@@ -1,34 +1,33 @@
-"""The document of a model, which grows in spare time: numbers first, then what takes longer."""
+"""The document of a model, which grows in spare time: numbers first, then the parts that take longer."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
-import torch
-
-from manyheads.common.run_batch import run
+from manyheads.heads.effects.live_model import table_without_numbers
+from manyheads.heads.inspect import count, finished
 from manyheads.heads.roles import roles
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import labels_of, rows_of, watch
 from manyheads.surgery.silencing_curve import curve
 from manyheads.view.document import About, document, head_numbers
-from manyheads.view.document.examples import profiles
-from manyheads.view.live import selection
-from manyheads.view.live.endpoints import about, measured_on, pipeline
+from manyheads.view.document.contract import Curve, Example, HeadDocument, Profiles
+from manyheads.view.document.examples import left_out, profiles
+from manyheads.view.live.contract import LiveProgress
+from manyheads.view.live.endpoints import input_result, pipeline, quality_batches
 from manyheads.view.live.queue import OthersWaitError, Queue
+from manyheads.view.live.selection import RANKINGS, RULES, measured_table
 from manyheads.view.live.session import Input, Live, mask_of
 
 STAGES = ("watch", "fisher", "diversity", "roles", "curve", "elimination")
 
 
-class Progress:
-    """What is known of a model so far.
+class GrowingDocument:
+    """The document of a model, as far as it was measured.
 
-    Its first document has the heads, their numbers on a part of the small text, and one example: enough to
-    open the page. `steps` measures the rest, in the order of `STAGES`; when somebody asks the model
-    meanwhile, what was begun is dropped and begun again later.
+    At first it has the heads, their numbers on a part of the small text, and one example: enough to open the
+    page. `steps` measures the rest, in the order of `STAGES`; when a request comes meanwhile, the stage is
+    dropped and started again later.
     """
 
     def __init__(self, live: Live, queue: Queue) -> None:
@@ -39,11 +38,13 @@ class Progress:
         self.share = 0.0
         self.finished = not self.stages
         self.notes: list[str] = []
-        self._parts: dict[str, Any] = {}
-        self._written: tuple[int, bytes] | None = None
+        self._roles: HeadTable | None = None
+        self._curve: Curve | None = None
+        self._example: tuple[list[Example], Profiles | None] | None = None
+        self._encoded: tuple[int, bytes] | None = None  # the version, and the document as JSON
 
-    def told(self) -> dict[str, Any]:
-        """How far it is, for the page."""
+    def progress(self) -> LiveProgress:
+        """How far the measuring is, for the page."""
         return {
             "version": self.version,
             "stage": self.stage,
@@ -54,44 +55,45 @@ class Progress:
             "reads": "text" if self.live.processor is None else "image",
             "mask": mask_of(self.live.tokenizer) if self.live.kind == "mask" else "",
             "samples": self.live.samples,
-            "pictures": self.live.pictures,
-            "rules": list(selection.RULES),
-            "rankings": list(selection.RANKINGS),
+            "pictures": self.live.images,
+            "rules": list(RULES),
+            "rankings": list(RANKINGS),
             "command": self.live.command,
+            "waiting": len(self.queue),
         }
 
     def steps(self) -> Iterator[None]:
-        """Measure one thing after the other; each step ends when it is measured, or when somebody waits."""
-        while not self._written_ahead():
+        """Measure one stage after the other; each step ends when it is measured, or when a request waits."""
+        while not self._encode_ahead():
             yield
         for name in self.stages:
             self.stage, self.share = name, 0.0
-            while not self._made(name):
+            while not self._measure(name):
                 yield
             self.version += 1
-            while not self._written_ahead():
+            while not self._encode_ahead():
                 yield
         self.stage, self.finished = "", True
 
     def document(self) -> bytes:
         """The document as it is now, as JSON."""
         version = self.version
-        if self._written is None or self._written[0] != version:
-            self._written = version, json.dumps(self._document()).encode()
-        return self._written[1]
+        if self._encoded is None or self._encoded[0] != version:
+            self._encoded = version, json.dumps(self._document()).encode()
+        return self._encoded[1]
 
-    def first(self) -> bytes:
-        """What a page that opens asks for, progress and document, as JSON; nothing while it is not known."""
-        written = self._written
-        if written is None:
+    def first_page(self) -> bytes:
+        """What a page that opens asks for, `FirstPage` as JSON; nothing until there is a document."""
+        encoded = self._encoded
+        if encoded is None:
             return b""
-        told = self.told() | {"version": written[0]}
-        return b'{"progress":' + json.dumps(told).encode() + b',"document":' + written[1] + b"}"
+        progress = json.dumps(self.progress() | {"version": encoded[0]}).encode()
+        return b'{"progress":' + progress + b',"document":' + encoded[1] + b"}"
 
-    def _written_ahead(self) -> bool:
-        """Have the document ready; False when somebody came in between.
+    def _encode_ahead(self) -> bool:
+        """Have the document ready; False when a request came in between.
 
-        If it cannot be made, who asks for it is told why.
+        An error is left to the request for the document, which answers with it.
         """
         try:
             self.queue.yield_to_others()
@@ -102,36 +104,37 @@ class Progress:
             return True
         return True
 
-    def _made(self, name: str) -> bool:
-        """Measure something; False when somebody came in between."""
+    def _measure(self, name: str) -> bool:
+        """Measure one stage; False when a request came in between."""
+        live = self.live
         try:
             self.queue.yield_to_others()
             if name == "roles":
-                self._parts[name] = roles(
-                    self.live.model,
-                    self.live.batches,
-                    tokenizer=self.live.tokenizer,
-                    progress=self._progress,
+                self._roles = roles(
+                    live.model, live.batches, tokenizer=live.tokenizer, progress=self._on_progress
                 )
             elif name == "curve":
-                ranked = {"fisher": selection.table(self.live, "fisher")}
-                self._parts[name] = curve(
-                    self.live.model, measured_on(self.live), ranked, progress=self._progress
+                ranked = {"fisher": measured_table(live, "fisher")}
+                lines = curve(
+                    live.model,
+                    quality_batches(live),
+                    ranked,
+                    progress=self._on_progress,
                 )
+                self._curve = lines
             else:
-                selection.table(self.live, name, self._progress)
+                measured_table(live, name, self._on_progress)
         except OthersWaitError:
             return False
-        except Exception as error:  # whatever a strange model does, the rest of the page stands
-            why = (str(error).strip().splitlines() or [""])[0][:300]
-            self.notes.append(f"{name}: left out ({type(error).__name__}: {why})")
+        except Exception as error:  # whatever an unusual model does, the rest of the page stands
+            self.notes.append(left_out(name, error))
         return True
 
-    def _progress(self, stage: str, done: float, total: float | None) -> None:
-        self.share = done / (total or 1)
+    def _on_progress(self, stage: str, done: float, total: float | None) -> None:
+        self.share = min(1.0, done / (total or 1))
         self.queue.yield_to_others()
 
-    def _document(self) -> dict[str, Any]:
+    def _document(self) -> HeadDocument:
         live, tables = self.live, self.live.tables
         table = tables.get("watch") or self._first_table()
         unit = "tokens" if live.read is None else live.read.unit
@@ -144,39 +147,34 @@ class Progress:
             groups={name: f"{share:.1%}" for name, share in shares.items()},
             notes=[*([] if live.read is None else live.read.notes), *self.notes],
         )
-        made = document(table, about=titled)
-        made |= self._example(table)
-        ranked = {name: tables[name] for name in selection.RANKINGS if name in tables}
-        made["importance"] = head_numbers.importance(ranked, table) | made["importance"]
+        page = document(table, about=titled)
+        page["examples"], page["profiles"] = self._first_example(table)
+        ranked = {name: tables[name] for name in RANKINGS if name in tables}
+        page["importance"] = head_numbers.importance(ranked, table) | page["importance"]
         if "diversity" in tables:
-            made["heads"] = head_numbers.heads(table, tables["diversity"])
-            made["redundancy"] = head_numbers.redundancy(tables["diversity"], table)
-        if "roles" in self._parts:
-            made["roles"] = head_numbers.roles(self._parts["roles"], table)
-        made["curve"] = self._parts.get("curve")
-        return made
+            page["heads"] = head_numbers.heads(table, tables["diversity"])
+            page["redundancy"] = head_numbers.redundancy(tables["diversity"], table)
+        if self._roles is not None:
+            page["roles"] = head_numbers.roles(self._roles, table)
+        page["curve"] = self._curve
+        return page
 
     def _first_table(self) -> HeadTable:
         """The heads, with their numbers on a part of the small text; without numbers where there is none."""
         live = self.live
         if live.read is None:
-            sites = list(live.sites.values())
-            rows = rows_of(live.model, sites)
-            return HeadTable(rows, torch.zeros(len(rows)), {}, live.fingerprint, labels=labels_of(sites))
-        with torch.no_grad(), watch(live.model, "full", tokens=live.read.groups) as seen:
-            for batch in measured_on(live):
-                run(live.model, batch)
-        return seen.table
+            return table_without_numbers(live.model, live.sites.values())
+        batches = ((1, batch) for batch in quality_batches(live))
+        return finished(count(live.model, batches, live.read.groups))
 
-    def _example(self, table: HeadTable) -> dict[str, Any]:
-        """One input from the small text, and how far its heads look; made once."""
-        if "example" not in self._parts:
+    def _first_example(self, table: HeadTable) -> tuple[list[Example], Profiles | None]:
+        """One input from the small text, and its attention by distance; measured once."""
+        if self._example is None:
             live = self.live
-            found: dict[str, Any] = {"examples": [], "profiles": None}
+            self._example = [], None
             if live.samples or live.read is not None:
-                given = Input(text=live.samples[0]) if live.samples else Input(sample=0)
-                asked = about(live, given)
-                shown = asked.example | pipeline(live, given, {})
-                found = {"examples": [shown], "profiles": profiles([asked.seen], table)}
-            self._parts["example"] = found
-        return dict(self._parts["example"])
+                request = Input(text=live.samples[0]) if live.samples else Input(sample=0)
+                result = input_result(live, request)
+                example: Example = {**result.example, **pipeline(live, request, {})}
+                self._example = [example], profiles([result.seen], table)
+        return self._example

@@ -1,4 +1,4 @@
-"""queue: one thread that runs the model, and many browsers that wait for it in turn."""
+"""One thread that runs the model, and many browsers that wait for their turn."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar, cast
 
 REMEMBERED = 4096  # addresses and connections whose last turn is remembered
-PAUSE = 0.3  # seconds without a job after which time is spare: who types is not kept waiting
+PAUSE = 0.3  # seconds without a job after which spare time begins: typing is not slowed down
+
+T = TypeVar("T")
 
 
 class OthersWaitError(BaseException):
-    """Somebody is waiting: what is done in spare time goes on later. No `except Exception` may keep it."""
+    """A request waits: work in spare time goes on later. No `except Exception` may catch it."""
 
 
 class GivenUpError(BaseException):
-    """Nobody waits for what is running any more. No `except Exception` may keep it."""
+    """The browser of the running job went away. No `except Exception` may catch it."""
 
 
-Client = tuple[str, int]  # the address of a connection, and its port there
+Client = tuple[str, int]  # the address and the port of a connection
 
 
 @dataclass(eq=False)
 class Job:
-    """Something to run, and where its result goes."""
+    """A function to run, and the future of its result."""
 
     client: Client
-    run: Callable[[], Any]
-    future: Future[Any] = field(default_factory=Future)
+    function: Callable[[], object]
+    future: Future[object] = field(default_factory=Future)
     given_up: bool = False
 
 
 class Queue:
-    """Runs jobs one at a time in a thread of its own; addresses take turns, and connections of one address.
+    """Runs jobs one at a time in a thread of its own. Addresses take turns, as do connections of one address.
 
-    It is the turn of the address whose last turn is longest ago, and of the one of its connections whose last
-    turn is longest ago. A new one counts as if it had just had its turn, so coming again under another name
-    gains nothing. A connection asks one thing at a time, so there are never more jobs than connections.
+    The next turn is that of the address whose last turn is longest ago, and of the connection there whose
+    last turn is longest ago. A new one counts as if it had just had its turn, so reconnecting gains nothing.
+    A connection sends one request at a time, so there are never more jobs than connections.
 
-    A job that is dropped before its turn never starts; one that runs ends as soon as it comes to `check`.
+    A job that is dropped before its turn never starts; a running one ends at its next call of `check`.
 
     Examples
     --------
@@ -62,30 +64,30 @@ class Queue:
         self._thread = threading.Thread(target=self._work, name="manyheads-model")
         self._thread.start()
 
-    def submit(self, client: Client, run: Callable[[], Any]) -> Future[Any]:
-        """Let something run when its turn comes; once closed, futures are cancelled."""
-        job = Job(client, run)
+    def submit(self, client: Client, function: Callable[[], T]) -> Future[T]:
+        """Run a function when its turn comes; after `close`, the future is cancelled."""
+        job = Job(client, function)
+        future = cast("Future[T]", job.future)
         with self._changed:
             if self._closing:
-                job.future.cancel()
-                return job.future
+                future.cancel()
+                return future
             for name in (client[0], client):
                 self._last.setdefault(name, self._turn)
             self._waiting.append(job)
             self._changed.notify()
-        job.future.add_done_callback(lambda _: self._forget(job))
-        return job.future
+        future.add_done_callback(lambda _: self._forget(job))
+        return future
 
-    def drop(self, future: Future[Any]) -> None:
-        """Nobody waits for this result any more."""
+    def drop(self, future: Future[T]) -> None:
+        """Give up a job: its result is not wanted any more."""
         running = self._running
         if not future.cancel() and running is not None and running.future is future:
             running.given_up = True
 
     def check(self) -> None:
-        """For whatever runs here, often: raise when nobody waits for it any more, or who comes first waits.
-
-        Other threads may call it too: it concerns only the queue's own.
+        """To be called often by what runs here: raises when its job was dropped, or when work in spare time
+        has to make way. In other threads it does nothing.
         """
         if threading.current_thread() is not self._thread:
             return
@@ -95,7 +97,7 @@ class Queue:
             raise GivenUpError
 
     def in_spare_time(self, steps: Iterator[None]) -> None:
-        """Go on by one of these steps at a time while nobody waits. They raise nothing."""
+        """Do these steps one at a time while no request waits. They must not raise."""
         with self._changed:
             self._spare = steps
             self._changed.notify()
@@ -104,12 +106,12 @@ class Queue:
         return len(self._waiting)
 
     def yield_to_others(self) -> None:
-        """For work in spare time: raise `OthersWaitError` when somebody waits, or everything is to end."""
+        """For work in spare time: raise `OthersWaitError` when a request waits, or the queue is closing."""
         if self._waiting or self._closing:
             raise OthersWaitError
 
     def close(self) -> None:
-        """Drop what waits, let what runs end at its next `check`, and end the thread."""
+        """Drop waiting jobs, let the running one end at its next `check`, and end the thread."""
         with self._changed:
             self._closing = True
             dropped = list(self._waiting)
@@ -124,7 +126,7 @@ class Queue:
                 self._waiting.remove(job)
 
     def _next(self) -> Job | None:
-        """The job whose turn it is; None when nobody waits."""
+        """The job whose turn it is; None when none waits."""
         if not self._waiting:
             return None
         job = min(self._waiting, key=lambda one: [self._since(one.client[0]), self._since(one.client)])
@@ -138,7 +140,7 @@ class Queue:
         return job
 
     def _since(self, name: str | Client) -> int:
-        """The last turn of an address or a connection; what is forgotten is longest ago."""
+        """The last turn of an address or a connection; 0 where it is no longer remembered."""
         return self._last.get(name, 0)
 
     def _work(self) -> None:
@@ -159,7 +161,7 @@ class Queue:
                 self._step()
             elif job.future.set_running_or_notify_cancel():
                 try:
-                    result = job.run()
+                    result = job.function()
                 except GivenUpError:
                     job.future.set_exception(CancelledError())
                 except BaseException as error:

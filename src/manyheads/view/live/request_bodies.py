@@ -1,4 +1,4 @@
-"""What people send, read within a time and within one budget of bytes for everybody."""
+"""Request bodies, read within a time limit and within one budget of bytes for all connections."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-LARGEST = 12 * 2**20  # bytes of one body: a picture in base64
-BUDGET = 48 * 2**20  # bytes of all bodies that are kept at once
-FREE = 64 * 2**10  # bytes of each body that do not count, so that a text always finds room
+LARGEST = 12 * 2**20  # bytes of one body: an image in base64
+BUDGET = 48 * 2**20  # bytes of all bodies at once
+FREE = 64 * 2**10  # bytes of each body that do not count, so that a text always has room
 SECONDS = 20.0  # for a body to arrive
-GONE = 499  # the status for an answer that nobody is left to read
+GONE = 499  # the status of an answer whose reader went away
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 class RefusedError(Exception):
-    """A body that is not taken: the status of the answer, and a sentence."""
+    """A body that is refused: the status of the answer, and a sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -27,21 +27,21 @@ class RefusedError(Exception):
 
 @dataclass(eq=False)
 class Body:
-    """What has arrived of a body, and when it began."""
+    """The part of a body that has arrived, and when it began."""
 
     begun: float
     limit: asyncio.Timeout
     data: bytearray = field(default_factory=bytearray)
     size: int = 0
-    whole: bool = False
+    complete: bool = False
     dropped: bool = False
 
 
 class Bodies:
-    """The bodies of all requests that are under way.
+    """The bodies of all open requests.
 
-    A piece is counted before it is kept. When the budget is spent, the body that arrives most slowly is
-    dropped, so that nobody can hold the budget by not going on. A body counts until its request is answered.
+    A piece is counted before it is stored. When the budget is spent, the body that arrives most slowly is
+    dropped, so that no client can hold the budget by stalling. A body counts until its request is answered.
 
     Parameters
     ----------
@@ -56,14 +56,14 @@ class Bodies:
 
     @property
     def counted(self) -> int:
-        """Bytes that are kept now, as the budget counts them."""
+        """The bytes that count against the budget now."""
         return sum(max(0, body.size - FREE) for body in self._under_way)
 
     @asynccontextmanager
     async def reading(self, receive: Receive) -> AsyncIterator[Receive]:
-        """Reads a body, and gives a function that hands it over in one piece; it counts until the end.
+        """Read a body; gives a function that returns it in one piece. It counts until the context ends.
 
-        Raises `RefusedError` for a body that is too large, too slow, or that finds no room.
+        Raises `RefusedError` for a body that is too large, too slow, or for which there is no room.
         """
         body = Body(asyncio.get_running_loop().time(), asyncio.timeout(self.seconds))
         self._under_way.add(body)
@@ -96,15 +96,15 @@ class Bodies:
             self._make_room(body, len(piece))
             body.data += piece
             if not message.get("more_body", False):
-                body.whole = True
+                body.complete = True
                 return message
 
     def _make_room(self, body: Body, more: int) -> None:
-        """Count some more bytes, and drop the slowest bodies that have not arrived until they fit."""
+        """Count more bytes, and drop the slowest incomplete bodies until all fit."""
         body.size += more
         now = asyncio.get_running_loop().time()
         while self.counted > self.budget:
-            unfinished = [one for one in self._under_way if not one.whole and one.size > FREE]
+            unfinished = [one for one in self._under_way if not one.complete and one.size > FREE]
             slowest = min(unfinished, key=lambda one: one.size / max(now - one.begun, 1e-9))
             slowest.dropped, slowest.size = True, 0
             slowest.data.clear()
@@ -113,11 +113,9 @@ class Bodies:
             slowest.limit.reschedule(now)
 
     def too_large(self) -> RefusedError:
-        """What to say of a body that is too large."""
+        """The error for a body that is too large."""
         size = f"{self.largest // 2**20} MB"
-        return RefusedError(
-            413, f"the request is larger than {size}; give a shorter text or a smaller picture"
-        )
+        return RefusedError(413, f"the request is larger than {size}; give a shorter text or a smaller image")
 
     def _late(self, body: Body) -> RefusedError:
         if body.dropped:

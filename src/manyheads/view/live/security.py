@@ -1,9 +1,9 @@
-"""Who may ask. Checked before anything else sees a request.
+"""Which requests are let through. Checked before anything else reads a request.
 
-A page of somebody else in the same browser can send requests here (cross-site requests), and can make its own
-name point here (DNS rebinding). So the name that was asked for must be one of this machine's, a request that
-comes from a page must come from ours, and everything but the page itself needs a token that only our page, or
-the person who started the server, knows.
+Another page in the same browser can send requests to this server (cross-site request forgery), and can make
+its own host name point here (DNS rebinding). So the Host header must name this machine, the Origin of a
+request must be our page, and everything but the page itself needs a token that only our page, or the person
+who started the server, has.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ HEADERS = {
 
 
 class Guard:
-    """An ASGI application around another one, which lets through only what may pass.
+    """An ASGI application around another one, which lets only permitted requests through.
 
     Parameters
     ----------
     app: the application.
     host: the address that the server listens on.
-    token: the secret; every request under /api carries it.
-    bodies: reads what is sent; by default with the limits that stand there.
+    token: the secret; every request under /api must carry it.
+    bodies: reads request bodies; by default with the limits of `Bodies`.
     """
 
     def __init__(self, app: Any, *, host: str, token: str, bodies: Bodies | None = None) -> None:
@@ -61,8 +61,8 @@ class Guard:
 
         async def sent(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                known = {name for name, _ in message["headers"]}
-                added = [(n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in known]
+                present = {name for name, _ in message["headers"]}
+                added = [(n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in present]
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
@@ -77,25 +77,28 @@ class Guard:
             await refuse(sent, error.status, error.sentence)
 
     def refused(self, path: str, headers: list[tuple[str, str]]) -> tuple[int, str] | None:
-        """Why a request may not pass, as a status and a sentence; None when it may."""
+        """Why a request is refused, as a status and a sentence; None when it is let through."""
 
         def of(name: str) -> list[str]:
             return [value for key, value in headers if key == name]
 
         hosts = of("host")
         if len(hosts) != 1 or not self.knows(hosts[0]):
-            said = hosts[0][:100] if hosts else "nothing"
+            name = hosts[0][:100] if hosts else "nothing"
             return (
                 421,
-                f"Host: this server does not go by the name {said!r}; open the address that it printed",
+                f"Host: this server does not have the name {name!r}; open the address that it printed",
             )
         origins = of("origin")
         if origins and any(not _same(origin, hosts[0]) for origin in origins):
-            return 403, "Origin: another page may not ask here; open the address that the server printed"
+            return (
+                403,
+                "Origin: other pages may not ask here; open the address that the server printed",
+            )
         if not path.startswith("/api/"):
             return None
         if any(site not in ("same-origin", "none") for site in of("sec-fetch-site")):
-            return 403, "another page may not ask here; open the address that the server printed"
+            return 403, "other pages may not ask here; open the address that the server printed"
         tokens = of(TOKEN)
         if len(tokens) != 1 or not hmac.compare_digest(tokens[0].encode("utf-8"), self.token):
             return (
@@ -109,7 +112,7 @@ class Guard:
         return None
 
     def knows(self, host: str) -> bool:
-        """Whether a Host header names this machine. A name can be made to point here, a number cannot."""
+        """Whether a Host header names this machine. A foreign name can point here, an IP address cannot."""
         name = _without_port(host)
         if name in self.names:
             return True
@@ -128,8 +131,8 @@ def names(host: str) -> set[str]:
     """
     if is_loopback(host):
         return {"localhost"}
-    known = {"localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
-    return known | ({host.lower()} if host else set())
+    own_names = {"localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
+    return own_names | ({host.lower()} if host else set())
 
 
 def is_loopback(host: str) -> bool:
@@ -161,7 +164,7 @@ def _same(origin: str, host: str) -> bool:
 
 
 async def refuse(send: Send, status: int, sentence: str) -> None:
-    """Answer with an error, and end the connection, on which more may be on its way."""
+    """Answer with an error, and close the connection, on which more bytes may be on their way."""
     body = json.dumps({"error": sentence}).encode()
     headers = [
         (b"content-type", b"application/json"),

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import torch
-
 from manyheads.common.progress import Progress, no_progress
-from manyheads.common.run_batch import run
 from manyheads.heads.diversity import diversity
 from manyheads.heads.importance import importance
+from manyheads.heads.inspect import count, finished
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import unverified_heads
-from manyheads.heads.watch import watch
 from manyheads.surgery.plan import plan
-from manyheads.view.live.session import Live
+from manyheads.view.live.contract import SiteHeads
+from manyheads.view.live.session import Live, required_corpus
 from manyheads.view.summary import place
 
 RULES = ("sinks", "twins")
 RANKINGS = ("fisher", "elimination", "output-norm", "confidence", "random")
-# The Jensen-Shannon distance under which two heads look at the same things.
+# Two heads with a smaller Jensen-Shannon distance than this attend alike.
 TWINS = 0.25
 
-Heads = dict[str, list[int]]
 
-
-def heads(live: Live, rule: str | None, ranking: str | None, keep: float) -> Heads:
-    """The heads that somebody wants: by a rule, or the least important ones by a ranking."""
+def selected_heads(live: Live, rule: str | None, ranking: str | None, keep: float) -> SiteHeads:
+    """The heads that a rule names, or the least important ones by a ranking."""
     if (rule is None) == (ranking is None):
         raise ValueError("expected a rule or a ranking, one of them")
     if rule is not None:
@@ -33,8 +29,8 @@ def heads(live: Live, rule: str | None, ranking: str | None, keep: float) -> Hea
     return by_ranking(live, ranking, keep)
 
 
-def by_ranking(live: Live, ranking: str, keep: float) -> Heads:
-    """The heads that matter least, such that the share ``keep`` stays: a set that can be cut, by `plan`.
+def by_ranking(live: Live, ranking: str, keep: float) -> SiteHeads:
+    """The least important heads, such that the share ``keep`` stays: a set that can be cut, by `plan`.
 
     Heads at sites that are not verified stay.
     """
@@ -42,59 +38,62 @@ def by_ranking(live: Live, ranking: str, keep: float) -> Heads:
         raise ValueError(f"ranking: got {ranking!r}; expected one of {', '.join(RANKINGS)}")
     if keep == 1:
         return {}
-    ranked = table(live, ranking)
+    ranked = measured_table(live, ranking)
     return dict(plan(ranked, keep, protect=unverified_heads(ranked)).heads)
 
 
-def by_rule(live: Live, rule: str) -> Heads:
+def by_rule(live: Live, rule: str) -> SiteHeads:
     """The heads that a rule names.
 
-    ``sinks`` rest on the first token or on special tokens. Of ``twins``, pairs that look at the same things,
-    it is the one that matters less. Heads at sites that are not verified are left out.
+    ``sinks`` give most of their attention to the first token or to special tokens. ``twins`` are pairs that
+    attend alike: of each pair, the less important head is named. Heads at sites that are not verified are
+    left out.
     """
     if rule not in RULES:
         raise ValueError(f"rule: got {rule!r}; expected one of {', '.join(RULES)}")
-    found = _sinks(live) if rule == "sinks" else _twins(live)
-    return {site: numbers for site, numbers in found.items() if live.sites[site].verified}
+    named = _sinks(live) if rule == "sinks" else _twins(live)
+    return {site: numbers for site, numbers in named.items() if live.sites[site].verified}
 
 
-def table(live: Live, name: str, progress: Progress = no_progress) -> HeadTable:
-    """What was measured under this name: ``watch``, ``diversity`` or a ranking; measured now if it was not.
+def measured_table(live: Live, name: str, progress: Progress = no_progress) -> HeadTable:
+    """The table of this name: ``watch``, ``diversity`` or a ranking; measured now if it was not before.
 
     ``progress`` is called after each batch.
     """
     if name in live.tables:
         return live.tables[name]
-    if live.read is None:
-        raise ValueError("images: this needs pictures to be measured on; start again with --images FOLDER")
+    read = required_corpus(live)
     if name == "watch":
-        with torch.no_grad(), watch(live.model, "full", tokens=live.read.groups) as seen:
-            for number, batch in enumerate(live.batches, 1):
-                run(live.model, batch)
-                progress("watch", number, len(live.batches))
-        found = seen.table
+        batches = ((1, batch) for batch in live.batches)
+        table = finished(
+            count(
+                live.model,
+                batches,
+                read.groups,
+                progress=lambda stage, done, _: progress(stage, done, len(live.batches)),
+            )
+        )
     elif name == "diversity":
-        found = diversity(live.model, live.batches, measures=["attention"], progress=progress)
+        table = diversity(live.model, live.batches, measures=["attention"], progress=progress)
     else:
-        found = importance(live.model, live.batches, name, progress=progress)
-    live.tables[name] = found
-    return found
+        table = importance(live.model, live.batches, name, progress=progress)
+    live.tables[name] = table
+    return table
 
 
-def _sinks(live: Live) -> Heads:
-    seen = table(live, "watch")
+def _sinks(live: Live) -> SiteHeads:
     shares = live.read.shares if live.read is not None else {}
-    found: Heads = {}
-    for row in seen:
+    heads: SiteHeads = {}
+    for row in measured_table(live, "watch"):
         at = place(row, shares)
         if at is not None and at.column in ("first", "special"):
-            found.setdefault(row["site"], []).append(row["head"])
-    return found
+            heads.setdefault(row["site"], []).append(row["head"])
+    return heads
 
 
-def _twins(live: Live) -> Heads:
-    judged, ranked = table(live, "diversity"), table(live, "fisher")
-    matters = {
+def _twins(live: Live) -> SiteHeads:
+    judged, ranked = measured_table(live, "diversity"), measured_table(live, "fisher")
+    importance_of = {
         (row.site, row.head): value
         for row, value in zip(ranked.rows, ranked["importance"].tolist(), strict=True)
     }
@@ -105,11 +104,11 @@ def _twins(live: Live) -> Heads:
         for j in range(i)
         if js[i, j].item() < TWINS  # false for nan, heads that cannot be compared
     )
-    gone: set[int] = set()
+    named: set[int] = set()
     for _, i, j in pairs:
-        if not {i, j} & gone:
-            gone.add(min(i, j, key=lambda one: matters[judged.rows[one].site, judged.rows[one].head]))
-    found: Heads = {}
-    for i in sorted(gone):
-        found.setdefault(judged.rows[i].site, []).append(judged.rows[i].head)
-    return found
+        if not {i, j} & named:
+            named.add(min(i, j, key=lambda one: importance_of[judged.rows[one].site, judged.rows[one].head]))
+    heads: SiteHeads = {}
+    for i in sorted(named):
+        heads.setdefault(judged.rows[i].site, []).append(judged.rows[i].head)
+    return heads

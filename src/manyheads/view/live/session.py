@@ -1,42 +1,52 @@
-"""A loaded model, the small text it is measured on, and what was found out about it so far."""
+"""A loaded model, the small text it is measured on, and what was measured so far."""
 
 from __future__ import annotations
 
 import shlex
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
 from manyheads.capture.site import Site
+from manyheads.common.devices import device_of
 from manyheads.common.errors import UnreadDataError
+from manyheads.common.types import Batch
 from manyheads.data import corpus
 from manyheads.data.batches import Corpus, padded
 from manyheads.data.text_lines import pieces, read_lines
-from manyheads.heads.effects.answers import Answer, Sentences, ids_of, kind_of
+from manyheads.heads.effects.ablated import forwards
+from manyheads.heads.effects.answers import Sentences, ids_of, kind_of
+from manyheads.heads.effects.live_model import sites_of
+from manyheads.heads.effects.neighbours import embeddings
 from manyheads.heads.model_outputs import Output
-from manyheads.heads.observer import Forward, moved, observed
+from manyheads.heads.observer import moved
 from manyheads.heads.pooled_maps import Seen
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
 from manyheads.models.open import Loaded
 from manyheads.models.probe_batch import probe_batch
 from manyheads.surgery.quality import measure_of
+from manyheads.view.document.contract import Answer, Example
 
-TEXTS, LENGTH, BATCH_TOKENS = 48, 128, 512  # of the small text: texts, tokens of each, tokens at once
-PICTURES = 16
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from transformers import PreTrainedTokenizerBase
+
+TEXTS, LENGTH, BATCH_TOKENS = 48, 128, 512  # of the small text: texts, tokens of each, tokens of a batch
+IMAGES = 16
 NEIGHBOURS, LONGEST_NEIGHBOUR = 12, 120  # sentences among which neighbours are found, and their characters
 REMEMBERED = 8  # inputs whose answers are kept
-SAMPLES, SAMPLE, LONGEST_SAMPLE = 4, 64, 200  # texts to begin with, and their characters: about, at most
+SAMPLES, SAMPLE, LONGEST_SAMPLE = 4, 64, 200  # texts to start with; their characters: about, at most
 EMBEDDED = "MiniLM"
 
 
 class Input(NamedTuple):
-    """What is asked about, one of them: a text, a picture in base64, or the number of a picture that the
-    model is measured on.
+    """The input of a request, one of: a text, an image in base64, or the number of an image that the model
+    is measured on.
     """
 
     text: str | None = None
@@ -45,24 +55,24 @@ class Input(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """An input, and what the whole model makes of it.
+class InputResult:
+    """An input, and what the model with all its heads gives for it.
 
-    cut: for a text that was too long, how many tokens there were, and how many of them are looked at.
-    example: what its heads attend to, for the page.
+    tokens: how many tokens the text has; more than are shown where it is too long. 0 for an image.
+    example: what the heads attend to, for the page.
     """
 
-    batch: Any
-    cut: dict[str, int] | None
+    batch: Batch
+    tokens: int
     answer: Answer | None
     output: Output
-    example: dict[str, Any]
+    example: Example
     seen: Seen
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What the whole model gives for the text that quality is measured on, and what quality is there."""
+    """What the full model gives for the text that quality is measured on, and the measure of quality."""
 
     measure: str
     outputs: list[Output]
@@ -70,39 +80,39 @@ class Reference:
 
 @dataclass(eq=False)
 class Live:
-    """A model that people ask.
+    """A model that answers requests.
 
     Attributes
     ----------
     loaded: the model.
-    tokenizer, processor: what makes its input of a text, or of a picture; the other one is None.
-    read: the small text (or pictures) that it is measured on; None where there are no pictures.
-    batches: that text.
-    sites: where its heads are.
+    tokenizer, processor: what turns a text, or an image, into its input; the other one is None.
+    read: the small text, or the images, that it is measured on; None where there are no images.
+    batches: the same as batches.
+    sites: its attention sites, by name.
     fingerprint: of the model.
-    kind: what it says, as `kind_of` finds it.
-    known: sentences for neighbours.
-    samples: texts to begin with.
-    source: the option and the path of what it is measured on, as a command takes them; empty where it is
-        ours, or what training held out.
+    kind: the kind of its answers, as `kind_of` gives it.
+    neighbours: sentences among which the neighbours of an input are searched.
+    samples: texts to start with.
+    source: the option and the path of what it is measured on, as the command takes them; empty for the
+        built-in text, and for what training held out.
     tables: what was measured: ``watch``, ``diversity``, ``roles``, and rankings by their method.
-    asked: the inputs asked about last, and what the whole model made of them.
-    reference: what the whole model gives for the text that quality is measured on.
+    results: the latest inputs, and what the model with all its heads gives for them.
+    reference: what the model with all its heads gives for the text that quality is measured on.
     """
 
     loaded: Loaded
-    tokenizer: Any
-    processor: Any
+    tokenizer: PreTrainedTokenizerBase | None
+    processor: Callable[..., object] | None
     read: Corpus | None
-    batches: list[Any]
+    batches: list[Batch]
     sites: dict[str, Site]
     fingerprint: str
     kind: str | None
-    known: Sentences | None
+    neighbours: Sentences | None
     samples: list[str]
     source: tuple[str, ...] = ()
     tables: dict[str, HeadTable] = field(default_factory=dict)
-    asked: OrderedDict[Input, Asked] = field(default_factory=OrderedDict)
+    results: OrderedDict[Input, InputResult] = field(default_factory=OrderedDict)
     reference: Reference | None = None
 
     @property
@@ -112,20 +122,15 @@ class Live:
 
     @property
     def command(self) -> str:
-        """What to type to cut what a plan says, in any folder, with the text that the page is about."""
-        named = () if self.loaded.name == EMBEDDED else (_absolute(self.loaded.name),)
+        """The command that cuts the heads of a plan, in any folder, with the text that the page is about."""
+        model = () if self.loaded.name == EMBEDDED else (_absolute(self.loaded.name),)
         return shlex.join(
-            ["manyheads", "prune", *named, *self.source, "--plan", "plan.json", "--out", "small"]
+            ["manyheads", "prune", *model, *self.source, "--plan", "plan.json", "--out", "small"]
         )
 
     @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
-
-    @property
-    def pictures(self) -> int:
-        """How many pictures it is measured on."""
+    def images(self) -> int:
+        """How many images it is measured on."""
         return 0 if self.processor is None or self.read is None else len(self.read.sizes)
 
     @property
@@ -135,13 +140,13 @@ class Live:
 
 
 def begin(loaded: Loaded, text: str | None = None, images: str | None = None) -> Live:
-    """Make a model ready to be asked.
+    """Prepare a model to answer requests.
 
     Parameters
     ----------
-    loaded: with what it was trained to say on top, as ``open_model(name, head=True)`` gives it.
-    text: a file of which the first texts are the small text; without it, a text of our own.
-    images: a folder of pictures, for models that read pictures.
+    loaded: with its output layer, as ``open_model(name, head=True)`` gives it.
+    text: a text file whose first lines are the small text; without it, a built-in text.
+    images: a folder of images, for models that read images.
 
     Examples
     --------
@@ -151,13 +156,15 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
     ('neighbours', 72, True)
     """
     if text == "-":
-        raise ValueError("text: the page reads it several times; expected a file: save the text")
+        raise ValueError(
+            "text: got standard input, which can be read only once; expected a file: save the text"
+        )
     tokenizer, processor = _reader(loaded, images)
     if processor is not None and text is not None:
-        raise ValueError(f"text: {loaded.name} reads pictures; give --images FOLDER instead")
+        raise ValueError(f"text: {loaded.name} reads images, not texts; give --images FOLDER instead")
     read = None
     if loaded.task is not None and text is None and images is None:
-        limit = TEXTS if processor is None else PICTURES
+        limit = TEXTS if processor is None else IMAGES
         try:
             read = corpus.examples(loaded, limit=limit, batch_tokens=BATCH_TOKENS)
         except UnreadDataError as error:
@@ -167,16 +174,19 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
         length = min(LENGTH, loaded.positions or LENGTH)
         read = corpus.text(loaded, text, max_length=length, limit=TEXTS, batch_tokens=BATCH_TOKENS)
     elif images is not None:
-        read = corpus.images(loaded, images, limit=PICTURES, batch_tokens=BATCH_TOKENS)
-    batches = list(moved((batch for _, batch in read.batches()), _device(loaded))) if read else []
+        read = corpus.images(loaded, images, limit=IMAGES, batch_tokens=BATCH_TOKENS)
+    device = device_of(loaded.model)
+    batches = list(moved((batch for _, batch in read.batches()), device)) if read else []
     first = batches[0] if batches else _probe(loaded)
-    with observed(loaded.model) as observer:
-        observer.forward(first)
-        sites = {site.name: site for site in observer.sites}
+    sites = sites_of(loaded.model, first)
     kind = kind_of(loaded.model, first)
-    held = _written(tokenizer, batches) if loaded.task is not None and text is None else None
-    known = _known(loaded, tokenizer, text) if kind == "neighbours" and tokenizer is not None else None
-    samples = [] if tokenizer is None else _samples(text, mask_of(tokenizer) if kind == "mask" else "", held)
+    neighbours: Sentences | None = None
+    samples: list[str] = []
+    if tokenizer is not None:
+        held_out = _decoded(tokenizer, batches) if loaded.task is not None and text is None else None
+        samples = _samples(text, mask_of(tokenizer) if kind == "mask" else "", held_out)
+        if kind == "neighbours":
+            neighbours = _neighbours(loaded, tokenizer, text)
     return Live(
         loaded,
         tokenizer,
@@ -186,54 +196,64 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
         sites,
         fingerprint(loaded.model),
         kind,
-        known,
+        neighbours,
         samples,
         _source(text, images),
     )
 
 
-def batch_of(live: Live, text: str, length: int) -> tuple[Any, int]:
-    """A text as a batch of one sequence that is at most so many tokens long, and how many there were."""
+def batch_of_text(live: Live, text: str, length: int) -> tuple[Batch, int]:
+    """A text as a batch of one sequence of at most ``length`` tokens, and how many tokens the text has."""
     if not text.strip():
-        raise ValueError("text: there is nothing in it; type something")
+        raise ValueError("text: it is empty; type something")
+    if live.tokenizer is None:
+        raise ValueError("text: this model has no tokenizer; expected images")
     parts = pieces(live.tokenizer, text, min(length, live.loaded.positions or length))
     if not parts:
-        raise ValueError("text: the model's tokenizer finds nothing in it; type some words")
+        raise ValueError("text: the tokenizer gives no token for it; type some words")
     ids = torch.tensor([parts[0]])
-    known = live.loaded.vocabulary
-    if known is not None and int(ids.max()) >= known:
-        raise ValueError(f"text: the tokenizer gives the id {int(ids.max())}, which the model does not know")
-    return _on(live, live.loaded.arguments(ids, torch.ones_like(ids))), sum(map(len, parts))
+    vocabulary = live.loaded.vocabulary
+    if vocabulary is not None and int(ids.max()) >= vocabulary:
+        raise ValueError(
+            f"text: the tokenizer gives the id {int(ids.max())}, expected ids below {vocabulary}, the size "
+            "of the model's vocabulary; type other words"
+        )
+    return _on_device(live, live.loaded.arguments(ids, torch.ones_like(ids))), sum(map(len, parts))
 
 
-def batch_of_picture(live: Live, picture: Any) -> Any:
-    """A picture (of Pillow) as a batch of one."""
+def batch_of_image(live: Live, image: Image) -> Batch:
+    """An image of Pillow as a batch of one."""
+    assert live.processor is not None
     try:
-        made = live.processor([picture], return_tensors="pt")
+        batch = live.processor([image], return_tensors="pt")
     except TypeError:
-        made = live.processor([picture])
-    return _on(live, dict(made) if isinstance(made, Mapping) else made)
+        batch = live.processor([image])
+    return _on_device(live, cast(Batch, dict(batch) if isinstance(batch, Mapping) else batch))
 
 
-def batch_of_sample(live: Live, number: int) -> Any:
-    """One of the pictures that the model is measured on, as a batch of one."""
-    if not 0 <= number < live.pictures:
-        raise ValueError(f"sample: there is no picture {number}; expected one of {live.pictures}")
+def batch_of_sample(live: Live, number: int) -> Batch:
+    """One of the images that the model is measured on, as a batch of one."""
+    if not 0 <= number < live.images:
+        raise ValueError(f"sample: there is no image {number}; expected a number below {live.images}")
     assert live.read is not None
-    return _on(live, live.read.make([number]))
+    return _on_device(live, live.read.make([number]))
 
 
-def output_of(live: Live, batch: Any) -> Forward:
-    """What the model gives for a batch."""
-    with observed(live.model) as observer:
-        return observer.forward(batch)
+def required_corpus(live: Live) -> Corpus:
+    """What the model is measured on; a ValueError where there are no images to measure on."""
+    if live.read is None:
+        raise ValueError(
+            "images: the model reads images, and there are none to measure on; start again with "
+            "--images FOLDER"
+        )
+    return live.read
 
 
-def reference_of(live: Live, batches: Sequence[Any]) -> Reference:
-    """What the whole model gives for some batches."""
-    found = [output_of(live, batch) for batch in batches]
-    measure = measure_of(found[0].result, live.model, live.sites.values(), batches[0])
-    return Reference(measure, [one.output for one in found])
+def reference_of(live: Live, batches: Sequence[Batch]) -> Reference:
+    """What the model with all its heads gives for some batches."""
+    results = forwards(live.model, batches)
+    measure = measure_of(results[0].result, live.model, live.sites.values(), batches[0])
+    return Reference(measure, [result.output for result in results])
 
 
 def _source(text: str | None, images: str | None) -> tuple[str, ...]:
@@ -244,19 +264,17 @@ def _source(text: str | None, images: str | None) -> tuple[str, ...]:
 
 
 def _absolute(name: str) -> str:
-    """A path from the root; what is no path, such as the name of a model, as it is."""
+    """The absolute path of a file or folder; other names, such as that of a model on the hub, as they are."""
     return str(Path(name).resolve()) if Path(name).exists() else name
 
 
-def _on(live: Live, batch: Any) -> Any:
-    return next(iter(moved([batch], live.device)))
+def _on_device(live: Live, batch: Batch) -> Batch:
+    return next(iter(moved([batch], device_of(live.model))))
 
 
-def _device(loaded: Loaded) -> torch.device:
-    return next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
-
-
-def _reader(loaded: Loaded, images: str | None) -> tuple[Any, Any]:
+def _reader(
+    loaded: Loaded, images: str | None
+) -> tuple[PreTrainedTokenizerBase | None, Callable[..., object] | None]:
     """The tokenizer or the image processor of a model; the other one is None."""
     why = ""
     if images is None and loaded.vocabulary is not None:  # what a factory gives may be a processor
@@ -269,40 +287,40 @@ def _reader(loaded: Loaded, images: str | None) -> tuple[Any, Any]:
     except ValueError:
         if loaded.task is not None and loaded.arrange is None:
             raise ValueError(
-                f"MODEL: {loaded.name} reads neither texts nor pictures, so nothing can be typed or dropped "
-                "on the page; manyheads inspect shows its heads"
+                f"MODEL: {loaded.name} reads neither texts nor images, so nothing can be typed or dropped on "
+                "the page; manyheads inspect shows its heads"
             ) from None
         if images is not None or not why:
             raise
         raise ValueError(why) from None
 
 
-def _probe(loaded: Loaded) -> Any:
-    """Something that a model of pictures runs on, where nobody gave any."""
+def _probe(loaded: Loaded) -> Batch:
+    """A batch that a model of images runs on, where there are no images."""
     try:
         return probe_batch(loaded.model)
     except ValueError as error:
         raise ValueError(
-            f"images: {loaded.name} reads pictures, and what it takes could not be guessed ({error}); "
+            f"images: {loaded.name} reads images, and the form of its input could not be guessed ({error}); "
             "give --images FOLDER"
         ) from error
 
 
-def mask_of(tokenizer: Any) -> str:
-    """What a person writes where the model is to fill in; "" where there is no such thing."""
+def mask_of(tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """The text of the mask token, where the model fills in; "" where there is none."""
     return str(getattr(tokenizer, "mask_token", None) or "")
 
 
-def _written(tokenizer: Any, batches: Sequence[Any]) -> list[str]:
-    """What stands in batches, as texts."""
-    found = [row for batch in batches if (ids := ids_of(batch)) is not None for row in ids.tolist()]
-    written = (str(tokenizer.decode(row, skip_special_tokens=True)) for row in found[:TEXTS])
-    return [" ".join(one.split()) for one in written if one.strip()]
+def _decoded(tokenizer: PreTrainedTokenizerBase, batches: Sequence[Batch]) -> list[str]:
+    """The texts of batches."""
+    rows = [row for batch in batches if (ids := ids_of(batch)) is not None for row in ids.tolist()]
+    texts = (str(tokenizer.decode(row, skip_special_tokens=True)) for row in rows[:TEXTS])
+    return [" ".join(text.split()) for text in texts if text.strip()]
 
 
-def _samples(text: str | None, mask: str, held: Sequence[str] | None) -> list[str]:
-    """A few texts to begin with, some of moderate length; for a model that fills in, with a gap."""
-    lines = [line[:LONGEST_SAMPLE] for line in (held or read_lines(text, TEXTS))]
+def _samples(text: str | None, mask: str, held_out: Sequence[str] | None) -> list[str]:
+    """A few texts of moderate length to start with; for a masked language model, with a mask."""
+    lines = [line[:LONGEST_SAMPLE] for line in (held_out or read_lines(text, TEXTS))]
     chosen = sorted(dict.fromkeys(lines), key=lambda line: abs(len(line) - SAMPLE))[:SAMPLES]
     if not mask:
         return chosen
@@ -310,8 +328,8 @@ def _samples(text: str | None, mask: str, held: Sequence[str] | None) -> list[st
     return [" ".join([*some[: len(some) // 2], mask, *some[len(some) // 2 + 1 :]]) for some in words]
 
 
-def _known(loaded: Loaded, tokenizer: Any, text: str | None) -> Sentences:
-    """Short sentences of the small text; all at once where the model can be told what is padding."""
+def _neighbours(loaded: Loaded, tokenizer: PreTrainedTokenizerBase, text: str | None) -> Sentences:
+    """Short sentences of the small text; in one batch where the model takes a padding mask."""
     lines = [line[:LONGEST_NEIGHBOUR] for line in read_lines(text, TEXTS)]
     lines = sorted(dict.fromkeys(lines), key=len)[:NEIGHBOURS]
     length = min(LENGTH, loaded.positions or LENGTH)
@@ -321,7 +339,5 @@ def _known(loaded: Loaded, tokenizer: Any, text: str | None) -> Sentences:
     batches = []
     for part in [rows] if together else [[row] for row in rows]:
         batches.append(loaded.arguments(*padded(part, padding if isinstance(padding, int) else 0)))
-    batches = list(moved(batches, _device(loaded)))
-    with observed(loaded.model) as observer:
-        embeddings = torch.cat([observer.forward(batch).output.value for batch in batches])
-    return Sentences(lines, batches, embeddings)
+    batches = list(moved(batches, device_of(loaded.model)))
+    return Sentences(lines, batches, embeddings(loaded.model, batches))

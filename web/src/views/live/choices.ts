@@ -1,7 +1,7 @@
 // Which heads are silenced: by rule, by ranking, all at once; and the plan that cuts them for good.
+import type { SelectionRequest } from "../../document";
 import { html, unique } from "../../draw/element";
 import { download } from "../../draw/save";
-import type { Heads } from "../../live";
 import { bySite, indexes, type Bench, type Part } from "../live";
 
 export function choices(bench: Bench): Part {
@@ -14,11 +14,11 @@ export function choices(bench: Bench): Part {
   const clear = html("button", { type: "button", "data-do": "clear", onclick: () => bench.silence([]) }, words.clear);
   let choosing = 0;
 
-  async function choose(wanted: object): Promise<void> {
+  async function choose(wanted: SelectionRequest): Promise<void> {
     const mine = ++choosing;
     element.classList.add("waiting");
     try {
-      const { heads } = await live.ask<{ heads: Heads }>("/api/choose", wanted);
+      const { heads } = await live.ask("/api/choose", wanted);
       if (mine !== choosing) return;
       tell("");
       const found = indexes(page, heads);
@@ -56,7 +56,7 @@ export function choices(bench: Bench): Part {
   const plan = html("button", { type: "button", class: "go", "data-do": "plan", onclick: () => void save() }, words.plan);
   async function save(): Promise<void> {
     try {
-      download("plan.json", await live.file("/api/plan", { heads: bySite(page, page.state.now.silenced) }));
+      download("plan.json", await live.plan({ heads: bySite(page, page.state.now.silenced) }));
       tell("");
       saved.textContent = words.planDone;
     } catch (error) {

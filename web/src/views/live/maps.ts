@@ -33,7 +33,7 @@ export function maps(bench: Bench): Part {
   let query = -1;
   let dwelling: number | undefined;
 
-  const figure = chart({ title: words.live.maps, note: words.live.mapsNote, name: `${document.made.model}-live`, words, rows });
+  const figure = chart({ title: words.live.maps, note: words.live.mapsNote, name: `${document.header.model}-live`, words, rows });
   const note = html("p", { class: "note changed", hidden: true }, words.live.mapsNoteSilenced);
   const choice = radios(words.live.show, [words.live.asMaps, words.live.asNumbers], () => Number(numbers), (index) => {
     numbers = index === 1;

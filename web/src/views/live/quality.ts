@@ -2,11 +2,11 @@
 import { extent } from "d3-array";
 import { scaleLinear } from "d3-scale";
 import { line } from "d3-shape";
+import type { Quality } from "../../document";
 import { bottom, left } from "../../draw/axis";
 import { chart } from "../../draw/chart";
 import { html, svg } from "../../draw/element";
 import { measured, number, percent } from "../../draw/number";
-import type { Quality } from "../../live";
 import type { Bench, Part } from "../live";
 
 const WIDTH = 340;
@@ -19,7 +19,7 @@ export function quality(bench: Bench): Part {
   const title = live.progress.reads === "image" ? words.live.qualityPictures : words.live.quality;
   const figure = chart({
     title,
-    name: `${document.made.model}-tried`,
+    name: `${document.header.model}-tried`,
     words,
     rows: () => [["kept", live.quality?.metric ?? "quality", "change_se"], ...live.tried.map((one) => [one.kept, one.value, one.se])],
   });
@@ -36,7 +36,7 @@ export function quality(bench: Bench): Part {
   function told(now: Quality): string {
     const name = words.live.metrics[now.metric] ?? now.metric;
     const whole = now.metric === "perplexity" || now.metric === "accuracy" ? words.live.allHeads(measured(now.before, now.before_se)) : "";
-    return [name, whole, words.live.measuredOn(now.sequences, words.said(document.made.corpus))].filter(Boolean).join("; ");
+    return [name, whole, words.live.measuredOn(now.sequences, words.said(document.header.corpus))].filter(Boolean).join("; ");
   }
 
   function draw(): void {

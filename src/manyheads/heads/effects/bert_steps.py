@@ -1,13 +1,12 @@
-"""One sentence on its way through a BERT encoder, step by step, with our attention in the place of its own.
+"""One sentence through a BERT encoder, step by step, with `MultiHeadAttention` in place of BERT's attention.
 
-Every number of the way is here to be shown, and every layer's result is held against what the model computes
-by itself.
+Every step is kept to be shown, and the result of every layer is compared with what the model itself computes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +17,14 @@ from manyheads.heads.watch import watch
 from manyheads.nn.attention import attention
 from manyheads.nn.multihead import MultiHeadAttention
 
+if TYPE_CHECKING:
+    from transformers import BertModel, PreTrainedTokenizerBase
+    from transformers.models.bert.modeling_bert import BertLayer
+
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """What one layer made of the sentence."""
+    """One layer of the encoder, with our attention in it."""
 
     query: Tensor  # (heads, length, width), as are key, value and outputs
     key: Tensor
@@ -31,42 +34,42 @@ class Layer:
     joined: Tensor  # (length, d_model), as are projected and hidden
     projected: Tensor
     hidden: Tensor
-    seen: Tensor  # (heads, length, length): the model's own weights
+    seen: Tensor  # (heads, length, length): the weights that the model itself used
     effective_keys: Tensor  # (heads,)
-    difference: float  # the largest between hidden and the model's own
+    difference: float  # the largest between hidden and the output of the model's layer
     map_difference: float  # the largest between weights and seen
 
 
 @dataclass(frozen=True, eq=False)
-class Pipeline:
+class SentenceSteps:
     """From a sentence to its embedding."""
 
     text: str
     tokens: list[str]
-    known: Tensor  # (length,): neither [CLS] and [SEP] nor unknown to the tokenizer
+    is_word: Tensor  # (length,): False for [CLS], [SEP] and [UNK]
     ids: Tensor  # (length,)
     words: Tensor  # (length, d_model), as are positions and normed
     positions: Tensor
     normed: Tensor
     layers: list[Layer]
     sentence: Tensor  # (d_model,)
-    difference: float  # the largest between sentence and the model's own
+    difference: float  # the largest between sentence and the model's embedding
 
 
 @torch.no_grad()
-def pipeline(model: Any, tokenizer: Any, text: str) -> Pipeline:
+def sentence_steps(model: BertModel, tokenizer: PreTrainedTokenizerBase, text: str) -> SentenceSteps:
     """Send a sentence through a BERT encoder (transformers' BertModel, in eval mode), keeping every step.
 
     >>> from manyheads.models.embedded import load
-    >>> way = pipeline(*load(), "Heads attend.")
-    >>> way.tokens
+    >>> steps = sentence_steps(*load(), "Heads attend.")
+    >>> steps.tokens
     ['[CLS]', 'heads', 'attend', '.', '[SEP]']
-    >>> len(way.layers), way.layers[0].weights.shape, way.sentence.shape
+    >>> len(steps.layers), steps.layers[0].weights.shape, steps.sentence.shape
     (6, torch.Size([12, 5, 5]), torch.Size([384]))
-    >>> max(layer.difference for layer in way.layers) < 1e-4
+    >>> max(layer.difference for layer in steps.layers) < 1e-4
     True
     """
-    batch = read(tokenizer, text, model.config.max_position_embeddings)
+    batch = tokenized(tokenizer, text, model.config.max_position_embeddings)
     table, ids = model.embeddings, batch["input_ids"][0]
     words = table.word_embeddings(ids)
     positions = table.position_embeddings(torch.arange(len(ids)))
@@ -75,25 +78,26 @@ def pipeline(model: Any, tokenizer: Any, text: str) -> Pipeline:
     heads = range(model.config.num_attention_heads)
     every: dict[int | str, range] = dict.fromkeys(range(model.config.num_hidden_layers), heads)
     with watch(model) as watched:
-        own = model(**batch, output_hidden_states=True)
+        result = model(**batch, output_hidden_states=True)
     seen = maps(model, batch, every, size=None)
     entropy = watched.table["entropy"].view(len(every), len(heads))
     layers = []
-    for n, block in enumerate(model.encoder.layer):
+    blocks: list[BertLayer] = list(model.encoder.layer)  # type: ignore[arg-type]
+    for n, block in enumerate(blocks):
         site = watched.sites[n].name
-        layer = _layer(block, x, own.hidden_states[n + 1][0], seen[site].weights[0], entropy[n].exp())
+        layer = _layer(block, x, result.hidden_states[n + 1][0], seen[site].weights[0], entropy[n].exp())
         layers.append(layer)
         x = layer.hidden
     sentence = F.normalize(x.mean(0), dim=0)
-    difference = (sentence - F.normalize(own.last_hidden_state[0].mean(0), dim=0)).abs().max().item()
-    tokens = tokenizer.convert_ids_to_tokens(ids.tolist())
-    place = torch.arange(len(ids))
-    known = (place > 0) & (place < len(ids) - 1) & (ids != tokenizer.unk_token_id)
-    return Pipeline(text, tokens, known, ids, words, positions, normed, layers, sentence, difference)
+    difference = (sentence - F.normalize(result.last_hidden_state[0].mean(0), dim=0)).abs().max().item()
+    tokens = list(tokenizer.convert_ids_to_tokens(ids.tolist()))
+    position = torch.arange(len(ids))
+    is_word = (position > 0) & (position < len(ids) - 1) & (ids != tokenizer.unk_token_id)
+    return SentenceSteps(text, tokens, is_word, ids, words, positions, normed, layers, sentence, difference)
 
 
 class Link(NamedTuple):
-    """One token looking at another."""
+    """The attention of one token to another."""
 
     layer: int
     head: int
@@ -102,22 +106,21 @@ class Link(NamedTuple):
     weight: float
 
 
-def strongest_link(way: Pipeline) -> Link | None:
+def strongest_link(steps: SentenceSteps) -> Link | None:
     """The largest weight between two different words that are not neighbours; None if there are none."""
-    place, inside = torch.arange(len(way.tokens)), way.known
-    far = (place[:, None] - place).abs() > 1
-    different = way.ids[:, None] != way.ids
-    wanted = far & different & inside & inside[:, None]
-    if not wanted.any():
+    position, is_word = torch.arange(len(steps.tokens)), steps.is_word
+    far = (position[:, None] - position).abs() > 1
+    different = steps.ids[:, None] != steps.ids
+    candidates = far & different & is_word & is_word[:, None]
+    if not candidates.any():
         return None
-    weights = torch.stack([layer.seen for layer in way.layers]) * wanted  # (layers, heads, length, length)
-    found = torch.unravel_index(weights.argmax(), weights.shape)
-    layer, head, query, key = (int(index) for index in found)
+    weights = torch.stack([layer.seen for layer in steps.layers]) * candidates  # (layers, heads, L, L)
+    layer, head, query, key = (int(i) for i in torch.unravel_index(weights.argmax(), weights.shape))
     return Link(layer, head, query, key, weights[layer, head, query, key].item())
 
 
-def read(tokenizer: Any, text: str, longest: int) -> dict[str, Tensor]:
-    """The batch that the model takes, ids (1, length); ValueError for nothing and for too much."""
+def tokenized(tokenizer: PreTrainedTokenizerBase, text: str, longest: int) -> dict[str, Tensor]:
+    """The batch that the model takes, ids (1, length); ValueError for an empty text and for a long one."""
     if not text.strip():
         raise ValueError("sentence: expected some text, got none")
     batch = dict(tokenizer([text], return_tensors="pt", verbose=False))
@@ -129,18 +132,18 @@ def read(tokenizer: Any, text: str, longest: int) -> dict[str, Tensor]:
     return batch
 
 
-def carry(block: Any) -> MultiHeadAttention:
+def copied_attention(block: BertLayer) -> MultiHeadAttention:
     """Our attention with the weights of a BERT layer."""
-    own = block.attention.self
-    ours = MultiHeadAttention(own.query.in_features, own.num_attention_heads)
-    pairs = ((ours.query, own.query), (ours.key, own.key), (ours.value, own.value))
-    for mine, theirs in (*pairs, (ours.output, block.attention.output.dense)):
-        mine.load_state_dict(theirs.state_dict())
-    return ours.eval()
+    bert: Any = block.attention.self
+    mha = MultiHeadAttention(bert.query.in_features, bert.num_attention_heads)
+    pairs = ((mha.query, bert.query), (mha.key, bert.key), (mha.value, bert.value))
+    for target, source in (*pairs, (mha.output, block.attention.output.dense)):
+        target.load_state_dict(source.state_dict())
+    return mha.eval()
 
 
-def _layer(block: Any, x: Tensor, expected: Tensor, seen: Tensor, effective_keys: Tensor) -> Layer:
-    mha = carry(block)
+def _layer(block: BertLayer, x: Tensor, expected: Tensor, seen: Tensor, effective_keys: Tensor) -> Layer:
+    mha = copied_attention(block)
     q, k, v = (_split(projection(x), mha.heads) for projection in (mha.query, mha.key, mha.value))
     outputs = attention(q[None], k[None], v[None])[0]  # each head alone: (heads, length, width)
     joined = outputs.transpose(0, 1).flatten(1)

@@ -1,0 +1,74 @@
+"""The live page of a model: type a text and see every head; silence heads and see what changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from manyheads.models import open as models
+from manyheads.models.open import Loaded
+
+if TYPE_CHECKING:
+    from manyheads.view.live.session import Live
+
+PORT = 8610
+
+
+def print_address(live: Live, address: str) -> None:
+    """Print where the page of a model is."""
+    print(f"{live.loaded.name}, {live.heads} heads: {address}", flush=True)
+
+
+def serve(
+    model: str | Loaded | None = None,
+    *,
+    text: str | None = None,
+    images: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    device: str | None = None,
+    announce: Callable[[Live, str], None] = print_address,
+) -> None:
+    """Serve the live page of a model until Ctrl-C or SIGTERM.
+
+    Needs ``pip install 'manyheads[live]'``. The page answers as you type a text or drop an image: it shows
+    what every head attends to, and what the model says with heads silenced, by hand, by rule or by ranking.
+    Only this machine can reach the default host; on other hosts, the address that is announced holds a
+    token.
+
+    Parameters
+    ----------
+    model: what `open_model` opens (a folder, a name on the hub, ``package.module:factory``), or what it
+        returned with ``head=True``; without it the embedded MiniLM.
+    text: a text file, one text a line; the page measures on its first texts. By default a built-in text.
+    images: a folder of images to measure on, for models that read images.
+    host, port: where to listen; port 0 for any free one.
+    device: where the model runs, such as ``cpu`` or ``cuda:1``.
+    announce: called with the session (its ``loaded.name``, its number of ``heads``) and the address to open,
+        as soon as the page answers.
+
+    See Also
+    --------
+    report : the page of a table as a file, without a server.
+    silence : what a click on a head does.
+    plan : what the page downloads, for `cut` and `prune`.
+
+    References
+    ----------
+    Hoover, B., Strobelt, H. and Gehrmann, S. (2020). exBERT: A Visual Analysis Tool to Explore Learned
+    Representations in Transformer Models. ACL: System Demonstrations.
+
+    Examples
+    --------
+    >>> import manyheads as mh
+    >>> mh.serve("out/language", text="corpus.txt", port=0)                          # doctest: +SKIP
+    out/language, 16 heads: http://127.0.0.1:40913/
+    """
+    try:
+        from manyheads.view.live import server, session
+    except ImportError as error:
+        raise ImportError(f"the live page needs {error.name}: pip install 'manyheads[live]'") from None
+
+    loaded = model if isinstance(model, Loaded) else models.open_model(model, head=True, device=device)
+    live = session.begin(loaded, text, images)
+    server.serve(live, host, port, lambda address: announce(live, address))
