@@ -29,7 +29,7 @@ from manyheads.models import open as models
 from manyheads.training.evaluation import evaluate
 from manyheads.training.loop import train
 from manyheads.view.document import document
-from manyheads.view.summary import summary_text
+from manyheads.view.terminal.summary import summary_text
 
 SIZES = {"d_model": 12, "heads": 3, "layers": 1}
 QUICK: dict[str, Any] = {

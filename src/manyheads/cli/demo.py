@@ -1,4 +1,4 @@
-"""``manyheads demo``: one sentence through the embedded MiniLM, every step shown."""
+"""``manyheads demo``: one sentence through the embedded MiniLM, step by step."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 SENTENCE = "The animal did not cross the street because it was too tired."
 
 
 def demo(
-    sentence: Annotated[str, typer.Option(help="What to send through the model.")] = SENTENCE,
-    out: Annotated[Path, typer.Option(help="The folder for the picture; made if it is not there.")] = Path(
+    sentence: Annotated[str, typer.Option(help="The sentence to send through the model.")] = SENTENCE,
+    out: Annotated[Path, typer.Option(help="The folder for the figure; created if it does not exist.")] = Path(
         "out/demo"
     ),
 ) -> None:
@@ -21,22 +22,19 @@ def demo(
 
     Prints every step with its shape and a few of its numbers: tokens, ids, embedding, positions, each head's
     queries, keys and values, its attention map, concatenation, output projection, sentence embedding. Writes
-    a picture of all 72 maps. The attention is computed by this package, and held against MiniLM's own.
+    a figure of all 72 attention maps. The attention is computed by this package and compared with MiniLM's.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
-    from rich.console import Console
-
-    console, progress = Console(), Console(stderr=True)
-    with progress.status("Loading torch and the embedded MiniLM"):
+    console, errors = Console(), Console(stderr=True)
+    with errors.status("Loading torch and the embedded MiniLM"):
         from manyheads.models.embedded import load
         from manyheads.view.demo.pipeline import pipeline
+        from manyheads.view.demo.terminal import tell
+        from manyheads.view.figures.attention_maps import draw
 
-        way = pipeline(*load(), sentence)
-    from manyheads.view.demo.terminal import tell
-    from manyheads.view.figures.attention_maps import draw
-
-    tell(way, console)
+        steps = pipeline(*load(), sentence)
+    tell(steps, console)
     path = out / "heads.png"
-    with progress.status("Drawing all maps"):
-        draw([layer.seen for layer in way.layers], way.tokens, path, way.text)
-    console.print(f"\nAll {sum(len(layer.seen) for layer in way.layers)} maps: {path}", soft_wrap=True)
+    with errors.status("Drawing all maps"):
+        draw([layer.seen for layer in steps.layers], steps.tokens, path, steps.text)
+    console.print(f"\nAll {sum(len(layer.seen) for layer in steps.layers)} maps: {path}", soft_wrap=True)

@@ -127,7 +127,7 @@ def _tell_and_write(
 ) -> None:
     """On the terminal first: what cannot be written is not lost."""
     from manyheads.view.inspect import notes, write
-    from manyheads.view.summary import summary, summary_text
+    from manyheads.view.terminal.summary import summary, summary_text
 
     assert counted.table is not None
     rate = counted.units / max(counted.seconds, 1e-9)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json as json_format
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from manyheads.cli import options
 
@@ -18,52 +16,40 @@ def serve(
     model: options.Model = None,
     text: Annotated[
         str | None,
-        typer.Option(help="A text file, one text a line, to measure on: its first texts; else one of ours."),
+        typer.Option(
+            help="A text file, one text a line, to measure on: its first texts; an embedded one by default."
+        ),
     ] = None,
     images: Annotated[
-        str | None, typer.Option(help="A folder of pictures to measure on, for models that read pictures.")
+        str | None, typer.Option(help="A folder of images to measure on, for models that read images.")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="The address to listen on. Others than 127.0.0.1 let other machines in.")
+        str,
+        typer.Option(help="The address to listen on; any other than 127.0.0.1 lets other machines in."),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")] = PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any free one.")] = PORT,
     device: options.Device = None,
     open: Annotated[bool, typer.Option("--open", help="Open the page in your browser.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Type a text and see every head at once; silence heads and see what the model would say without them.
+    """Type a text and see every head at once; silence heads and see what the model says without them.
 
-    The page answers as you type or drop a picture. Choose heads by hand, by rule or by ranking, watch what
-    their silence costs, and download the plan that manyheads prune --plan takes. Ctrl-C ends it.
+    The page answers as you type or drop an image. Choose heads by hand, by rule or by ranking, see what
+    silencing them costs, and download the plan that manyheads prune --plan takes. Ctrl-C stops the server.
 
     [bold]Examples[/bold]
 
       manyheads serve --open
       manyheads serve out/language --text corpus.txt --port 0
     """
-    console, errors = Console(), Console(stderr=True)
-    with errors.status(f"Loading {model or 'the embedded MiniLM'}"):
+    with Console(stderr=True).status(f"Loading {model or 'the embedded MiniLM'}"):
         try:
             from manyheads.view.live import server
         except ImportError as error:
             raise ImportError(f"the live page needs {error.name}: pip install 'manyheads[live]'") from None
-        from manyheads.models.open import load
+        from manyheads.models import open as models
         from manyheads.view.live.session import begin
+        from manyheads.view.terminal.serving import announce
 
-        live = begin(load(model, head=True, device=device), text, images)
-
-    def tell(address: str) -> None:
-        if json:
-            print(json_format.dumps({"model": live.loaded.name, "heads": live.heads, "address": address}))
-        else:
-            console.print(Text(f"{live.loaded.name}, {live.heads} heads: {address}"), soft_wrap=True)
-            console.print("Ctrl-C ends it.", style="dim")
-        import sys
-
-        sys.stdout.flush()
-        if open:
-            import webbrowser
-
-            webbrowser.open(address)
-
-    server.serve(live, host, port, tell)
+        live = begin(models.load(model, head=True, device=device), text, images)
+    server.serve(live, host, port, lambda address: announce(live, address, browser=open, as_json=json))

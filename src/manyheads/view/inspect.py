@@ -21,7 +21,7 @@ from manyheads.heads.unverified_sites import doubts_in
 from manyheads.view.document.assemble import About, document
 from manyheads.view.document.sample import TOKENS, Kept, Sample, of_batches
 from manyheads.view.report import write_report
-from manyheads.view.summary import summary_text
+from manyheads.view.terminal.summary import summary_text
 
 
 def inspect(

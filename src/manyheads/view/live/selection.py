@@ -15,7 +15,7 @@ from manyheads.heads.watch import watch
 from manyheads.surgery.elimination import elimination
 from manyheads.surgery.plan import plan
 from manyheads.view.live.session import Live
-from manyheads.view.summary import place
+from manyheads.view.terminal.summary import target_of
 
 RULES = ("sinks", "twins")
 RANKINGS = ("fisher", "elimination", "output-norm", "confidence", "random")
@@ -98,7 +98,7 @@ def _sinks(live: Live) -> Heads:
     shares = live.read.shares if live.read is not None else {}
     found: Heads = {}
     for row in seen:
-        at = place(row, shares)
+        at = target_of(row, shares)
         if at is not None and at.column in ("first", "special"):
             found.setdefault(row["site"], []).append(row["head"])
     return found
