@@ -32,8 +32,7 @@ from bench.harness import machine, milliseconds, say, table, targets
 from bench.models import minilm, smollm2
 from bench.record import Record
 from manyheads.data.batches import bucketed
-from manyheads.surgery.comparison import card
-from manyheads.surgery.quality import compare
+from manyheads.surgery.quality import compare_quality
 
 RECORD = Path(__file__).parent / "results" / "prune.json"
 OUT = Path("out/prune")
@@ -78,14 +77,20 @@ class Pruned(Record):
         small = mh.load(self.out / name).eval()
         cost = since(Cost(**self.found.get(f"{name}, recovering", {})))
 
-        def step(share: float) -> None:
-            if round(share * steps) % 50 == 0:  # as often as recover writes its state
+        def progress(stage: str, done: float, total: float | None) -> None:
+            if done % 50 == 0:  # as often as recover writes its state
                 self.note(f"{name}, recovering", asdict(cost()))
-                say(f"{name}: {share:.0%} recovered")
+                say(f"{name}: {done} of {total} steps recovered")
 
         state = self.out / f"{name}.recovery.safetensors"
         mh.recover(
-            small, fed, teacher=model, steps=steps, learning_rate=learning_rate, state=state, step=step
+            small,
+            fed,
+            teacher=model,
+            steps=steps,
+            learning_rate=learning_rate,
+            state=state,
+            progress=progress,
         )
         minutes = cost().minutes
         return {"quality": measure(small), "steps": steps, "rate": learning_rate, "minutes": minutes}
@@ -165,12 +170,14 @@ def sentences(record: Pruned) -> None:
     held_out = batches(tokenizer, texts[:held])
 
     def measure(small: Any) -> float:
-        return compare(model, small, held_out).after.value
+        return compare_quality(model, small, held_out).after.value
 
     tables = {
         "random": record.ranking("minilm-random", lambda: mh.importance(model, ranked, "random")),
         "fisher": record.ranking("minilm-fisher", lambda: mh.importance(model, ranked, "fisher")),
-        "elimination": record.ranking("minilm-elimination", lambda: mh.elimination(model, ranked)),
+        "elimination": record.ranking(
+            "minilm-elimination", lambda: mh.importance(model, ranked, "elimination")
+        ),
     }
     for share in SHARES:
         for name, ranking in tables.items():
@@ -323,10 +330,10 @@ def language(record: Pruned) -> None:
     held_out, own = fed[:held], fed[held:]
 
     def measure(small: Any) -> float:
-        return compare(model, small, held_out).after.value
+        return compare_quality(model, small, held_out).after.value
 
-    record.once("smollm2, uncut", lambda: compare(model, model, held_out).before.value)
-    ranking = record.ranking("smollm2-elimination", lambda: mh.elimination(model, own[:ranked]))
+    record.once("smollm2, uncut", lambda: compare_quality(model, model, held_out).before.value)
+    ranking = record.ranking("smollm2-elimination", lambda: mh.importance(model, own[:ranked], "elimination"))
     for share in LANGUAGE_SHARES[: 1 if record.quick else None]:
 
         def cut_and_refitted(share: float = share) -> dict[str, float]:
@@ -345,7 +352,9 @@ def language(record: Pruned) -> None:
     )
 
     def sides() -> dict[str, Any]:
-        return card(model, mh.load(record.out / "smollm2"), held_out[:1], repeats=3, sizes=(1,)).as_json()
+        return mh.compare(
+            model, mh.load(record.out / "smollm2"), held_out[:1], repeats=3, sizes=(1,)
+        ).as_json()
 
     record.once("smollm2, card", sides)
     tokens = [f"{batches * size * long:,}" for batches in (ranked, fitted, held)]

@@ -41,7 +41,7 @@ def induction(quick: bool) -> str:
     model, tokenizer = models.smollm2()
     batches = texts(tokenizer)
     names = ["duplicate", "induction", "copying"]
-    found = mh.roles(model, batches, tokenizer=tokenizer, only=names, step=_say)
+    found = mh.roles(model, batches, tokenizer=tokenizer, only=names, progress=_say)
     score = found["induction_score"]
     order = score.argsort(descending=True).tolist()
     rows = [
@@ -138,7 +138,7 @@ def syntax(quick: bool) -> str:
     if path is None:
         return "Syntax was left out: TREEBANK=file.conllu gives a treebank."
     model, tokenizer = models.minilm()
-    found = mh.roles(model, texts(tokenizer), path, tokenizer=tokenizer, only=["syntactic"], step=_say)
+    found = mh.roles(model, texts(tokenizer), path, tokenizer=tokenizer, only=["syntactic"], progress=_say)
     rows = sorted(_relations(found), key=lambda row: -row[0])
     best = rows[0]
     lines = [
@@ -171,6 +171,6 @@ def _relations(found: mh.HeadTable) -> Iterator[tuple[float, str, str, float, fl
             yield gain, name, head, float(score[row]), error, float(baseline[row]), count
 
 
-def _say(what: str, done: int, total: int) -> None:
+def _say(stage: str, done: float, total: float | None) -> None:
     if done in (0, total):
-        say(f"{what}: {done} of {total}")
+        say(f"{stage}: {done} of {total}")

@@ -27,7 +27,7 @@ def function(which: str | None, length: int, causal: bool, alone: bool = False):
     @torch.no_grad()
     def call() -> object:
         out = None if alone else attention(q, k, v, causal=causal)
-        return out, statistics(q, k, causal=causal, which=which) if which else None
+        return out, statistics(q, k, causal=causal, statistics=which) if which else None
 
     return call
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from manyheads import tasks as tasks  # these two register what lower rooms ask of them
+from manyheads import surgery as surgery  # these three register what lower rooms ask of them
+from manyheads import tasks as tasks
 from manyheads import view as view
 from manyheads.common.version import __version__ as __version__
 
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
     from manyheads.nn.transformers import Decoder as Decoder
     from manyheads.nn.transformers import Encoder as Encoder
     from manyheads.nn.transformers import Seq2Seq as Seq2Seq
+    from manyheads.surgery.comparison import compare as compare
     from manyheads.surgery.cut import cut as cut
-    from manyheads.surgery.elimination import elimination as elimination
     from manyheads.surgery.plan import Plan as Plan
     from manyheads.surgery.plan import plan as plan
     from manyheads.surgery.prune import prune as prune
@@ -77,8 +78,8 @@ _NAMES = {
     "manyheads.nn.stack": ("DecoderCache",),
     "manyheads.nn.statistics": ("statistics", "statistics_of_scores"),
     "manyheads.nn.transformers": ("Decoder", "Encoder", "Seq2Seq"),
+    "manyheads.surgery.comparison": ("compare",),
     "manyheads.surgery.cut": ("cut",),
-    "manyheads.surgery.elimination": ("elimination",),
     "manyheads.models.folder": ("load", "save"),
     "manyheads.surgery.plan": ("Plan", "plan"),
     "manyheads.surgery.prune": ("prune",),

@@ -113,8 +113,8 @@ def test_ctrl_c_keeps_what_was_computed(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--method", "fisher,magic"], "method: expected some of fisher, gradient, "),
-        (["--method", ","], "method: expected some of fisher, gradient, "),
+        (["--method", "fisher,magic"], "method: expected some of fisher, elimination, "),
+        (["--method", ","], "method: expected some of fisher, elimination, "),
         (["--loss", "hinge"], "loss: expected one of causal, masked"),
         ([], "comes without a tokenizer"),
         (["--tokens", "IDS", "--method", "gradient", "--loss", "masked"], "comes without a tokenizer"),
@@ -122,7 +122,7 @@ def test_ctrl_c_keeps_what_was_computed(
             ["--tokens", "IDS", "--method", "gradient", "--loss", "classification"],
             "needs logits (batch, classes)",
         ),
-        (["--tokens", "IDS", "--method", "gates", "--keep", "12"], "keep: expected 1 to 11 heads, got 12"),
+        (["--tokens", "IDS", "--method", "gates", "--gates", "12"], "gates: expected 1 to 11 heads, got 12"),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(

@@ -53,7 +53,7 @@ VERBS = {
     "maps": lambda model, ids: mh.maps(model, ids, {0: [1]})["layers.layers.0.self_attn"].weights,
     "roles": lambda model, ids: mh.roles(model, [ids]),
     "diversity": lambda model, ids: mh.diversity(model, [ids]),
-    "elimination": lambda model, ids: mh.elimination(model, [ids]),
+    "elimination": lambda model, ids: mh.importance(model, [ids], "elimination"),
 } | {method: ranked(method) for method in
      ("fisher", "gradient", "leave-one-out", "confidence", "output-norm", "relevance", "gates", "random")}
 

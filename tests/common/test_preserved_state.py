@@ -21,7 +21,6 @@ from manyheads.heads.importance import METHODS
 from manyheads.heads.inspect import count
 from manyheads.models import open as models
 from manyheads.nn.blocks import TransformerBlock
-from manyheads.surgery.comparison import card
 from manyheads.surgery.pruning_curve import curve
 from manyheads.tasks.language import Language
 from manyheads.training.evaluation import evaluate
@@ -217,12 +216,12 @@ VERBS = {
     "roles": lambda model, tmp_path: mh.roles(model, batches()),
     "diversity": lambda model, tmp_path: mh.diversity(model, batches()),
     **{f"importance {method}": partial(ranked, method=method) for method in METHODS},
-    "elimination": lambda model, tmp_path: mh.elimination(model, batches()),
+    "elimination": lambda model, tmp_path: mh.importance(model, batches(), "elimination"),
     "plan": lambda model, tmp_path: mh.plan(mh.importance(model, batches()), keep=0.5).check(model),
     "cut": lambda model, tmp_path: mh.cut(model, {0: [1], 1: [0, 2]}, batches()[0]),
     "refit": cut_and(lambda small, model, tmp_path: mh.refit(small, batches(), teacher=model)),
     "recover": cut_and(lambda small, model, tmp_path: mh.recover(small, batches(), teacher=model, steps=2)),
-    "card": cut_and(lambda small, model, tmp_path: card(model, small, batches(), repeats=1)),
+    "compare": cut_and(lambda small, model, tmp_path: mh.compare(model, small, batches(), repeats=1)),
     "save and load": cut_and(save),
     "prune": lambda model, tmp_path: mh.prune(model, batches(), keep=0.5, refit=True, recover=2),
     "curve": lambda model, tmp_path: curve(model, batches(), batches(), methods=["fisher"], shares=(0.5,)),

@@ -25,9 +25,28 @@ def test_no_batches(method: str) -> None:
         importance(models.bert(), [], method)
 
 
+@pytest.mark.parametrize("total", [2, None], ids=["a list", "a generator"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_reports_how_far_it_is(method: str, total: int | None) -> None:
+    batches = (tokens(seed) for seed in (0, 1))
+    reports: list[tuple[str, float, float | None]] = []
+
+    def progress(stage: str, done: float, total: float | None) -> None:
+        reports.append((stage, done, total))
+
+    importance(models.bert(), list(batches) if total else batches, method, progress=progress)
+    stages, done, totals = (list(part) for part in zip(*reports, strict=True))
+    assert set(stages) == {method}
+    assert done == sorted(done)
+    if method == "gates":  # which learns several times from all batches
+        assert done[-1] == totals[-1]
+    else:
+        assert (done[-1], set(totals)) == (2, {total})
+
+
 def test_an_unknown_method_or_loss_names_those_there_are() -> None:
     with pytest.raises(
-        ValueError, match=r"method: expected one of fisher, gradient, .*, random.*, got 'magic'"
+        ValueError, match=r"method: expected one of fisher, elimination, .*, random.*, got 'magic'"
     ):
         importance(models.bert(), [tokens()], "magic")
     with pytest.raises(ValueError, match=r"loss: expected one of causal, masked, .* got 'hinge'"):
@@ -37,10 +56,10 @@ def test_an_unknown_method_or_loss_names_those_there_are() -> None:
 def test_what_a_method_does_not_take() -> None:
     with pytest.raises(ValueError, match="loss: fisher takes none"):
         importance(models.bert(), [tokens()], "fisher", "embedding")
-    with pytest.raises(ValueError, match="keep: fisher ranks all heads"):
-        importance(models.bert(), [tokens()], "fisher", keep=2)
-    with pytest.raises(ValueError, match="keep: expected 1 to 5 heads, got 6"):
-        importance(models.bert(), [tokens()], "gates", keep=6)
+    with pytest.raises(ValueError, match="gates: fisher ranks all heads"):
+        importance(models.bert(), [tokens()], "fisher", gates=2)
+    with pytest.raises(ValueError, match="gates: expected 1 to 5 heads, got 6"):
+        importance(models.bert(), [tokens()], "gates", gates=6)
 
 
 def test_a_model_without_attention() -> None:
@@ -199,7 +218,7 @@ def test_outputs_are_read_for_what_they_are() -> None:
 def stopping(after: int) -> Any:
     steps = 0
 
-    def step(share: float) -> None:
+    def step(stage: str, done: float, total: float | None) -> None:
         nonlocal steps
         steps += 1
         if steps == after:
@@ -213,7 +232,7 @@ def test_leave_one_out_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     batches = [tokens(0), tokens(1, batch=2)]
     whole = importance(model, batches, "leave-one-out")
     with pytest.raises(KeyboardInterrupt):
-        importance(model, batches, "leave-one-out", state=state, step=stopping(3))
+        importance(model, batches, "leave-one-out", state=state, progress=stopping(3))
     kept = json.loads(state.read_text())["batches"]
     assert [len(sites) for sites in kept.values()] == [2, 1]
     assert not any(module._forward_hooks for module in model.modules())

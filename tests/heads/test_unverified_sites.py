@@ -12,7 +12,6 @@ import manyheads as mh
 from manyheads.cli import app, main
 from manyheads.heads.inspect import Counted
 from manyheads.heads.unverified_sites import doubts_in
-from manyheads.surgery.elimination import elimination
 from manyheads.training.head_monitor import looking
 from manyheads.view.inspect import notes
 
@@ -41,10 +40,10 @@ TABLES = {
     "inspect": mh.inspect,
     "roles": mh.roles,
     "diversity": mh.diversity,
-    "elimination": elimination,
     "training": table_of_training,
     **{
-        name: lambda m, b, name=name: mh.importance(m, b, name) for name in ("fisher", "confidence", "random")
+        name: lambda m, b, name=name: mh.importance(m, b, name)
+        for name in ("fisher", "confidence", "random", "elimination")
     },
 }
 

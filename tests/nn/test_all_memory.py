@@ -106,7 +106,7 @@ def test_statistics(which, given):
     q, k, _ = tensors()
     masks = {"padding": mask.padding(torch.tensor([700])), "alibi": mask.alibi(HEADS), None: None}
     features = torch.ones(1, LENGTH, 2)
-    options = {"mask": masks[given], "which": which, "features": features}
+    options = {"mask": masks[given], "statistics": which, "features": features}
     assert peak(lambda: statistics(q, k, **options)) < LIMIT
     assert peak(lambda: statistics(q, k, causal=True, **options)) < LIMIT
 

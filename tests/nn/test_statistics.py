@@ -63,7 +63,7 @@ def test_formulas(shape, kind, options, engine):
         seen = seen & (scores - top > -1e3)
     expected = formula.statistics(scores, seen, features)
     for which, names in (("core", CORE), ("full", FULL)):
-        found = statistics(q, k, mask=given, which=which, features=features, **options)
+        found = statistics(q, k, mask=given, statistics=which, features=features, **options)
         same(found, expected, names | {"features"})
     assert found["features"].shape == (*q.shape[:3], 3)
 
@@ -77,7 +77,7 @@ def test_padded_queries_and_empty_rows(options, query_lengths, engine):
     seen = formula.allowed(37, 37, lengths=lengths, query_lengths=query_lengths, **options)
     expected = formula.statistics(formula.scores(q, k), seen, features)
     for which, names in (("core", CORE), ("full", FULL)):
-        found = statistics(q, k, mask=given, which=which, features=features, **options)
+        found = statistics(q, k, mask=given, statistics=which, features=features, **options)
         same(found, expected, names | {"features"})
         assert (found["logsumexp"][1] == -torch.inf).all()
         assert all(not found[name][1].any() for name in names - {"logsumexp", "largest_logit"})
@@ -102,7 +102,7 @@ def test_both_engines_agree(queries, keys, lengths, options, monkeypatch):
 @pytest.mark.parametrize("given", [None, torch.ones(1, 1, 1, 1, dtype=torch.bool)])
 def test_nothing_at_all(queries, keys, which, given, engine):
     q, k, features = random((2, 4, 2, queries, keys, 5))
-    found = statistics(q, k, mask=given, which=which, features=features)
+    found = statistics(q, k, mask=given, statistics=which, features=features)
     assert found.keys() == (CORE if which == "core" else FULL) | {"features"}
     for name, value in found.items():
         assert value.shape[:3] == (2, 4, keys if name == "received" else queries)
@@ -119,7 +119,7 @@ def test_any_tiling(monkeypatch, options, sizes):
     expected = formula.statistics(
         formula.scores(q, k), formula.allowed(23, 67, lengths=[67, 31], **options), features
     )
-    found = statistics(q, k, mask=given, which="full", features=features, **options)
+    found = statistics(q, k, mask=given, statistics="full", features=features, **options)
     same(found, expected, FULL | {"features"})
 
 
@@ -129,7 +129,7 @@ def test_scale(scale, which, engine):
     q, k, _ = random(SHAPES["grouped"])
     expected = formula.statistics(formula.scores(q, k, scale=scale), formula.allowed(41, 41, causal=True))
     names = CORE if which == "core" else FULL
-    same(statistics(q, k, causal=True, scale=scale, which=which), expected, names)
+    same(statistics(q, k, causal=True, scale=scale, statistics=which), expected, names)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -138,18 +138,18 @@ def test_of_scores_equals_of_queries_and_keys(which, dtype):
     q, k, features = random(SHAPES["several tiles"])
     scores = formula.scores(q, k).masked_fill(~formula.allowed(307, 307, causal=True), -torch.inf).to(dtype)
     expected = formula.statistics(scores.double(), scores > -torch.inf, features)
-    found = statistics_of_scores(scores, which=which, features=features)
+    found = statistics_of_scores(scores, statistics=which, features=features)
     tolerance = 1e-10 if dtype == torch.float64 else 2e-4  # of a spread, the square root of a small number
     same(found, expected, (CORE if which == "core" else FULL) | {"features"}, tolerance)
     if dtype == torch.float64:
-        again = statistics(q, k, causal=True, which=which, features=features)
+        again = statistics(q, k, causal=True, statistics=which, features=features)
         same(found, again, again.keys())
 
 
 def test_no_gradient_and_float32_for_half_precision():
     q, k, _ = random(SHAPES["plain"], torch.bfloat16)
     for which in ("core", "full"):
-        found = statistics(q.requires_grad_(), k, which=which)
+        found = statistics(q.requires_grad_(), k, statistics=which)
         assert all(value.dtype == torch.float32 and not value.requires_grad for value in found.values())
 
 
@@ -167,7 +167,7 @@ modest = settings(max_examples=40, derandomize=True, deadline=None)
 )
 def test_bounds(queries, keys, causal, window, sharpness, dtype):
     q, k, features = random((1, 4, 2, queries, keys, 3), dtype)
-    found = statistics(q * sharpness, k, causal=causal, window=window, which="full", features=features)
+    found = statistics(q * sharpness, k, causal=causal, window=window, statistics="full", features=features)
     core = statistics(q * sharpness, k, causal=causal, window=window)
     something = found["keys"] > 0
     count = found["keys"].clamp(min=1)
@@ -195,7 +195,8 @@ def test_bounds(queries, keys, causal, window, sharpness, dtype):
 def test_uniform_attention_has_known_numbers():
     q = torch.zeros(1, 1, 1, 3)
     found = {
-        name: value.flatten() for name, value in statistics(q, torch.randn(1, 1, 9, 3), which="full").items()
+        name: value.flatten()
+        for name, value in statistics(q, torch.randn(1, 1, 9, 3), statistics="full").items()
     }
     assert math.isclose(found["entropy"], math.log(9), rel_tol=1e-6)
     assert math.isclose(found["collision"], 1 / 9, rel_tol=1e-6)

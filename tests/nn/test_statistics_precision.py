@@ -34,10 +34,10 @@ def test_keys_far_from_zero(dtype, offset, options, which, kind, engine):
     seen = formula.allowed(131, 131, lengths=[131, 67], **options)
     expected = formula.statistics(formula.scores(q, k), seen, features)
     if kind == "tensor":
-        found = statistics(q, k, mask=seen, which=which, features=features)
+        found = statistics(q, k, mask=seen, statistics=which, features=features)
     else:
         padding = mask.padding(torch.tensor([131, 67]))
-        found = statistics(q, k, mask=padding, which=which, features=features, **options)
+        found = statistics(q, k, mask=padding, statistics=which, features=features, **options)
     for name in (CORE if which == "core" else FULL) | {"features"}:
         same({name: found[name]}, expected, {name}, TOLERANCES[name])
 
@@ -45,7 +45,7 @@ def test_keys_far_from_zero(dtype, offset, options, which, kind, engine):
 @pytest.mark.parametrize("which", ["core", "full"])
 def test_very_sharp_attention(which, engine):
     q, k, _ = random((1, 2, 2, 131, 131, 8), torch.float32)
-    found = statistics(100 * q, k, causal=True, which=which)
+    found = statistics(100 * q, k, causal=True, statistics=which)
     expected = formula.statistics(formula.scores(100 * q, k), formula.allowed(131, 131, causal=True))
     torch.testing.assert_close(found["entropy"].double(), expected["entropy"], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found["self"].double(), expected["self"], rtol=1e-3, atol=1e-3)
@@ -67,7 +67,7 @@ def test_scores_too_large_for_exp(options, size):
     else:
         k[:, 1, :, 0] += size * (torch.arange(37) % 5 == 0)
     expected = formula.statistics(formula.scores(q, k, bias), seen)
-    found = statistics(q, k, which="full", **options)
+    found = statistics(q, k, statistics="full", **options)
     for name in FULL - {"distance_spread", "keys"}:
         same({name: found[name]}, expected, {name}, 2e-3)
 
@@ -78,7 +78,7 @@ def test_spread_and_distance_at_length_4099(causal):
     q, k, _ = random((1, 1, 1, 4099, 4099, 4), torch.float32)
     k[:, :, 3000:] += 2 * q[:, :, :1]  # some queries look at the far end, some do not
     seen = formula.allowed(4099, 4099, causal=causal)
-    found = statistics(q, k, causal=causal, which="full")
+    found = statistics(q, k, causal=causal, statistics="full")
     rows = slice(4000, 4099) if causal else slice(0, 99)
     scores = formula.scores(q, k)
     p = formula.softmax(scores[:, :, rows], seen[:, :, rows])
@@ -96,15 +96,15 @@ def test_spread_of_one_far_key_is_zero():
     q = torch.full((1, 1, 4099, 1), 1e3)
     k = torch.zeros(1, 1, 4099, 1)
     k[..., 7, :] = 1.0
-    found = statistics(q, k, which="full")
+    found = statistics(q, k, statistics="full")
     assert found["distance_spread"].max() < 5e-3
     torch.testing.assert_close(found["distance"][0, 0], (torch.arange(4099) - 7).abs().float())
 
 
 def test_what_is_refused():
     q, k, features = random((2, 4, 2, 5, 7, 3))
-    with pytest.raises(ValueError, match="which: expected 'core' or 'full', got 'all'"):
-        statistics(q, k, which="all")
+    with pytest.raises(ValueError, match="statistics: expected 'core' or 'full', got 'all'"):
+        statistics(q, k, statistics="all")
     with pytest.raises(ValueError, match=r"features: expected .* = \(2, 7, n\), got \(2, 5, 3\)"):
         statistics(q, k, features=features[:, :5])
     with pytest.raises(ValueError, match=r"features: expected .* got \(2, 7\)"):
@@ -123,8 +123,8 @@ def test_what_is_refused():
         statistics(q, k, window=0)
     with pytest.raises(ValueError, match=r"scores: expected \(batch, heads, queries, keys\), got \(5, 7\)"):
         statistics_of_scores(torch.zeros(5, 7))
-    with pytest.raises(ValueError, match="which: expected 'core' or 'full', got 'all'"):
-        statistics_of_scores(torch.zeros(1, 1, 5, 7), which="all")
+    with pytest.raises(ValueError, match="statistics: expected 'core' or 'full', got 'all'"):
+        statistics_of_scores(torch.zeros(1, 1, 5, 7), statistics="all")
 
 
 HIDDEN = 1e3
@@ -151,7 +151,7 @@ def test_only_differences_of_scores_matter(seed, shift, hiding, dtype, which):
     hidden = torch.rand(2, 1, 7, 11, generator=generator) < 0.3
     hidden[0, 0, 2] = True  # nothing but hidden keys: a softmax of finite scores is what it is
     scores = scores.masked_fill(hidden, -torch.inf) if hiding == -torch.inf else scores + hiding * hidden
-    found = statistics_of_scores(scores, which=which)
+    found = statistics_of_scores(scores, statistics=which)
     expected = of_weights(scores)
     for name, value in found.items():
         wanted = expected[name]
@@ -177,7 +177,7 @@ def test_a_hidden_score_that_overflows_leaves_no_trace(engine_keys, which, width
         engine_keys, engine_keys, causal=True, lengths=lengths.tolist(), query_lengths=queries.tolist()
     )
     expected = formula.statistics(formula.scores(q, k), seen, features)
-    found = statistics(q, k, mask=padded, causal=True, which=which, features=features)
+    found = statistics(q, k, mask=padded, causal=True, statistics=which, features=features)
     assert (found["keys"][1, :, 3:] == 0).all()
     for name, value in found.items():
         assert not value.isnan().any(), name
@@ -191,8 +191,8 @@ def test_a_bias_hides_what_gets_no_weight_from_it(hidden, shift):
     generator = torch.Generator().manual_seed(1)
     q, k = (torch.randn(2, 3, 7, 5, generator=generator) for _ in range(2))
     bias = torch.full((7, 7), shift).masked_fill(torch.ones(7, 7).triu(1).bool(), hidden)
-    plain = statistics(q, k, causal=True, which="full")
-    found = statistics(q, k, mask=bias, which="full")
+    plain = statistics(q, k, causal=True, statistics="full")
+    found = statistics(q, k, mask=bias, statistics="full")
     for name, value in found.items():
         moved = shift if name in ("logsumexp", "largest_logit") else 0.0
         assert torch.allclose(value, plain[name] + moved, rtol=1e-5, atol=2e-3 if shift else 1e-4), name
@@ -200,11 +200,11 @@ def test_a_bias_hides_what_gets_no_weight_from_it(hidden, shift):
 
 def test_a_query_whose_keys_all_have_the_lowest_score_attends_to_all_of_them():
     lowest = torch.finfo(torch.float32).min
-    found = statistics_of_scores(torch.full((1, 1, 1, 4), lowest), which="full")
+    found = statistics_of_scores(torch.full((1, 1, 1, 4), lowest), statistics="full")
     assert found["keys"].item() == 4
     assert found["entropy"].item() == pytest.approx(math.log(4))
     assert found["received"].flatten().tolist() == pytest.approx([0.25] * 4)
-    nothing = statistics_of_scores(torch.full((1, 1, 1, 4), -torch.inf), which="full")
+    nothing = statistics_of_scores(torch.full((1, 1, 1, 4), -torch.inf), statistics="full")
     assert nothing["keys"].item() == nothing["entropy"].item() == nothing["received"].sum().item() == 0
 
 

@@ -15,7 +15,6 @@ import manyheads as mh
 from manyheads.cli import app
 from manyheads.heads.table import HeadTable, Row
 from manyheads.heads.watch import fingerprint
-from manyheads.surgery.comparison import card
 from manyheads.surgery.pruning_curve import curve
 
 
@@ -51,7 +50,7 @@ def test_rounds_reach_the_same_share_and_protect_by_the_uncut_models_numbers(mod
         keep=0.4,
         rounds=3,
         protect={0: [0, 4], 1: [4]},
-        step=lambda what, share: steps.append(what),
+        progress=lambda stage, done, total: steps.append(stage),
     )
     kept = small.original_heads
     assert sum(map(len, kept.values())) == 4
@@ -64,7 +63,7 @@ def test_rounds_reach_the_same_share_and_protect_by_the_uncut_models_numbers(mod
 def test_recovery_comes_last(model):
     done = []
     small = mh.prune(
-        model, [texts()], keep=0.5, recover=15, method="fisher", step=lambda what, share: done.append(what)
+        model, [texts()], keep=0.5, recover=15, method="fisher", progress=lambda stage, *_: done.append(stage)
     )
     bare = mh.prune(model, [texts()], keep=0.5, method="fisher")
     assert done[-1] == "recover"
@@ -85,7 +84,7 @@ def test_grouped_heads_are_pruned_all_the_way():
 
 
 def test_a_plan_is_followed(model):
-    made = mh.plan(mh.elimination(model, [texts()]), keep=0.5, scope="layer")
+    made = mh.plan(mh.importance(model, [texts()], "elimination"), keep=0.5, scope="layer")
     small = mh.prune(model, [texts()], using=made, refit=False)
     assert {site: sorted(set(range(5)) - set(made[site])) for site in made} == small.original_heads
     with pytest.raises(ValueError, match="rounds"):
@@ -124,7 +123,7 @@ def test_elimination_knows_which_heads_stand_in_for_each_other():
     generator = torch.Generator().manual_seed(0)
     loud, quiet = torch.randn(2, 5000, 7, 2, generator=generator, dtype=torch.float64)
     x = torch.cat([3 * loud, 3 * loud + 1e-5 * quiet.roll(1), 0.5 * quiet], -1)
-    found = mh.elimination(Heads(torch.eye(6, dtype=torch.float64)), [x])["importance"]
+    found = mh.importance(Heads(torch.eye(6, dtype=torch.float64)), [x], "elimination")["importance"]
     first, last = min(found[:2]), max(found[:2])
     assert first < 0.05 * found[2]
     assert found[2] < last
@@ -139,7 +138,7 @@ def test_elimination_is_the_cost_that_a_refit_leaves():
     x = torch.randn(400, 5, 6, generator=generator, dtype=torch.float64) @ mix
     read = torch.randn(6, 3, generator=generator, dtype=torch.float64)
     model = Heads(read)
-    found = mh.elimination(model, [x])["importance"]
+    found = mh.importance(model, [x], "elimination")["importance"]
     rows = x.flatten(0, 1)
     rows = rows - rows.mean(0)
     costs = []
@@ -158,7 +157,7 @@ def test_the_card_counts_what_is_there():
     torch.manual_seed(0)
     model = mh.Decoder(12, heads=6, layers=2, vocabulary=19, kv_heads=3).eval()
     small = mh.cut(model, {0: [0, 1], 1: [0, 2, 4]}, texts()[:2])
-    found = card(model, small, [texts()], sizes=(1, 3), repeats=1)
+    found = mh.compare(model, small, [texts()], sizes=(1, 3), repeats=1)
     assert (found.before.heads, found.after.heads) == (12, 7)
     assert found.measure == "perplexity"
     assert found.before.cache == 2 * 3 * (2 + 2) * 4
@@ -169,7 +168,7 @@ def test_the_card_counts_what_is_there():
         expected = nn.functional.cross_entropy(logits, texts()[:, 1:].flatten()).exp().item()
     assert found.after.quality == pytest.approx(expected, rel=1e-4)
     assert set(found.after.seconds) == {1, 3}
-    mine = card(
+    mine = mh.compare(
         model, small, [texts()], metric=lambda m: float(len(list(m.parameters()))), sizes=(), repeats=1
     )
     assert mine.before.quality == mine.after.quality

@@ -8,8 +8,8 @@ import transformers as hf
 from torch import nn
 
 import manyheads as mh
-from manyheads.surgery.comparison import card
-from manyheads.surgery.quality import change, compare, estimate, student
+from manyheads.surgery.comparison import compare
+from manyheads.surgery.quality import change, compare_quality, estimate, student
 
 SIZES = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 11}
 
@@ -32,7 +32,7 @@ def choices(model, x):
 
 def test_a_classifier_is_judged_by_the_choices_that_stay():
     model, other, x = classifier(0), classifier(5), ids(40)
-    found = compare(model, other, [{"input_ids": x}])
+    found = compare_quality(model, other, [{"input_ids": x}])
     assert found.measure == "agreement"
     assert found.before.value == 1.0
     wanted = (choices(model, x) == choices(other, x)).double()
@@ -45,7 +45,7 @@ def test_where_there_are_labels_it_is_accuracy():
     model, other, x = classifier(0), classifier(5), ids(40)
     labels = choices(model, x)
     labels[:10] = 1 - labels[:10]
-    found = compare(model, other, [{"input_ids": x, "labels": labels}])
+    found = compare_quality(model, other, [{"input_ids": x, "labels": labels}])
     assert found.measure == "accuracy"
     assert found.before.value == pytest.approx(0.75)
     assert found.after.value == pytest.approx((choices(other, x) == labels).double().mean().item())
@@ -61,7 +61,7 @@ def test_our_own_classifier_takes_no_labels_and_is_judged_by_them():
             return {"logits": self.head(self.body(x).mean(1))}
 
     model = Small().eval()
-    found = card(
+    found = compare(
         model, model, [{"x": ids(6), "labels": torch.zeros(6, dtype=torch.long)}], sizes=(1,), repeats=1
     )
     assert found.measure == "accuracy"
@@ -72,7 +72,7 @@ def test_a_perplexity_is_that_of_all_tokens_and_has_an_error():
     torch.manual_seed(0)
     model = mh.Decoder(12, heads=3, layers=2, vocabulary=37).eval()
     x = ids(5, 9)
-    found = compare(model, model, [x[:2], x[2:]])
+    found = compare_quality(model, model, [x[:2], x[2:]])
     with torch.no_grad():
         logits = model(x)
     each = nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), x[:, 1:], reduction="none").double()
@@ -117,22 +117,22 @@ def test_students_interval():
 
 def test_the_card_says_what_it_was_measured_on_and_how_long_what_it_timed_was():
     model = classifier()
-    found = card(model, model, [{"input_ids": ids(3, 11)}], sizes=(1, 2), repeats=1)
+    found = compare(model, model, [{"input_ids": ids(3, 11)}], sizes=(1, 2), repeats=1)
     rows = {what: after for what, _, after in found.rows()}
     assert "agreement, 3 held-out sequences" in rows
     assert "within noise" in rows["change, 95% interval"]
     assert {"batch 1 x 11 tokens, ms", "batch 2 x 11 tokens, ms"} <= set(rows)
-    one = card(model, model, [{"input_ids": ids(1, 11)}], sizes=(1,), repeats=1)
+    one = compare(model, model, [{"input_ids": ids(1, 11)}], sizes=(1,), repeats=1)
     assert "no interval" in {what: after for what, _, after in one.rows()}["change"]
     assert one.as_json()["after"]["quality_se"] is None
 
 
 def test_a_few_choices_that_all_stay_are_no_proof():
     model = classifier()
-    found = compare(model, model, [{"input_ids": ids(6)}])
+    found = compare_quality(model, model, [{"input_ids": ids(6)}])
     assert (found.before.value, found.before.se, found.after.value) == (1.0, 0.0, 1.0)
     assert 0.05 < found.after.se < 0.2
     assert found.change.low < -0.2
     assert found.change.within_noise
-    many = compare(model, model, [{"input_ids": ids(600)}])
+    many = compare_quality(model, model, [{"input_ids": ids(600)}])
     assert many.after.se < 0.01

@@ -86,12 +86,12 @@ def test_it_goes_on_where_it_stopped(model, tmp_path):
     state = tmp_path / "recovery.safetensors"
     mh.recover(whole, texts(), teacher=model, steps=9, learning_rate=1e-3)
 
-    def interrupt(share):
-        if share > 0.4:
+    def interrupt(stage, done, total):
+        if done > 0.4 * total:
             os.kill(os.getpid(), signal.SIGINT)
 
     first = mh.recover(
-        parts, texts(), teacher=model, steps=9, learning_rate=1e-3, state=state, step=interrupt
+        parts, texts(), teacher=model, steps=9, learning_rate=1e-3, state=state, progress=interrupt
     )
     assert first.stopped
     assert 0 < len(first.losses) < 9

@@ -527,7 +527,10 @@ def test_a_whole_document():
     table = mh.inspect(model, batches)
     told = []
     found = document(
-        table, model, sample(model, *batches), step=lambda what, share: told.append((what, share))
+        table,
+        model,
+        sample(model, *batches),
+        progress=lambda stage, done, total: told.append((stage, done / total)),
     )
     assert model.training
     assert json.loads(json.dumps(found, allow_nan=False)) == found

@@ -80,6 +80,16 @@ def test_it_is_what_watch_sees(tmp_path):
     assert "causal layers.*.self_attn: 3 layers, 18 heads" in (tmp_path / "new" / "summary.txt").read_text()
 
 
+def test_the_core_statistics_alone(tmp_path):
+    table = inspect(llama(), batches(), statistics="core", out=tmp_path / "new")
+    assert "entropy" in table.columns
+    assert "confidence" not in table.columns
+    same(mh.HeadTable.load(tmp_path / "new" / "heads.json"), table)
+    assert files(tmp_path / "new") == FILES
+    with pytest.raises(ValueError, match="statistics: expected 'core' or 'full', got 'all'"):
+        inspect(llama(), batches(), statistics="all")
+
+
 def test_batches_as_tensors_tuples_and_dicts():
     model = llama()
     ids = [batch["input_ids"] for batch in batches()]

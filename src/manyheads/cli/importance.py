@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import StringIO
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +28,7 @@ from manyheads.common.interrupts import (
     stop_if_interrupted,
     until_interrupted,
 )
+from manyheads.common.progress import Progress
 
 if TYPE_CHECKING:
     from manyheads.data.batches import Corpus
@@ -46,8 +48,8 @@ def importance(
     method: Annotated[
         str,
         typer.Option(
-            help="One or several: fisher, gradient, leave-one-out, confidence, output-norm, relevance, "
-            "gates, random."
+            help="One or several: fisher, elimination, gradient, leave-one-out, confidence, output-norm, "
+            "relevance, gates, random."
         ),
     ] = "fisher",
     loss: Annotated[
@@ -56,8 +58,8 @@ def importance(
             help="For gradient, leave-one-out and gates: causal, masked, classification, seq2seq, embedding."
         ),
     ] = None,
-    keep: Annotated[
-        int | None, typer.Option(help="How many heads gates is to keep; half by default.")
+    gates: Annotated[
+        int | None, typer.Option(help="How many heads the method gates keeps; half of them by default.")
     ] = None,
     text: options.Text = None,
     images: options.Images = None,
@@ -101,13 +103,13 @@ def importance(
         loaded.name, f"{read.what}: {read.total():,} {read.unit}, up to {batch_tokens:,} tokens at once", out
     )
     with prepared(out), interruptible():
-        with _progress(len(read.plan()), errors) as bar:
+        with _progress(len(read.plan()), errors) as progress:
             for name in methods:
                 started = perf_counter()
                 try:
                     stop_if_interrupted()
                     found.tables[name] = _judged(
-                        loaded, read, name, loss, keep, seed, out / STATE, unverified, bar(name)
+                        loaded, read, name, loss, gates, seed, out / STATE, unverified, progress
                     )
                     found.seconds[name] = perf_counter() - started
                 except Interrupted:
@@ -145,11 +147,11 @@ def _judged(
     read: Corpus,
     method: str,
     loss: str | None,
-    keep: int | None,
+    gates: int | None,
     seed: int,
     state: Path,
     unverified: Literal["refuse", "allow"],
-    step: Callable[[float], None],
+    progress: Progress,
 ) -> HeadTable:
     from manyheads.heads.importance import WITH_LOSS
     from manyheads.heads.importance import importance as judge
@@ -160,10 +162,10 @@ def _judged(
     if loss == "masked":
         fed = _hidden(loaded, fed, seed)
     loss = loss if method in WITH_LOSS else None
-    keep = keep if method == "gates" else None
+    gates = gates if method == "gates" else None
 
-    def told(share: float) -> None:
-        step(share)
+    def stoppable(stage: str, done: float, total: float | None) -> None:
+        progress(stage, done, total)
         if method in MANY_PASSES:
             stop_if_interrupted()
 
@@ -172,11 +174,11 @@ def _judged(
         fed,
         method,
         loss,
-        keep=keep,
+        gates=gates,
         seed=seed,
         state=state,
         unverified=unverified,
-        step=told,
+        progress=stoppable,
     )
     if method == "leave-one-out":
         state.unlink(missing_ok=True)
@@ -329,13 +331,15 @@ def write(found: Found) -> list[Path]:
 
 
 @contextmanager
-def _progress(batches: int, console: Console) -> Iterator[Callable[[str], Callable[[float], None]]]:
+def _progress(batches: int, console: Console) -> Iterator[Progress]:
     """A bar for each method, on a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
 
-        def bar(method: str) -> Callable[[float], None]:
-            task = progress.add_task(method, total=batches)
-            return lambda share: progress.advance(task, share)
+        def progress(stage: str, done: float, total: float | None) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage)
+            bars.update(tasks[stage], completed=done, total=batches if total is None else total)
 
-        yield bar
+        yield progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.text import Text
 
 from manyheads.cli import options
 from manyheads.common.interrupts import EXIT_CODE, interrupted, interruptible
+from manyheads.common.progress import Progress
 
 if TYPE_CHECKING:
     from manyheads.data.batches import Corpus
@@ -94,8 +96,8 @@ def run(
         read = choose(loaded, text, images, tokens, max_length, limit, batch_tokens, data)
     share = rank(), processes()
     with prepared(out), interruptible():
-        with _progress(read, share, errors) as step:
-            own = count(loaded.model, read.batches(*share), read.groups, step)
+        with _progress(read, share, errors) as progress:
+            own = count(loaded.model, read.batches(*share), read.groups, progress=progress)
         counted = together(own)
         if rank() > 0:
             return EXIT_CODE if counted.stopped else 0
@@ -168,14 +170,14 @@ def _tell_on_a_page(counted: Counted, loaded: Loaded, read: Corpus, out: Path, e
         names = ["processor", "tokenizer"]
     given = {name: if_any(getattr(loaded, name)) for name in names}
     columns = (TextColumn("Measuring {task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        task = progress.add_task("", total=1.0)
+    with Bars(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
+        task = bars.add_task("", total=1.0)
 
-        def step(what: str, share: float) -> None:
-            progress.update(task, description=what, completed=share)
+        def progress(stage: str, done: float, total: float | None) -> None:
+            bars.update(task, description=stage, completed=done, total=total)
 
         sample = partial(of_corpus, read, loaded.model)
-        return tell(counted, out, loaded.model, sample, about=about, step=step, **given)
+        return tell(counted, out, loaded.model, sample, about=about, progress=progress, **given)
 
 
 def as_json(counted: Counted, name: str, read: Corpus, out: Path) -> str:
@@ -206,7 +208,7 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def _progress(read: Corpus, share: tuple[int, int], console: Console) -> Iterator[Callable[[int], None]]:
+def _progress(read: Corpus, share: tuple[int, int], console: Console) -> Iterator[Progress]:
     """A bar with tokens a second, on a terminal, in the first process."""
     columns = (
         TextColumn("Watching"),
@@ -216,16 +218,11 @@ def _progress(read: Corpus, share: tuple[int, int], console: Console) -> Iterato
         TimeRemainingColumn(),
     )
     hidden = not console.is_terminal or share[0] > 0
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("", total=read.total(*share), rate="")
+    with Bars(*columns, console=console, transient=True, disable=hidden) as bars:
+        task = bars.add_task("", total=read.total(*share), rate="")
         started = perf_counter()
-        done = 0
 
-        def step(units: int) -> None:
-            nonlocal done
-            done += units
-            progress.update(
-                task, advance=units, rate=f"{done / (perf_counter() - started):,.0f} {read.unit}/s"
-            )
+        def progress(stage: str, done: float, total: float | None) -> None:
+            bars.update(task, completed=done, rate=f"{done / (perf_counter() - started):,.0f} {read.unit}/s")
 
-        yield step
+        yield progress

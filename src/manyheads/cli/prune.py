@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +24,7 @@ from manyheads.common.interrupts import (
     interruptible,
     stop_if_interrupted,
 )
+from manyheads.common.progress import Progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,7 +63,7 @@ def prune(
     ] = 0,
     rounds: Annotated[int, typer.Option(help="Remove heads in so many goes, and rank again in between.")] = 1,
     method: Annotated[
-        str, typer.Option(help="How heads are ranked: elimination, or a method of manyheads importance.")
+        str, typer.Option(help="How heads are ranked: a method of manyheads importance.")
     ] = "elimination",
     uniform: Annotated[
         bool, typer.Option("--uniform", help="The same number of heads from every layer.")
@@ -130,7 +132,7 @@ def prune(
     with locked(out.with_name(f".{out.name}.lock"), f"out: {out}"), interruptible():
         tidy(out.parent, out.name)
         try:
-            with _progress(errors) as step:
+            with _progress(errors) as progress:
                 small = pruned(
                     loaded.model,
                     fitted,
@@ -145,7 +147,7 @@ def prune(
                     using=given,
                     unverified=unverified,
                     state=state,
-                    step=step,
+                    progress=progress,
                 )
         except Interrupted:
             errors.print("Stopped before the smaller model was ready; nothing was written.")
@@ -154,12 +156,12 @@ def prune(
             if str(error).startswith("cut:"):
                 raise ValueError(str(error)) from error
             raise
-        found = comparison.card(loaded.model, small, held_out, metric=judge)
+        found = comparison.compare(loaded.model, small, held_out, metric=judge)
         drawn = None
         if curve and not interrupted():
-            with suppress(Interrupted), _progress(errors) as step:
+            with suppress(Interrupted), _progress(errors) as progress:
                 drawn = _curve(
-                    loaded.model, fitted, held_out, method, refit, uniform, judge, unverified, step
+                    loaded.model, fitted, held_out, method, refit, uniform, judge, unverified, progress
                 )
         removed = Plan.of(loaded.model, small, fitted[0])
         document = {
@@ -261,7 +263,7 @@ def _curve(
     uniform: bool,
     judge: Callable[[nn.Module], float] | None,
     unverified: Literal["refuse", "allow"],
-    step: Any,
+    progress: Progress,
 ) -> Any:
     from manyheads.surgery.pruning_curve import METHODS
     from manyheads.surgery.pruning_curve import curve as measured
@@ -276,7 +278,7 @@ def _curve(
         scope="layer" if uniform else "global",
         metric=judge,
         unverified=unverified,
-        step=lambda share: step("curve", share),
+        progress=progress,
     )
 
 
@@ -357,17 +359,17 @@ def _unfinished(state: Path, steps: int) -> bool:
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Callable[[str, float], None]]:
+def _progress(console: Console) -> Iterator[Progress]:
     """A bar for what is being done, on a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, Any] = {}
 
-        def step(what: str, share: float) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(DOING[what], total=1.0)
-            progress.update(tasks[what], completed=share)
-            if what != "recover":  # which ends by itself, and keeps where it was
+        def progress(stage: str, done: float, total: float | None) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(DOING[stage])
+            bars.update(tasks[stage], completed=done, total=total)
+            if stage != "recover":  # which ends by itself, and keeps where it was
                 stop_if_interrupted()
 
-        yield step
+        yield progress

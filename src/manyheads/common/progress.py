@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sized
 from typing import Protocol
 
 
@@ -23,3 +24,12 @@ class Progress(Protocol):
 
 def no_progress(stage: str, done: float, total: float | None) -> None:
     """The default: show nothing."""
+
+
+def count_of(items: Iterable[object]) -> int | None:
+    """How many items there are, for `total`; None where only reading them would show it.
+
+    >>> count_of([3, 5]), count_of(iter([3, 5]))
+    (2, None)
+    """
+    return len(items) if isinstance(items, Sized) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,9 +11,7 @@ from torch import Tensor
 from manyheads.capture.call import Call
 from manyheads.capture.mask_reading import Visible
 from manyheads.common.devices import for_float64, in_float64
-from manyheads.nn.statistics import statistics, statistics_of_scores
-
-Which = Literal["core", "full"]
+from manyheads.nn.statistics import StatisticsSet, statistics, statistics_of_scores
 
 CORE = ("entropy", "entropy_normalised", "self", "previous", "next", "first", "output_norm")
 FULL = (*CORE, "effective_keys", "confidence", "distance", "distance_spread", "local", "largest_logit")
@@ -25,7 +22,11 @@ OF_WHOLE_KEYS = frozenset({"first", "distance_spread"})
 
 
 def measure(
-    call: Call, look: Visible, which: Which, features: Tensor | None = None, rows: Tensor | None = None
+    call: Call,
+    look: Visible,
+    chosen: StatisticsSet,
+    features: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The metrics of `CORE` or `FULL` for each query, and the number of ``keys`` it may attend to.
 
@@ -44,7 +45,7 @@ def measure(
         scores = call.scores[..., left : left + keys]
         if rows is not None:
             scores = scores.masked_fill(~rows[:, None, :, None], -torch.inf)
-        found = statistics_of_scores(scores, which=which, features=features)
+        found = statistics_of_scores(scores, statistics=chosen, features=features)
         if call.modified:
             _scale_shares(found, scores)
         if left or right:
@@ -62,14 +63,14 @@ def measure(
         if rows is not None:
             padded = mask.lengths is not None and keys == call.queries
             mask = replace(mask, queries=mask.lengths) if padded else mask & rows[:, None, :, None]
-        found = statistics(call.query, key, mask=mask, scale=call.scale, which=which, features=features)
+        found = statistics(call.query, key, mask=mask, scale=call.scale, statistics=chosen, features=features)
     else:
         raise ValueError(f"{call.site.name}: a call with neither scores nor queries and keys")
     exact = found["entropy"].dtype
     normalised = found["entropy"] / found["keys"].clamp(min=2).log()
     found["entropy_normalised"] = normalised.masked_fill_(found["keys"] < 2, 0.0)  # not what rounding left
     found["output_norm"] = _norm(call.output, exact)
-    if which == "full":
+    if chosen == "full":
         found["effective_keys"] = 1 / found["collision"]
     absent = {"output_norm"} if call.partial else set()
     if call.modified:

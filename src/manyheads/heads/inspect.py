@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,8 +14,10 @@ from manyheads.common.devices import device_of
 from manyheads.common.interrupts import Interrupted, interrupted
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.processes import processes
+from manyheads.common.progress import Progress, no_progress
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import Watch, watch
+from manyheads.nn.statistics import StatisticsSet
 
 
 @dataclass
@@ -34,9 +36,12 @@ def count(
     model: nn.Module,
     batches: Iterable[tuple[int, Any]],
     tokens: Mapping[str, Iterable[int]] | None = None,
-    step: Callable[[int], None] = lambda units: None,
+    statistics: StatisticsSet = "full",
+    progress: Progress = no_progress,
 ) -> Counted:
-    """Run the model under watch. ``batches`` come with how much they hold, which ``step`` is told.
+    """Run the model under watch. ``batches`` come with how many units (tokens, images) they hold.
+
+    ``progress`` is called with the number of units that are counted.
 
     A batch counts in every layer or in none: what an error or Ctrl-C leaves is the table of whole batches.
     """
@@ -45,14 +50,14 @@ def count(
     device = device_of(model)
     seen: Watch | None = None
     try:
-        with torch.no_grad(), evaluating(model), watch(model, "full", tokens=tokens) as seen:
+        with torch.no_grad(), evaluating(model), watch(model, statistics, tokens=tokens) as seen:
             for units, batch in batches:
                 if interrupted():
                     counted.stopped = True
                     break
                 _run(model, _moved(batch, device))
                 counted.table, counted.units = _table(seen), counted.units + units
-                step(units)
+                progress("watch", counted.units, None)
     except (ValueError, TypeError, OSError) as error:
         counted.error = error
     counted.seconds = time.perf_counter() - started

@@ -18,13 +18,14 @@ from manyheads.capture.mask_reading import Visible, shown, update_site, visible,
 from manyheads.capture.site import Site
 from manyheads.capture.unseen import missed
 from manyheads.common.registry import registered
-from manyheads.heads.call_statistics import CORE, FULL, OF_ONE_SEQUENCE, Tally, Which, measure
+from manyheads.heads.call_statistics import CORE, FULL, OF_ONE_SEQUENCE, Tally, measure
 from manyheads.heads.table import HeadTable, Row
+from manyheads.nn.statistics import StatisticsSet
 
 
 def watch(
     model: nn.Module,
-    statistics: Which = "core",
+    statistics: StatisticsSet = "core",
     *,
     tokens: Mapping[str, Iterable[int]] | None = None,
     segments: Sequence[str] = (),
@@ -72,7 +73,7 @@ class Watch:
     def __init__(
         self,
         model: nn.Module,
-        statistics: Which,
+        statistics: StatisticsSet,
         tokens: Mapping[str, Iterable[int]],
         segments: tuple[str, ...],
         profiles: bool,
@@ -80,7 +81,7 @@ class Watch:
         if statistics not in ("core", "full"):
             raise ValueError(f"statistics: expected 'core' or 'full', got {statistics!r}")
         self.model = model
-        self._which: Which = statistics
+        self._statistics: StatisticsSet = statistics
         self._metrics = FULL if statistics == "full" else CORE
         for name in (*tokens, *segments):
             if name in FULL or name in Row._fields or name == "tokens" or name.endswith("_se"):
@@ -181,9 +182,9 @@ class Watch:
             own = update_site(call, look)
             features = self._features(call)
             columns = None if features is None else features[1]
-            received = self._profiles and self._which == "full"  # then nothing must come from padding
+            received = self._profiles and self._statistics == "full"  # then nothing must come from padding
             spared = call.scores is None and look.mask.lengths is not None and look.keys == call.queries
-            found = measure(call, look, self._which, columns, own if received or spared else None)
+            found = measure(call, look, self._statistics, columns, own if received or spared else None)
             counted = found["keys"] > 0
             if call.scores is not None and not look.aligned:  # padding that has no key of its own to tell by
                 counted = counted & shown(call.scores).any(-1)

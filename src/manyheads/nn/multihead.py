@@ -160,8 +160,8 @@ class MultiHeadAttention(nn.Module):
         else:
             out = attention(q, k, v, **options, dropout=dropout, kernel=self.kernel)
         if return_statistics:
-            which = "core" if return_statistics is True else return_statistics
-            extras += (statistics(q, k, **options, which=which),)
+            chosen = "core" if return_statistics is True else return_statistics
+            extras += (statistics(q, k, **options, statistics=chosen),)
         output = self.output(out.transpose(1, 2).flatten(2))
         return (output, *extras) if extras else output
 

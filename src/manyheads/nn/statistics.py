@@ -19,7 +19,7 @@ from manyheads.nn.mask import Mask
 from manyheads.nn.tile_statistics import CORE, FULL, Scores, collect
 from manyheads.nn.tiles import Hidden, Tile, hidden, mean_key, products, scratch
 
-Which = Literal["core", "full"]
+StatisticsSet = Literal["core", "full"]
 
 
 # It looks at its sums to decide how to go on, which no graph can hold.
@@ -34,7 +34,7 @@ def statistics(
     window: int | None = None,
     chunk: int | None = None,
     scale: float | None = None,
-    which: Which = "core",
+    statistics: StatisticsSet = "core",
     features: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Exact statistics of attention for every head and query, without its weights in memory.
@@ -58,7 +58,7 @@ def statistics(
     Queries that may attend to nothing have zero everywhere (and a logsumexp of -inf).
 
     >>> q = k = torch.zeros(1, 2, 4, 8)
-    >>> seen = statistics(q, k, causal=True, which="full")
+    >>> seen = statistics(q, k, causal=True, statistics="full")
     >>> seen["entropy"][0, 0].exp()
     tensor([1., 2., 3., 4.])
     >>> seen["distance"][0, 0]
@@ -67,11 +67,11 @@ def statistics(
     check_shapes(q, k)
     joined = check_mask(q, k, mask, causal, window, chunk)
     exact = torch.promote_types(q.dtype, torch.float32)
-    names, features = _check(which, features, q.shape[0], k.shape[2], exact)
+    names, features = _check(statistics, features, q.shape[0], k.shape[2], exact)
     group, offset = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
     queries = q.to(exact).unflatten(1, (k.shape[1], group))
     factor = default_scale(q.shape[-1]) if scale is None else scale
-    if which == "core" and block_statistics.pays(q, k, joined):
+    if statistics == "core" and block_statistics.pays(q, k, joined):
         seen = block_statistics.core(queries, k.to(exact), joined, factor, features)
         return {name: value.flatten(1, 2) for name, value in seen.items()}
     keys, take = k.to(exact), scratch(exact, q.device)
@@ -117,7 +117,7 @@ def statistics(
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def statistics_of_scores(
-    scores: Tensor, *, which: Which = "core", features: Tensor | None = None
+    scores: Tensor, *, statistics: StatisticsSet = "core", features: Tensor | None = None
 ) -> dict[str, Tensor]:
     """The same from scores (batch, heads, queries, keys) computed elsewhere, masks and biases added.
 
@@ -131,7 +131,7 @@ def statistics_of_scores(
     if scores.dim() != 4:
         raise ValueError(f"scores: expected (batch, heads, queries, keys), got {tuple(scores.shape)}")
     exact = torch.promote_types(scores.dtype, torch.float32)
-    names, features = _check(which, features, scores.shape[0], scores.shape[3], exact)
+    names, features = _check(statistics, features, scores.shape[0], scores.shape[3], exact)
     grouped, take = scores.unsqueeze(2), scratch(exact, scores.device)
 
     def tile_scores(tile: Tile) -> Scores:
@@ -145,14 +145,14 @@ def statistics_of_scores(
 
 
 def _check(
-    which: str, features: Tensor | None, batch: int, keys: int, dtype: torch.dtype
+    statistics: str, features: Tensor | None, batch: int, keys: int, dtype: torch.dtype
 ) -> tuple[tuple[str, ...], Tensor | None]:
-    """The names that ``which`` stands for, and the features in the dtype of the computation."""
-    if which not in ("core", "full"):
-        raise ValueError(f"which: expected 'core' or 'full', got {which!r}")
+    """The names in a set of statistics, and the features in the dtype of the computation."""
+    if statistics not in ("core", "full"):
+        raise ValueError(f"statistics: expected 'core' or 'full', got {statistics!r}")
     if features is not None:
         if features.dim() != 3 or features.shape[:2] != (batch, keys):
             expected = f"(batch, keys, n) = ({batch}, {keys}, n)"
             raise ValueError(f"features: expected {expected}, got {tuple(features.shape)}")
         features = features.to(dtype)
-    return FULL if which == "full" else CORE, features
+    return FULL if statistics == "full" else CORE, features

@@ -1,4 +1,4 @@
-"""card: a model before and after, in a few numbers: quality, size, memory, speed."""
+"""compare: a model before and after a cut, in a few numbers: quality, size, memory, speed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from manyheads.common.run_batch import run
 from manyheads.heads.observer import moved, tensors
 from manyheads.heads.unverified_sites import Doubts, doubts_of
 from manyheads.surgery.prune import few
-from manyheads.surgery.quality import Compared, compare, without_labels
+from manyheads.surgery.quality import Compared, compare_quality, without_labels
 
 Metric = Callable[[nn.Module], float]
 _LONGEST = 128  # tokens of the sequences that are timed
@@ -110,7 +110,7 @@ def _with_error(side: Side) -> str:
     return f"{side.quality:.4f}" + ("" if side.quality_se is None else f" ± {side.quality_se:.4f}")
 
 
-def card(
+def compare(
     model: nn.Module,
     small: nn.Module,
     batches: Iterable[Any],
@@ -119,22 +119,36 @@ def card(
     sizes: tuple[int, ...] = (1, 32),
     repeats: int = 7,
 ) -> Card:
-    """Compare a cut model with the uncut one, on batches that neither refit nor recovery has seen.
+    """Compare a cut model with the uncut one: quality, size, memory and speed, before and after.
+
+    Take batches that neither refit nor recovery has seen.
 
     Parameters
     ----------
     model, small: the uncut and the cut model.
     batches: dicts, tuples or tensors; ``labels`` in a dict are the right classes, for accuracy.
-    metric: quality by a function of the model; without it, as `compare` finds it.
+    metric: quality by a function of the model; without it, perplexity for models that predict next tokens,
+        accuracy for classes with labels, agreement with the uncut model for classes without, and cosine to
+        its output for embeddings.
     sizes: how many sequences are timed at once.
-    repeats: how often; the two models take turns, and the median counts.
+    repeats: how often each pass is timed; the two models take turns, and the median counts.
+
+    Returns
+    -------
+    A `Card`: ``before`` and ``after`` (heads, quality with its standard error, parameters, bytes, seconds),
+    the ``change`` of quality with its 95% interval, and whether that is ``within_noise``. ``rows()`` is a
+    table for people, ``as_json()`` plain data for machines.
+
+    See Also
+    --------
+    prune, refit, recover
 
     Examples
     --------
     >>> from manyheads.nn.transformers import Encoder
     >>> model = Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
-    >>> found = card(model, model, [torch.randint(17, (3, 5))], sizes=(1,), repeats=1)
-    >>> found.measure, found.after.heads, round(found.after.quality, 5)
+    >>> card = compare(model, model, [torch.randint(17, (3, 5))], sizes=(1,), repeats=1)
+    >>> card.measure, card.after.heads, round(card.after.quality, 5)
     ('cosine', 4, 1.0)
     """
     place = device_of(model)
@@ -146,7 +160,7 @@ def card(
             measure = getattr(metric, "__name__", "quality")
             qualities = [(metric(each), None) for each in (model, small)]
         else:
-            judged = compare(model, small, own)
+            judged = compare_quality(model, small, own)
             measure = judged.measure
             qualities = [(one.value, finite(one.se)) for one in (judged.before, judged.after)]
         first = without_labels(own[0])

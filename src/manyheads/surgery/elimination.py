@@ -1,18 +1,17 @@
-"""elimination: rank heads by what is lost when they go, one after the other, and the rest is refitted."""
+"""The method ``elimination`` of `importance`: the cost of removing heads one by one, the others refitted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.capture.site import Site
+from manyheads.heads.importance.request import Task
 from manyheads.heads.model_outputs import directions
-from manyheads.heads.observer import Forward, moved, observed
+from manyheads.heads.observer import Forward, Sums, moved, observed
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint, labels_of, rows_of
 from manyheads.surgery.plan import ModuleHeads
 
 # The ridge of the fits that are foreseen, in units of the channels' mean variance, is this times the number
@@ -20,14 +19,8 @@ from manyheads.surgery.plan import ModuleHeads
 _RIDGE = 3.0
 
 
-def elimination(
-    model: nn.Module,
-    batches: Iterable[Any],
-    *,
-    seed: int = 0,
-    step: Callable[[float], None] = lambda share: None,
-) -> HeadTable:
-    """How much each head matters when those that stay are refitted: a table with the column ``importance``.
+def elimination(task: Task) -> HeadTable:
+    """What each head costs when its turn to be removed comes and the rest is refitted.
 
     A head that others can stand in for matters little, however strong it is, until those others are gone. So
     heads are removed one after the other, always the one that costs least, and a head's importance is what it
@@ -37,39 +30,29 @@ def elimination(
     token, C their covariance over tokens, P its inverse, and g the derivative of the model's output by o. Of
     the removed heads r, the others explain all but the covariance inv(P_rr), and what is not explained moves
     the model's output by the mean of (g_r . rest)^2 = trace(E[g_r g_r'] inv(P_rr)). One backward pass
-    collects C and E[g g'] for all sites. A ridge on C says how much of that a refit can really learn from so
-    few tokens.
-
-    Parameters
-    ----------
-    model: any torch.nn.Module; it runs in eval mode, and nothing about it changes.
-    batches: dicts, tuples or tensors, as the model takes them; no labels are needed.
-    seed: of the random directions of the output that are followed back.
-    step: told the share that is done, when the number of batches is known.
+    collects C and E[g g'] for all sites. A ridge on C accounts for how much of that a refit can learn from
+    the tokens that there are.
 
     Examples
     --------
+    >>> from torch import nn
+    >>> from manyheads.heads.importance import importance
     >>> layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True)
     >>> model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-    >>> table = elimination(model, [torch.randn(2, 5, 8), torch.randn(3, 7, 8)])
-    >>> table
+    >>> importance(model, [torch.randn(2, 5, 8), torch.randn(3, 7, 8)], "elimination")
     HeadTable(6 heads at 3 sites, 31 tokens: importance)
     """
-    batches = list(batches)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(task.seed)
     moments: dict[str, _Moments] = {}
-    with observed(model) as observer:
-        for number, batch in enumerate(moved(batches, observer.device)):
+    with observed(task.model) as observer:
+        for number, batch in enumerate(moved(task.batches, observer.device), 1):
             forward = observer.forward(batch, gradients=True)
             _collect(forward, next(directions(forward.output, generator)), moments)
-            step((number + 1) / len(batches))
-        sites = observer.sites
-        tokens = [observer.tokens.get(site.name, 0) for site in sites for _ in range(site.heads)]
-    cost = _costs(sites, moments)
-    values = torch.tensor([cost[site.name][head] for site in sites for head in range(site.heads)])
-    sums = torch.stack([torch.ones_like(values), values, values.square()])
-    rows, labels = rows_of(model, sites), labels_of(sites)
-    return HeadTable(rows, torch.tensor(tokens), {"importance": sums}, fingerprint(model), labels=labels)
+            task.report("elimination", number)
+        sums = Sums()
+        costs = _costs(observer.sites, moments)
+        sums.add({site: torch.tensor([[of[head] for head in sorted(of)]]) for site, of in costs.items()})
+        return observer.table(sums.found, f"{forward.output.measure}, the rest refitted")
 
 
 class _Moments:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any
 
 from torch import Tensor, nn
 
 from manyheads.capture.site import Selection, Site, Unverified
+from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Heads
 from manyheads.heads.importance import importance
 from manyheads.heads.table import HeadTable
 from manyheads.surgery.cut import cut
-from manyheads.surgery.elimination import elimination
 from manyheads.surgery.plan import Plan, Scope, plan
 from manyheads.surgery.recover import recover as learn
 from manyheads.surgery.refit import refit as fit
-
-Step = Callable[[str, float], None]
 
 
 def prune(
@@ -36,11 +34,11 @@ def prune(
     using: Plan | None = None,
     unverified: Unverified = "refuse",
     state: str | PathLike[str] | None = None,
-    step: Step = lambda what, share: None,
+    progress: Progress = no_progress,
 ) -> nn.Module:
     """A smaller copy of a model that keeps a share of its heads and stays as close to it as can be.
 
-    Ranks the heads (`elimination`, or any method of `importance`), plans which go (`plan`), removes them
+    Ranks the heads (`importance`), plans which go (`plan`), removes them
     (`cut`), gives the maps that are left new weights by least squares (`refit`), and trains for a while
     (`recover`).
 
@@ -53,13 +51,13 @@ def prune(
     rounds: remove the heads in so many goes, and rank again, on what the refit made, before each.
     refit: whether to refit.
     recover: how many steps to train; 0 for none.
-    method: how heads are ranked: ``"elimination"``, or a method of `importance`.
+    method: how heads are ranked: a method of `importance`.
     scope, floor, protect: as for `plan`.
     using: a plan to follow, instead of ranking.
     unverified: ``"allow"`` to rank by silencing, and to cut, heads at sites of which nothing could be proved
         (`Site.verified`); the copy is held to the silenced model all the same.
     state: a file from which an interrupted recovery goes on; see `recover`.
-    step: told what is being done, and which share of it is.
+    progress: called with the stage, "rank", "cut", "refit" or "recover", and how much of it is done.
 
     Returns
     -------
@@ -84,43 +82,29 @@ def prune(
         raise ValueError("batches: expected at least one, got none")
     example = None if hasattr(model, "config") else few(own[0])
     small: nn.Module = model
+
+    def ranking(stage: str, done: float, total: float | None) -> None:
+        progress("rank", done, total)
+
     for number in range(rounds):
         if using is not None:
             using.check(model)
             chosen = using
         else:
-            table = rank(small, own, method, step, unverified)
+            table = importance(small, own, method, unverified=unverified, progress=ranking)
             total = len(table) / (1 - (1 - keep) * number / rounds)  # heads of the uncut model
             left = total * (1 - (1 - keep) * (number + 1) / rounds)
             kept = _still(table, protect) if protect else None
             share = keep if rounds == 1 else min(left / len(table), 1.0)
             chosen = plan(table, share, scope=scope, floor=floor, protect=kept)
-        step("cut", 0.0)
+        progress("cut", 0, 1)
         small = cut(small, chosen, example, unverified=unverified)
-        step("cut", 1.0)
+        progress("cut", 1, 1)
         if refit:
-            fit(small, own, teacher=model, step=lambda share: step("refit", share))
+            fit(small, own, teacher=model, progress=progress)
     if recover:
-        learn(
-            small, own, teacher=model, steps=recover, state=state, step=lambda share: step("recover", share)
-        )
+        learn(small, own, teacher=model, steps=recover, state=state, progress=progress)
     return small
-
-
-def rank(
-    model: nn.Module, batches: list[Any], method: str, step: Step, unverified: Unverified = "refuse"
-) -> HeadTable:
-    """How much each head matters, by elimination or by a method of `importance`."""
-    if method == "elimination":
-        return elimination(model, batches, step=lambda share: step("rank", share))
-    done = 0.0
-
-    def more(units: float) -> None:
-        nonlocal done
-        done += units
-        step("rank", min(done / len(batches), 1.0))
-
-    return importance(model, batches, method, unverified=unverified, step=more)
 
 
 def few(batch: Any) -> Any:

@@ -11,11 +11,13 @@ from torch import nn
 
 from manyheads.capture.site import Unverified
 from manyheads.common.devices import device_of
+from manyheads.common.progress import Progress, no_progress
+from manyheads.heads.importance import importance
 from manyheads.heads.observer import moved
 from manyheads.surgery.cut import cut
 from manyheads.surgery.plan import Scope, plan
-from manyheads.surgery.prune import few, rank
-from manyheads.surgery.quality import compare
+from manyheads.surgery.prune import few
+from manyheads.surgery.quality import compare_quality
 from manyheads.surgery.refit import refit as fit
 
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
@@ -50,7 +52,7 @@ def curve(
     scope: Scope = "global",
     metric: Callable[[nn.Module], float] | None = None,
     unverified: Unverified = "refuse",
-    step: Callable[[float], None] = lambda share: None,
+    progress: Progress = no_progress,
 ) -> Curve:
     """Prune a model to several shares of its heads, ranked in several ways, and measure what is left.
 
@@ -59,13 +61,13 @@ def curve(
     model: any torch.nn.Module; it is left as it is.
     batches: to rank and refit on.
     held_out: to measure on.
-    methods: rankings: ``"elimination"``, and methods of `importance`, among them ``"random"``, the control.
+    methods: methods of `importance` to rank by, among them ``"random"``, the control.
     shares: of heads that stay.
     refit: whether to measure each ranking after a refit, too.
     scope: as for `plan`.
-    metric: quality by a function of the model; without it, as `compare` finds it.
+    metric: quality by a function of the model; without it, as `compare` does.
     unverified: as for `prune`.
-    step: told the share that is done.
+    progress: called with how many models are measured.
 
     Examples
     --------
@@ -88,7 +90,7 @@ def curve(
     judge = _by(metric) if metric is not None else _compared
     measure, uncut, sequences = "", (0.0, math.nan), 0
     for method in methods:
-        table = rank(model, own, method, lambda what, share: None, unverified)
+        table = importance(model, own, method, unverified=unverified)
         for share in sorted(shares, reverse=True):
             chosen = plan(table, share, scope=scope)
             small = cut(model, chosen, example, unverified=unverified)
@@ -98,7 +100,7 @@ def curve(
                 measure, uncut, value, sequences = judge(model, small, seen)
                 lines[name].append((chosen.keep, *value))
                 done += 1
-                step(done / (len(lines) * len(shares)))
+                progress("curve", done, len(lines) * len(shares))
     return Curve(measure, uncut, lines, sequences)
 
 
@@ -106,7 +108,7 @@ _Judged = tuple[str, tuple[float, float], tuple[float, float], int]
 
 
 def _compared(model: nn.Module, small: nn.Module, batches: list[Any]) -> _Judged:
-    found = compare(model, small, batches)
+    found = compare_quality(model, small, batches)
     before, after = (found.before.value, found.before.se), (found.after.value, found.change_se)
     return found.measure, before, after, found.sequences
 

@@ -73,7 +73,7 @@ class Compared:
         return self.change.se * (self.before.value if self.change.factor else 1.0)
 
 
-def compare(model: nn.Module, small: nn.Module, batches: Iterable[Any]) -> Compared:
+def compare_quality(model: nn.Module, small: nn.Module, batches: Iterable[Any]) -> Compared:
     """Compare a cut model with the uncut one.
 
     Parameters
@@ -85,7 +85,7 @@ def compare(model: nn.Module, small: nn.Module, batches: Iterable[Any]) -> Compa
     --------
     >>> from manyheads.nn.transformers import Encoder
     >>> model = Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
-    >>> found = compare(model, model, [torch.randint(17, (3, 5))])
+    >>> found = compare_quality(model, model, [torch.randint(17, (3, 5))])
     >>> found.measure, found.sequences, round(found.after.value, 5)
     ('cosine', 3, 1.0)
     """

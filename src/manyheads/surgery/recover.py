@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
@@ -20,6 +20,7 @@ from manyheads.common.devices import device_of
 from manyheads.common.interrupts import interruptible
 from manyheads.common.json_files import parse_json, regular_file
 from manyheads.common.preserved_state import evaluating
+from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
 from manyheads.common.whole_files import write_whole
 from manyheads.heads.model_outputs import main_tensor, read
@@ -59,7 +60,7 @@ def recover(
     learning_rate: float = 1e-4,
     state: str | PathLike[str] | None = None,
     seed: int = 0,
-    step: Callable[[float], None] = lambda share: None,
+    progress: Progress = no_progress,
 ) -> Recovered:
     """Train a cut model, in place, to give the uncut model's outputs; no labels are needed.
 
@@ -80,7 +81,7 @@ def recover(
     state: a ``.safetensors`` file that keeps weights and optimizer every 50 steps, on Ctrl-C and at the end.
         When it is there, it is gone on from: it must come from the same cut model, steps and learning rate.
     seed: of the order of the batches.
-    step: told the share that is done.
+    progress: called with how many steps are done.
 
     Ctrl-C ends it after the step that runs; the model then is as far as it got. A second one raises
     KeyboardInterrupt at once.
@@ -129,7 +130,7 @@ def recover(
                 )
             if len(losses) % _KEPT_EVERY == 0:
                 kept.save(learned, optimizer, losses)
-            step((number + 1) / steps)
+            progress("recover", number + 1, steps)
         kept.save(learned, optimizer, losses)
     return Recovered(losses, steps)
 

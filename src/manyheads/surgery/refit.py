@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
+from manyheads.common.progress import Progress, no_progress
 from manyheads.heads.observer import moved
 from manyheads.surgery.paused_passes import Pass, Stop, passes
 
@@ -45,7 +46,7 @@ def refit(
     batches: Iterable[Any],
     *,
     teacher: nn.Module,
-    step: Callable[[float], None] = lambda share: None,
+    progress: Progress = no_progress,
 ) -> list[Fitted]:
     """Refit a cut model, in place, to stay close to the uncut one.
 
@@ -65,7 +66,7 @@ def refit(
     batches: dicts, tuples or tensors, as the model takes them; plain text does. A few times as many tokens as
         the widest map has inputs are enough.
     teacher: the uncut model.
-    step: told the share that is done.
+    progress: called with how many maps are fitted.
 
     Returns
     -------
@@ -89,11 +90,11 @@ def refit(
     names = writers(small, own[0])
     done: list[Fitted] = []
     with passes(small, own, names) as students, passes(teacher, own, names) as teachers:
-        for number, name in enumerate(names):
+        for number, name in enumerate(names, 1):
             stops = [_at(student, name) for student in students]
             wanted = [_at(each, name) for each in teachers]
             done.append(_fit(name, small.get_submodule(name), stops, wanted))
-            step((number + 1) / len(names))
+            progress("refit", number, len(names))
     return done
 
 

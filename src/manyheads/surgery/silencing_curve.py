@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from manyheads.common.json_numbers import plain
+from manyheads.common.progress import Progress, no_progress
 from manyheads.heads.importance import importance
 from manyheads.heads.observer import Observer, observed
 from manyheads.heads.table import HeadTable
@@ -25,7 +26,7 @@ def curve(
     batches: Sequence[Any],
     rankings: Mapping[str, HeadTable],
     *,
-    step: Callable[[float], None] = lambda share: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Silence more and more heads, the least important first, and random ones as the control.
 
@@ -55,7 +56,7 @@ def curve(
                 removed = _removed(table, share)
                 kept = 1 - sum(map(len, removed.values())) / len(table)
                 points.append((kept, *judge.without(removed)))
-                step((number + len(points) / len(SHARES)) / len(ways))
+                progress("curve", number * len(SHARES) + len(points), len(ways) * len(SHARES))
             found.setdefault(name, []).append(points)
     lines = [_line(name, each) for name, each in found.items()]
     return {"quality": judge.measure, "sequences": judge.sequences, "lines": lines}

@@ -18,6 +18,7 @@ from manyheads.common.whole_files import write_whole
 from manyheads.heads.inspect import Counted, count, finished, together
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
+from manyheads.nn.statistics import StatisticsSet
 from manyheads.view.document.assemble import About, document
 from manyheads.view.document.sample import TOKENS, Kept, Sample, of_batches
 from manyheads.view.report import write_report
@@ -31,8 +32,9 @@ def inspect(
     tokens: Mapping[str, Iterable[int]] | None = None,
     out: str | os.PathLike[str] | None = None,
     tokenizer: Any = None,
+    statistics: StatisticsSet = "full",
 ) -> HeadTable:
-    """What every head of a model does on these batches: the full set of statistics, one row for each head.
+    """What every head of a model does on these batches: statistics of its attention, one row for each head.
 
     Parameters
     ----------
@@ -42,6 +44,7 @@ def inspect(
     out: a folder for ``heads.json``, ``heads.csv``, ``summary.txt`` and ``report.html``, the page for which
         a little more is measured; made if it is not there.
     tokenizer: the model's, so that the page shows words and not the numbers of tokens.
+    statistics: ``"full"``, or ``"core"`` for the cheaper set; see `watch`.
 
     Ctrl-C ends the counting after the batch that runs, and keeps what was counted; a second one raises
     KeyboardInterrupt at once. Under torchrun or accelerate launch, give each process its own part of the
@@ -58,7 +61,7 @@ def inspect(
     """
     kept = Kept(batches, TOKENS)
     with nullcontext() if out is None else prepared(Path(out)), interruptible():
-        own = count(model, ((0, batch) for batch in kept), tokens)
+        own = count(model, ((0, batch) for batch in kept), tokens, statistics)
         counted = together(own)
         if out is not None and counted.table is not None and rank() == 0:
             write(counted.table, Path(out), summary_text(counted.table))

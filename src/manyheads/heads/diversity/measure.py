@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from manyheads.capture.weights import Projections
 from manyheads.common.devices import device_of, in_float64
 from manyheads.common.preserved_state import evaluating
+from manyheads.common.progress import Progress, count_of, no_progress
 from manyheads.heads.diversity.accumulators import Sums
 from manyheads.heads.diversity.collect import Collector, Seen
 from manyheads.heads.diversity.result import table
 from manyheads.heads.diversity.weight_subspaces import found_weights
-from manyheads.heads.importance.request import Loss, no_step
+from manyheads.heads.importance.request import Loss
 from manyheads.heads.model_outputs import directions, read
 from manyheads.heads.observer import moved
 from manyheads.heads.table import HeadTable
@@ -32,7 +33,7 @@ def diversity(
     rows: int = 128,
     loss: Loss | None = None,
     seed: int = 0,
-    step: Callable[[float], None] = no_step,
+    progress: Progress = no_progress,
 ) -> HeadTable:
     """Which heads are alike, which differ, who adds to whom and who cancels whom: every pair of heads.
 
@@ -58,7 +59,7 @@ def diversity(
     loss: ``loss(what the model returned, batch)`` for ``gradients``; without one, random directions of the
         model's output take its place, so that heads with the same effect on it are alike.
     seed: of what is drawn.
-    step: told after each batch, with 1.0.
+    progress: called with how many batches are compared.
 
     Returns
     -------
@@ -88,7 +89,7 @@ def diversity(
     )
     generator = torch.Generator().manual_seed(seed)
     with evaluating(model):
-        for number, batch in enumerate(moved(batches, device_of(model))):
+        for number, batch in enumerate(moved(batches, device_of(model)), 1):
             with collector:
                 seen, result = collector.run(batch)
             if not seen:
@@ -96,13 +97,13 @@ def diversity(
                     "model: no attention was seen in it; expected a transformer whose attention is made of "
                     "torch functions"
                 )
-            if number == 0 and {"subspaces", "contributions"} & set(measures):
+            if number == 1 and {"subspaces", "contributions"} & set(measures):
                 found = _probe(model, batch)
             if gradients and collector.gates:
                 collector.gates = _gradients(model, seen, result, batch, collector.padding, loss, generator)
             del result
             sums.add(seen)
-            step(1.0)
+            progress("diversity", number, count_of(batches))
     return table(model, collector.sites, sums, found, measures)
 
 

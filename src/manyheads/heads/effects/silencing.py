@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
+from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
 from manyheads.heads.effects.questions import Question
 from manyheads.heads.model_outputs import difference, read
@@ -27,7 +28,7 @@ def silenced(
     question: Question | None = None,
     length: int = 1,
     order: Sequence[int] | None = None,
-    step: Callable[[float], None] = lambda share: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """How far the output goes from the full model's, and what the model says, without each head.
 
@@ -39,7 +40,7 @@ def silenced(
     question: what the model is asked.
     length: how many tokens the sequence has, to know how many copies of it run at once.
     order: which of the heads, the first first; all of them without it. Others stay unknown.
-    step: told the share that is done.
+    progress: called with how many heads were silenced.
 
     Examples
     --------
@@ -69,7 +70,7 @@ def silenced(
                 if question is not None:
                     answers[number] = question.answer(result, place)
             done += len(numbers)
-            step(done / len(order))
+            progress("silence", done, len(order))
     return {"change": change, "answer": None if question is None else answers}
 
 

@@ -14,26 +14,35 @@ from typing import Any
 from torch import nn
 
 from manyheads.capture.site import Unverified
+from manyheads.common.progress import Progress, no_progress
+from manyheads.common.registry import registered
 from manyheads.heads.importance.baselines import confidence, output_norm, random
 from manyheads.heads.importance.gradients import fisher, gradient
-from manyheads.heads.importance.hard_concrete import gates
+from manyheads.heads.importance.hard_concrete import gates as learned_gates
 from manyheads.heads.importance.leave_one_out import leave_one_out
 from manyheads.heads.importance.losses import Loss, named
 from manyheads.heads.importance.rankings import Agreement, agreement
 from manyheads.heads.importance.relevance import relevance
-from manyheads.heads.importance.request import Task, no_step
+from manyheads.heads.importance.request import Task
 from manyheads.heads.table import HeadTable
 
 __all__ = ["METHODS", "WITH_LOSS", "Agreement", "agreement", "importance"]
 
+
+def _elimination(task: Task) -> HeadTable:
+    table: HeadTable = registered("importance.elimination")(task)  # surgery is a room above this one
+    return table
+
+
 METHODS: dict[str, Callable[[Task], HeadTable]] = {
     "fisher": fisher,
+    "elimination": _elimination,
     "gradient": gradient,
     "leave-one-out": leave_one_out,
     "confidence": confidence,
     "output-norm": output_norm,
     "relevance": relevance,
-    "gates": gates,
+    "gates": learned_gates,
     "random": random,
 }
 WITH_LOSS = ("gradient", "leave-one-out", "gates")
@@ -45,11 +54,11 @@ def importance(
     method: str = "fisher",
     loss: str | Loss | None = None,
     *,
-    keep: int | None = None,
+    gates: int | None = None,
     seed: int = 0,
     state: str | PathLike[str] | None = None,
     unverified: Unverified = "refuse",
-    step: Callable[[float], None] = no_step,
+    progress: Progress = no_progress,
 ) -> HeadTable:
     """How much each head of a model matters: a table with the column ``importance`` and its standard error.
 
@@ -58,21 +67,22 @@ def importance(
     model: any torch.nn.Module. It runs in eval mode; nothing about it changes.
     batches: dicts (passed by name), tuples (passed in order) or tensors.
     method: ``fisher`` predicts what silencing a head would change, for all heads from one backward pass, and
-        needs no labels; ``leave-one-out`` silences one after the other, exact and slow; ``gradient`` is the
-        slope of a loss by each head's gate; ``gates`` learns which heads to keep; ``relevance`` follows the
-        output back to the heads; ``confidence`` and ``output-norm`` look at the heads alone; ``random`` is
-        the control.
+        needs no labels; ``elimination`` is what a head costs when heads are removed one after the other and
+        those that stay are refitted, also without labels; ``leave-one-out`` silences one head after the
+        other, exact and slow; ``gradient`` is the slope of a loss by each head's gate; ``gates`` learns which
+        heads to keep; ``relevance`` follows the output back to the heads; ``confidence`` and ``output-norm``
+        look at the heads alone; ``random`` is the control.
     loss: a name (``causal``, ``masked``, ``classification``, ``seq2seq``, ``embedding``) or a function of
         what the model returned and the batch, which gives a number or one for each sequence. For
         ``gradient``, ``leave-one-out`` and ``gates``; without it ``gradient`` takes the one that fits the
         model, the others look at what changes in the output.
-    keep: how many heads ``gates`` is to keep; half without it.
+    gates: how many heads ``gates`` keeps; half of them by default.
     seed: of all that is drawn.
     state: a file in which ``leave-one-out`` keeps what it has, to go on from when it was interrupted.
     unverified: ``"allow"`` to have ``leave-one-out`` and ``gates`` silence heads at sites of which nothing
         could be proved (`Site.verified`), too. The other methods change nothing: they measure such heads, and
         the column ``verified`` says so.
-    step: called with the share of a batch that was done, for a progress bar.
+    progress: called with the method and how many batches (for ``gates``, repetitions) are done.
 
     Returns
     -------
@@ -96,10 +106,8 @@ def importance(
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     if loss is not None and method not in WITH_LOSS:
         raise ValueError(f"loss: {method} takes none; expected one only with {', '.join(WITH_LOSS)}")
-    if keep is not None and method != "gates":
-        raise ValueError(f"keep: {method} ranks all heads; expected a number only with gates")
+    if gates is not None and method != "gates":
+        raise ValueError(f"gates: {method} ranks all heads; expected a number only with method='gates'")
     where = None if state is None else Path(state)
-    task = Task(
-        model, batches, named(loss), seed=seed, keep=keep, state=where, unverified=unverified, step=step
-    )
+    task = Task(model, batches, named(loss), seed, gates, where, unverified, progress)
     return METHODS[method](task)

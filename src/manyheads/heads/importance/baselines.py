@@ -7,21 +7,21 @@ from dataclasses import replace
 import torch
 
 from manyheads.common.run_batch import run
-from manyheads.heads.call_statistics import Which
 from manyheads.heads.importance.request import Task
 from manyheads.heads.observer import Sums, moved, observed
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import watch
+from manyheads.nn.statistics import StatisticsSet
 
 
 def confidence(task: Task) -> HeadTable:
     """The largest attention weight of a query, on average: heads that know where to look. Over batches."""
-    return _watched(task, "confidence", "full", "largest attention weight of a query")
+    return _watched(task, "confidence", "confidence", "full", "largest attention weight of a query")
 
 
 def output_norm(task: Task) -> HeadTable:
     """The length of a head's output vector, on average: heads that say much. Over batches."""
-    return _watched(task, "output_norm", "core", "length of the head's output")
+    return _watched(task, "output-norm", "output_norm", "core", "length of the head's output")
 
 
 def random(task: Task) -> HeadTable:
@@ -29,26 +29,26 @@ def random(task: Task) -> HeadTable:
     sums = Sums()
     generator = torch.Generator().manual_seed(task.seed)
     with observed(task.model) as observer:
-        for batch in moved(task.batches, observer.device):
+        for number, batch in enumerate(moved(task.batches, observer.device), 1):
             if not observer.sites:
                 observer.forward(batch)
             sums.add({s.name: torch.rand(1, s.heads, generator=generator) for s in observer.sites})
-            task.step(1.0)
+            task.report("random", number)
         return observer.table(sums.found, "nothing")
 
 
-def _watched(task: Task, column: str, which: Which, measure: str) -> HeadTable:
+def _watched(task: Task, method: str, column: str, statistics: StatisticsSet, measure: str) -> HeadTable:
     tables: list[HeadTable] = []
     with observed(task.model) as observer, torch.no_grad():
-        for batch in moved(task.batches, observer.device):
-            with watch(task.model, which) as seen:
+        for number, batch in enumerate(moved(task.batches, observer.device), 1):
+            with watch(task.model, statistics) as seen:
                 run(task.model, batch)
             table = seen.table
             mean = table[column]  # (heads,), nan where nothing was counted
             counted = mean.isfinite()
             parts = torch.stack([counted.double(), mean.nan_to_num(), mean.nan_to_num().pow(2)])
             tables.append(replace(table, sums={"importance": parts}))
-            task.step(1.0)
+            task.report(method, number)
     merged = tables[0].merge(*tables[1:])
     merged.labels["measure"] = [measure] * len(merged)
     return merged

@@ -29,7 +29,7 @@ def fisher(task: Task, squares: int = SQUARES) -> HeadTable:
     sums = Sums()
     generator = torch.Generator().manual_seed(task.seed)
     with observed(task.model) as observer:
-        for batch in moved(task.batches, observer.device):
+        for batches, batch in enumerate(moved(task.batches, observer.device), 1):
             forward = observer.forward(batch, gradients=True)
             value = forward.output.value
             draws = max(1, squares // len(value))
@@ -41,7 +41,7 @@ def fisher(task: Task, squares: int = SQUARES) -> HeadTable:
                     square = gradient**2 * (len(gradient) / len(value) / 2 / draws)
                     total[site] = total[site] + square if site in total else square
             sums.add(total)
-            task.step(1.0)
+            task.report("fisher", batches)
         return observer.table(sums.found, forward.output.measure)
 
 
@@ -53,7 +53,7 @@ def gradient(task: Task) -> HeadTable:
     """
     sums = Sums()
     with observed(task.model) as observer:
-        for batch in moved(task.batches, observer.device):
+        for batches, batch in enumerate(moved(task.batches, observer.device), 1):
             forward = observer.forward(batch, gradients=True)
             loss = task.loss or fitting(forward.result, task.model, observer.sites)
             with torch.enable_grad():
@@ -64,5 +64,5 @@ def gradient(task: Task) -> HeadTable:
                 )
             found = gate_gradients(forward.heads, value, torch.ones_like(value))
             sums.add({site: g.abs() * (len(g) / len(value)) for site, g in found.items()})
-            task.step(1.0)
+            task.report("gradient", batches)
         return observer.table(sums.found, f"slope of the loss {called(loss)}")

@@ -25,7 +25,7 @@ _SHIFT = _SOFTNESS * math.log(-_LOW / _HIGH)
 
 
 def gates(task: Task, steps: int = STEPS, restarts: int = RESTARTS) -> HeadTable:
-    """The probability that a head's gate is open, after learning to keep ``task.keep`` heads (half without
+    """The probability that a head's gate is open, after learning to keep ``task.gates`` heads (half without
     it).
 
     What is learned against: the loss, or without one the distance from what the full model says. Every few
@@ -38,14 +38,14 @@ def gates(task: Task, steps: int = STEPS, restarts: int = RESTARTS) -> HeadTable
         full = [observer.forward(batch) for batch in batches]
         observer.check("gates", task.unverified)
         heads = {site.name: site.heads for site in observer.sites}
-        keep = sum(heads.values()) // 2 if task.keep is None else task.keep
+        keep = sum(heads.values()) // 2 if task.gates is None else task.gates
         if not 0 < keep < sum(heads.values()):
-            raise ValueError(f"keep: expected 1 to {sum(heads.values()) - 1} heads, got {keep}")
+            raise ValueError(f"gates: expected 1 to {sum(heads.values()) - 1} heads, got {keep}")
         for restart in range(restarts):
             generator = torch.Generator().manual_seed(task.seed + restart)
             found = _learned(task, observer, batches, full, heads, keep, steps, generator)
             sums.add(dict(zip(heads, found.unsqueeze(0).split(list(heads.values()), 1), strict=True)))
-            task.step(len(batches) / restarts)
+            task.progress("gates", restart + 1, restarts)
         return observer.table(sums.found, f"probability of an open gate, {keep} of {len(found)} heads")
 
 

@@ -37,12 +37,12 @@ def leave_one_out(task: Task) -> HeadTable:
     sound: dict[str, bool] = {}  # whether the model can be run from this site on
     with observed(task.model) as observer:
         recording = Recording(task.model)
-        for batch in moved(task.batches, observer.device):
+        for number, batch in enumerate(moved(task.batches, observer.device)):
             known = state.of(batch)
             with recording.recorded():
                 full = observer.forward(batch, mark=recording.mark)
             observer.check("leave-one-out", task.unverified)
-            for site in full.heads:
+            for layer, site in enumerate(full.heads, 1):
                 if site in known and not state.fits(known[site], full.heads[site][0]):
                     del known[site]
                 if site not in known:
@@ -51,7 +51,7 @@ def leave_one_out(task: Task) -> HeadTable:
                     reused = recording if sound[site] else None
                     known[site] = _silenced(observer, reused, batch, full, site, task.loss)
                     state.save()
-                task.step(1 / len(full.heads))
+                task.report("leave-one-out", number + layer / len(full.heads))
             sums.add({site: known[site] for site in full.heads})
         return observer.table(sums.found, _measure(task.loss, full))
 

@@ -39,14 +39,14 @@ def relevance(task: Task) -> HeadTable:
     """
     sums = Sums()
     with observed(task.model) as observer:
-        for batch in moved(task.batches, observer.device):
+        for number, batch in enumerate(moved(task.batches, observer.device), 1):
             with Linear():
                 forward = observer.forward(batch, gradients=True)
             found = gate_gradients(forward.heads, forward.output.value, output_weights(forward.output))
             each = {site: g * (len(g) / len(forward.output.value)) for site, g in found.items()}
             sums.add({site: g.abs() for site, g in each.items()})
             sums.add(each, column="relevance")
-            task.step(1.0)
+            task.report("relevance", number)
         return observer.table(sums.found, "relevance of what the model said")
 
 

@@ -10,12 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from manyheads.capture.site import Unverified
+from manyheads.common.progress import Progress, count_of, no_progress
 
 Loss = Callable[[Any, Any], Tensor]
-
-
-def no_step(share: float) -> None:
-    """Tell nobody how far it is."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +26,21 @@ class Task:
     loss: ``loss(what the model returned, batch)``, a number or one for each sequence; None for methods that
         ask the model alone.
     seed: of all that is drawn.
-    keep: how many heads learned gates are to leave open.
+    gates: how many heads the method ``gates`` leaves open.
     state: a file to go on from, for what takes long.
     unverified: ``"allow"`` to silence heads at sites of which nothing could be proved.
-    step: told about progress, in batches.
+    progress: called as batches are done.
     """
 
     model: nn.Module
     batches: Iterable[Any]
     loss: Loss | None = None
     seed: int = 0
-    keep: int | None = None
+    gates: int | None = None
     state: Path | None = None
     unverified: Unverified = "refuse"
-    step: Callable[[float], None] = no_step
+    progress: Progress = no_progress
+
+    def report(self, method: str, batches: float) -> None:
+        """Call ``progress`` with the number of batches that are done."""
+        self.progress(method, batches, count_of(self.batches))

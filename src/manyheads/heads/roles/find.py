@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from os import PathLike
@@ -17,6 +17,7 @@ from manyheads.capture.mask_reading import update_site, visible, without_dead_ro
 from manyheads.common.devices import device_of, in_float64
 from manyheads.common.interrupts import interrupted, interruptible, stop_if_interrupted
 from manyheads.common.preserved_state import evaluating
+from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
 from manyheads.heads.observer import moved
 from manyheads.heads.roles import probe_texts, word_alignment
@@ -30,9 +31,6 @@ from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint, labels_of
 from manyheads.heads.watch import rows_of as table_rows
 
-# Told what is being read, how much of it is done, and how much there is.
-Step = Callable[[str, int, int], None]
-
 
 def roles(
     model: nn.Module,
@@ -42,7 +40,7 @@ def roles(
     tokenizer: Any = None,
     only: Sequence[str] | None = None,
     least: int = LEAST,
-    step: Step = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> HeadTable:
     """What each head of a model does: its roles, each with the score, the baseline and the number of cases.
 
@@ -55,7 +53,7 @@ def roles(
     tokenizer: the model's, of transformers: says which tokens are special, punctuation or part of a word.
     only: names of roles; all without it.
     least: with fewer cases than this, nothing is claimed.
-    step: called while it runs, with what is read, how much of it is done and how much there is.
+    progress: called with what is read and how many of its batches are done.
 
     Ctrl-C ends the reading after the batch that runs; roles are then judged on what was read.
 
@@ -81,7 +79,7 @@ def roles(
     if isinstance(least, bool) or not isinstance(least, int) or least < 2:
         raise ValueError(f"least: expected a whole number, 2 or more, got {least!r}")
     given = probe_texts.batch_facts(model, given_batches, tokenizer)
-    collected = _Collected(model, step)
+    collected = _Collected(model, progress)
     with evaluating(model), torch.no_grad(), interruptible():
         _look(model, given, given_batches, treebank, tokenizer, wanted, collected)
         table = collected.table()
@@ -169,9 +167,9 @@ def _with_lens(
 class _Collected:
     """The sums of every column, by site, and why roles were left out."""
 
-    def __init__(self, model: nn.Module, step: Step) -> None:
+    def __init__(self, model: nn.Module, progress: Progress) -> None:
         self.model = model
-        self.step = step
+        self.progress = progress
         self.left_out: dict[str, str] = {}
         self._sums: dict[str, dict[str, Tensor]] = {}
         self._tokens: dict[str, Tensor] = {}
@@ -209,7 +207,7 @@ class _Collected:
                     if number == 0:
                         self.leave_out(roles, f"Ctrl-C came before {what} was read")
                     return
-                self.step(what, number, len(made))
+                self.progress(what, number, len(made))
                 try:
                     run(self.model, batch)
                 except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -217,7 +215,7 @@ class _Collected:
                         f"batches: the model failed while reading {what} "
                         f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
                     ) from error
-            self.step(what, len(made), len(made))
+            self.progress(what, len(made), len(made))
 
     def _see(self, call: Call) -> None:
         if call.again:

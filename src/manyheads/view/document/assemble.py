@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from manyheads.common.devices import device_of
 from manyheads.common.interrupts import Interrupted, interruptible, stop_if_interrupted
 from manyheads.common.json_numbers import plain
 from manyheads.common.preserved_state import evaluating
+from manyheads.common.progress import Progress, no_progress
 from manyheads.common.version import __version__
 from manyheads.heads.diversity import diversity
 from manyheads.heads.importance import importance
@@ -34,7 +34,6 @@ from manyheads.view.document.sample import Sample
 VERSION = 1
 # Bytes of a document in a report; what is most wanted has its place first.
 ROOM = 4_300_000
-Step = Callable[[str, float], None]
 
 
 @dataclass
@@ -62,7 +61,7 @@ def document(
     tokenizer: Any = None,
     processor: Any = None,
     room: int = ROOM,
-    step: Step = lambda what, share: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """All that a page shows: the numbers of a table; with a model and a sample also what can be seen there.
 
@@ -74,7 +73,7 @@ def document(
     about: names for the title of the page.
     tokenizer, processor: the model's, for words and pictures.
     room: how many bytes it may take in a report.
-    step: told what is being measured, and the share of it that is done.
+    progress: called with what is being measured and how much of it is done.
 
     Ctrl-C ends the measuring, and what there is by then is in the document.
 
@@ -88,7 +87,7 @@ def document(
     ([0.5, 2.0], [])
     """
     about = about or About()
-    making = _Making(table, about, step)
+    making = _Making(table, about, progress)
     parts = _of_table(table)
     if model is not None and sample is not None and sample.batches:
         with evaluating(model), interruptible():
@@ -148,22 +147,27 @@ def _of_table(table: HeadTable) -> dict[str, Any]:
 class _Making:
     """One part after the other, until somebody interrupts; what fails is left out, with a note."""
 
-    def __init__(self, table: HeadTable, about: About, step: Step) -> None:
+    def __init__(self, table: HeadTable, about: About, progress: Progress) -> None:
         self.table = table
         self.about = about
         self.notes: list[str] = []
         self.stopped = False
-        self._step = step
+        self._progress = progress
 
-    def part(self, name: str, make: Callable[[Callable[[float], None]], Any]) -> Any:
+    def part(self, name: str, make: Callable[[Progress], Any]) -> Any:
         """What a function makes, or None."""
         if self.stopped:
             return None
+
+        def report(stage: str, done: float, total: float | None) -> None:
+            stop_if_interrupted()
+            self._progress(name, done, total)
+
         try:
-            self._told(name, 0.0)
+            report(name, 0, 1)
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
-                found = make(partial(self._told, name))
+                found = make(report)
             self.notes += [f"{name}: {warning.message}" for warning in said if _ours(str(warning.message))]
         except Interrupted:
             self.stopped = True
@@ -173,12 +177,8 @@ class _Making:
             why = (str(error).strip().splitlines() or [""])[0][:300]
             self.notes.append(f"{name}: left out ({type(error).__name__}: {why})")
             return None
-        self._step(name, 1.0)
+        self._progress(name, 1, 1)
         return found
-
-    def _told(self, name: str, share: float) -> None:
-        stop_if_interrupted()
-        self._step(name, share)
 
 
 def _ours(said: str) -> bool:
@@ -199,46 +199,30 @@ def _measured(
     making.notes.append(f"roles, importance, redundancy and the curve are measured on {sample.note}")
     if doubts_in(table).unverified:
         making.notes.append("heads that are not verified are not silenced, neither alone nor in the curve")
-    fisher = making.part("importance", lambda step: importance(model, batches, step=_of(step, len(batches))))
+    fisher = making.part("importance", lambda progress: importance(model, batches, progress=progress))
     if fisher is not None:
         parts["importance"] = head_numbers.importance({"fisher": fisher}, table) | parts["importance"]
     order = _most_wanted(table, fisher)
     shown = Examples(model, table, order, tokenizer, processor, making.notes)
-    making.part("examples", lambda step: shown.add(sample, place, step))
+    making.part("examples", lambda progress: shown.add(sample, place, progress))
     parts["profiles"], parts["shown"] = profiles(shown.seen, table), shown
     judged = making.part(
         "redundancy",
-        lambda step: diversity(
-            model, batches, measures=("attention", "outputs"), step=_of(step, len(batches))
-        ),
+        lambda progress: diversity(model, batches, measures=("attention", "outputs"), progress=progress),
     )
     if judged is not None:
         parts["redundancy"], parts["judged"] = head_numbers.redundancy(judged, table), judged
     found = making.part(
         "roles",
-        lambda step: roles(
-            model, batches, tokenizer=tokenizer, step=lambda what, done, total: step(done / max(1, total))
-        ),
+        lambda progress: roles(model, batches, tokenizer=tokenizer, progress=progress),
     )
     if found is not None:
         parts["roles"] = head_numbers.roles(found, table)
     if fisher is not None:
         parts["curve"] = making.part(
-            "curve", lambda step: curve(model, batches[:1], {"fisher": fisher}, step=step)
+            "curve", lambda progress: curve(model, batches[:1], {"fisher": fisher}, progress=progress)
         )
     _one_by_one(parts, shown.changes)
-
-
-def _of(step: Callable[[float], None], total: int) -> Callable[[float], None]:
-    """From steps to the share that is done."""
-    done = 0.0
-
-    def told(share: float) -> None:
-        nonlocal done
-        done += share
-        step(min(1.0, done / max(1, total)))
-
-    return told
 
 
 def _most_wanted(table: HeadTable, fisher: HeadTable | None) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.progress import Progress
 from manyheads.common.run_batch import run
 from manyheads.heads.effects.answers import ids_of, kind_of, translated
 from manyheads.heads.effects.questions import ask
@@ -54,16 +55,16 @@ class Examples:
         for row in (table.rows[i] for i in order[:LONG_EXACT]):
             self._exact.setdefault(row.site, []).append(row.head)
 
-    def add(self, sample: Sample, place: torch.device, step: Callable[[float], None]) -> None:
+    def add(self, sample: Sample, place: torch.device, progress: Progress) -> None:
         """Look at the examples of a sample, one after the other."""
         examples = list(moved(sample.examples, place))
         others = list(moved(sample.others, place)) if sample.others else []
         neighbours = self._tried("neighbours", lambda: self._neighbours(others))
         for number, batch in enumerate(examples):
             batch = self._tried("translation", partial(self._written, batch)) or batch
-            self._look(batch, neighbours, number == 0, partial(_within, step, number, len(examples)))
+            self._look(batch, neighbours, number == 0, partial(_within, progress, number, len(examples)))
 
-    def _look(self, batch: Any, neighbours: Any, first: bool, step: Callable[[float], None]) -> None:
+    def _look(self, batch: Any, neighbours: Any, first: bool, progress: Progress) -> None:
         heads = len(self._table)
         found, looked = example(
             self._model,
@@ -95,7 +96,7 @@ class Examples:
                 question=question,
                 length=length,
                 order=some,
-                step=step,
+                progress=progress,
             ),
         )
 
@@ -144,8 +145,10 @@ class Examples:
         return [found for found in made if found is not None]
 
 
-def _within(step: Callable[[float], None], number: int, total: int, done: float) -> None:
-    step((number + done) / total)
+def _within(
+    progress: Progress, number: int, examples: int, stage: str, done: float, total: float | None
+) -> None:
+    progress(stage, number + done / (total or 1), examples)
 
 
 def profiles(seen: Sequence[Seen], table: HeadTable) -> dict[str, Any] | None:

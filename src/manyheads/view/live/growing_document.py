@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,8 +21,6 @@ from manyheads.view.live.queue import OthersWaitError, Queue
 from manyheads.view.live.session import Input, Live, mask_of
 
 STAGES = ("watch", "fisher", "diversity", "roles", "curve", "elimination")
-
-Step = Callable[[float], None]
 
 
 class Progress:
@@ -113,13 +111,15 @@ class Progress:
                     self.live.model,
                     self.live.batches,
                     tokenizer=self.live.tokenizer,
-                    step=lambda what, done, total: self._step(done / max(1, total)),
+                    progress=self._progress,
                 )
             elif name == "curve":
                 ranked = {"fisher": selection.table(self.live, "fisher")}
-                self._parts[name] = curve(self.live.model, measured_on(self.live), ranked, step=self._step)
+                self._parts[name] = curve(
+                    self.live.model, measured_on(self.live), ranked, progress=self._progress
+                )
             else:
-                selection.table(self.live, name, self._step)
+                selection.table(self.live, name, self._progress)
         except OthersWaitError:
             return False
         except Exception as error:  # whatever a strange model does, the rest of the page stands
@@ -127,8 +127,8 @@ class Progress:
             self.notes.append(f"{name}: left out ({type(error).__name__}: {why})")
         return True
 
-    def _step(self, share: float) -> None:
-        self.share = share
+    def _progress(self, stage: str, done: float, total: float | None) -> None:
+        self.share = done / (total or 1)
         self.queue.yield_to_others()
 
     def _document(self) -> dict[str, Any]:

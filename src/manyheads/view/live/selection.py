@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
+from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
 from manyheads.heads.diversity import diversity
 from manyheads.heads.importance import importance
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import unverified_heads
 from manyheads.heads.watch import watch
-from manyheads.surgery.elimination import elimination
 from manyheads.surgery.plan import plan
 from manyheads.view.live.session import Live
 from manyheads.view.terminal.summary import target_of
@@ -23,7 +21,6 @@ RANKINGS = ("fisher", "elimination", "output-norm", "confidence", "random")
 TWINS = 0.25
 
 Heads = dict[str, list[int]]
-Step = Callable[[float], None]
 
 
 def heads(live: Live, rule: str | None, ranking: str | None, keep: float) -> Heads:
@@ -61,34 +58,25 @@ def by_rule(live: Live, rule: str) -> Heads:
     return {site: numbers for site, numbers in found.items() if live.sites[site].verified}
 
 
-def table(live: Live, name: str, step: Step = lambda share: None) -> HeadTable:
+def table(live: Live, name: str, progress: Progress = no_progress) -> HeadTable:
     """What was measured under this name: ``watch``, ``diversity`` or a ranking; measured now if it was not.
 
-    ``step`` is told the share that is done after each batch.
+    ``progress`` is called after each batch.
     """
     if name in live.tables:
         return live.tables[name]
     if live.read is None:
         raise ValueError("images: this needs pictures to be measured on; start again with --images FOLDER")
-    done = 0.0
-
-    def more(units: float) -> None:
-        nonlocal done
-        done += units
-        step(min(done / len(live.batches), 1.0))
-
     if name == "watch":
         with torch.no_grad(), watch(live.model, "full", tokens=live.read.groups) as seen:
-            for batch in live.batches:
+            for number, batch in enumerate(live.batches, 1):
                 run(live.model, batch)
-                more(1.0)
+                progress("watch", number, len(live.batches))
         found = seen.table
     elif name == "diversity":
-        found = diversity(live.model, live.batches, measures=["attention"], step=more)
-    elif name == "elimination":
-        found = elimination(live.model, live.batches, step=step)
+        found = diversity(live.model, live.batches, measures=["attention"], progress=progress)
     else:
-        found = importance(live.model, live.batches, name, step=more)
+        found = importance(live.model, live.batches, name, progress=progress)
     live.tables[name] = found
     return found
 
