@@ -24,8 +24,8 @@ from manyheads.heads.diversity.output_moments import Moments, Outputs
 from manyheads.heads.diversity.summary import effective_number, extreme
 from manyheads.heads.diversity.weight_subspaces import angles, bases
 from manyheads.heads.table import HeadTable
-from manyheads.view.terminal.diversity import diversity_text
 from manyheads.view.figures.diversity import draw_map, draw_matrices
+from manyheads.view.terminal.diversity import diversity_text
 
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS, WIDTH = 3, 6, 2, 7, 11, 5
 

@@ -13,7 +13,7 @@ from manyheads.common.interrupts import UntilInterrupted, interrupted, interrupt
 
 
 def diversity(
-    source: options.Source = options.Source(batch_tokens=2048),
+    source: options.Source,
     rows: Annotated[int, typer.Option(help="Queries of each batch on which attention is compared.")] = 128,
     measures: Annotated[
         str | None,

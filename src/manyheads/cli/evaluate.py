@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,9 +12,7 @@ from manyheads.cli import options
 
 def evaluate(
     folder: options.TrainedFolder,
-    data: Annotated[
-        str | None, typer.Option(help="What to measure on; by default, what was held out in training.")
-    ] = None,
+    data: options.Data = None,
     beams: Annotated[
         int | None, typer.Option(help="Beam width for translation and speech: wider is slower and better.")
     ] = None,

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 from rich.console import Console
 
 from manyheads.common.interrupts import EXIT_CODE, Interrupted
-from manyheads.common.processes import rank
+from manyheads.common.processes import processes, rank
 
 if TYPE_CHECKING:
     from manyheads.data.batches import Corpus
     from manyheads.models.open import Loaded
+# How Typer makes commands here.
+SETTINGS: dict[str, Any] = {
+    "rich_markup_mode": "rich",
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
 
-Verb = TypeVar("Verb", bound=Callable[..., str | None])
-CORPUS = "Corpus"  # the panel of --help for what is read, and how
+
+def _of_corpus(help: str) -> typer.models.OptionInfo:
+    """An option about what is read; they have a panel of their own in --help."""
+    return typer.Option(help=help, rich_help_panel="Corpus")  # type: ignore[no-any-return]
+
 
 Model = Annotated[
     str | None,
@@ -39,9 +49,17 @@ Unverified = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="The folder for the results; created if it does not exist.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-BatchTokens = Annotated[
-    int, typer.Option(help="The number of tokens per batch, padding included.", rich_help_panel=CORPUS)
+Text = Annotated[
+    str | None, _of_corpus("A text file, one text a line; - for standard input; an embedded one by default.")
 ]
+Images = Annotated[str | None, _of_corpus("A folder of images.")]
+Tokens = Annotated[str | None, _of_corpus("Token ids in a NumPy file: (sequences, length) or (length,).")]
+Data = Annotated[
+    str | None, _of_corpus("For a model that train wrote: data of its task; what was held out by default.")
+]
+MaxLength = Annotated[int | None, _of_corpus("Cut longer sequences into pieces of this many tokens.")]
+Limit = Annotated[int | None, _of_corpus("Read at most this many texts, images or sequences.")]
+BatchTokens = Annotated[int, _of_corpus("The number of tokens in a batch, padding included.")]
 
 
 @dataclass(frozen=True)
@@ -49,37 +67,19 @@ class Source:
     """A model and the corpus it reads: a parameter of this type stands for all these options."""
 
     model: Model = None
-    text: Annotated[
-        str | None,
-        typer.Option(help="A text file, one text a line; - reads standard input.", rich_help_panel=CORPUS),
-    ] = None
-    images: Annotated[str | None, typer.Option(help="A folder of images.", rich_help_panel=CORPUS)] = None
-    tokens: Annotated[
-        str | None,
-        typer.Option(
-            help="Token ids in a NumPy file: (sequences, length) or (length,).", rich_help_panel=CORPUS
-        ),
-    ] = None
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="For a model that train wrote: data of its task; what training held out by default.",
-            rich_help_panel=CORPUS,
-        ),
-    ] = None
-    max_length: Annotated[
-        int | None,
-        typer.Option(help="Cut longer sequences into pieces of this many tokens.", rich_help_panel=CORPUS),
-    ] = None
-    limit: Annotated[
-        int | None,
-        typer.Option(help="Read at most this many texts, images or sequences.", rich_help_panel=CORPUS),
-    ] = None
+    text: Text = None
+    images: Images = None
+    tokens: Tokens = None
+    data: Data = None
+    max_length: MaxLength = None
+    limit: Limit = None
     batch_tokens: BatchTokens = 4096
     device: Device = None
 
     def open(self, *, head: bool = True, labels: bool = False) -> tuple[Loaded, Corpus]:
-        """The model and its corpus; ``head`` as in `models.open.load`, ``labels`` as in `data.corpus.choose`."""
+        """The model and its corpus; ``head`` and ``labels`` as for `models.open.load` and `corpus.choose`."""
+        if self.text == "-" and processes() > 1:
+            raise ValueError("text: several processes cannot share standard input; save the text to a file")
         with Console(stderr=True).status(f"Loading {self.model or 'the embedded MiniLM'}"):
             from manyheads.data.corpus import choose
             from manyheads.models import open as models
@@ -95,34 +95,32 @@ def names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
-def command(verb: Callable[..., str | None]) -> Callable[..., None]:
+def command(verb: Callable[..., str | None], batch_tokens: int = 4096) -> Callable[..., None]:
     """A verb as Typer takes it.
 
-    A parameter with a `Source` as its default becomes the options of a source, with these defaults. A verb
-    that Ctrl-C ended returns the sentence that says what was kept, or raises `Interrupted` when there is
+    A parameter of the type `Source` becomes the options of a source, with this default for its batches. A
+    verb that Ctrl-C ended returns the sentence that says what was kept, or raises `Interrupted` when there is
     nothing to keep; the exit code is then 130.
     """
+    hints, defaults = get_type_hints(Source, include_extras=True), Source(batch_tokens=batch_tokens)
+    of_source = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(defaults, name), annotation=hint)
+        for name, hint in hints.items()
+    ]
     parameters: list[Parameter] = []
     sources: list[str] = []
     for parameter in signature(verb, eval_str=True).parameters.values():
-        if isinstance(parameter.default, Source):
+        if parameter.annotation is Source:
             sources.append(parameter.name)
-            parameters += [
-                Parameter(
-                    field.name,
-                    Parameter.KEYWORD_ONLY,
-                    default=getattr(parameter.default, field.name),
-                    annotation=get_type_hints(Source, include_extras=True)[field.name],
-                )
-                for field in fields(Source)
-            ]
+            parameters += of_source
         else:
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
 
     @wraps(verb)
     def run(**options: object) -> None:
         for name in sources:
-            options[name] = Source(**{field.name: options.pop(field.name) for field in fields(Source)})  # type: ignore[arg-type]
+            chosen: Any = {option: options.pop(option) for option in hints}
+            options[name] = Source(**chosen)
         try:
             stopped = verb(**options)
         except Interrupted:
@@ -132,11 +130,6 @@ def command(verb: Callable[..., str | None]) -> Callable[..., None]:
             errors.print(stopped, soft_wrap=True, markup=False, highlight=False)
             raise typer.Exit(EXIT_CODE)
 
-    return with_parameters(run, parameters)
-
-
-def with_parameters(function: Verb, parameters: list[Parameter]) -> Verb:
-    """Give a function of keyword arguments the parameters that Typer is to see."""
-    function.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    function.__annotations__ = {}
-    return function
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    return run

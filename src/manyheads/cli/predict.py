@@ -55,9 +55,8 @@ def predict(
     with Console(stderr=True).status(f"Loading {folder}"):
         from manyheads.tasks import trained
         from manyheads.view.terminal.training import print_predictions
-    settings: dict[str, object] = {
-        "new_tokens": new_tokens, "temperature": temperature, "seed": seed, "beams": beams, "language": language
-    }  # fmt: skip
+    settings: dict[str, object] = {"new_tokens": new_tokens, "temperature": temperature, "seed": seed}
+    settings |= {"beams": beams, "language": language}
     passed = {name: value for name, value in settings.items() if value is not None}
     if temperature == 0:
         passed["temperature"] = None  # greedy

@@ -13,7 +13,7 @@ from manyheads.common.interrupts import interrupted, interruptible
 
 
 def roles(
-    source: options.Source = options.Source(),
+    source: options.Source,
     treebank: Annotated[
         Path | None, typer.Option(help="Sentences with dependencies (CoNLL-U), for syntactic roles.")
     ] = None,

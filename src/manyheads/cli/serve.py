@@ -14,15 +14,8 @@ PORT = 8610
 
 def serve(
     model: options.Model = None,
-    text: Annotated[
-        str | None,
-        typer.Option(
-            help="A text file, one text a line, to measure on: its first texts; an embedded one by default."
-        ),
-    ] = None,
-    images: Annotated[
-        str | None, typer.Option(help="A folder of images to measure on, for models that read images.")
-    ] = None,
+    text: options.Text = None,
+    images: options.Images = None,
     host: Annotated[
         str,
         typer.Option(help="The address to listen on; any other than 127.0.0.1 lets other machines in."),
@@ -35,7 +28,8 @@ def serve(
     """Type a text and see every head at once; silence heads and see what the model says without them.
 
     The page answers as you type or drop an image. Choose heads by hand, by rule or by ranking, see what
-    silencing them costs, and download the plan that manyheads prune --plan takes. Ctrl-C stops the server.
+    silencing them costs on the first texts or images of the corpus, and download the plan that manyheads
+    prune --plan takes. Ctrl-C stops the server.
 
     [bold]Examples[/bold]
 

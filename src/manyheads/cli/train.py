@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from inspect import Parameter, cleandoc
+from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-from manyheads.cli.options import command, with_parameters
+from manyheads.cli.options import SETTINGS, command
 from manyheads.common.processes import rank
 from manyheads.tasks import TASKS
 
@@ -51,11 +51,6 @@ The folder it writes is a model: evaluate, predict, inspect, prune and the other
   manyheads train translation --data corpus/train --source en --target de
 """,
 )
-
-
-@train.callback()
-def _train() -> None:
-    pass
 
 
 def run(
@@ -104,26 +99,26 @@ def _of_task(name: str) -> TyperCommand:
         _parameter("resume", bool, "Continue the run in that folder.", False),
         _parameter("tracker", str, "Where curves go (a tracker of Accelerate), or none.", "tensorboard"),
         _parameter("json", bool, "Print JSON for machines.", False),
-    ]  # fmt: skip
+    ]
     of_model = {field.name for field in fields(Architecture)}
     parameters = [*of_run]
-    for kind, defaults in ((task, {}), (Options, task.training)):
+    sources: list[tuple[Any, dict[str, object]]] = [(task, {}), (Options, task.training)]
+    for kind, defaults in sources:
         hints = get_type_hints(kind)
         for field in fields(kind):
             panel = "Training" if kind is Options else "Model" if field.name in of_model else "Task"
-            default = defaults.get(field.name, field.default)
-            parameters.append(
-                _parameter(field.name, hints[field.name], field.metadata["help"], default, panel)
-            )
+            option, default = field.name, defaults.get(field.name, field.default)
+            parameters.append(_parameter(option, hints[option], field.metadata["help"], default, panel))
 
     def verb(**options: Any) -> str | None:
         passed = {key: value for key, value in options.items() if value is not None}
         settings = {each.name: passed.pop(each.name) for each in of_run if each.name in passed}
         return run(name, passed, **settings)
 
-    about = cleandoc(task.__doc__ or "").split("Examples\n")[0].replace("``", "").replace("`", "")
+    verb.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    about = cleandoc(task.__doc__ or "").split("Examples\n")[0].replace("`", "").strip()
     paragraphs = [" ".join(part.split()) for part in about.split("\n\n")]
-    return _command(name, command(with_parameters(verb, parameters)), "\n\n".join([*paragraphs, EPILOG]))
+    return _command(name, command(verb), "\n\n".join([*paragraphs, EPILOG]))
 
 
 def _parameter(name: str, hint: Any, help: str, default: object, panel: str | None = None) -> Parameter:
@@ -137,12 +132,7 @@ def _parameter(name: str, hint: Any, help: str, default: object, panel: str | No
 
 
 def _command(name: str, function: Callable[..., None], help: str) -> TyperCommand:
-    app = typer.Typer(
-        rich_markup_mode="rich",
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+    app = typer.Typer(**SETTINGS)
     app.command(name, help=help)(function)
     built: TyperCommand = typer.main.get_command(app)  # type: ignore[assignment]
     return built

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from manyheads.common.devices import device_of
 from manyheads.common.interrupts import Interrupted, interrupted
 from manyheads.common.preserved_state import evaluating
-from manyheads.common.processes import processes
+from manyheads.common.processes import processes, rank
 from manyheads.common.progress import Progress, no_progress
+from manyheads.data.batches import Corpus
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import Watch, watch
 from manyheads.nn.statistics import StatisticsSet
@@ -63,6 +64,17 @@ def count(
     counted.seconds = time.perf_counter() - started
     counted.missed = seen.missed if seen is not None else {}
     return counted
+
+
+def count_corpus(model: nn.Module, corpus: Corpus, progress: Progress = no_progress) -> Counted:
+    """Count a corpus; several processes share it, and each returns what all of them have counted."""
+    share = rank(), processes()
+    units = corpus.total(*share)
+
+    def report(stage: str, done: float, total: float | None) -> None:
+        progress(stage, done, units)
+
+    return together(count(model, corpus.batches(*share), corpus.groups, progress=report))
 
 
 def _table(seen: Watch) -> HeadTable:

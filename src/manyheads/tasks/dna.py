@@ -236,7 +236,7 @@ def planted(number: int, length: int = LENGTH) -> list[tuple[str, str]]:
 def attention_panels(
     folder: str | Path, sequences: Sequence[str], classes: Sequence[str], device: str | None = None
 ) -> tuple[str, list[tuple[str, Along, list[str]]]]:
-    """Where each head of a trained model looks along each sequence: the figure of ``manyheads predict --draw``.
+    """Where each head of a trained model looks along each sequence, for ``manyheads predict --draw``.
 
     A title, and for each sequence its class and beginning, the attention along it, and its tokens.
     """

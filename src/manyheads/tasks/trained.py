@@ -44,7 +44,7 @@ def evaluate(
     device: str | None = None,
     progress: Progress = no_progress,
 ) -> Evaluation:
-    """The metrics of a trained model on its validation data or on yours: what ``manyheads evaluate`` prints."""
+    """The metrics of a trained model on its validation data or on yours, for ``manyheads evaluate``."""
     task: Any
     task, model = tasks.load(str(folder), device)
     if beams is not None:

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from manyheads.heads.table import HeadTable, Row
-from manyheads.view.terminal.summary import heat_map, target_of, summary, summary_text
+from manyheads.view.terminal.summary import heat_map, summary, summary_text, target_of
 
 
 def table(heads, kind="self", site="encoder.layer.{}.attention"):

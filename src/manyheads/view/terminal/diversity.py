@@ -41,7 +41,9 @@ EXTREMES = (
 )
 
 
-def print_diversity(table: HeadTable, console: Console, *, title: str = "", notes: Sequence[str] = ()) -> None:
+def print_diversity(
+    table: HeadTable, console: Console, *, title: str = "", notes: Sequence[str] = ()
+) -> None:
     """Print how different the heads of each layer are, which pairs of heads stand out, and their groups.
 
     >>> from manyheads.heads.table import Row
@@ -149,7 +151,9 @@ def _print_layers(table: HeadTable, by_layer: Sequence[Layer], console: Console,
             if name == "js":
                 columns.append(("spread", _numbers(layer.spread[name] for layer in by_layer)))
     if "query_angle" in table.matrices:
-        roles = [_numbers((x.mean[f"{role}_angle"] for x in by_layer), 0) for role in ("query", "key", "value")]
+        roles = [
+            _numbers((x.mean[f"{role}_angle"] for x in by_layer), 0) for role in ("query", "key", "value")
+        ]
         columns.append(("q/k/v°", ["/".join(angles) for angles in zip(*roles, strict=True)]))
     if "js_divergence" in table.matrices:
         columns.append(("distinct", _numbers((layer.distinct_attention for layer in by_layer), 1)))
@@ -210,7 +214,9 @@ def _site(layer: Layer, by_layer: Sequence[Layer]) -> str:
     return f"layer {layer.layer}" if alone else layer.site
 
 
-def _print_pairs(table: HeadTable, console: Console, name: str, largest: bool, words: str, width: int) -> None:
+def _print_pairs(
+    table: HeadTable, console: Console, name: str, largest: bool, words: str, width: int
+) -> None:
     if name not in table.matrices:
         return
     signed = name.endswith("_cosine")
@@ -244,7 +250,8 @@ def _print_groups(table: HeadTable, console: Console, width: int) -> None:
     count = len(set(cluster))
     console.print(
         Text(
-            f"\nGroups of heads that look alike: {count} (silhouette {silhouette:.2f}: {verdict})", style="bold"
+            f"\nGroups of heads that look alike: {count} (silhouette {silhouette:.2f}: {verdict})",
+            style="bold",
         ),
         width=width,
     )

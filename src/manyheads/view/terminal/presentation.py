@@ -64,7 +64,7 @@ def plain_text(show: Callable[[Console], None], width: int = TEXT_WIDTH) -> str:
 
 
 def write_results(table: HeadTable, text: str, out: Path, tables: Sequence[str], summary: str) -> list[Path]:
-    """Write a table, in the formats that the names of the files end in, and its summary; returns the files."""
+    """Write a table, in the formats that the names of its files end in, and its summary; the files."""
     files = [out / name for name in (*tables, summary)]
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)

@@ -54,7 +54,8 @@ class RolesPresentation:
         sums = self.table.sums
         counts = {name: sums[name][0].tolist() for name in sums if name.endswith("_score")}
         heads = [
-            row | {f"{name.removesuffix('_score')}_count": int(count[number]) for name, count in counts.items()}
+            row
+            | {f"{name.removesuffix('_score')}_count": int(count[number]) for name, count in counts.items()}
             for number, row in enumerate(self.table)
         ]
         return {
@@ -101,7 +102,5 @@ def _claims(table: HeadTable, claims: dict[str, tuple[str, list[int]]]) -> Table
         best = ", ".join(f"{names[row]} {score[row]:.2f}" for row in heads[:NAMED])
         more = f", and {len(heads) - NAMED} more" if len(heads) > NAMED else ""
         cases = int(table.sums[f"{column}_score"][0][heads[0]])
-        shown.add_row(
-            label, str(len(heads)), Text(best + more), f"{baseline[heads[0]]:.2f}", f"{cases:,}"
-        )
+        shown.add_row(label, str(len(heads)), Text(best + more), f"{baseline[heads[0]]:.2f}", f"{cases:,}")
     return shown

@@ -244,6 +244,8 @@ def _quiet(rows: list[Row]) -> list[Row]:
         here = [row for row in _with(rows, "output_norm", 0.0) if row["site"] == site]
         median = sorted(row["output_norm"] for row in here)[len(here) // 2] if here else 0.0
         heads += [
-            row | {"quiet": row["output_norm"] / median} for row in here if row["output_norm"] < QUIET * median
+            row | {"quiet": row["output_norm"] / median}
+            for row in here
+            if row["output_norm"] < QUIET * median
         ]
     return heads
