@@ -192,7 +192,7 @@ def _runs(home: Path) -> list[Reader]:
         train(tasks.find(name)(**SIZES, **options), str(where), out=folder, **QUICK)  # type: ignore[call-arg]
 
         def resume(folder: Path, name: str = name, where: Path = where) -> None:
-            more = {"resume": True, "tracker": "none", "machine": True}
+            more = {"resume": True, "tracker": "none", "json": True}
             run_training(name, {"steps": 2}, data=str(where), valid=None, out=folder, **more)
 
         readers.append(Reader(folder.name, ("*.json", "*.jsonl", "*.safetensors", "checkpoints/*/*"), resume))
