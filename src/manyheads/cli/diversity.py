@@ -47,9 +47,9 @@ def diversity(
                 rows=rows,
                 progress=progress,
             )
-        kept = f"{batches.read} of {len(batches)} batches"
+        read = f"{batches.read} of {len(batches)} batches"
         if batches.read < len(batches):
-            notes.append(f"Stopped by Ctrl-C: these are the numbers of {kept}.")
+            notes.append(f"Stopped by Ctrl-C: these are the numbers of {read}.")
         present(DiversityPresentation(table, loaded.name, corpus, notes, out), as_json=json)
         stopped = interrupted()
-    return f"Stopped after {kept}; their results are kept." if stopped else None
+    return f"Stopped after {read}; their results are kept." if stopped else None

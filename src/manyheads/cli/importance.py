@@ -73,6 +73,6 @@ def importance(
         if comparison.tables:
             present(ImportancePresentation(comparison, loaded.name, corpus, out), as_json=json)
     if comparison.error is not None:
-        kept = f"; what was computed before is in {out}" if comparison.tables else ""
-        raise ValueError(f"{comparison.error}{kept}") from comparison.error
+        saved = f"; what was computed before is in {out}" if comparison.tables else ""
+        raise ValueError(f"{comparison.error}{saved}") from comparison.error
     return where_it_stopped(comparison) if comparison.stopped else None

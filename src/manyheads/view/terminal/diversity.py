@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -101,7 +100,7 @@ class DiversityPresentation:
         """The summary."""
         print_diversity(self.table, console, title=self.title, notes=self.notes)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """The table with its matrices, and the summary of each layer."""
         return {
             "model": self.model,

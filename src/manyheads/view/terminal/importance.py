@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -56,11 +55,11 @@ class ImportancePresentation:
             console.print(Text(sentence), soft_wrap=True)
         print_notes(doubts_in(first).sentences(), console)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """A row for each head with the numbers of all methods."""
         tables, seconds = self.comparison.tables, self.comparison.seconds
         first, *_ = tables.values()
-        heads: list[dict[str, Any]] = [dict(row._asdict()) for row in first.rows]
+        heads: list[dict[str, object]] = [dict(row._asdict()) for row in first.rows]
         for name, table in tables.items():
             for column, key in (("importance", name), ("importance_se", f"{name}_se")):
                 for head, value in zip(heads, table[column].tolist(), strict=True):

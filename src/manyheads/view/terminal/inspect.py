@@ -57,7 +57,7 @@ class InspectPresentation:
         """The map of layers and heads, and the heads that stand out."""
         summary(self.table, console, **self.about)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """A row for each head with all its statistics."""
         counted, corpus = self.counted, self.corpus
         return {

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -22,7 +22,7 @@ TEXT_WIDTH = 110  # columns of the summaries that are written to files
 class Presentation(Protocol):
     """A result that can be printed, printed as JSON, and written."""
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """What ``--json`` prints: plain data and tensors; numbers that are not finite become null."""
 
     def show(self, console: Console) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -49,7 +48,7 @@ class RolesPresentation:
         for reason in reasons:
             console.print(Text(f"  {reason}"), soft_wrap=True)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """One row for each head, with the number of cases behind each score."""
         sums = self.table.sums
         counts = {name: sums[name][0].tolist() for name in sums if name.endswith("_score")}
