@@ -189,6 +189,27 @@ class DNA(Classification):
         return batch if bool((lengths == lengths[0]).all()) else batch | {"lengths": lengths}
 
 
+def attention_panels(
+    folder: str | Path, sequences: Sequence[str], classes: Sequence[str], device: str | None = None
+) -> tuple[str, list[tuple[str, Along, list[str]]]]:
+    """Where each head of a trained model looks along each sequence, for ``manyheads predict --draw``.
+
+    A title, and for each sequence its class and beginning, the attention along it, and its tokens.
+    """
+    task, model = tasks.load(folder, device)
+    if not isinstance(task, DNA):
+        raise ValueError(f"draw: {task.name} reads no sequences of bases; leave the option out")
+    by_first = task.pooling == "first"
+    panels = []
+    for sequence, label in zip(sequences, classes, strict=True):
+        batch, letters = task.one(sequence)
+        batch = {name: item.to(device_of(model)) for name, item in batch.items()}
+        with evaluating(model):
+            attention = along(model, [batch], query=0 if by_first else None)
+        panels.append((f"{label}: {sequence[:100]}", attention, letters))
+    return f"{folder}: where {'the class token looks' if by_first else 'all tokens look on average'}", panels
+
+
 def words(length: int) -> Any:
     """A tokenizer of DNA: words of so many bases one after the other, what is left at the end a shorter one.
 
@@ -231,24 +252,3 @@ def planted(number: int, length: int = LENGTH) -> list[tuple[str, str]]:
                 letters[place] = base if stays else letters[place]
         found.append((" ".join(there) or "none", "".join(letters)))
     return found
-
-
-def attention_panels(
-    folder: str | Path, sequences: Sequence[str], classes: Sequence[str], device: str | None = None
-) -> tuple[str, list[tuple[str, Along, list[str]]]]:
-    """Where each head of a trained model looks along each sequence, for ``manyheads predict --draw``.
-
-    A title, and for each sequence its class and beginning, the attention along it, and its tokens.
-    """
-    task, model = tasks.load(folder, device)
-    if not isinstance(task, DNA):
-        raise ValueError(f"draw: {task.name} reads no sequences of bases; leave the option out")
-    by_first = task.pooling == "first"
-    panels = []
-    for sequence, label in zip(sequences, classes, strict=True):
-        batch, letters = task.one(sequence)
-        batch = {name: item.to(device_of(model)) for name, item in batch.items()}
-        with evaluating(model):
-            attention = along(model, [batch], query=0 if by_first else None)
-        panels.append((f"{label}: {sequence[:100]}", attention, letters))
-    return f"{folder}: where {'the class token looks' if by_first else 'all tokens look on average'}", panels
