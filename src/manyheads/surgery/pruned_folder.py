@@ -180,7 +180,8 @@ def prune_to_folder(
                     progress=report,
                 )
         removed = Plan.of(model, small, fitted[0])
-        document = {"model": loaded.name, "corpus": corpus.what, "out": str(out), **sizes(corpus)}
+        document: dict[str, Any] = {"model": loaded.name, "corpus": corpus.what, "out": str(out)}
+        document |= sizes(corpus)
         document |= {**card.as_json(), "original_heads": getattr(small, "original_heads", {})}
         if curve is not None:
             document["curve"] = plain(asdict(curve))
