@@ -39,7 +39,8 @@ def diversity(
 
     batches = UntilInterrupted((batch for _, batch in corpus.batches()), len(corpus.plan()))
     with prepared(out), interruptible():
-        with progress_bar(Console(stderr=True), "Comparing") as progress, warnings_as_notes() as notes:
+        with progress_bar(Console(stderr=True)) as progress, warnings_as_notes() as notes:
+            progress("diversity", 0, len(batches))
             table = compare_heads(
                 loaded.model,
                 batches,

@@ -30,7 +30,8 @@ def evaluate(
         from manyheads.tasks import trained
         from manyheads.view.progress_bar import progress_bar
         from manyheads.view.terminal.training import print_evaluation
-    with progress_bar(errors, "Measuring") as progress:
+    with progress_bar(errors, unit="examples") as progress:
+        progress("measure", 0, None)
         result = trained.evaluate(
             folder, data, beams=beams, batch_tokens=batch_tokens, device=device, progress=progress
         )

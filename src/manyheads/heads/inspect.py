@@ -74,6 +74,7 @@ def count_corpus(model: nn.Module, corpus: Corpus, progress: Progress = no_progr
     def report(stage: str, done: float, total: float | None) -> None:
         progress(stage, done, units)
 
+    report("watch", 0, None)
     return together(count(model, corpus.batches(*share), corpus.groups, progress=report))
 
 

@@ -148,6 +148,8 @@ def prune_to_folder(
 
     with locked(out.with_name(f".{out.name}.lock"), f"out: {out}"), interruptible():
         tidy(out.parent, out.name)
+        if plan is None:
+            report("rank", 0, None)
         small = prune(
             model,
             fitted,

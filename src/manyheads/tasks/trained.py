@@ -57,7 +57,7 @@ def evaluate(
     def count(batch: int) -> None:
         nonlocal measured
         measured += batch
-        progress("examples", measured, len(examples))
+        progress("measure", measured, len(examples))
 
     with interruptible():
         metrics = measure(task, model, examples, batch_tokens=batch_tokens, step=count, partly=True)

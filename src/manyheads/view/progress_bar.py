@@ -12,8 +12,11 @@ from rich.progress import Progress as Bars
 
 from manyheads.common.progress import Progress
 
-# Stages of `prune` as a person reads them; other stages are shown as they are called.
+# Stages as a person reads them; others are shown by their names.
 STAGES = {
+    "watch": "Watching",
+    "diversity": "Comparing heads",
+    "measure": "Measuring",
     "rank": "Ranking",
     "cut": "Cutting",
     "refit": "Refitting",

@@ -117,6 +117,7 @@ def compare_methods(
             started = perf_counter()
             try:
                 stop_if_interrupted()
+                report(method, 0, None)
                 result.tables[method] = importance(
                     loaded.model,
                     batches,
