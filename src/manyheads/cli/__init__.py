@@ -74,7 +74,7 @@ def _options(
     """Options of the command itself."""
 
 
-# The tokens in a batch of verbs that need more memory for each.
+# Verbs that need more memory for each token read fewer at once.
 BATCH_TOKENS = {"importance": 1024, "diversity": 2048, "prune": 2048}
 for verb in (demo, diversity, evaluate, importance, inspect, predict, prune, roles, serve):
     app.command()(command(verb, BATCH_TOKENS.get(verb.__name__, 4096)))

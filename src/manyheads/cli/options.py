@@ -18,6 +18,7 @@ from manyheads.common.processes import processes, rank
 if TYPE_CHECKING:
     from manyheads.data.batches import Corpus
     from manyheads.models.open import Loaded
+
 # How Typer makes commands here.
 SETTINGS: dict[str, Any] = {
     "rich_markup_mode": "rich",
@@ -28,7 +29,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def _of_corpus(help: str) -> typer.models.OptionInfo:
-    """An option about what is read; they have a panel of their own in --help."""
+    """An option of the corpus: they stand in a panel of their own in --help."""
     return typer.Option(help=help, rich_help_panel="Corpus")  # type: ignore[no-any-return]
 
 
@@ -55,10 +56,8 @@ Text = Annotated[
 Images = Annotated[str | None, _of_corpus("A folder of images.")]
 Tokens = Annotated[str | None, _of_corpus("Token ids in a NumPy file: (sequences, length) or (length,).")]
 Data = Annotated[
-    str | None, _of_corpus("For a model that train wrote: data of its task; what was held out by default.")
+    str | None, _of_corpus("Data of the task, for a model that train wrote; what was held out by default.")
 ]
-MaxLength = Annotated[int | None, _of_corpus("Cut longer sequences into pieces of this many tokens.")]
-Limit = Annotated[int | None, _of_corpus("Read at most this many texts, images or sequences.")]
 BatchTokens = Annotated[int, _of_corpus("The number of tokens in a batch, padding included.")]
 
 
@@ -71,8 +70,10 @@ class Source:
     images: Images = None
     tokens: Tokens = None
     data: Data = None
-    max_length: MaxLength = None
-    limit: Limit = None
+    max_length: Annotated[int | None, _of_corpus("Cut longer sequences into pieces of this many tokens.")] = (
+        None
+    )
+    limit: Annotated[int | None, _of_corpus("Read at most this many texts, images or sequences.")] = None
     batch_tokens: BatchTokens = 4096
     device: Device = None
 
