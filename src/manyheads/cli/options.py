@@ -70,9 +70,7 @@ class Source:
     images: Images = None
     tokens: Tokens = None
     data: Data = None
-    max_length: Annotated[int | None, _of_corpus("Cut longer sequences into pieces of this many tokens.")] = (
-        None
-    )
+    max_length: Annotated[int | None, _of_corpus("Cut longer sequences into pieces of this length.")] = None
     limit: Annotated[int | None, _of_corpus("Read at most this many texts, images or sequences.")] = None
     batch_tokens: BatchTokens = 4096
     device: Device = None
