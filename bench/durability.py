@@ -28,7 +28,8 @@ import torch
 import manyheads as mh
 from bench import harness
 from bench.mutated import _resident
-from manyheads.cli.inspect import run as run_inspect
+from manyheads.cli.inspect import inspect as run_inspect
+from manyheads.cli.options import Source
 from manyheads.cli.prune import prune as run_prune
 from manyheads.common import whole_files
 from manyheads.surgery import recover
@@ -68,17 +69,14 @@ def verbs(home: Path) -> list[Verb]:
     model = home / "model"
     ended, said = child(lambda: training(model))
     assert ended == "answer", said
-    common = {"images": None, "tokens": None, "data": None, "max_length": None, "limit": None}
 
     def inspecting(out: Path) -> None:
-        run_inspect(str(model), out, text=str(few), batch_tokens=16, machine=True, **common)
+        run_inspect(Source(str(model), text=str(few), batch_tokens=16), out, json=True)
 
     def pruning(out: Path) -> None:
         if not out.exists():
-            with GoodEnd():
-                run_prune(
-                    str(model), text=str(lines), keep=0.5, recover=15, batch_tokens=64, out=out, json=True
-                )
+            source = Source(str(model), text=str(lines), batch_tokens=64)
+            run_prune(source, keep=0.5, recover=15, out=out, json=True)
 
     trained = ("config.json", "model.safetensors", "metrics.json", "log.jsonl", "checkpoints/step-00000008/*")
     return [
@@ -90,16 +88,6 @@ def verbs(home: Path) -> list[Verb]:
 
 def _task() -> Language:
     return Language(context=16, d_model=8, heads=2, layers=1, dropout=0.1)
-
-
-class GoodEnd(suppress):
-    """The end of a command that ended well."""
-
-    def __init__(self) -> None:
-        super().__init__(SystemExit)
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        return bool(kind is not None and getattr(error, "exit_code", 1) == 0)
 
 
 # --- children

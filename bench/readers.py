@@ -29,7 +29,7 @@ from manyheads.models import open as models
 from manyheads.training.evaluation import evaluate
 from manyheads.training.loop import train
 from manyheads.view.document import document
-from manyheads.view.summary import summary_text
+from manyheads.view.terminal.summary import summary_text
 
 SIZES = {"d_model": 12, "heads": 3, "layers": 1}
 QUICK: dict[str, Any] = {
@@ -194,7 +194,7 @@ def _runs(home: Path) -> list[Reader]:
         train(tasks.find(name)(**SIZES, **options), str(where), out=folder, **QUICK)  # type: ignore[call-arg]
 
         def resume(folder: Path, name: str = name, where: Path = where) -> None:
-            more = {"resume": True, "tracker": "none", "machine": True}
+            more = {"resume": True, "tracker": "none", "json": True}
             run_training(name, {"steps": 2}, data=str(where), valid=None, out=folder, **more)
 
         readers.append(Reader(folder.name, ("*.json", "*.jsonl", "*.safetensors", "checkpoints/*/*"), resume))

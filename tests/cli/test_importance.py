@@ -96,7 +96,7 @@ def test_ctrl_c_keeps_what_was_computed(
     monkeypatch.setattr(leave_one_out, "_silenced", interrupted)
     assert command(monkeypatch, *given, "--method", "fisher,leave-one-out") == 130
     captured = capsys.readouterr()
-    assert "Stopped during leave-one-out; the same command goes on where it was." in captured.err
+    assert "Stopped during leave-one-out; the same command continues from there." in captured.err
     assert "fisher" in captured.out
     assert (tmp_path / "fisher.json").exists()
     assert len(json.loads((tmp_path / "leave-one-out.state.json").read_text())["batches"]) == 2
@@ -147,7 +147,7 @@ def test_what_was_found_before_a_mistake_is_kept(
     given = (folder / "llama", "--tokens", folder / "ids.npy", "--out", tmp_path)
     assert command(monkeypatch, *given, "--method", "fisher,gradient", "--loss", "seq2seq") == 2
     captured = capsys.readouterr()
-    assert f"got input_ids, attention_mask; what was found before is in {tmp_path}" in captured.err
+    assert f"got input_ids, attention_mask; what was computed before is in {tmp_path}" in captured.err
     assert (tmp_path / "fisher.json").exists()
 
 

@@ -8,12 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import manyheads as mh
 from manyheads import cli
-from manyheads.cli.roles import write
-from manyheads.heads.table import Row
 
 FACTORY = """
 import sys
@@ -112,10 +109,3 @@ def test_a_broken_treebank_is_named_before_any_work(
     options = ["--tokens", "ids.npy", "--treebank", "broken.conllu"]
     assert run(["made_for_roles:spoken", *options], tmp_path, monkeypatch) == 2
     assert "broken.conllu, line 1: got 2 columns; expected ten" in capsys.readouterr().err
-
-
-def test_notes_about_the_text_are_told(tmp_path: Path) -> None:
-    rows = [Row("attn", 0, 0, 0, 0, "self")]
-    table = mh.HeadTable(rows, torch.ones(1), {}, labels={"roles": [""], "not_judged": [""]})
-    write(table, tmp_path, "a model", ["3% of the tokens are unknown"])
-    assert "Note: 3% of the tokens are unknown" in (tmp_path / "roles.txt").read_text()

@@ -24,8 +24,8 @@ from manyheads.heads.diversity.output_moments import Moments, Outputs
 from manyheads.heads.diversity.summary import effective_number, extreme
 from manyheads.heads.diversity.weight_subspaces import angles, bases
 from manyheads.heads.table import HeadTable
-from manyheads.view.diversity_text import as_text
 from manyheads.view.figures.diversity import draw_map, draw_matrices
+from manyheads.view.terminal.diversity import diversity_text
 
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS, WIDTH = 3, 6, 2, 7, 11, 5
 
@@ -218,7 +218,7 @@ def test_a_head_that_says_nothing_is_unknown_not_alike():
     assert table.matrices["cka"][1].isnan().all()
     assert table.matrices["contribution_cosine"][1].isnan().all()
     assert table.matrices["cka"][0, 2].isfinite()
-    assert "cka" in as_text(table).lower()
+    assert "cka" in diversity_text(table).lower()
 
 
 class Bare(nn.Module):
@@ -234,7 +234,7 @@ def test_heads_without_weights_have_no_angles():
     assert table.matrices["query_angle"].isnan().all()
     assert table.matrices["contribution_cosine"].isnan().all()
     assert table.matrices["js"].isfinite().all()
-    assert "Layer by layer" in as_text(table)
+    assert "Layer by layer" in diversity_text(table)
 
 
 def test_tables_come_back_from_files(tmp_path: Any):
@@ -298,7 +298,7 @@ def test_pictures_are_drawn(tmp_path: Any):
     for name in ("deep/map.png", "matrices.png"):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
     assert not list(tmp_path.glob("**/*.part"))
-    text = as_text(table, title="T5")
+    text = diversity_text(table, title="T5")
     for words in ("decoder.block.1.layer.1.EncDecAttention", "Most redundant", "(cross) together count as"):
         assert words in text
 
@@ -344,4 +344,4 @@ def test_the_command_names_a_mistake(
 
 def test_notes_are_printed():
     table = diversity(mh.MultiHeadAttention(6, heads=2), [torch.randn(2, 5, 6)], measures=["attention"])
-    assert "Note: something was left out" in as_text(table, notes=["something was left out"])
+    assert "Note: something was left out" in diversity_text(table, notes=["something was left out"])

@@ -1,6 +1,6 @@
-"""The ``manyheads`` command. Each verb is a file here: its options on top, then one call into the library.
+"""The ``manyheads`` command. Each verb is a file here: its options, one call into the library, its output.
 
-What needs torch is imported inside functions, so that ``--help`` answers at once.
+Modules that need torch are imported inside functions, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from manyheads.cli.diversity import diversity
 from manyheads.cli.evaluate import evaluate
 from manyheads.cli.importance import importance
 from manyheads.cli.inspect import inspect
+from manyheads.cli.options import SETTINGS, command
 from manyheads.cli.predict import predict
 from manyheads.cli.prune import prune
 from manyheads.cli.roles import roles
@@ -28,10 +29,7 @@ from manyheads.common.interrupts import EXIT_CODE, leave_at_once
 app = typer.Typer(
     name="manyheads",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **SETTINGS,
     help="""Build, see, measure and cut the attention heads of any transformer.
 
 A transformer looks at its input through many small attention heads.
@@ -40,20 +38,20 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
 
 [bold]Examples[/bold]
 
-  manyheads demo
+  manyheads demo --sentence "Heads share the work."
       follow one sentence through a real sentence encoder, head by head
-
-  manyheads demo --sentence "Heads share the work." --out pictures
-      the same with your sentence, the picture of all heads in pictures/
 
   manyheads inspect MODEL --text corpus.txt
       what every head of a model does on your text, counted exactly
 
-  manyheads train translation
-      a small transformer of your own, whose folder is a MODEL for all of these
-
   manyheads roles MODEL --treebank sentences.conllu
-      which head is for what, each claim against a baseline
+      which head does what, each claim against a baseline
+
+  manyheads prune MODEL --keep 0.5 --out small
+      a smaller model, refitted, and what that costs and saves
+
+  manyheads train translation
+      train a small transformer; its folder is a MODEL for all of these
 
   manyheads serve MODEL --open
       type, and see every head at once; silence some, and see what the model says
@@ -76,20 +74,24 @@ def _options(
     """Options of the command itself."""
 
 
+# Verbs that need more memory for each token read fewer at once.
+BATCH_TOKENS = {"importance": 1024, "diversity": 2048, "prune": 2048}
 for verb in (demo, diversity, evaluate, importance, inspect, predict, prune, roles, serve):
-    app.command()(verb)
+    app.command()(command(verb, BATCH_TOKENS.get(verb.__name__, 4096)))
 app.add_typer(train)
 
 
 def main() -> None:
-    """Run the command; a mistake of the user is one sentence on stderr and exit code 2; Ctrl-C is 130."""
-    signal.signal(signal.SIGINT, leave_at_once)  # where there is something to keep, verbs say otherwise
+    """Run the command; a user's mistake is one sentence on stderr and exit code 2; Ctrl-C is 130."""
+    signal.signal(signal.SIGINT, leave_at_once)  # `interruptible` is for work that has something to keep
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character still gets the rest
     try:
         app()
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError, OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not str(error).startswith("cut:"):  # cut checks its result
+            raise
         typer.echo(f"manyheads: {error}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:

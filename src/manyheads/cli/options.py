@@ -1,36 +1,134 @@
-"""Options that several verbs have: the same words, and the same help, everywhere."""
+"""Options that several verbs share, with the same help everywhere, and what makes a verb a command."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
+from rich.console import Console
+
+from manyheads.common.interrupts import EXIT_CODE, Interrupted
+from manyheads.common.processes import processes, rank
+
+if TYPE_CHECKING:
+    from manyheads.data.batches import Corpus
+    from manyheads.models.open import Loaded
+
+# How Typer makes commands here.
+SETTINGS: dict[str, Any] = {
+    "rich_markup_mode": "rich",
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+def _of_corpus(help: str) -> typer.models.OptionInfo:
+    """An option of the corpus: they stand in a panel of their own in --help."""
+    return typer.Option(help=help, rich_help_panel="Corpus")  # type: ignore[no-any-return]
+
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="A folder, a hub name, or package.module:factory; without it, the embedded MiniLM."),
+    typer.Argument(help="A folder, a hub name, or package.module:factory; the embedded MiniLM by default."),
 ]
-Text = Annotated[str | None, typer.Option(help="A text file, one text a line; - reads standard input.")]
-Images = Annotated[str | None, typer.Option(help="A folder of pictures.")]
-Tokens = Annotated[
-    str | None, typer.Option(help="Token ids in a NumPy file: (sequences, length) or (length,).")
+TrainedFolder = Annotated[
+    Path, typer.Argument(help="A folder that train wrote, or that prune wrote for a trained model.")
 ]
-Data = Annotated[
-    str | None,
-    typer.Option(
-        help="What the task of a trained model reads, as train takes it; else what training held out."
-    ),
-]
-MaxLength = Annotated[int | None, typer.Option(help="Cut longer sequences into pieces of this many tokens.")]
-Limit = Annotated[int | None, typer.Option(help="Read only so many texts, pictures or sequences.")]
-BatchTokens = Annotated[int, typer.Option(help="How many tokens run through the model at once.")]
 Device = Annotated[
-    str | None, typer.Option(help="Where the model runs: cpu, cuda:1, mps ...; else the accelerator if any.")
+    str | None,
+    typer.Option(help="Where the model runs: cpu, cuda:1, mps ...; the accelerator, if any, by default."),
 ]
 Unverified = Annotated[
     Literal["refuse", "allow"],
-    typer.Option(help="What to do with heads at sites of which nothing could be proved: refuse, or allow."),
+    typer.Option(help="What to do with heads at sites about which nothing could be proved: refuse or allow."),
 ]
-Out = Annotated[Path, typer.Option(help="The folder for the results; made if it is not there.")]
+Out = Annotated[Path, typer.Option(help="The folder for the results; created if it does not exist.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Text = Annotated[
+    str | None, _of_corpus("A text file, one text a line; - for standard input; an embedded one by default.")
+]
+Images = Annotated[str | None, _of_corpus("A folder of images.")]
+Tokens = Annotated[str | None, _of_corpus("Token ids in a NumPy file: (sequences, length) or (length,).")]
+Data = Annotated[
+    str | None, _of_corpus("Data of the task, for a model that train wrote; what was held out by default.")
+]
+BatchTokens = Annotated[int, _of_corpus("The number of tokens in a batch, padding included.")]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model and the corpus it reads: a parameter of this type stands for all these options."""
+
+    model: Model = None
+    text: Text = None
+    images: Images = None
+    tokens: Tokens = None
+    data: Data = None
+    max_length: Annotated[int | None, _of_corpus("Cut longer sequences into pieces of this length.")] = None
+    limit: Annotated[int | None, _of_corpus("Read at most this many texts, images or sequences.")] = None
+    batch_tokens: BatchTokens = 4096
+    device: Device = None
+
+    def open(self, *, head: bool = True, labels: bool = False) -> tuple[Loaded, Corpus]:
+        """The model and its corpus; ``head`` and ``labels`` as for `open_model` and `corpus.choose`."""
+        if self.text == "-" and processes() > 1:
+            raise ValueError("text: several processes cannot share standard input; save the text to a file")
+        with Console(stderr=True).status(f"Loading {self.model or 'the embedded MiniLM'}"):
+            from manyheads.data.corpus import choose
+            from manyheads.models import open as models
+
+            loaded = models.open_model(self.model, head=head, device=self.device)
+            files = self.text, self.images, self.tokens
+            numbers = self.max_length, self.limit, self.batch_tokens
+            return loaded, choose(loaded, *files, *numbers, self.data, labels=labels)
+
+
+def names(text: str | None) -> list[str] | None:
+    """What an option lists, with commas between: "induction, retrieval"; None where it is not used."""
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def command(verb: Callable[..., str | None], batch_tokens: int = 4096) -> Callable[..., None]:
+    """A verb as Typer takes it.
+
+    A parameter of the type `Source` becomes the options of a source, with this default for its batches. A
+    verb that Ctrl-C ended returns the sentence that says what was kept, or raises `Interrupted` when there is
+    nothing to keep; the exit code is then 130.
+    """
+    hints, defaults = get_type_hints(Source, include_extras=True), Source(batch_tokens=batch_tokens)
+    of_source = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(defaults, name), annotation=hint)
+        for name, hint in hints.items()
+    ]
+    parameters: list[Parameter] = []
+    sources: list[str] = []
+    for parameter in signature(verb, eval_str=True).parameters.values():
+        if parameter.annotation is Source:
+            sources.append(parameter.name)
+            parameters += of_source
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+
+    @wraps(verb)
+    def run(**options: object) -> None:
+        for name in sources:
+            chosen: Any = {option: options.pop(option) for option in hints}
+            options[name] = Source(**chosen)
+        try:
+            stopped = verb(**options)
+        except Interrupted:
+            stopped = "Stopped before there was a result; nothing was written."
+        if stopped:
+            errors = Console(stderr=True, quiet=rank() > 0)
+            errors.print(stopped, soft_wrap=True, markup=False, highlight=False)
+            raise typer.Exit(EXIT_CODE)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    return run

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from manyheads.common.whole_files import remove_unfinished
 
@@ -90,6 +90,8 @@ def stop_if_interrupted() -> None:
 def until_interrupted(items: Iterable[Item]) -> Iterator[Item]:
     """The items until Ctrl-C is noted, for work that keeps the results of the items so far.
 
+    Raises `Interrupted` where Ctrl-C came before the first one: then there is nothing to keep.
+
     >>> with interruptible():
     ...     for number in until_interrupted(range(5)):
     ...         if number == 1:
@@ -98,10 +100,32 @@ def until_interrupted(items: Iterable[Item]) -> Iterator[Item]:
     0
     1
     """
-    for item in items:
+    for number, item in enumerate(items):
+        if interrupted() and number == 0:
+            raise Interrupted
         if interrupted():
             return
         yield item
+
+
+class UntilInterrupted(Generic[Item]):
+    """The same as an object that has a length, for progress, and counts what was read of it.
+
+    >>> batches = UntilInterrupted((n for n in range(5)), 5)
+    >>> [next(iter(batches)), len(batches), batches.read]
+    [0, 5, 1]
+    """
+
+    def __init__(self, items: Iterable[Item], length: int) -> None:
+        self.items, self.length, self.read = items, length, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Item]:
+        for item in until_interrupted(self.items):
+            self.read += 1
+            yield item
 
 
 def leave_at_once(*_: object) -> None:

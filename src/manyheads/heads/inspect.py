@@ -14,10 +14,11 @@ from manyheads.common.errors import describe_error
 from manyheads.common.interrupts import Interrupted, interrupted
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
-from manyheads.common.processes import processes
+from manyheads.common.processes import processes, rank
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
+from manyheads.data.batches import Corpus
 from manyheads.heads.observer import shapes
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import Watch, watch
@@ -67,6 +68,18 @@ def count(
     counted.seconds = time.perf_counter() - started
     counted.missed = seen.missed if seen is not None else {}
     return counted
+
+
+def count_corpus(model: nn.Module, corpus: Corpus, progress: Progress = no_progress) -> Counted:
+    """Count a corpus; several processes share it, and each returns what all of them have counted."""
+    share = rank(), processes()
+    units = corpus.total(*share)
+
+    def report(stage: str, done: float, total: float | None) -> None:
+        progress(stage, done, units)
+
+    report("watch", 0, None)
+    return together(count(model, corpus.batches(*share), corpus.groups, progress=report))
 
 
 def _table(seen: Watch) -> HeadTable:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from manyheads import tasks
 from manyheads.common.devices import device_of
 from manyheads.common.preserved_state import evaluating
 from manyheads.data.examples import Example, Examples
 from manyheads.data.readers import text
 from manyheads.data.readers.fasta import BASES, Labelled, check, read_sequences
+from manyheads.heads.along_sequence import Along, along
 from manyheads.models.config import ModelDescription
 from manyheads.nn.transformers import Encoder
 from manyheads.tasks.classification import TESTING, Classification, first_of, parts_of, pooled, split_indices
@@ -189,6 +191,27 @@ class DNA(Classification):
         lengths = torch.tensor([len(row) for row in rows])
         batch = {"ids": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)}
         return batch if bool((lengths == lengths[0]).all()) else batch | {"lengths": lengths}
+
+
+def attention_panels(
+    folder: str | Path, sequences: Sequence[str], classes: Sequence[str], device: str | None = None
+) -> tuple[str, list[tuple[str, Along, list[str]]]]:
+    """Where each head of a trained model looks along each sequence, for ``manyheads predict --draw``.
+
+    A title, and for each sequence its class and beginning, the attention along it, and its tokens.
+    """
+    task, model = tasks.load(folder, device)
+    if not isinstance(task, DNA):
+        raise ValueError(f"draw: {task.name} reads no sequences of bases; leave the option out")
+    by_first = task.pooling == "first"
+    panels = []
+    for sequence, label in zip(sequences, classes, strict=True):
+        batch, letters = task.one(sequence)
+        batch = {name: item.to(device_of(model)) for name, item in batch.items()}
+        with evaluating(model):
+            attention = along(model, [batch], query=0 if by_first else None)
+        panels.append((f"{label}: {sequence[:100]}", attention, letters))
+    return f"{folder}: where {'the class token looks' if by_first else 'all tokens look on average'}", panels
 
 
 def words(length: int) -> Tokenizer:

@@ -4,3 +4,5 @@ from manyheads.common.registry import register
 
 # How a HeadTable and what `watch` returns show themselves in a notebook.
 register("view.notebook", "manyheads.view.widget:bundle")
+# The figure that prune puts into the folder of a pruned model.
+register("view.pruning_curve", "manyheads.view.figures.pruning_curve:draw")

@@ -24,7 +24,7 @@ from manyheads.nn.statistics import StatisticsSet
 from manyheads.view.document.assemble import About, document
 from manyheads.view.document.sample import TOKENS, FirstBatches, Sample, of_batches
 from manyheads.view.report import write_report
-from manyheads.view.summary import summary_text
+from manyheads.view.terminal.summary import summary_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,7 +11,7 @@ from manyheads.heads.unverified_sites import unverified_heads
 from manyheads.surgery.plan import plan
 from manyheads.view.live.contract import SiteHeads
 from manyheads.view.live.session import Live, required_corpus
-from manyheads.view.summary import place
+from manyheads.view.terminal.summary import target_of
 
 RULES = ("sinks", "twins")
 RANKINGS = ("fisher", "elimination", "output-norm", "confidence", "random")
@@ -85,7 +85,7 @@ def _sinks(live: Live) -> SiteHeads:
     shares = live.read.shares if live.read is not None else {}
     heads: SiteHeads = {}
     for row in measured_table(live, "watch"):
-        at = place(row, shares)
+        at = target_of(row, shares)
         if at is not None and at.column in ("first", "special"):
             heads.setdefault(row["site"], []).append(row["head"])
     return heads

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from manyheads.heads.table import HeadTable, Row
-from manyheads.view.summary import heat_map, place, summary, summary_text
+from manyheads.view.terminal.summary import heat_map, summary, summary_text, target_of
 
 
 def table(heads, kind="self", site="encoder.layer.{}.attention"):
@@ -50,14 +50,14 @@ def test_each_head_stands_in_its_place_with_its_letter():
 
 
 def test_where_a_head_looks():
-    assert place({"previous": 0.39}) is None
-    assert place({"previous": 0.41}).letter == "p"
-    assert place({"self": math.nan, "special": 0.5}).letter == "x"
-    assert place({"first": 0.5, "special": 0.6}).letter == "f"
+    assert target_of({"previous": 0.39}) is None
+    assert target_of({"previous": 0.41}).letter == "p"
+    assert target_of({"self": math.nan, "special": 0.5}).letter == "x"
+    assert target_of({"first": 0.5, "special": 0.6}).letter == "f"
     # rare tokens that are a third of the text get more than a third of the attention from anybody
-    assert place({"rare": 0.5}, {"rare": 0.33}) is None
-    assert place({"rare": 0.7}, {"rare": 0.33}).letter == "r"
-    assert place({"rare": 1.0}, {"rare": 0.8}).letter == "r"
+    assert target_of({"rare": 0.5}, {"rare": 0.33}) is None
+    assert target_of({"rare": 0.7}, {"rare": 0.33}).letter == "r"
+    assert target_of({"rare": 1.0}, {"rare": 0.8}).letter == "r"
 
 
 def test_what_else_stands_out():

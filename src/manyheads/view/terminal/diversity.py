@@ -1,30 +1,36 @@
-"""Which heads are alike, told to a person: layer by layer, and the pairs that stand out."""
+"""Which heads are alike, for the terminal: layer by layer, and the pairs that stand out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from io import StringIO
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from manyheads.data.batches import Corpus
 from manyheads.heads.diversity.map_layout import islands, stress
 from manyheads.heads.diversity.result import head_names
 from manyheads.heads.diversity.summary import Layer, distinct, extreme, layers
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
+from manyheads.view.figures.diversity import draw_map, draw_matrices
+from manyheads.view.terminal.presentation import plain_text, write_results
 
 PAIRS = 6
-# Groups are told one by one up to this many, and in each the first so many heads.
+# Groups that are listed, and the heads that are named in each of them.
 GROUPS, NAMED = 8, 14
-# From this mean silhouette on, groups of heads are apart rather than a continuum that was cut.
+# From this mean silhouette on, groups of heads are separate rather than parts of a continuum.
 APART = 0.25
 
-# Matrices whose extreme pairs are told: name, whether the largest, what such pairs do.
-TOLD = (
+# Matrices whose extreme pairs are listed: name, whether the largest, what such pairs do.
+EXTREMES = (
     ("js", False, "look at the same places (Jensen-Shannon distance: 0 the same, 1 nothing in common)"),
     ("cka", True, "say the same (linear CKA of outputs: 1 the same up to rotation)"),
     ("contribution_cosine", True, "add up (cosine of what they add to the residual stream)"),
@@ -34,14 +40,16 @@ TOLD = (
 )
 
 
-def tell(table: HeadTable, console: Console, *, title: str = "", notes: Sequence[str] = ()) -> None:
+def print_diversity(
+    table: HeadTable, console: Console, *, title: str = "", notes: Sequence[str] = ()
+) -> None:
     """Print how different the heads of each layer are, which pairs of heads stand out, and their groups.
 
     >>> from manyheads.heads.table import Row
     >>> rows = [Row("h.0.attn", 0, head, head, head, "causal") for head in range(2)]
     >>> js = torch.tensor([[0.0, 0.3], [0.3, 0.0]], dtype=torch.float64)
     >>> table = HeadTable(rows, torch.tensor([4.0, 4.0]), {}, matrices={"js": js, "js_divergence": js**2})
-    >>> tell(table, Console(width=80, color_system=None))
+    >>> print_diversity(table, Console(width=80, color_system=None))
     Layer by layer, mean over pairs of heads
     <BLANKLINE>
       layer  heads    JS  spread  distinct
@@ -54,49 +62,107 @@ def tell(table: HeadTable, console: Console, *, title: str = "", notes: Sequence
       0.0 0.1  0.300
     """
     width = min(console.width, 110)
-    found = layers(table)
+    by_layer = layers(table)
     if title:
         console.print(Text(title, style="bold"), width=width)
         console.print()
-    _tell_layers(table, found, console, width)
-    for name, largest, words in TOLD:
-        _tell_pairs(table, console, name, largest, words, width)
+    _print_layers(table, by_layer, console, width)
+    for name, largest, words in EXTREMES:
+        _print_pairs(table, console, name, largest, words, width)
     if "cluster" in table.sums:
-        _tell_groups(table, console, width)
+        _print_groups(table, console, width)
     for note in (*doubts_in(table).sentences(), *notes):
         console.print(Text(f"\nNote: {note}"), width=width)
 
 
-def as_text(table: HeadTable, *, title: str = "", notes: Sequence[str] = ()) -> str:
-    """The same as plain text, 110 columns wide."""
-    text = StringIO()
-    console = Console(file=text, width=110, color_system=None, force_terminal=False)
-    tell(table, console, title=title, notes=notes)
-    return text.getvalue()
+def diversity_text(table: HeadTable, *, title: str = "", notes: Sequence[str] = ()) -> str:
+    """The same as plain text."""
+    return plain_text(lambda console: print_diversity(table, console, title=title, notes=notes))
 
 
-def _tell_layers(table: HeadTable, found: Sequence[Layer], console: Console, width: int) -> None:
-    several = len({layer.layer for layer in found}) < len(found)
+@dataclass(frozen=True)
+class DiversityPresentation:
+    """How different the heads of a model are on a corpus, and the folder for files and figures."""
+
+    table: HeadTable
+    model: str
+    corpus: Corpus
+    notes: Sequence[str]
+    out: Path
+
+    @property
+    def title(self) -> str:
+        """The first line of the summary."""
+        tokens = int(self.table["tokens"].max())
+        return f"{self.model} on {self.corpus.what}: {len(self.table)} heads, {tokens:,} tokens"
+
+    def show(self, console: Console) -> None:
+        """The summary."""
+        print_diversity(self.table, console, title=self.title, notes=self.notes)
+
+    def document(self) -> dict[str, object]:
+        """The table with its matrices, and the summary of each layer."""
+        return {
+            "model": self.model,
+            "fingerprint": self.table.model,
+            "corpus": self.corpus.what,
+            "notes": list(self.notes),
+            **doubts_in(self.table).as_json(),
+            "out": str(self.out),
+            "layers": [layer._asdict() for layer in layers(self.table)],
+            "heads": list(self.table),
+            "matrices": self.table.matrices,
+        }
+
+    def write(self) -> list[str]:
+        """diversity.json, diversity.txt, map.png where attention was compared, matrices.png."""
+        pairs, summary = write_results(
+            self.table, plain_text(self.show), self.out, ["diversity.json"], "diversity.txt"
+        )
+        sentences = [f"Every pair, to load in Python: {pairs}", f"This summary: {summary}"]
+        with Console(stderr=True).status("Drawing"):
+            if "js" in self.table.matrices:
+                draw_map(self.table, self.out / "map.png", self.model)
+                sentences.append(f"The map of all heads: {self.out / 'map.png'}")
+            draw_matrices(self.table, self.out / "matrices.png", self.model)
+        return [*sentences, f"The matrices of all pairs: {self.out / 'matrices.png'}"]
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[list[str]]:
+    """Collect what `diversity` warns of inside, to be printed as notes."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield notes
+    messages = (str(warning.message) for warning in caught)
+    notes += [text.removeprefix("diversity: ") for text in messages if text.startswith("diversity: ")]
+
+
+def _print_layers(table: HeadTable, by_layer: Sequence[Layer], console: Console, width: int) -> None:
+    several = len({layer.layer for layer in by_layer}) < len(by_layer)
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("  site" if several else "  layer", justify="left" if several else "right")
-    columns: list[tuple[str, list[str]]] = [("heads", [str(layer.heads) for layer in found])]
+    columns: list[tuple[str, list[str]]] = [("heads", [str(layer.heads) for layer in by_layer])]
     for name, heading in (("js", "JS"), ("overlap", "overlap"), ("cka", "CKA")):
         if name in table.matrices:
-            columns.append((heading, _numbers(layer.mean[name] for layer in found)))
+            columns.append((heading, _numbers(layer.mean[name] for layer in by_layer)))
             if name == "js":
-                columns.append(("spread", _numbers(layer.spread[name] for layer in found)))
+                columns.append(("spread", _numbers(layer.spread[name] for layer in by_layer)))
     if "query_angle" in table.matrices:
-        roles = [_numbers((x.mean[f"{role}_angle"] for x in found), 0) for role in ("query", "key", "value")]
+        roles = [
+            _numbers((x.mean[f"{role}_angle"] for x in by_layer), 0) for role in ("query", "key", "value")
+        ]
         columns.append(("q/k/v°", ["/".join(angles) for angles in zip(*roles, strict=True)]))
     if "js_divergence" in table.matrices:
-        columns.append(("distinct", _numbers((layer.distinct_attention for layer in found), 1)))
+        columns.append(("distinct", _numbers((layer.distinct_attention for layer in by_layer), 1)))
     if "cka" in table.matrices:
-        columns.append(("by outputs", _numbers((layer.distinct_outputs for layer in found), 1)))
-        ranks = [f"{_number(layer.rank, 0)} ({_number(layer.rank_99, 0)})" for layer in found]
+        columns.append(("by outputs", _numbers((layer.distinct_outputs for layer in by_layer), 1)))
+        ranks = [f"{_number(layer.rank, 0)} ({_number(layer.rank_99, 0)})" for layer in by_layer]
         columns.append(("rank (99%)", ranks))
     for heading, _ in columns:
         shown.add_column(heading, justify="right")
-    for row, layer in enumerate(found):
+    for row, layer in enumerate(by_layer):
         name = f"  {layer.site}" if several else str(layer.layer)
         shown.add_row(name, *(values[row] for _, values in columns))
     console.print(Text("Layer by layer, mean over pairs of heads", style="bold"), width=width)
@@ -113,18 +179,18 @@ def _tell_layers(table: HeadTable, found: Sequence[Layer], console: Console, wid
         explained.append("q/k/v°: mean angle between what two heads read as queries, keys, values")
     if explained:
         console.print(Text(f"{'; '.join(explained)}."), width=width)
-    _tell_most_redundant(table, found, console, width)
+    _print_most_redundant(table, by_layer, console, width)
 
 
-def _tell_most_redundant(table: HeadTable, found: Sequence[Layer], console: Console, width: int) -> None:
+def _print_most_redundant(table: HeadTable, by_layer: Sequence[Layer], console: Console, width: int) -> None:
     """The layers with the fewest distinct heads for their size, and all heads together."""
     parts = []
     for name, words in (("distinct_attention", "attention"), ("distinct_outputs", "outputs")):
-        known = [layer for layer in found if math.isfinite(getattr(layer, name)) and layer.heads > 1]
-        if len(known) > 1:
-            least = min(known, key=lambda layer: getattr(layer, name) / layer.heads)
+        measured = [layer for layer in by_layer if math.isfinite(getattr(layer, name)) and layer.heads > 1]
+        if len(measured) > 1:
+            least = min(measured, key=lambda layer: getattr(layer, name) / layer.heads)
             number = f"{getattr(least, name):.1f} of {least.heads}"
-            parts.append(f"by {words} {_site(least, found)} ({number} heads are distinct)")
+            parts.append(f"by {words} {_site(least, by_layer)} ({number} heads are distinct)")
     if parts:
         console.print(Text(f"\nMost redundant: {', '.join(parts)}."), width=width)
     if "js" not in table.matrices:
@@ -142,12 +208,14 @@ def _tell_most_redundant(table: HeadTable, found: Sequence[Layer], console: Cons
             )
 
 
-def _site(layer: Layer, found: Sequence[Layer]) -> str:
-    alone = sum(other.layer == layer.layer for other in found) == 1
+def _site(layer: Layer, by_layer: Sequence[Layer]) -> str:
+    alone = sum(other.layer == layer.layer for other in by_layer) == 1
     return f"layer {layer.layer}" if alone else layer.site
 
 
-def _tell_pairs(table: HeadTable, console: Console, name: str, largest: bool, words: str, width: int) -> None:
+def _print_pairs(
+    table: HeadTable, console: Console, name: str, largest: bool, words: str, width: int
+) -> None:
     if name not in table.matrices:
         return
     signed = name.endswith("_cosine")
@@ -161,12 +229,12 @@ def _tell_pairs(table: HeadTable, console: Console, name: str, largest: bool, wo
     console.print(Text(f"\nPairs that {words}", style="bold"), width=width)
     number = {head: row for row, head in enumerate(head_names(table.rows))}
     for pair in pairs:
-        place = number[pair.one], number[pair.other]
+        cell = number[pair.one], number[pair.other]
         line = f"  {pair.one} {pair.other}  {pair.value:.3f}"
         if f"{name}_se" in table.matrices:
-            line += f" ± {table.matrices[f'{name}_se'][place]:.3f}"
+            line += f" ± {table.matrices[f'{name}_se'][cell]:.3f}"
         others = [
-            f"{heading} {table.matrices[other][place]:.2f}"
+            f"{heading} {table.matrices[other][cell]:.2f}"
             for other, heading in (("js", "JS"), ("overlap", "overlap"), ("cka", "CKA"),
                                    ("contribution_cosine", "contribution"))
             if other in table.matrices and other != name
@@ -174,14 +242,15 @@ def _tell_pairs(table: HeadTable, console: Console, name: str, largest: bool, wo
         console.print(Text(f"{line}   {', '.join(others)}".rstrip()), width=width)
 
 
-def _tell_groups(table: HeadTable, console: Console, width: int) -> None:
+def _print_groups(table: HeadTable, console: Console, width: int) -> None:
     cluster, names = table["cluster"].long().tolist(), head_names(table.rows)
     silhouette = table["silhouette"].mean().item()
-    clear = "they are apart" if silhouette >= APART else "they shade into each other"
+    verdict = "they are separate" if silhouette >= APART else "they shade into each other"
     count = len(set(cluster))
     console.print(
         Text(
-            f"\nGroups of heads that look alike: {count} (silhouette {silhouette:.2f}: {clear})", style="bold"
+            f"\nGroups of heads that look alike: {count} (silhouette {silhouette:.2f}: {verdict})",
+            style="bold",
         ),
         width=width,
     )

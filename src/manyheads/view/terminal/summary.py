@@ -1,9 +1,10 @@
-"""A table of heads told to a person: a small map of layers and heads, and the heads that stand out."""
+"""A table of heads for the terminal: a small map of layers and heads, and the heads that stand out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from io import StringIO
 from typing import Any, NamedTuple
 
@@ -20,20 +21,20 @@ from manyheads.view.colour import colour, has_colours
 from manyheads.view.text_maps import ASCII_SHADES, SHADES
 
 WIDEST = 110
-# From this share of its attention on one kind of place, a head is said to look there.
+# From this share of its attention on one kind of token on, a head is said to look there.
 MUCH = 0.4
-# ... and at least so many times what it would give there if it did not care.
+# ... and at least this many times what even attention would give there.
 TIMES = 2.0
 # A head whose attention is this near to even (1 is even) spreads over everything.
 EVEN = 0.95
-# A head whose output is shorter than this part of what is usual in its layer says little.
+# A head whose output is shorter than this part of the median of its layer says little.
 QUIET = 0.5
 # Heads named in a line, as far as it reaches, and the narrowest and farthest ones.
 NAMED = 5
 
 
-class Place(NamedTuple):
-    """A kind of place that heads look at: the column that says how much, a letter for maps, words."""
+class Target(NamedTuple):
+    """A kind of token that heads look at: the column that says how much, a letter for maps, words."""
 
     column: str
     letter: str
@@ -41,14 +42,14 @@ class Place(NamedTuple):
 
 
 # The first that holds gives a head its letter.
-PLACES = (
-    Place("previous", "p", "look at the token before"),
-    Place("next", "n", "look at the token after"),
-    Place("self", "s", "look at their own token"),
-    Place("first", "f", "rest on the first token"),
-    Place("special", "x", "rest on special tokens"),
-    Place("rare", "r", "look for rare tokens"),
-    Place("frequent", "c", "look for common tokens"),
+TARGETS = (
+    Target("previous", "p", "look at the token before"),
+    Target("next", "n", "look at the token after"),
+    Target("self", "s", "look at their own token"),
+    Target("first", "f", "rest on the first token"),
+    Target("special", "x", "rest on special tokens"),
+    Target("rare", "r", "look for rare tokens"),
+    Target("frequent", "c", "look for common tokens"),
 )
 
 Row = dict[str, Any]
@@ -62,10 +63,10 @@ def summary(
     shares: Mapping[str, float] | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """Print what the heads of a model do, and below it what is not verified, and the notes.
+    """Print what the heads of a model do, then which sites are not verified, and the notes.
 
-    ``shares`` says how much of the corpus the token groups in the table are, e.g. ``{"rare": 0.2}``: a head
-    looks for rare tokens when it gives them more than they are.
+    ``shares`` is how much of the corpus each group of tokens in the table is, e.g. ``{"rare": 0.2}``: a head
+    looks for rare tokens when it gives them more attention than that.
 
     >>> import torch
     >>> from manyheads.heads.table import Row
@@ -86,9 +87,9 @@ def summary(
       p  look at the token before  1  0.0 90%
     """
     width = min(console.width, WIDEST)
-    say = Console.print
+    show = partial(console.print, width=width)
     if title:
-        say(console, Text(title, "bold"), width=width)
+        show(Text(title, "bold"))
     stacks: dict[str, list[Row]] = {}
     for row in table:
         stacks.setdefault(f"{row['kind']} {blanked(row['site'].partition('#')[0])}", []).append(row)
@@ -97,18 +98,18 @@ def summary(
         heading = Text(stack, "bold cyan").append(
             f": {layers} {'layer' if layers == 1 else 'layers'}, {len(rows)} heads", "not bold default"
         )
-        say(console)
-        say(console, heading, width=width)
+        show()
+        show(heading)
         if "entropy_normalised" in table.sums:
-            say(console)
+            show()
             for line in heat_map(rows, console, width - 2, shares):
-                say(console, Text("  ").append_text(line), no_wrap=True, overflow="crop")
-            say(console)
-            say(console, Text("  ").append_text(_legend(console)), width=width)
-        say(console)
-        say(console, Padding(_outstanding(rows, width - 2, shares), (0, 0, 0, 2), expand=False), width=width)
+                console.print(Text("  ").append_text(line), no_wrap=True, overflow="crop")
+            show()
+            show(Text("  ").append_text(_legend(console)))
+        show()
+        show(Padding(_outstanding(rows, width - 2, shares), (0, 0, 0, 2), expand=False))
     for note in (*doubts_in(table).sentences(), *notes):
-        say(console, Text(f"\nNote: {note}"), width=width)
+        show(Text(f"\nNote: {note}"))
 
 
 def summary_text(table: HeadTable, **about: Any) -> str:
@@ -118,26 +119,26 @@ def summary_text(table: HeadTable, **about: Any) -> str:
     return text.getvalue()
 
 
-def place(row: Row, shares: Mapping[str, float] | None = None) -> Place | None:
-    """The kind of place that a head looks at, if it looks at one.
+def target_of(row: Row, shares: Mapping[str, float] | None = None) -> Target | None:
+    """The kind of token that a head looks at, if it looks at one.
 
-    >>> place({"previous": 0.2, "first": 0.7}).words, place({"first": 0.3})
+    >>> target_of({"previous": 0.2, "first": 0.7}).words, target_of({"first": 0.3})
     ('rest on the first token', None)
-    >>> place({"special": 0.6}, shares={"special": 0.5})
+    >>> target_of({"special": 0.6}, shares={"special": 0.5})
     """
-    return next((found for found in PLACES if _looks(row, found, shares)), None)
+    return next((target for target in TARGETS if _looks_at(row, target, shares)), None)
 
 
-def _looks(row: Row, at: Place, shares: Mapping[str, float] | None) -> bool:
-    least = max(MUCH, TIMES * (shares or {}).get(at.column, 0.0))
-    value = row.get(at.column, math.nan)
-    return bool(value >= min(least, 1.0))  # false for nan
+def _looks_at(row: Row, target: Target, shares: Mapping[str, float] | None) -> bool:
+    threshold = max(MUCH, TIMES * (shares or {}).get(target.column, 0.0))
+    value = row.get(target.column, math.nan)
+    return bool(value >= min(threshold, 1.0))  # false for nan
 
 
 def heat_map(
     rows: list[Row], console: Console, width: int, shares: Mapping[str, float] | None = None
 ) -> list[Text]:
-    """Layers down, heads across: the narrower a head looks, the brighter; a letter for where it looks."""
+    """Layers down, heads across: the narrower the attention, the brighter; a letter for its target."""
     heads = max(row["head"] for row in rows) + 1
     cells = {(row["layer"], row["head"]): row for row in rows}
     layers = sorted({row["layer"] for row in rows})
@@ -161,8 +162,8 @@ def heat_map(
 
 
 def _cell(row: Row, console: Console, cell: int, shares: Mapping[str, float] | None) -> Text:
-    found = place(row, shares)
-    letter = found.letter if found else " "
+    target = target_of(row, shares)
+    letter = target.letter if target else " "
     focus = _focus(row)
     if not has_colours(console):
         return Text(
@@ -211,17 +212,18 @@ def _outstanding(rows: list[Row], width: int, shares: Mapping[str, float] | None
         table.add_column(style=style, justify="right" if style and table.columns else "left", no_wrap=True)
     table.add_column(style="dim", no_wrap=True)
 
-    def add(letter: str, words: str, found: list[Row], column: str, form: str, rising: bool = False) -> None:
-        if found:
-            found = sorted(found, key=lambda row: row[column], reverse=not rising)
+    def add(letter: str, words: str, heads: list[Row], column: str, form: str, rising: bool = False) -> None:
+        if heads:
+            heads = sorted(heads, key=lambda row: row[column], reverse=not rising)
             names = [Text(f"{row['layer']}.{row['head']} ").append(form.format(row[column]), "dim")
-                     for row in found[:named]]  # fmt: skip
+                     for row in heads[:named]]  # fmt: skip
             names += [Text()] * (named - len(names))
-            table.add_row(letter, words, str(len(found)), *names, "..." if len(found) > named else "")
+            table.add_row(letter, words, str(len(heads)), *names, "..." if len(heads) > named else "")
 
-    letters = [(row, place(row, shares)) for row in rows]
-    for at in PLACES:
-        add(at.letter, at.words, [row for row, found in letters if found == at], at.column, "{:.0%}")
+    targets = [(row, target_of(row, shares)) for row in rows]
+    for kind in TARGETS:
+        heads = [row for row, target in targets if target == kind]
+        add(kind.letter, kind.words, heads, kind.column, "{:.0%}")
     add("", "spread almost evenly", _with(rows, "entropy_normalised", EVEN), "entropy_normalised", "{:.0%}")
     add("", "say little, against their layer", _quiet(rows), "quiet", "{:.0%}", rising=True)
     narrow = sorted(_with(rows, "effective_keys", 0.0), key=lambda row: row["effective_keys"])[:named]
@@ -236,12 +238,14 @@ def _with(rows: list[Row], column: str, least: float) -> list[Row]:
 
 
 def _quiet(rows: list[Row]) -> list[Row]:
-    """Heads with an output far shorter than the median of their site, as ``quiet``: its part of it."""
-    found = []
+    """Heads with an output far shorter than the median of their site; ``quiet`` is the ratio to it."""
+    heads = []
     for site in {row["site"]: None for row in rows}:
         here = [row for row in _with(rows, "output_norm", 0.0) if row["site"] == site]
-        usual = sorted(row["output_norm"] for row in here)[len(here) // 2] if here else 0.0
-        found += [
-            row | {"quiet": row["output_norm"] / usual} for row in here if row["output_norm"] < QUIET * usual
+        median = sorted(row["output_norm"] for row in here)[len(here) // 2] if here else 0.0
+        heads += [
+            row | {"quiet": row["output_norm"] / median}
+            for row in here
+            if row["output_norm"] < QUIET * median
         ]
-    return found
+    return heads

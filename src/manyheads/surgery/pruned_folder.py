@@ -1,0 +1,291 @@
+"""From a model and a corpus to a folder: the pruned model, its plan, its card, its curve.
+
+This is what ``manyheads prune`` does. Every tenth sequence is held out to compare the two models on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from manyheads.capture.site import Unverified
+from manyheads.common.interrupts import Interrupted, interrupted, interruptible, stop_if_interrupted
+from manyheads.common.json_numbers import plain
+from manyheads.common.locks import locked
+from manyheads.common.progress import Progress, no_progress
+from manyheads.common.registry import registered
+from manyheads.common.types import Batch
+from manyheads.common.whole_files import tidy, whole_folder, write_whole
+from manyheads.data.batches import Corpus, bucketed
+from manyheads.heads.table import HeadTable
+from manyheads.heads.watch import fingerprint
+from manyheads.models.folder import save
+from manyheads.models.open import Loaded, if_any
+from manyheads.surgery import pruning_curve
+from manyheads.surgery.comparison import Card, compare
+from manyheads.surgery.plan import Plan, Scope, with_roles
+from manyheads.surgery.prune import prune
+from manyheads.surgery.quality import without_labels
+from manyheads.surgery.recover import steps_done
+
+HELD_OUT = 10  # every tenth sequence
+FEWEST = 20  # sequences
+
+Metric = Callable[[nn.Module], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions:
+    """How to prune.
+
+    keep: the share of heads that stays; or
+    plan: a plan.json to follow.
+    refit, recover, rounds, method, floor, unverified: as for `prune`.
+    uniform: remove the same number of heads from every layer.
+    protect: heads that stay, as text: see `protected_heads`.
+    metric: a function of the model that measures quality, ``package.module:function``.
+    curve: also measure quality against the share of heads, with the random control.
+    """
+
+    keep: float | None = None
+    plan: Path | None = None
+    refit: bool = True
+    recover: int = 0
+    rounds: int = 1
+    method: str = "elimination"
+    uniform: bool = False
+    floor: int = 1
+    protect: str = ""
+    metric: str | None = None
+    curve: bool = False
+    unverified: Unverified = "refuse"
+
+    def __post_init__(self) -> None:
+        if (self.keep is None) == (self.plan is None):
+            raise ValueError("keep: expected one of --keep and --plan")
+        if self.keep is not None and not 0 < self.keep < 1:
+            raise ValueError(
+                f"keep: got {self.keep}; expected the share of heads that stays, between 0 and 1"
+            )
+        if self.recover < 0:
+            raise ValueError(f"recover: got {self.recover}; expected a number of steps, 0 for none")
+
+    @property
+    def scope(self) -> Scope:
+        """As for `plan`."""
+        return "layer" if self.uniform else "global"
+
+
+@dataclass(frozen=True)
+class PrunedFolder:
+    """What was written.
+
+    card: the model before and after, on the held-out sequences.
+    plan: the heads that were removed.
+    document: what card.json holds.
+    has_curve: whether the curve was measured and drawn.
+    unfinished: the file from which a recovery that Ctrl-C ended continues; None if there is none.
+    interrupted: whether Ctrl-C was pressed.
+    """
+
+    out: Path
+    card: Card
+    plan: Plan
+    document: dict[str, Any]
+    has_curve: bool
+    unfinished: Path | None
+    interrupted: bool
+
+
+def check_free(out: Path) -> None:
+    """Raise a ValueError unless a folder can be written there."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"out: {out} exists already; choose another folder, or remove it first")
+
+
+def prune_to_folder(
+    loaded: Loaded, corpus: Corpus, out: Path, options: PruneOptions, progress: Progress = no_progress
+) -> PrunedFolder:
+    """Prune a model on a corpus, compare it with the uncut one, and write it to a folder that `load` reads.
+
+    The folder appears complete or not at all. The first Ctrl-C ends a recovery, or the measuring of the
+    curve, and the model is written; before that, it raises `Interrupted` and nothing is written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from manyheads.data.corpus import text
+    >>> from manyheads.models.open import load
+    >>> loaded = load()
+    >>> corpus = text(loaded, limit=30)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pruned = prune_to_folder(loaded, corpus, Path(folder) / "small", PruneOptions(keep=0.75))
+    ...     sorted(path.name for path in pruned.out.glob("*.json") if path.name in ("card.json", "plan.json"))
+    ['card.json', 'plan.json']
+    """
+    check_free(out)
+    model = loaded.model
+    metric = None if options.metric is None else _metric_function(options.metric)
+    plan = None if options.plan is None else Plan.load(options.plan)
+    if plan is not None:
+        plan.check(model)
+    protected = protected_heads(options.protect, model)
+    fitted, held_out = split(corpus)
+    state = out.with_name(f"{out.name}.recovery.safetensors") if options.recover else None
+
+    def report(stage: str, done: float, total: float | None) -> None:
+        progress(stage, done, total)
+        if stage != "recover":  # which ends by itself, and keeps its state
+            stop_if_interrupted()
+
+    with locked(out.with_name(f".{out.name}.lock"), f"out: {out}"), interruptible():
+        tidy(out.parent, out.name)
+        if plan is None:
+            report("rank", 0, None)
+        small = prune(
+            model,
+            fitted,
+            0.5 if options.keep is None else options.keep,
+            rounds=options.rounds,
+            refit=options.refit,
+            recover=options.recover,
+            method=options.method,
+            scope=options.scope,
+            floor=options.floor,
+            protect=protected,
+            using=plan,
+            unverified=options.unverified,
+            state=state,
+            progress=report,
+        )
+        card = compare(model, small, held_out, metric=metric)
+        curve: pruning_curve.Curve | None = None
+        if options.curve and not interrupted():
+            with suppress(Interrupted):
+                curve = pruning_curve.curve(
+                    model,
+                    fitted,
+                    held_out,
+                    methods=tuple(dict.fromkeys((options.method, *pruning_curve.METHODS))),
+                    refit=options.refit,
+                    scope=options.scope,
+                    metric=metric,
+                    unverified=options.unverified,
+                    progress=report,
+                )
+        removed = Plan.of(model, small, fitted[0])
+        document: dict[str, Any] = {"model": loaded.name, "corpus": corpus.what, "out": str(out)}
+        document |= sizes(corpus)
+        document |= {**card.as_json(), "original_heads": getattr(small, "original_heads", {})}
+        if curve is not None:
+            document["curve"] = plain(asdict(curve))
+        with whole_folder(out) as folder:
+            save(small, folder, if_any(loaded.tokenizer))
+            removed.save(folder / "plan.json")
+            write_whole(folder / "card.json", json.dumps(document, indent=1))
+            if curve is not None:
+                draw = registered("view.pruning_curve")  # drawing is a room above this one
+                draw(curve, folder / "curve.png", f"{loaded.name}, {corpus.what}")
+        unfinished = state if state is not None and _is_unfinished(state, options.recover) else None
+        if state is not None and unfinished is None:
+            state.unlink(missing_ok=True)
+        return PrunedFolder(out, card, removed, document, curve is not None, unfinished, interrupted())
+
+
+def split(corpus: Corpus) -> tuple[list[Batch], list[Batch]]:
+    """Batches to fit on, without labels, and batches held out, with theirs: every tenth sequence."""
+    if len(corpus.sizes) < FEWEST:
+        raise ValueError(
+            f"text: {corpus.what} has {len(corpus.sizes)} texts; expected at least {FEWEST}, better "
+            "thousands, to fit on some and measure on others"
+        )
+    parts = []
+    for indices in _parts(corpus):
+        plan = bucketed([corpus.sizes[i] for i in indices], corpus.batch_tokens, corpus.padding)
+        parts.append([corpus.make([indices[i] for i in batch]) for batch in plan])
+    return [without_labels(batch) for batch in parts[0]], parts[1]
+
+
+def sizes(corpus: Corpus) -> dict[str, dict[str, int]]:
+    """How many sequences and tokens the model was fitted to and compared on."""
+    return {
+        name: {"sequences": len(indices), "tokens": sum(corpus.sizes[i] for i in indices)}
+        for name, indices in zip(("fitted", "held_out"), _parts(corpus), strict=True)
+    }
+
+
+def _parts(corpus: Corpus) -> tuple[list[int], list[int]]:
+    every = range(len(corpus.sizes))
+    last = HELD_OUT - 1
+    return [i for i in every if i % HELD_OUT != last], [i for i in every if i % HELD_OUT == last]
+
+
+def protected_heads(text: str, model: nn.Module) -> dict[int | str, list[int]]:
+    """Heads by a text: "3.5,4.0" for heads of layers, "roles.json:induction" for those that have a role.
+
+    >>> protected_heads("3.5,3.7, 4.0", nn.Identity())
+    {3: [5, 7], 4: [0]}
+    """
+    heads: dict[int | str, list[int]] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        file, ending, role = part.partition(".json")
+        layer, dot, head = part.partition(".")
+        if ending:
+            for site, numbers in _with_role(Path(file + ending), role.removeprefix(":"), model).items():
+                heads[site] = sorted({*heads.get(site, ()), *numbers})
+        elif dot and layer.isdecimal() and head.isdecimal():
+            heads.setdefault(int(layer), []).append(int(head))
+        else:
+            raise ValueError(
+                f"protect: got {part!r}; expected heads as layer.head, such as 3.5,4.0, or a roles.json"
+            )
+    return heads
+
+
+def _with_role(path: Path, role: str, model: nn.Module) -> dict[str, list[int]]:
+    """The heads with a role, retrieval by default, in a file of ``manyheads roles`` for this model."""
+    role = role or "retrieval"
+    if not path.is_file():
+        raise ValueError(f"protect: there is no file {path}; expected one that manyheads roles wrote")
+    table = HeadTable.load(path)
+    if table.model != fingerprint(model):
+        raise ValueError(f"protect: {path} is of another model; run manyheads roles on this one")
+    try:
+        heads = with_roles(table, [role])
+    except ValueError as error:
+        raise ValueError(f"protect: {path}: {error}") from None
+    if not heads:
+        raise ValueError(f"protect: no head in {path} has the role {role}, so there is nothing to protect")
+    return heads
+
+
+def _metric_function(name: str) -> Metric:
+    """A function of a model, by its name."""
+    module, _, function = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does
+    try:
+        metric: Any = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"metric: {name!r} cannot be imported ({error}); expected package.module:function"
+        ) from error
+    if not callable(metric):
+        raise ValueError(
+            f"metric: {name} is not a function; expected one that takes the model and returns a number"
+        )
+    return metric  # type: ignore[no-any-return]
+
+
+def _is_unfinished(state: Path, steps: int) -> bool:
+    """Whether a recovery stopped before its last step."""
+    return state.exists() and steps_done(state) < steps

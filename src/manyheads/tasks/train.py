@@ -1,0 +1,76 @@
+"""Train a task by its name, or go on with the run that a folder holds: what ``manyheads train`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from manyheads import tasks
+from manyheads.common.json_files import in_one_sentence
+from manyheads.training.loop import Callback, Result, train
+from manyheads.training.options import Options
+from manyheads.training.run_folder import Run, read_config
+
+
+def train_task(
+    name: str,
+    options: Mapping[str, object],
+    *,
+    out: Path,
+    data: str | None = None,
+    valid: str | None = None,
+    resume: bool = False,
+    callbacks: Iterable[Callback] = (),
+    trackers: Sequence[str] = (),
+) -> Result:
+    """Train the task of that name.
+
+    Parameters
+    ----------
+    name: such as ``language``; `manyheads.tasks.TASKS` has them all.
+    options: of the task and of training together, as the command line has them.
+    out, data, valid, callbacks, trackers: as for `train`.
+    resume: go on with the run in ``out``; what ``options`` does not name is as that run began.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> sizes = {"context": 16, "d_model": 8, "heads": 2, "layers": 1}
+    >>> steps = {"steps": 3, "batch_tokens": 64, "evaluate_examples": 2, "watch_every": 0}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = train_task("language", sizes | steps, out=Path(folder))
+    >>> result.step
+    3
+    """
+    names = {field.name for field in fields(Options)}
+    training = {key: value for key, value in options.items() if key in names}
+    described = {"name": name} | {key: value for key, value in options.items() if key not in names}
+    if resume and Run(out).config.exists():
+        config = _recorded(out, name, {"data": data, "valid": valid})
+        described, recorded = config["task"] | described, config["training"]
+        data, valid = data or recorded["data"], valid or recorded["valid"]
+        training = {key: value for key, value in recorded.items() if key in names} | training
+    task = tasks.build(described)
+    chosen: Any = training  # the loop checks them
+    return train(
+        task, data, out=out, valid=valid, resume=resume, callbacks=callbacks, trackers=trackers, **chosen
+    )
+
+
+def _recorded(folder: Path, name: str, paths: Mapping[str, str | None]) -> dict[str, Any]:
+    """The config.json of a run of this task. It may name data outside the folder: only a person may."""
+    config = read_config(folder)
+    if config["task"]["name"] != name:
+        raise ValueError(f"out: {folder} holds a run of {config['task']['name']}; expected one of {name}")
+    with in_one_sentence(f"{folder}: its config.json is damaged; get the folder again"):
+        tasks.build(config["task"])
+    for option, path in paths.items():
+        recorded = config["training"][option]
+        if path is None and recorded is not None and not tasks.may_read(recorded, folder):
+            raise ValueError(
+                f"{option}: the run in {folder} names {recorded}, which is not in the folder; name it "
+                f"yourself if it is to be read: --{option} {recorded}"
+            )
+    return config

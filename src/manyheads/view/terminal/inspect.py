@@ -1,0 +1,118 @@
+"""What ``manyheads inspect`` prints and writes: the summary of a count, its tables, its page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from manyheads.common.progress import Progress
+from manyheads.data.batches import Corpus
+from manyheads.heads.inspect import Counted, finished
+from manyheads.heads.table import HeadTable
+from manyheads.heads.unverified_sites import doubts_in
+from manyheads.models.open import Loaded, if_any
+from manyheads.view.document import About, of_corpus
+from manyheads.view.inspect import notes, write_page, write_table
+from manyheads.view.progress_bar import progress_bar
+from manyheads.view.terminal.summary import summary, summary_text
+
+
+@dataclass
+class InspectPresentation:
+    """What was counted of a model's heads on a corpus, and the folder for its files.
+
+    has_whole_page: whether all that the page needs was measured when it was written.
+    """
+
+    counted: Counted
+    loaded: Loaded
+    corpus: Corpus
+    out: Path
+    has_whole_page: bool = False
+
+    @property
+    def table(self) -> HeadTable:
+        """The table; raises what ended the counting before there was one."""
+        return self.counted.table or finished(self.counted)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the summary says besides the table."""
+        counted, corpus = self.counted, self.corpus
+        speed = f"{counted.units / max(counted.seconds, 1e-9):,.0f} {corpus.unit}/s"
+        title = (
+            f"{self.loaded.name} on {corpus.what}: {counted.units:,} {corpus.unit} in "
+            f"{counted.seconds:.1f} s ({speed}), {len(self.table)} heads\n"
+            f"up to {corpus.batch_tokens:,} tokens at once, {max(corpus.sizes):,} in the longest sequence"
+        )
+        return {"title": title, "shares": corpus.shares, "notes": [*notes(counted), *corpus.notes]}
+
+    def show(self, console: Console) -> None:
+        """The map of layers and heads, and the heads that stand out."""
+        summary(self.table, console, **self.about)
+
+    def document(self) -> dict[str, object]:
+        """A row for each head with all its statistics."""
+        counted, corpus = self.counted, self.corpus
+        return {
+            "model": self.loaded.name,
+            "fingerprint": self.table.model,
+            "corpus": corpus.what,
+            corpus.unit: counted.units,
+            "seconds": round(counted.seconds, 3),
+            "stopped": counted.stopped,
+            "shares": corpus.shares,
+            "unknown": corpus.unknown,
+            "missed": counted.missed,
+            **doubts_in(self.table).as_json(),
+            "out": str(self.out),
+            "heads": list(self.table),
+        }
+
+    def write(self) -> list[str]:
+        """heads.json, heads.csv, summary.txt; then report.html, for which a little more is measured."""
+        files = write_table(self.table, self.out, summary_text(self.table, **self.about))
+        with progress_bar(Console(stderr=True), "Measuring") as progress:
+            self.has_whole_page = self._write_page(progress)
+        return [
+            f"Every number with its standard error: {files[1]}",
+            f"To load, merge and compare: {files[0]}",
+            f"To see every head, open in a browser: {self.out / 'report.html'}",
+        ]
+
+    def _write_page(self, progress: Progress) -> bool:
+        counted, loaded, corpus = self.counted, self.loaded, self.corpus
+        shares = {name: f"{share:.1%}" for name, share in corpus.shares.items()}
+        about = About(
+            loaded.name, corpus.what, counted.units, corpus.unit, shares, [*notes(counted), *corpus.notes]
+        )
+        images = corpus.unit == "images" or loaded.task is not None
+        texts = corpus.unit != "images" or loaded.task is not None
+        return write_page(
+            counted,
+            self.out,
+            loaded.model,
+            partial(of_corpus, corpus, loaded.model),
+            about=about,
+            tokenizer=if_any(loaded.tokenizer) if texts else None,
+            processor=if_any(loaded.processor) if images else None,
+            progress=progress,
+        )
+
+    def ending(self, interrupted: bool) -> str | None:
+        """The sentence for a count that Ctrl-C ended; raises the error that ended one."""
+        counted = self.counted
+        if counted.error is not None:
+            raise ValueError(
+                f"{counted.error}; what was counted before that is in {self.out}"
+            ) from counted.error
+        if counted.stopped:
+            total = f"{self.corpus.total():,} {self.corpus.unit}"
+            return f"Stopped after {counted.units:,} of {total}; they are kept."
+        if not self.has_whole_page:
+            return "Stopped: everything was counted, and the page shows what was measured until then."
+        return "Ctrl-C came when everything was counted and written." if interrupted else None

@@ -1,0 +1,80 @@
+"""How the verbs that measure heads end: their result on the terminal or as JSON, then its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+from rich.text import Text
+
+from manyheads.common.json_numbers import plain
+from manyheads.common.out_folder import writing
+from manyheads.common.whole_files import write_whole
+from manyheads.heads.table import HeadTable
+
+TEXT_WIDTH = 110  # columns of the summaries that are written to files
+
+
+class Presentation(Protocol):
+    """A result that can be printed, printed as JSON, and written."""
+
+    def document(self) -> dict[str, object]:
+        """What ``--json`` prints: plain data and tensors; numbers that are not finite become null."""
+
+    def show(self, console: Console) -> None:
+        """Print it for people."""
+
+    def write(self) -> list[str]:
+        """Write its files; returns sentences that say what is in which file."""
+
+
+def present(result: Presentation, *, as_json: bool) -> None:
+    """Print a result, then write it: what cannot be written is not lost, it is printed as JSON."""
+    console = Console()
+    if as_json:
+        print(json.dumps(plain(result.document())), flush=True)
+    else:
+        result.show(console)
+    try:
+        sentences = result.write()
+    except OSError as error:
+        if as_json:
+            raise
+        print(json.dumps(plain(result.document())), flush=True)
+        raise OSError(f"{error}; the table was printed as JSON instead") from error
+    if not as_json:
+        console.print()
+        for sentence in sentences:
+            console.print(Text(sentence), soft_wrap=True)
+
+
+def plain_text(show: Callable[[Console], None], width: int = TEXT_WIDTH) -> str:
+    """What a function prints, without colours.
+
+    >>> plain_text(lambda console: console.print("[bold]heads[/bold]"))
+    'heads\\n'
+    """
+    text = StringIO()
+    show(Console(file=text, width=width, color_system=None, force_terminal=False))
+    return text.getvalue()
+
+
+def write_results(table: HeadTable, text: str, out: Path, tables: Sequence[str], summary: str) -> list[Path]:
+    """Write a table, in the formats that the names of its files end in, and its summary; the files."""
+    files = [out / name for name in (*tables, summary)]
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        for file in files[:-1]:
+            table.save(file)
+        write_whole(files[-1], text)
+    return files
+
+
+def print_notes(notes: Iterable[str], console: Console) -> None:
+    """Print what a reader has to know besides the numbers."""
+    for note in notes:
+        console.print(Text(f"\nNote: {note}"), soft_wrap=True)

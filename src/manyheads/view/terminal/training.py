@@ -1,0 +1,105 @@
+"""Trained models on the terminal: a bar while training runs, then results, metrics and predictions."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from manyheads.tasks.trained import Evaluation
+from manyheads.training.loop import Result
+from manyheads.training.progress import Report
+
+SMOOTH = 0.9  # how much of the loss and the speed shown is that of the steps before
+
+
+@contextmanager
+def training_bar(console: Console, metric: str) -> Iterator[Callable[[Report], None]]:
+    """A callback that shows loss, metric, tokens a second, dead heads and the time left."""
+    columns = (
+        TextColumn("Training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeRemainingColumn(),
+    )
+    loss = seconds = tokens = 0.0
+    latest: dict[str, str] = {}  # of evaluations and looks at the heads, which are not made at every step
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        steps = bar.add_task("", total=None, numbers="")
+
+        def show(report: Report) -> None:
+            nonlocal loss, seconds, tokens
+            loss = SMOOTH * loss + (1 - SMOOTH) * report.loss if seconds else report.loss
+            seconds = SMOOTH * seconds + report.seconds
+            tokens = SMOOTH * tokens + report.tokens
+            if report.metrics:
+                latest[metric] = f"{metric} {report.metrics[metric]:.3f}"
+            if report.heads is not None:
+                dead = int(report.heads["dead"].sum())
+                latest["dead"] = f"{dead} of {len(report.heads)} heads dead" if dead else ""
+            speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
+            numbers = "  ".join(filter(None, [f"loss {loss:.3f}", *latest.values(), speed]))
+            bar.update(steps, completed=report.step, total=report.steps, numbers=numbers)
+            if report.metrics:
+                mark = " *" if report.best else ""
+                bar.console.print(f"step {report.step:,}  {numbers}{mark}", highlight=False)
+
+        yield show
+
+
+def print_training(result: Result, data: str | None, valid: str | None, *, as_json: bool) -> None:
+    """What came of a run, and the commands to go on with: they name the data, which the folder may not."""
+    if as_json:
+        numbers = {"step": result.step, "best_step": result.best_step, "ended": result.ended}
+        document = {"out": str(result.out), **numbers, "metrics": result.metrics, "notes": result.notes}
+        print(json.dumps(document), flush=True)
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for note in result.notes:
+        console.print(f"Data: {note}.")
+    if result.ended == "interrupted":
+        return
+    why = ", no improvement any more" if result.ended == "early" else ""
+    console.print(f"{result.step:,} steps{why}. The best weights, of step {result.best_step:,}, reach")
+    print_metrics(result.metrics, console)
+    console.print(f"They are in {result.out}: try")
+    measured = [] if data is None else ["--data", valid or data]
+    for verb in ("predict", "evaluate", "inspect"):
+        command = ["manyheads", verb, str(result.out), *(measured if verb != "predict" else [])]
+        console.print(f"  {shlex.join(command)}")
+
+
+def print_metrics(metrics: dict[str, float], console: Console) -> None:
+    """The metrics of a task, a line each."""
+    for metric, value in metrics.items():
+        console.print(f"  {metric:<14} {value:.4f}")
+
+
+def how_to_resume(result: Result, task: str, data: str | None, valid: str | None) -> str:
+    """The sentence for a run that Ctrl-C ended."""
+    options = [part for name, path in (("--data", data), ("--valid", valid)) if path for part in (name, path)]
+    command = shlex.join(["manyheads", "train", task, "--resume", "--out", str(result.out), *options])
+    return f"Stopped after step {result.step:,}; go on with: {command}"
+
+
+def print_evaluation(result: Evaluation, folder: Path, data: str | None, *, as_json: bool) -> None:
+    """The metrics of a trained model."""
+    if as_json:
+        document = {"model": str(folder), "examples": result.examples, "metrics": result.metrics}
+        print(json.dumps(document), flush=True)
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{folder} ({result.task}), {result.examples:,} examples of {data or 'what was held out'}")
+    print_metrics(result.metrics, console)
+
+
+def print_predictions(inputs: Sequence[str], outputs: Sequence[str], *, as_json: bool) -> None:
+    """What a trained model makes of each input, a line each."""
+    for text, output in zip(inputs, outputs, strict=True):
+        print(json.dumps({"input": text, "output": output}) if as_json else output)

@@ -1,0 +1,61 @@
+"""A verb as a command: the options of a source, Ctrl-C, the exit code."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from manyheads.cli import options
+from manyheads.common.interrupts import Interrupted
+
+seen: list[tuple[options.Source, int]] = []
+
+
+def verb(source: options.Source, rows: int = 3) -> str | None:
+    """A verb that reads a corpus."""
+    seen.append((source, rows))
+    if source.model == "early":
+        raise Interrupted
+    return "Stopped after 3 of 5 batches." if source.model == "late" else None
+
+
+def call(*arguments: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(options.command(verb, batch_tokens=2048))
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.stderr
+
+
+def test_a_source_is_the_options_of_a_corpus() -> None:
+    assert call("model", "--text", "a.txt", "--max-length", "7", "--rows", "5") == (0, "")
+    assert seen[-1] == (options.Source("model", text="a.txt", max_length=7, batch_tokens=2048), 5)
+    assert call("--batch-tokens", "16")[0] == 0
+    assert seen[-1] == (options.Source(batch_tokens=16), 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("early", "Stopped before there was a result; nothing was written.\n"),
+        ("late", "Stopped after 3 of 5 batches.\n"),
+    ],
+)
+def test_ctrl_c_is_a_sentence_and_130(model: str, sentence: str) -> None:
+    assert call(model) == (130, sentence)
+
+
+def test_only_the_first_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert call("late") == (130, "")
+
+
+def test_processes_do_not_share_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="several processes cannot share standard input"):
+        options.Source(text="-").open()
+
+
+def test_names_of_a_list() -> None:
+    assert options.names(None) is None
+    assert options.names("induction, retrieval") == ["induction", "retrieval"]
