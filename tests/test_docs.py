@@ -150,7 +150,7 @@ def test_benchmarks_that_a_page_names_exist(page):
 def test_a_readme_names_every_extra(name):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     text = (ROOT / name).read_text(encoding="utf-8")
-    assert set(re.findall(r"`(\w+)` ?[(（]", text)) >= set(extras["optional-dependencies"])
+    assert set(re.findall(r"`(\w+)`\s?[(（]", text)) >= set(extras["optional-dependencies"])
 
 
 def test_both_readmes_show_the_same_code():
