@@ -1,5 +1,5 @@
-"""The rooms of the house are those on the map, tests stand where what they test stands, and the walks through the
-code in docs/architecture.md are as short as they say and lead past what exists.
+"""The rooms of the house are those on the map, tests stand where what they test stands, and the walks through
+the code in docs/architecture.md are short and lead past what exists.
 """
 
 import ast
@@ -79,22 +79,14 @@ def defined(path: Path) -> set[str]:
 
 
 def imported(path: Path) -> set[Path]:
-    """The files of ours that a file imports, anywhere in it, or asks the registry for."""
+    """The files of ours that a file imports, anywhere in it, or names as ``package.module:attribute``."""
     text = path.read_text(encoding="utf-8")
-    names = set(re.findall(r'registered\("([\w.]+)"\)', text))
-    registered = {home for name, home in REGISTERED.items() if name in names}
+    modules = set(re.findall(r'"(manyheads[\w.]+):\w+"', text))
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("manyheads"):
-            registered |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    files = {ROOT / "src" / name.replace(".", "/") for name in registered}
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    files = {ROOT / "src" / name.replace(".", "/") for name in modules}
     return {path.with_suffix(".py") for path in files} | {path / "__init__.py" for path in files}
-
-
-REGISTERED = {
-    name: home
-    for path in SOURCE.rglob("*.py")
-    for name, home in re.findall(r'register\(\s*"([\w.]+)", "([\w.]+):', path.read_text(encoding="utf-8"))
-}
 
 
 def walk(name: str) -> list[Path]:
