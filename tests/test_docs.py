@@ -5,7 +5,9 @@ have exactly that repr.
 """
 
 import ast
+import importlib
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,12 @@ import manyheads as mh
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("README*.md"), *ROOT.glob("docs/*.md"), ROOT / "CONTRIBUTING.md"])
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 SAYS = "  # -> "
+# Pages for users; CONTRIBUTING is for people who change the package.
+FOR_USERS = [page for page in PAGES if page.name != "CONTRIBUTING.md"]
+WITH_CONTENTS = ["CONTRIBUTING.md", "docs/decisions.md", "docs/architecture.md"]
+READMES = ["README.md", "README.zh-CN.md"]
 
 
 def blocks(page):
@@ -88,15 +94,83 @@ def test_every_mask_is_shown_at_work():
     assert not [name for name in made if not name.startswith(("_", "as_")) and f"mask.{name}(" not in text]
 
 
+@pytest.mark.parametrize("page", FOR_USERS, ids=lambda page: page.name)
+def test_a_page_imports_manyheads_as_mh_and_nothing_deeper(page):
+    for source in blocks(page):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom):
+                assert (node.module or "").partition(".")[0] != "manyheads"
+            if isinstance(node, ast.Import):
+                ours = [alias for alias in node.names if alias.name.partition(".")[0] == "manyheads"]
+                assert all((alias.name, alias.asname) == ("manyheads", "mh") for alias in ours)
+
+
+def headings(page):
+    """The headings of a page with their levels, without what stands in its code blocks."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return [(len(marks), title.strip()) for marks, title in re.findall(r"^(#+) (.+)$", text, re.MULTILINE)]
+
+
+def anchor(title):
+    """What GitHub makes of a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    links = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
-    assert not [link for link in links if not (page.parent / link).exists()]
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+    for path, section in links:
+        if "://" in path:
+            continue
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        if section:
+            assert section in [anchor(title) for _, title in headings(target)], f"{path}#{section}"
+
+
+@pytest.mark.parametrize("name", WITH_CONTENTS)
+def test_a_table_of_contents_has_every_section_in_order(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    listed = re.findall(r"^- \[(.+)\]\(#(.+)\)$", text, re.MULTILINE)
+    sections = [title for level, title in headings(ROOT / name) if level == 2]
+    assert listed == [(title, anchor(title)) for title in sections]
+
+
+def test_benchmarks_that_pages_name_exist():
+    main, learn = (importlib.import_module(name) for name in ("bench.__main__", "bench.learn"))
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert set(re.findall(r"bench PART=(\w+)", text)) <= {*main.PARTS, *main.ALSO}
+    assert set(re.findall(r"python -m bench\.learn (\w+)", text)) <= set(learn.PARTS)
+    for name in re.findall(r"python -m (bench\.\w+)", text):
+        assert (ROOT / name.replace(".", "/")).with_suffix(".py").exists(), name
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_a_readme_names_every_extra(name):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert set(re.findall(r"`(\w+)`\s?[(（]", text)) >= set(extras["optional-dependencies"])
 
 
 def test_both_readmes_show_the_same_code():
     english, chinese = (
-        ["".join(ast.unparse(ast.parse(source))) for source in blocks(ROOT / name)]
-        for name in ("README.md", "README.zh-CN.md")
+        ["".join(ast.unparse(ast.parse(source))) for source in blocks(ROOT / name)] for name in READMES
     )
     assert english == chinese
+
+
+def test_both_readmes_have_the_same_sections_commands_and_numbers():
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in READMES]
+    measured = [re.findall(r"^\|.*(?:make bench|bench\.learn).*$", text, re.MULTILINE) for text in texts]
+    english, chinese = ([sorted(re.findall(r"\d[\d.,/]*\d|\d", row)) for row in rows] for rows in measured)
+    assert english == chinese
+    english, chinese = ([level for level, _ in headings(ROOT / name)] for name in READMES)
+    assert english == chinese
+    english, chinese = (re.findall(r"^(?:manyheads|make) [^#\n]*\S", text, re.MULTILINE) for text in texts)
+    assert english == chinese
+
+
+def test_the_commands_of_the_readme_are_on_its_first_screen():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:12]
+    assert any(line.startswith("make demo") for line in lines)
+    assert any(line.startswith("make test") for line in lines)

@@ -1,4 +1,6 @@
-"""The rooms of the house are those on the map, and tests stand where what they test stands."""
+"""The rooms of the house are those on the map, tests stand where what they test stands, and the walks through
+the code in docs/architecture.md are short and lead past what exists.
+"""
 
 import ast
 import re
@@ -45,3 +47,75 @@ def test_no_test_imports_another(path):
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
     names = [f"{node.module}.{alias.name}" for node in imports for alias in node.names]
     assert not [name for name in names if re.match(r"tests\..*\btest_", name)]
+
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+# `heads/watch.py: watch, Watch.table`: a file, from src/manyheads or the root, and names defined in it.
+REFERENCE = re.compile(r"`([\w./-]+\.(?:py|ts|md|toml))(?:: ([\w., ]+))?`")
+REFERENCES = sorted({(path, names) for path, names in REFERENCE.findall(ARCHITECTURE)})
+# Each walk, and the number of files that it must stay under.
+WALKS = {"inspect": 18, "cut": 18, "train": 22}
+
+
+def located(path: str) -> Path:
+    """A file that architecture.md names."""
+    return SOURCE / path if (SOURCE / path).exists() else ROOT / path
+
+
+def defined(path: Path) -> set[str]:
+    """The names that a file defines: functions, classes and values of its top level, and methods."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return set(re.findall(r"(?:function|const|interface|type|class) (\w+)", text))
+    names = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+def imported(path: Path) -> set[Path]:
+    """The files of ours that a file imports, anywhere in it, or names as ``package.module:attribute``."""
+    text = path.read_text(encoding="utf-8")
+    modules = set(re.findall(r'"(manyheads[\w.]+):\w+"', text))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("manyheads"):
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    files = {ROOT / "src" / name.replace(".", "/") for name in modules}
+    return {path.with_suffix(".py") for path in files} | {path / "__init__.py" for path in files}
+
+
+def walk(name: str) -> list[Path]:
+    """The files of a walk, in order: the first reference of each row of its table."""
+    section = ARCHITECTURE.split(f"## Walk: {name}\n")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ") and REFERENCE.search(line)]
+    return [located(REFERENCE.search(row)[1]) for row in rows]
+
+
+@pytest.mark.parametrize(("path", "names"), REFERENCES, ids=lambda value: value or "file")
+def test_what_the_architecture_names_exists(path, names):
+    assert located(path).is_file()
+    assert not {name.strip() for name in names.split(",") if name} - defined(located(path))
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_a_walk_is_short_and_does_not_turn_back(name):
+    files = walk(name)
+    assert 5 < len(files) < WALKS[name]
+    assert len(set(files)) == len(files)
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_each_file_of_a_walk_is_reached_from_one_before_it(name):
+    files = walk(name)
+    for number, path in enumerate(files[1:], 1):
+        assert any(path in imported(earlier) for earlier in files[:number]), path
+
+
+def test_the_map_of_the_architecture_has_every_room_and_no_other():
+    rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert set(re.findall(r"^\| \*\*(\w+)\*\*", ARCHITECTURE, re.M)) == rooms
