@@ -1,4 +1,4 @@
-"""How fast the training loop is with our module and with the textbook's, and what looking at heads costs."""
+"""How fast the training loop is with our module and with the textbook's, and what monitoring heads costs."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bench import harness
 from manyheads.nn.transformers import Decoder
 from manyheads.tasks.language import Language
-from manyheads.training.head_monitor import looking
+from manyheads.training.head_monitor import monitor_heads
 
 VOCABULARY = 67
 SPEED = ((128, 4, 8, 2.0), (512, 8, 4, 1.2))  # width, heads, batch, times the textbook's tokens a second
@@ -66,17 +66,17 @@ def watching(every: int = 100) -> str:
         inner = _step(model, batch, context)
 
         def looked(model: nn.Module = model, inner: Callable[[], None] = inner) -> None:
-            with looking(model) as look:
+            with monitor_heads(model) as look:
                 inner()
             _ = look.table
 
-        times = harness.race({"plain": plain, "looking": looked})
-        share = (times["looking"] / times["plain"] - 1) / every
+        times = harness.race({"plain": plain, "monitored": looked})
+        share = (times["monitored"] / times["plain"] - 1) / every
         rows.append([f"width {width}, context {context}, batch {batch}"]
-                    + [harness.milliseconds(times[name]) for name in ("plain", "looking")]
+                    + [harness.milliseconds(times[name]) for name in ("plain", "monitored")]
                     + [f"{share:.2%}"])  # fmt: skip
         goals.append((f"width {width}, context {context}: % of the time", 100 * share, "<=", SHARE))
-    return f"{harness.table(['ms a step', 'plain', 'looking', 'share'], rows)}\n\n{harness.targets(*goals)}"
+    return f"{harness.table(['ms a step', 'plain', 'monitored', 'share'], rows)}\n\n{harness.targets(*goals)}"
 
 
 def _model(width: int, heads: int, textbook: bool) -> Decoder:
