@@ -76,9 +76,30 @@ def test_a_code_path_is_proved_once(monkeypatch) -> None:
     assert len(proofs) == 3  # of 11 tokens, of 13, and of as many as the other path needs
 
 
+@pytest.mark.parametrize("batch", [3, 4])
+def test_the_code_path_of_training_is_proved(batch) -> None:
+    net = nn.Sequential(nn.Dropout(0.3), *model(WhileTraining)).train()
+    for _ in range(2):
+        with mh.watch(net) as seen:
+            net(torch.randn(batch, 11, 24))
+        assert [(site.heads, site.verified) for site in seen.sites] == [(4, True)]
+        torch.testing.assert_close(seen.table["entropy"], entropy(net[1]), atol=1e-5, rtol=1e-5)
+
+
+class Unique(Switching):
+    """Takes a path that no copy takes, and so no probe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.identity = id(self)
+
+    def switch(self, x: Tensor) -> bool:
+        return id(self) == self.identity
+
+
 def test_a_code_path_that_no_probe_takes_is_not_verified() -> None:
-    net = model(WhileTraining).train()
-    with mh.watch(net) as seen:
+    net = model(Unique)
+    with torch.no_grad(), mh.watch(net) as seen:
         net(torch.randn(3, 11, 24))
     (site,) = seen.sites
     assert not site.verified

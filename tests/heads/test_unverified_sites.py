@@ -124,7 +124,7 @@ def test_prune_leaves_protected_heads_alone(batches) -> None:
     ("options", "words"),
     [
         ((), ("could not be proved", "--unverified allow")),
-        (("--unverified", "allow"), ("manyheads: cut: layers.1 (Half) does not give",)),  # its own check
+        (("--unverified", "allow"), ("manyheads: cut: layers.1 (Half) without heads",)),  # its own check
     ],
 )
 def test_the_command_refuses_in_one_sentence(options, words, tokens, tmp_path, capsys, monkeypatch) -> None:

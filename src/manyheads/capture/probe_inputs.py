@@ -37,11 +37,37 @@ class Inputs:
         """The most tokens that tensors (batch, tokens) or (batch, tokens, width) among them have."""
         return max((x.shape[1] for x in self.tensors() if x.dim() in (2, 3) and not x.is_nested), default=0)
 
+    @property
+    def stateful(self) -> bool:
+        """Whether something among them changes while a model runs, as caches do, so that a forward that has
+        begun cannot be repeated.
+        """
+        return _is_stateful((self.args, dict(self.kwargs)))
+
     def changed(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """The same with each tensor changed; everything else is copied, so that nothing is written to
         twice."""
-        args, kwargs = _changed((self.args, dict(self.kwargs)), change)
+        changed: dict[int, Tensor] = {}  # a tensor that is given twice stays one: code may ask `key is query`
+
+        def once(x: Tensor) -> Tensor:
+            if id(x) not in changed:
+                changed[id(x)] = change(x)
+            return changed[id(x)]
+
+        args, kwargs = _changed((self.args, dict(self.kwargs)), once)
         return Inputs(args, kwargs)
+
+
+def _is_stateful(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_is_stateful, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_is_stateful, value))
+    return (
+        hasattr(value, "__dict__")
+        and not isinstance(value, Tensor | nn.Module | type)
+        and not callable(value)
+    )
 
 
 def candidates(called: Inputs, lengths: tuple[int, ...] = (LENGTH,)) -> Iterator[Inputs]:

@@ -19,16 +19,18 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import _pop_mode, _push_mode
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from manyheads.capture import proof as proofs
 from manyheads.capture.axes import Roles
-from manyheads.capture.call import Call
+from manyheads.capture.call import SDPA, Call
 from manyheads.capture.call_rows import weight_rows
 from manyheads.capture.dependence import Marks
 from manyheads.capture.interceptor import internal, module_paths
@@ -38,7 +40,11 @@ from manyheads.capture.proof import Forward, Proof, SiteProof, Step
 from manyheads.capture.second_run import Rows, probe_interceptor, second_run
 from manyheads.capture.token_mixing import Baseline, is_beside_attention, reasons
 from manyheads.capture.torch_patches import without_checkpoints
+from manyheads.common.types import Arguments, Function, Keywords
 
+_DROPOUTS = {
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout
+}  # fmt: skip
 _SLOW = 2.0  # seconds after which a message is shown
 _TRIES = 3  # first runs until custom and proof agree
 _ALSO_READ = (
@@ -55,10 +61,19 @@ def prove(forward: Forward, step: Step | None = None) -> Proof:
     unfit = _unfit(module, called)
     if unfit:
         return Proof(failed=unfit)
-    with _undisturbed(module), _said_when_slow():
+    with _undisturbed(module), _message_when_slow():
         try:
-            copied = structure_copy(getattr(module, "_orig_mod", module))
-            return _prove(copied, path, called, step)
+            module = getattr(module, "_orig_mod", module)
+            copied = structure_copy(module)
+            try:
+                return _prove(copied, path, called, step)
+            except Exception:
+                if step is None or not any(part.training for part in module.modules()):
+                    raise
+            for part, original in zip(copied.modules(), module.modules(), strict=True):
+                part.training = original.training  # it may be the code path of training
+            with _WithoutDropout():
+                return _prove(copied, path, called, step)
         except Exception as error:
             first = (str(error).strip().splitlines() or [""])[0][:200]
             return Proof(failed=f"the probe failed ({type(error).__name__}: {first})")
@@ -108,8 +123,23 @@ def _undisturbed(module: nn.Module) -> Iterator[None]:
             _push_mode(mode)
 
 
+class _WithoutDropout(TorchFunctionMode):
+    """A context in which nothing is dropped, whatever a model in training mode asks for."""
+
+    def __torch_function__(
+        self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func in SDPA:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs = kwargs if len(args) > 4 else kwargs | {"dropout_p": 0.0}
+        return func(*args, **kwargs)
+
+
 @contextmanager
-def _said_when_slow() -> Iterator[None]:
+def _message_when_slow() -> Iterator[None]:
     """Show a message at a terminal when the probe takes long."""
     text = "manyheads: probing the model once to find out what its heads are ..."
     timer = threading.Timer(_SLOW, lambda: print(text, file=sys.stderr))

@@ -93,8 +93,8 @@ def compare_methods(
     Examples
     --------
     >>> from manyheads.data.corpus import text
-    >>> from manyheads.models.open import load
-    >>> loaded = load()
+    >>> from manyheads.models.open import open_model
+    >>> loaded = open_model()
     >>> comparison = compare_methods(loaded, text(loaded, limit=2), ["fisher", "random"])
     >>> list(comparison.tables), comparison.agreements[0].heads
     (['fisher', 'random'], 72)

@@ -22,6 +22,7 @@ class Ear(Encoder):
 
     Examples
     --------
+    >>> import torch
     >>> ear = Ear(20, d_model=12, heads=3, layers=2)
     >>> ear(torch.randn(2, 7, 20), lengths=torch.tensor([7, 4])).shape       # (batch, length, d_model)
     torch.Size([2, 7, 12])
@@ -49,6 +50,7 @@ class Classifier(nn.Module):
 
     Examples
     --------
+    >>> import torch
     >>> model = Classifier(20, ["no", "yes"], d_model=12, heads=3, layers=2)
     >>> model(torch.randn(2, 7, 20), lengths=torch.tensor([7, 4]))["logits"].shape     # (batch, classes)
     torch.Size([2, 2])
@@ -71,6 +73,7 @@ class Speller(nn.Module):
 
     Examples
     --------
+    >>> import torch
     >>> model = Speller(20, ["<blank>", "no", "yes"], d_model=12, heads=3, layers=2)
     >>> model(torch.randn(2, 7, 20)).shape                                    # (batch, length, words)
     torch.Size([2, 7, 3])
@@ -93,6 +96,7 @@ class Transcriber(Seq2Seq):
 
     Examples
     --------
+    >>> import torch
     >>> words = ["<start>", "<end>", "no", "yes"]
     >>> model = Transcriber(20, words, d_model=12, heads=3, layers=2)
     >>> model(torch.randn(2, 7, 20), torch.randint(4, (2, 5))).shape          # (batch, length, words)
