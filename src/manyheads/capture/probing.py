@@ -357,6 +357,9 @@ def _second_runs(
             proof.cycles.get(path) == 1 and record.call.queries < record.call.keys and not site.memory
         )
         site.content_masks |= sequence.hidden[number]
+    for name, rows in zip(names, sequence.rows, strict=False):
+        if rows is not None and not bool(rows[1].any()):
+            proof.sites[name].scattered = False  # its calls are for one sequence each, not for pieces of all
     _look_at_pieces(proof, names, records, token.rows)
     proof.token_embeddings = token.embeddings
     leaks = {*sequence.leaks, *token.leaks}
