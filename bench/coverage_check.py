@@ -5,7 +5,7 @@ The reference is what `bench.coverage_spy` writes down; what the heads do is com
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -199,7 +199,24 @@ def _best(site: Any, ours: dict[str, Tensor], calls: list[Weights]) -> Match:
                     return best
         if best.error < 0.3 and count == 1:  # nearly: pieces of one attention would be far off
             break
+    for start in range(len(free) - site.heads + 1 if site.heads > 1 else 0):
+        run = free[start : start + site.heads]
+        if run[0].value.dim() == 3 and len({call.value.shape for call in run}) == 1:
+            match = _match(site, ours, [_heads_in_turn(run)], lambda x: x, False)
+            if match.error < best.error:
+                best = replace(match, used=run)
     return best
+
+
+def _heads_in_turn(run: list[Weights]) -> Weights:
+    """The weights of a loop over heads, (batch, queries, keys) each, as those of one call."""
+
+    def stacked(name: str) -> Tensor | None:
+        parts = [getattr(call, name) for call in run]
+        return None if any(part is None for part in parts) else torch.stack(parts, 1)
+
+    names = ("value", "keys", "logit", "output")
+    return replace(run[0], **{name: stacked(name) for name in names})
 
 
 Fold = Callable[[Tensor], Tensor]  # (..., queries, n) to (batch, heads, queries, n)
