@@ -40,6 +40,7 @@ from manyheads.capture.proof import Forward, Proof, SiteProof, Step
 from manyheads.capture.second_run import Rows, probe_interceptor, second_run
 from manyheads.capture.token_mixing import Baseline, is_beside_attention, reasons
 from manyheads.capture.torch_patches import without_checkpoints
+from manyheads.common.errors import describe_error
 from manyheads.common.types import Arguments, Function, Keywords
 
 _DROPOUTS = {
@@ -75,8 +76,7 @@ def prove(forward: Forward, step: Step | None = None) -> Proof:
             with _WithoutDropout():
                 return _prove(copied, path, called, step)
         except Exception as error:
-            first = (str(error).strip().splitlines() or [""])[0][:200]
-            return Proof(failed=f"the probe failed ({type(error).__name__}: {first})")
+            return Proof(failed=f"the probe failed ({describe_error(error)})")
 
 
 def _unfit(module: nn.Module, called: Inputs) -> str:
