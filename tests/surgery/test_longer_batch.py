@@ -41,3 +41,19 @@ def test_pieces_of_the_queries_do_not_make_it_longer_than_wanted() -> None:
 
 def test_where_each_query_takes_a_call_enough_is_enough() -> None:
     assert 50 < length_of(OneByOne(), 200, 50) < 70
+
+
+class RowByRow(InTwo):
+    """A call for each row of the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([super(RowByRow, self).forward(row) for row in x.split(1)])
+
+
+def test_a_batch_with_as_many_rows_as_tokens_gets_no_more_rows() -> None:
+    x = torch.randn(3, 3, 12)
+    model = RowByRow()
+    made = longer(model, (x,), lengths(model, (x,)), 200, 50)
+    assert made is not None
+    assert made[0][0].shape[0] == 3
+    assert made[0][0].shape[1] > 200

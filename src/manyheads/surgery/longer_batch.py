@@ -158,12 +158,12 @@ class _Trial:
                     by_size.setdefault(size, []).append((number, axis))
         grown: set[Side] = set()
         for size, axes in sorted(by_size.items(), reverse=True):
-            for part in _parts(axes):
-                group = self._group(part, size)
-                if group is not None and not group.sides.keys() <= grown:
-                    grown |= group.sides.keys()
-                    yield group
-                    break
+            groups = (group for part in _parts(axes) if (group := self._group(part, size)) is not None)
+            longer = [group for group in _up_to_plain(groups) if not group.sides.keys() <= grown]
+            if longer:
+                group = next((group for group in longer if not group.looped), longer[0])
+                grown |= group.sides.keys()
+                yield group
 
     def _group(self, axes: Axes, size: int) -> Group | None:
         for larger in (2 * size, size + 1):
@@ -232,6 +232,16 @@ class _Trial:
             else:
                 high = middle
         return low, best
+
+
+def _up_to_plain(groups: Iterable[Group]) -> Iterator[Group]:
+    """Groups up to the first that makes no more calls. One that does may have the axis of the batch in it,
+    where a batch has as many rows as tokens.
+    """
+    for group in groups:
+        yield group
+        if not group.looped:
+            return
 
 
 def _parts(axes: list[tuple[int, int]]) -> Iterator[Axes]:
