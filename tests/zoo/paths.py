@@ -96,3 +96,14 @@ class OneSample(TwoPaths):
         else:
             y = (q @ k.mT * self.scale()).softmax(-1) @ v
         return self.o(y.transpose(1, 2).flatten(2))
+
+
+@zoo(THEME, "long: other letters in the einsum, batch = heads", size=(4, 11), longer=(4, 90))
+class OtherLetters(TwoPaths):
+    """The same functions in the same order; only the equation puts heads before the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.permute(2, 0, 1, 3) for t in self.split(x))
+        scores = "hbqk" if x.shape[1] > LIMIT else "bhqk"
+        weights = (torch.einsum(f"hbqd,hbkd->{scores}", q, k) * self.scale()).softmax(-1)
+        return self.o(torch.einsum(f"{scores},hbkd->bqhd", weights, v).flatten(2))

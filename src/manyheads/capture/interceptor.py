@@ -210,8 +210,7 @@ class Mode(TorchFunctionMode):
         before, flow = internal.running, self.flow
         if frames and not before:
             frame = frames[-1]
-            axes = repr(args[1:]) if func in _MOVES_AXES else None
-            frame.functions = hash((frame.functions, func, axes))
+            frame.functions = hash((frame.functions, func, _axes_moved(func, args)))
         if func is F.multi_head_attention_forward:
             return handlers.multi_head(self, func, args, kwargs)
         out = func(*args, **kwargs)
@@ -460,6 +459,13 @@ class Interceptor:
                     yield
             finally:
                 self._local.state = before
+
+
+def _axes_moved(func: Function, args: Arguments) -> str:
+    """What tells two calls of a function apart that put axes in another order."""
+    if func in _MOVES_AXES:
+        return repr(args[1:])
+    return args[0] if func is torch.einsum and isinstance(args[0], str) else ""
 
 
 def _makers(call: Call) -> set[str]:
