@@ -14,7 +14,8 @@ from manyheads.capture.site import Site
 from manyheads.capture.tensor_tags import Merged
 
 if TYPE_CHECKING:
-    from manyheads.capture.interceptor import Frame, Mode
+    from manyheads.capture.frame import Frame
+    from manyheads.capture.interceptor import Mode
     from manyheads.capture.proof import Step
 
 # Where modules keep their number of heads, for a merged (batch * heads) axis that came from an unseen

@@ -15,7 +15,7 @@ from manyheads.capture.tensor_tags import NOT_MERGED, Flow, Product, Tag, Weight
 from manyheads.common.types import Arguments, Function, Keywords
 
 if TYPE_CHECKING:
-    from manyheads.capture.interceptor import Frame
+    from manyheads.capture.frame import Frame
 
 _aten = torch.ops.aten
 MATMULS = {

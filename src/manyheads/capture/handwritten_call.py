@@ -23,7 +23,8 @@ from manyheads.common.types import Arguments, Function, Keywords
 from manyheads.nn.mask import Mask
 
 if TYPE_CHECKING:
-    from manyheads.capture.interceptor import Frame, Mode, State
+    from manyheads.capture.frame import Frame
+    from manyheads.capture.interceptor import Mode, State
 
 
 def emit_handwritten(

@@ -28,7 +28,7 @@ from manyheads.capture.axes import LAST_SWAPS, MOVEDIMS, PERMUTES, SWAPS, Roles,
 from manyheads.common.types import Arguments, Function, Keywords
 
 if TYPE_CHECKING:
-    from manyheads.capture.interceptor import Frame
+    from manyheads.capture.frame import Frame
 
 Merged = tuple[int, int]  # the number of heads in an axis batch * heads, and the size of that axis
 NOT_MERGED: Merged = (0, 0)
