@@ -231,7 +231,7 @@ def test_a_factory_with_a_tokenizer(own):
     assert models.open_model(f"{own}:both").tokenizer() is str.split
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize(
     ("factory", "words"),
     [

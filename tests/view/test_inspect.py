@@ -170,7 +170,7 @@ def test_a_model_without_attention():
         inspect(no_attention(), [torch.ones(2, 3, dtype=torch.long)])
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_traced_model():
     traced = torch.jit.trace(nn.Linear(2, 3), torch.ones(1, 2))
     with pytest.raises(TypeError, match=r"traced or scripted .* give the module it was made from"):
