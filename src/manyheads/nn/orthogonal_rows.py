@@ -80,6 +80,7 @@ class OrthogonalRows(nn.Module):
 
     groups: along which axis, and which indices are those of each head, for everything that is to be
         orthogonal; one weight may hold queries and keys.
+    order: the names of the module's parameters, in the order that folding puts back.
 
     >>> weight = nn.Linear(5, 4)
     >>> _ = parametrize.register_parametrization(weight, "weight", OrthogonalRows([(0, [[0, 1], [2, 3]])]))
@@ -87,8 +88,11 @@ class OrthogonalRows(nn.Module):
     True
     """
 
-    def __init__(self, groups: Sequence[tuple[int, Sequence[Sequence[int]]]]) -> None:
+    def __init__(
+        self, groups: Sequence[tuple[int, Sequence[Sequence[int]]]], order: Sequence[str] = ()
+    ) -> None:
         super().__init__()
+        self.order = tuple(order)
         self.groups = [(axis, torch.tensor(heads)) for axis, heads in groups]  # (heads, width) each
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -169,9 +173,9 @@ def fold_orthogonal(model: nn.Module) -> nn.Module:
     """
     for module, name in list(constrained(model)):
         value = getattr(module, name).detach()
-        original = _unconstrain(module, name)
+        original, order = _unconstrain(module, name)
         original.copy_(value)
-        module.register_parameter(name, original)
+        _put(module, name, original, order)
     return model
 
 
@@ -191,17 +195,24 @@ def replace_constrained(copied: nn.Module) -> nn.Module:
     """Give a copy, which may share its parameters, plain weights of its own where it has orthogonal heads."""
     for module, name in list(constrained(copied)):
         value = getattr(module, name).detach().clone()
-        original = _unconstrain(module, name)
-        module.register_parameter(name, nn.Parameter(value, original.requires_grad))
+        original, order = _unconstrain(module, name)
+        _put(module, name, nn.Parameter(value, original.requires_grad), order)
     return copied
 
 
-def _unconstrain(module: nn.Module, name: str) -> nn.Parameter:
-    """Take the constraint off a module, and return what its weight was computed from. torch's own removal
-    takes it off the class, which copies of the module share.
+def _put(module: nn.Module, name: str, parameter: nn.Parameter, order: Sequence[str]) -> None:
+    module.register_parameter(name, parameter)
+    for other in [each for each in order if each in module._parameters]:
+        module._parameters[other] = module._parameters.pop(other)
+
+
+def _unconstrain(module: nn.Module, name: str) -> tuple[nn.Parameter, Sequence[str]]:
+    """Take the constraint off a module, and return what its weight was computed from, and the order of its
+    parameters. torch's own removal takes it off the class, which copies of the module share.
     """
     parametrisations: Any = module.parametrizations
     original: nn.Parameter = parametrisations[name].original
+    order = next(each.order for each in parametrisations[name] if isinstance(each, OrthogonalRows))
     kind = type(module)
     if len(parametrisations) > 1:  # the others need a class that still has their properties, and not this one
         rest = {key: value for key, value in vars(kind).items() if key != name}
@@ -210,4 +221,4 @@ def _unconstrain(module: nn.Module, name: str) -> nn.Parameter:
     else:
         module.__class__ = parametrize.type_before_parametrizations(module)
         del module.parametrizations
-    return original
+    return original, order

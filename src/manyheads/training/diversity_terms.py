@@ -179,7 +179,6 @@ class DiversityTerms:
 
     def find_subspaces(self, roles: Sequence[str], batch: Batch) -> None:
         """Find which weights make which head."""
-        trainable = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         for name, projections in head_projections(self.model, batch).items():
             projections.site.check("diversity_terms", self._unverified)
             for role in roles:
@@ -188,7 +187,7 @@ class DiversityTerms:
                     self._note(f"orthogonality: the {role} heads of {name!r} are not rows of one weight")
                 elif len(heads) < 2:
                     self._note(f"orthogonality: {name!r} has one {role} head")
-                elif heads not in self._subspaces and trainable & {p.parameter for h in heads for p in h}:
+                elif heads not in self._subspaces and self._rows(heads).requires_grad:
                     self._subspaces.append(heads)
         if not self._subspaces:
             why = f" ({'; '.join(self.notes)})" if self.notes else ""
@@ -201,10 +200,14 @@ class DiversityTerms:
         if text not in self.notes:
             self.notes.append(text)
 
+    @torch.enable_grad()
+    def _rows(self, heads: Sequence[Sequence[Part]]) -> Tensor:
+        return live_weights(self.model, [part for parts in heads for part in parts])
+
     def _orthogonality(self) -> Tensor:
         means = []
         for heads in self._subspaces:
-            rows = live_weights(self.model, [part for parts in heads for part in parts])
+            rows = self._rows(heads)
             sizes = [sum(len(part.indices) for part in parts) for parts in heads]
             means.append(_off_diagonal_mean(subspace_similarity(list(rows.split(sizes)))))
         return torch.stack([mean.to(means[0]) for mean in means]).mean()
@@ -224,9 +227,9 @@ class DiversityTerms:
     def _check_gradients(self, terms: Mapping[str, Tensor]) -> None:
         if self._without_gradient:
             raise ValueError(
-                f"diversity_terms: {min(self._without_gradient)!r} ran without gradients, under torch.no_grad "
-                "or in a checkpoint with use_reentrant=True, so its terms have none; expected gradients: "
-                "pass use_reentrant=False to the checkpoints"
+                f"diversity_terms: {min(self._without_gradient)!r} ran without gradients, under "
+                "torch.no_grad or in a checkpoint with use_reentrant=True, so its terms have none; expected "
+                "gradients: pass use_reentrant=False to the checkpoints"
             )
         for name, term in terms.items():
             if not term.requires_grad:
@@ -249,10 +252,10 @@ class DiversityTerms:
         # Not in a checkpoint's books: it counts what is saved, and repeats the model's functions only.
         with torch._C.DisableTorchFunction(), autocast, _kept():
             with torch.no_grad():
-                call = without_dead_rows(call)
-                look = visible(call)
-                real = update_site(call, look)  # (batch or 1, queries)
-                counted = seeing(call) if real is None else seeing(call) & real  # (batch, queries)
+                alive = without_dead_rows(call)
+                look = visible(alive)
+                real = update_site(alive, look)  # (batch or 1, queries)
+                counted = seeing(alive) if real is None else seeing(alive) & real  # (batch, queries)
             for name in self._observed:
                 term = _TERMS[name](call, look, counted)
                 if isinstance(term, str):
@@ -339,8 +342,8 @@ def _attention(call: Call, look: Visible, counted: Tensor) -> Term:
     if call.signed:
         return "has weights that may be negative, which are no distribution"
     query, key, scores = call.query, call.key, call.scores
-    if scores is not None and not scores.requires_grad and query is not None and query.requires_grad:
-        scores = None  # computed for us alone, from what follows
+    if scores is not None and call.memory != (0, 0) and query is not None and query.requires_grad:
+        scores = scores if scores.requires_grad else None  # computed to be looked at, from query and key
     if scores is not None:
         overlaps, there = overlap_of_scores(scores)
     elif query is not None and key is not None:

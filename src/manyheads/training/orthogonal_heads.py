@@ -83,7 +83,7 @@ def orthogonal_heads(
     for name, projections in weights.items():
         for role in roles:
             heads = unique_parts(projections, role)
-            if len(heads) > 1:
+            if len(heads) > 1 or not heads[0]:
                 parameter, rows = _rows(model, name, role, heads, projections)
                 groups.setdefault(parameter, {}).setdefault(rows, f"{role} of {name!r}")
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -96,12 +96,13 @@ def orthogonal_heads(
         _check_apart(parameter, groups[parameter])
     for parameter in sorted(trainable & set(groups)):
         path, _, attribute = parameter.rpartition(".")
-        parametrisation = OrthogonalRows(list(groups[parameter]))
-        parametrize.register_parametrization(model.get_submodule(path), attribute, parametrisation)
+        module = model.get_submodule(path)
+        parametrisation = OrthogonalRows(list(groups[parameter]), list(module._parameters))
+        parametrize.register_parametrization(module, attribute, parametrisation)
     return model
 
 
-def check_roles(roles: Sequence[str]) -> None:
+def check_roles(roles: Sequence[str], option: str = "roles") -> None:
     """Raise unless these are roles of weights.
 
     >>> check_roles(["query", "keys"])
@@ -109,12 +110,12 @@ def check_roles(roles: Sequence[str]) -> None:
     ValueError: roles: expected some of query, key, value, output, got 'keys'
     """
     if isinstance(roles, str):
-        raise TypeError(f"roles: expected several, as in [{roles!r}], got {roles!r}")
+        raise TypeError(f"{option}: expected several, as in [{roles!r}], got {roles!r}")
     for role in roles:
         if role not in ROLES:
-            raise ValueError(f"roles: expected some of {', '.join(ROLES)}, got {role!r}")
+            raise ValueError(f"{option}: expected some of {', '.join(ROLES)}, got {role!r}")
     if not roles:
-        raise ValueError(f"roles: expected some of {', '.join(ROLES)}, got none")
+        raise ValueError(f"{option}: expected some of {', '.join(ROLES)}, got none")
 
 
 def unique_parts(projections: Projections, role: str) -> list[tuple[Part, ...]]:
@@ -173,10 +174,12 @@ def _check_apart(parameter: str, groups: Mapping[Rows, str]) -> None:
 
 
 def _names(model: nn.Module, parameter: str) -> list[str]:
-    """All names of a parameter or buffer."""
+    """All names of a parameter or buffer, one for each module that has it."""
     tensors = _tensors(model)
     this = dict(tensors)[parameter]
-    return [name for name, tensor in tensors if tensor is this]
+    names = [name for name, tensor in tensors if tensor is this]
+    modules = {id(model.get_submodule(name.rpartition(".")[0])): name for name in names}
+    return list(modules.values())
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
