@@ -58,10 +58,20 @@ def overlap_of_scores(scores: Tensor) -> tuple[Tensor, Tensor]:
     top = scores.detach().amax(-1, keepdim=True)
     top = top.masked_fill(top == -torch.inf, 0.0)
     shown = scores.detach() > top - HIDDEN
-    e = torch.where(shown, (exact(scores) - top).masked_fill(~shown, 0.0).exp(), 0.0)
+    return overlap_of_weights((exact(scores) - top).masked_fill(~shown, -torch.inf).exp())
+
+
+def overlap_of_weights(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, of weights (batch, heads, queries, keys) from 0 on, whatever they sum to.
+
+    >>> overlap_of_weights(torch.tensor([[[[0.5, 0.5, 0.0]], [[0.0, 1.0, 1.0]]]]))[0]
+    tensor([[0.5000]])
+    """
+    shown = weights.detach() > 0
     live = shown.any(-1)  # (batch, heads, queries)
-    size = torch.linalg.vector_norm(torch.where(live.unsqueeze(-1), e, 1.0), dim=-1, keepdim=True)
-    together = (e / size).sum(1)
+    filled = torch.where(live.unsqueeze(-1), weights, 1.0)  # a norm of zero has no gradient
+    size = torch.linalg.vector_norm(filled, dim=-1, keepdim=True)
+    together = (exact(weights) / size).sum(1)
     return _row_means(together.square().sum(-1), live, shown.sum(-1))
 
 

@@ -21,7 +21,7 @@ from manyheads.common.types import Batch
 from manyheads.heads.diversity.collect import seeing
 from manyheads.heads.diversity.weight_subspaces import head_projections, matrices
 from manyheads.models.probe_batch import probe_batch
-from manyheads.nn.head_overlap import overlap, overlap_of_scores
+from manyheads.nn.head_overlap import overlap, overlap_of_scores, overlap_of_weights
 from manyheads.training.orthogonal_heads import check_roles, unique_parts
 
 TERMS = ("orthogonality", "outputs", "values", "attention")
@@ -299,8 +299,10 @@ def subspace_similarity(weights: Sequence[Tensor]) -> Tensor:
 
 
 def _off_diagonal_mean(matrix: Tensor) -> Tensor:
-    """The mean of the elements (n, n) off the diagonal."""
-    return (matrix.sum() - matrix.diagonal().sum()) / (len(matrix) * (len(matrix) - 1))
+    """The mean of the elements (..., n, n) off the diagonal; taken from the sum, it would leave rounding."""
+    size = matrix.shape[-1]
+    others = ~torch.eye(size, dtype=torch.bool, device=matrix.device)
+    return (matrix * others).sum((-2, -1)) / (size * (size - 1))
 
 
 # What a term adds for one call: a sum over tokens and their number; or why it has nothing to say of it.
@@ -332,8 +334,7 @@ def _agreement(x: Tensor) -> Term:
         return "has one head to compare"
     directions = nn.functional.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
     squares = (directions @ directions.mT).square()
-    between = squares.sum() - squares.diagonal(dim1=1, dim2=2).sum()
-    return between / (heads * (heads - 1)), torch.tensor(tokens, device=x.device)
+    return _off_diagonal_mean(squares).sum(), torch.tensor(tokens, device=x.device)
 
 
 def _attention(call: Call, look: Visible, counted: Tensor) -> Term:
@@ -341,10 +342,11 @@ def _attention(call: Call, look: Visible, counted: Tensor) -> Term:
         return "has one head to compare"
     if call.signed:
         return "has weights that may be negative, which are no distribution"
-    query, key, scores = call.query, call.key, call.scores
-    if scores is not None and call.memory != (0, 0) and query is not None and query.requires_grad:
-        scores = scores if scores.requires_grad else None  # computed to be looked at, from query and key
-    if scores is not None:
+    query, key, scores, weights = call.query, call.key, call.scores, call.weights
+    looked_at = scores is not None and not scores.requires_grad  # computed for that alone
+    if looked_at and weights is not None and weights.requires_grad:
+        overlaps, there = overlap_of_weights(weights)
+    elif scores is not None and not (looked_at and call.memory != (0, 0)):
         overlaps, there = overlap_of_scores(scores)
     elif query is not None and key is not None:
         learned = any(tensor.requires_grad for tensor in call.mask.tensors)
@@ -354,6 +356,9 @@ def _attention(call: Call, look: Visible, counted: Tensor) -> Term:
         overlaps, there = overlap(query, key, mask, scale)
     else:
         return "hides its queries and its scores"
+    learns = call.output if query is None else query
+    if learns.requires_grad and torch.is_grad_enabled() and not overlaps.requires_grad:
+        return "computes its weights in a way that shows no gradient"
     there = there & counted
     return torch.where(there, overlaps, 0.0).sum(), there.sum()
 
