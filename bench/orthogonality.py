@@ -174,7 +174,7 @@ def verdict(name: str, way: str, differences: Mapping[str, tuple[float, float]])
     """What differs, and what cannot be distinguished.
 
     >>> verdict("language", "term", {"quality": (0.3, 0.5)})
-    'language, term against none: nothing differs. Not distinguishable with these seeds: perplexity (+0.3 ± 0.5).'
+    'language, term against none: nothing differs. Not distinguishable with these seeds: perplexity (+0.3 ...
     >>> verdict("language", "term", {"js": (0.1, 0.02)})
     'language, term against none: Jensen-Shannon distance of attention +0.1 ± 0.02.'
     """
