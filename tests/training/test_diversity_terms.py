@@ -174,10 +174,11 @@ def test_orthogonality_can_be_trained_away_on_a_packed_transposed_weight():
     [
         (models.Nano(), IDS),
         (nn.MultiheadAttention(15, 3, batch_first=True), (torch.randn(2, 7, 15),) * 3),
+        (nn.MultiheadAttention(15, 3, add_bias_kv=True, batch_first=True), (torch.randn(2, 7, 15),) * 3),
         (models.albert(), TOKENS),
         (models.whisper(), models.whisper_inputs()),
     ],
-    ids=["handwritten", "torch", "shared layers", "encoder and decoder"],
+    ids=["handwritten", "torch", "learned keys", "shared layers", "encoder and decoder"],
 )
 def test_all_terms_on_other_models(model, batch):
     terms = mh.diversity_terms(model, orthogonality=1, outputs=1, values=1, attention=1, batch=batch)
