@@ -38,8 +38,8 @@ def overlap(q: Tensor, k: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Ten
     --------
     >>> q, k = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 4)
     >>> values, counted = overlap(q.expand(1, 2, 5, 4), k, Mask(causal=True), 0.5)
-    >>> values, counted
-    (tensor([[0.0000, 1.0000, 1.0000, 1.0000, 1.0000]]), tensor([[False,  True,  True,  True,  True]]))
+    >>> values.round(decimals=3), counted
+    (tensor([[0., 1., 1., 1., 1.]]), tensor([[False,  True,  True,  True,  True]]))
     """
     learned = [x for x in mask.tensors if x.is_floating_point() and x.requires_grad]
     bias = sum(learned[1:], start=learned[0]) if learned else None
@@ -52,8 +52,8 @@ def overlap(q: Tensor, k: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Ten
 def overlap_of_scores(scores: Tensor) -> tuple[Tensor, Tensor]:
     """The same, of scores (batch, heads, queries, keys) that a model materialised, masks included.
 
-    >>> overlap_of_scores(torch.zeros(1, 2, 1, 3))
-    (tensor([[1.0000]]), tensor([[True]]))
+    >>> overlap_of_scores(torch.zeros(1, 2, 1, 3))[0].round(decimals=3)
+    tensor([[1.]])
     """
     top = scores.detach().amax(-1, keepdim=True)
     top = top.masked_fill(top == -torch.inf, 0.0)

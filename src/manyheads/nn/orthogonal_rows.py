@@ -49,9 +49,9 @@ def polar(matrix: Tensor) -> Tensor:
 
     It has them whatever the matrix is, also where rows depend on each other.
 
-    >>> polar(torch.tensor([[2.0, 0.0], [0.0, -3.0]]))
-    tensor([[ 1.,  0.],
-            [ 0., -1.]])
+    >>> polar(torch.tensor([[3.0, 0.0], [0.8, 0.6]]))
+    tensor([[ 0.9762, -0.2169],
+            [ 0.2169,  0.9762]])
     """
     return _Polar.apply(matrix)  # type: ignore[no-any-return]
 
