@@ -221,8 +221,10 @@ class DiversityTerms:
                 f"{name}: there was nothing to compare{why}; expected a run of the model inside of "
                 "`with terms`, with two heads or more at a site"
             )
-        means = [total / count.clamp(min=1) for total, count in sums.values()]
-        return torch.stack([mean.to(means[0]) for mean in means]).mean()
+        device = next(iter(sums.values()))[0].device
+        totals = torch.stack([total.to(device) for total, _ in sums.values()])
+        counts = torch.stack([count.to(device) for _, count in sums.values()])
+        return (totals / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
 
     def _check_gradients(self, terms: Mapping[str, Tensor]) -> None:
         if self._without_gradient:
