@@ -63,7 +63,8 @@ class Frame:
     )  # fmt: skip
 
     def __init__(self, module: nn.Module, path: str, number: int) -> None:
-        self.module, self.path = module, path
+        self.module = module
+        self.path = path
         self.number = number  # which run of the module this is
         self.piece: Piece | None = None  # the queries last seen here
         self.calls = 0  # attention calls seen here
@@ -194,8 +195,7 @@ class Mode(TorchFunctionMode):
 
     def __init__(self, owner: Interceptor, state: State) -> None:
         super().__init__()
-        self.owner, self.state = owner, state
-        self.flow = state.flow
+        self.owner, self.state, self.flow = owner, state, state.flow
         self.channels = handlers.CHANNELS
 
     def __torch_function__(
