@@ -14,6 +14,7 @@ ALSO = (
     "roles",
     "watch",
     "prune",
+    "orthogonality",
     "live",
     "report",
     "probe",

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from manyheads.nn.generate import generate as generate
     from manyheads.nn.mask import Mask as Mask
     from manyheads.nn.multihead import MultiHeadAttention as MultiHeadAttention
+    from manyheads.nn.orthogonal_rows import fold_orthogonal as fold_orthogonal
     from manyheads.nn.positions import LearnedPositions as LearnedPositions
     from manyheads.nn.positions import Rotary as Rotary
     from manyheads.nn.positions import SinusoidalPositions as SinusoidalPositions
@@ -60,7 +61,9 @@ if TYPE_CHECKING:
     from manyheads.surgery.refit import refit as refit
     from manyheads.tasks.trained import evaluate as evaluate
     from manyheads.tasks.trained import predict as predict
+    from manyheads.training.diversity_terms import diversity_terms as diversity_terms
     from manyheads.training.loop import train as train
+    from manyheads.training.orthogonal_heads import orthogonal_heads as orthogonal_heads
     from manyheads.view.inspect import inspect as inspect
     from manyheads.view.report import report as report
     from manyheads.view.serve import serve as serve
@@ -86,6 +89,7 @@ _NAMES = {
     "manyheads.nn.generate": ("generate",),
     "manyheads.nn.mask": ("Mask",),
     "manyheads.nn.multihead": ("MultiHeadAttention",),
+    "manyheads.nn.orthogonal_rows": ("fold_orthogonal",),
     "manyheads.nn.positions": ("LearnedPositions", "Rotary", "SinusoidalPositions", "sinusoidal"),
     "manyheads.nn.stack": ("DecoderCache",),
     "manyheads.nn.statistics": ("statistics", "statistics_of_scores"),
@@ -98,7 +102,9 @@ _NAMES = {
     "manyheads.surgery.recover": ("recover",),
     "manyheads.surgery.refit": ("refit",),
     "manyheads.tasks.trained": ("evaluate", "predict"),
+    "manyheads.training.diversity_terms": ("diversity_terms",),
     "manyheads.training.loop": ("train",),
+    "manyheads.training.orthogonal_heads": ("orthogonal_heads",),
     "manyheads.view.widget": ("widget",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -270,3 +270,16 @@ def test_a_device_that_is_there_is_used(folders):
         call("predict", folders / "language", "a few", *how).stdout for how in ((), ("--device", "cpu"))
     ]
     assert answers[0] == answers[1]
+
+
+def test_heads_are_kept_diverse(folders, tmp_path):
+    kept = ["--diversity", "orthogonality=0.1,attention=0.01", "--orthogonal", "key"]
+    data = ["--data", data_of(folders, "language"), "--context", 16]
+    out = tmp_path / "diverse"
+    call("train", "language", *data, *SIZES, *STEPS, *kept, "--out", out, "--tracker", "none", "--json")
+    last = json.loads((out / "log.jsonl").read_text().splitlines()[-1])
+    assert sorted(last["diversity"]) == ["attention", "orthogonality"]
+    with pytest.raises(ValueError, match="diversity: got 'orthogonality'; expected terms with their weights"):
+        call("train", "language", *data, "--diversity", "orthogonality", "--out", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    assert "()" not in call("train", "language", "--help").stdout

@@ -13,7 +13,8 @@ from manyheads.training.loop import train
 MODEL = {"d_model": 10, "heads": 5, "layers": 1, "dropout": 0.0, "vocabulary": 280}
 OPTIONS = {
     "steps": 4, "batch_tokens": 61, "warmup": 1, "learning_rate": 0.01, "evaluate_every": 4,
-    "evaluate_examples": 5, "watch_every": 2, "seed": 3,
+    "evaluate_examples": 5, "watch_every": 2, "seed": 3, "diversity": "orthogonality=0.5",
+    "orthogonal": "value",
 }  # fmt: skip
 # What `accelerate launch` runs; the command itself also imports all else that accelerate can do.
 LAUNCH = [
@@ -50,4 +51,5 @@ def test_two_processes_are_one(tmp_path):
         assert a["tokens"] == b["tokens"]
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-4)
         assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-4)
+        assert a["diversity"] == pytest.approx(b["diversity"], abs=1e-4)
     assert one[-1]["valid"] == pytest.approx(two[-1]["valid"], abs=1e-4)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
@@ -26,6 +27,7 @@ from manyheads.capture.proof import Forward, Proof, Step, proof_of, proof_reachi
 from manyheads.capture.site import Site, Sites
 from manyheads.capture.tensor_tags import Flow
 from manyheads.common.types import Arguments, Function, Keywords
+from manyheads.nn.orthogonal_rows import without_constraints
 
 Callback = Callable[[Call], Tensor | None]
 _MOVES_AXES = {torch.transpose, torch.permute, torch.movedim, torch.swapaxes} | {
@@ -136,9 +138,7 @@ class Mode(TorchFunctionMode):
 
     def __init__(self, owner: Interceptor, state: State) -> None:
         super().__init__()
-        self.owner = owner
-        self.state = state
-        self.flow = state.flow
+        self.owner, self.state, self.flow = owner, state, state.flow
         self.channels = handlers.CHANNELS
 
     def __torch_function__(
@@ -233,7 +233,7 @@ class Interceptor:
         self._handles: list[RemovableHandle] = []
         self._depth = 0
         # torch's own leaves (linear maps, norms, dropout) make no attention calls: leave them their speed
-        self._hooked = [module for module in modules if not _is_torch_leaf(module)]
+        self._hooked = [part for part in without_constraints(model) if not _is_torch_leaf(part)]
 
     def __enter__(self) -> Interceptor:
         self._depth += 1
@@ -417,7 +417,8 @@ def _makers(call: Call) -> set[str]:
 
 
 def _is_torch_leaf(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.") and next(module.children(), None) is None
+    parts = all(name == "parametrizations" for name, _ in module.named_children())
+    return parts and type_before_parametrizations(module).__module__.startswith("torch.nn.")
 
 
 def module_paths(model: nn.Module, prefix: str = "") -> dict[int, str]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.types import Arguments
+from manyheads.nn.orthogonal_rows import replace_constrained
 
 SAMPLES = 3  # sequences of a probe
 LENGTH = 13  # tokens of each, where a model can be given fewer than it was called with
@@ -144,7 +145,7 @@ def structure_copy(module: nn.Module) -> nn.Module:
     """
     memo: dict[int, object] = {id(parameter): parameter for parameter in module.parameters()}
     memo |= {id(buffer): buffer.detach().clone() for buffer in module.buffers()}
-    copied = copy.deepcopy(module, memo)
+    copied = replace_constrained(copy.deepcopy(module, memo))  # heads show in rows of plain weights
     for part in copied.modules():
         for hooks in (part._forward_pre_hooks, part._forward_hooks):
             for key, hook in list(hooks.items()):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from manyheads.capture.site import Site
 from manyheads.capture.weight_tracing import Trace, traces
 from manyheads.common.types import Batch
+from manyheads.nn.orthogonal_rows import plain
 
 ROLES = ("query", "key", "value", "output")
 
@@ -98,7 +99,7 @@ def projections(model: nn.Module, batch: Batch) -> dict[str, Projections]:
     >>> weights(layer, found.heads[1].key).shape
     torch.Size([3, 6])
     """
-    return {name: _projections(trace) for name, trace in traces(model, batch).items()}
+    return {name: _projections(trace) for name, trace in traces(plain(model), batch).items()}
 
 
 def weights(model: nn.Module, parts: Sequence[Part]) -> Tensor:
@@ -107,10 +108,15 @@ def weights(model: nn.Module, parts: Sequence[Part]) -> Tensor:
     >>> weights(nn.Linear(3, 2), [Part("weight", axis=1, indices=(0, 2))]).shape
     torch.Size([2, 2])
     """
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return live_weights(model, parts).detach()
+
+
+def live_weights(model: nn.Module, parts: Sequence[Part]) -> Tensor:
+    """The same, through which a gradient flows to the model's parameters."""
     rows = []
     for part in parts:
-        tensor = tensors[part.parameter].detach()
+        path, _, name = part.parameter.rpartition(".")
+        tensor: Tensor = getattr(model.get_submodule(path), name)
         index = torch.tensor(part.indices, device=tensor.device)
         rows.append(tensor.index_select(part.axis, index).movedim(part.axis, 0).flatten(1))
     return torch.cat(rows)

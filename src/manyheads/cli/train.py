@@ -124,7 +124,7 @@ def _of_task(name: str) -> TyperCommand:
 def _parameter(name: str, hint: Any, help: str, default: object, panel: str | None = None) -> Parameter:
     """An option that is None unless it is passed; its help says what holds then."""
     kind = next((part for part in get_args(hint) if part is not type(None)), hint)
-    if default is not None and default is not False:
+    if default is not None and default is not False and default != "":
         help = f"{help} [dim]({default})[/dim]"
     flag = f"--{name.replace('_', '-')}"
     option = typer.Option(flag, help=help, show_default=False, rich_help_panel=panel)

@@ -20,6 +20,7 @@ from manyheads.common.whole_files import whole_folder, write_whole
 from manyheads.models import config, native, transformers_config
 from manyheads.models.changes import ATTRIBUTE, Changes, changes_of, reshape, set_tensor
 from manyheads.models.size_limits import no_larger_than, shapes
+from manyheads.nn.orthogonal_rows import plain
 
 _FORMAT, _VERSION = "manyheads model", 1
 _PLAN, _WEIGHTS, _BUFFERS = "heads.json", "model.safetensors", "buffers.safetensors"
@@ -68,7 +69,11 @@ def save(model: nn.Module, dir: str | PathLike[str], tokenizer: object = None) -
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"dir: {folder} exists already; choose another folder, or remove it first")
     with whole_folder(folder) as unfinished:
-        _write(model, unfinished, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None))
+        _write(
+            plain(model),
+            unfinished,
+            tokenizer if tokenizer is not None else getattr(model, "tokenizer", None),
+        )
 
 
 def _write(model: nn.Module, folder: Path, tokenizer: object) -> None:

@@ -41,9 +41,9 @@ def _forward(
     chunk: int | None, scale: float, dropout: float, offset: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output (batch, heads, queries, d_value) and the log-sum-exp (batch, heads, queries)."""
-    mask = Mask(causal, window, chunk, lengths, queries, slopes, _tensors(bias, allowed))
+    mask = Mask(causal, window, chunk, lengths, queries, slopes, split_tensors(bias, allowed))
     kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
-    grouped, keys, values = _exact(q, kv_heads), _exact(k), _exact(v)
+    grouped, keys, values = exact(q, kv_heads), exact(k), exact(v)
     out = _zeros(q, v.shape[3], q.dtype)
     lse = torch.zeros(q.shape[:3], dtype=keys.dtype, device=q.device)
     grouped_out, grouped_lse = (x.unflatten(1, (kv_heads, group)) for x in (out, lse))
@@ -57,7 +57,7 @@ def _forward(
         total = p.sum(-1, keepdim=True).masked_fill_(nothing, 1.0)
         tile.of_queries(grouped_lse).copy_((total.log() + top).squeeze(-1))
         drop(p)
-        result = (_flat(p) @ tile.of_keys(values).flatten(0, 1)).view(*p.shape[:-1], -1)
+        result = (flat(p) @ tile.of_keys(values).flatten(0, 1)).view(*p.shape[:-1], -1)
         tile.of_queries(grouped_out).copy_(result.div_(total))
     return out, lse
 
@@ -70,11 +70,11 @@ def _backward(
     dropout: float, offset: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and of the bias (empty unless ``bias_grad``)."""
-    mask = Mask(causal, window, chunk, lengths, queries, slopes, _tensors(bias, allowed))
+    mask = Mask(causal, window, chunk, lengths, queries, slopes, split_tensors(bias, allowed))
     kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
-    grouped, keys, values, flow = _exact(q, kv_heads), _exact(k), _exact(v), _exact(grad, kv_heads)
+    grouped, keys, values, flow = exact(q, kv_heads), exact(k), exact(v), exact(grad, kv_heads)
     # The softmax's backward needs sum_j p_ij dp_ij for each row, which is the output times its gradient.
-    drain = (flow * _exact(out, kv_heads)).sum(-1, keepdim=True)
+    drain = (flow * exact(out, kv_heads)).sum(-1, keepdim=True)
     grad_q, grad_k, grad_v = (x.new_zeros(x.shape, dtype=keys.dtype) for x in (q, k, v))
     grouped_grad = grad_q.unflatten(1, (kv_heads, group))
     grad_bias = keys.new_zeros(bias.shape if bias is not None and bias_grad else 0)
@@ -84,19 +84,19 @@ def _backward(
         parts, _ = hidden(mask, offset, group, keys, tile)
         s = scores(grouped, keys, scale, tile, parts, take)
         p = exp_of_difference(s, tile.of_queries(lse), parts, out=s)
-        tile_flow, tile_keys = _flat(tile.of_queries(flow)), tile.of_keys(keys).flatten(0, 1)
+        tile_flow, tile_keys = flat(tile.of_queries(flow)), tile.of_keys(keys).flatten(0, 1)
         ds = take("ds", p.shape)
-        torch.bmm(tile_flow, tile.of_keys(values).flatten(0, 1).transpose(1, 2), out=_flat(ds))
+        torch.bmm(tile_flow, tile.of_keys(values).flatten(0, 1).transpose(1, 2), out=flat(ds))
         keep = drop(ds)
         ds.sub_(tile.of_queries(drain)).mul_(p)
         if keep is not None:
             p.mul_(keep)
-        tile.of_keys(grad_v).flatten(0, 1).baddbmm_(_flat(p).transpose(1, 2), tile_flow)
+        tile.of_keys(grad_v).flatten(0, 1).baddbmm_(flat(p).transpose(1, 2), tile_flow)
         if grad_bias.numel():
-            _add_bias_grad(grad_bias, ds, tile, group)
-        tile.of_queries(grouped_grad).copy_((_flat(ds) @ tile_keys).mul_(scale).view(*p.shape[:-1], -1))
-        tile_queries = _flat(tile.of_queries(grouped))
-        tile.of_keys(grad_k).flatten(0, 1).baddbmm_(_flat(ds).transpose(1, 2), tile_queries, alpha=scale)
+            add_bias_grad(grad_bias, ds, tile, group)
+        tile.of_queries(grouped_grad).copy_((flat(ds) @ tile_keys).mul_(scale).view(*p.shape[:-1], -1))
+        tile_queries = flat(tile.of_queries(grouped))
+        tile.of_keys(grad_k).flatten(0, 1).baddbmm_(flat(ds).transpose(1, 2), tile_queries, alpha=scale)
     return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), grad_bias
 
 
@@ -120,13 +120,13 @@ _forward.register_autograd(_grads, setup_context=_setup)
 
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _zeros(q, v.shape[3], q.dtype), q.new_zeros(q.shape[:3], dtype=_exact(k).dtype)
+    return _zeros(q, v.shape[3], q.dtype), q.new_zeros(q.shape[:3], dtype=exact(k).dtype)
 
 
 @_backward.register_fake
 def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     grads = (x.new_zeros(x.shape) for x in (q, k, v))
-    return *grads, k.new_zeros(bias.shape if bias is not None and rest[-7] else 0, dtype=_exact(k).dtype)
+    return *grads, k.new_zeros(bias.shape if bias is not None and rest[-7] else 0, dtype=exact(k).dtype)
 
 
 def _zeros(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -135,18 +135,18 @@ def _zeros(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(batch, length, heads, width, dtype=dtype, device=x.device).transpose(1, 2)
 
 
-def _exact(x: Tensor, kv_heads: int | None = None) -> Tensor:
+def exact(x: Tensor, kv_heads: int | None = None) -> Tensor:
     """At least float32; with ``kv_heads``, heads split into (kv_heads, group)."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     return x if kv_heads is None else x.unflatten(1, (kv_heads, x.shape[1] // kv_heads))
 
 
-def _flat(x: Tensor) -> Tensor:
+def flat(x: Tensor) -> Tensor:
     """(batch, kv_heads, group, rows, width) -> (batch * kv_heads, group * rows, width)."""
     return x.flatten(2, 3).flatten(0, 1)
 
 
-def _tensors(bias: Tensor | None, allowed: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def split_tensors(bias: Tensor | None, allowed: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return (*allowed, *(() if bias is None else (bias,)))
 
 
@@ -176,7 +176,7 @@ def _dropout(
     return drop
 
 
-def _add_bias_grad(total: Tensor, ds: Tensor, tile: Tile, group: int) -> None:
+def add_bias_grad(total: Tensor, ds: Tensor, tile: Tile, group: int) -> None:
     """Add the tile's score gradients to the bias's, summed over the axes where the bias broadcasts."""
     heads = slice(tile.kv_heads.start * group, tile.kv_heads.stop * group)
     ds = ds.flatten(1, 2)

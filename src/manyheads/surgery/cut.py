@@ -18,6 +18,7 @@ from manyheads.models.changes import Changes, changes_of, forget, replace_module
 from manyheads.models.no_heads import emptied
 from manyheads.models.probe_batch import probe_batch, variations
 from manyheads.models.torch_attention import TorchAttention
+from manyheads.nn.orthogonal_rows import plain
 from manyheads.surgery.head_counts import fix_head_counts, numbers_at_stake, read_regions
 from manyheads.surgery.longer_batch import LENGTH, RunLengths, longer
 from manyheads.surgery.plan import Plan
@@ -83,6 +84,7 @@ def cut(
     """
     if isinstance(heads, Plan):
         heads.check(model)
+    model = plain(model)
     batch = probe_batch(model) if batch is None else batch
     sites, removed, seen = _resolved(model, heads, batch)
     for name, numbers in removed.items():

@@ -12,6 +12,7 @@ from manyheads.common.devices import device_of
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
 from manyheads.heads.observer import moved
+from manyheads.nn.orthogonal_rows import constrained, plain
 from manyheads.surgery.paused_passes import Pass, Stop, passes
 
 # Tried on held-out sequences, in units of the mean square of what a map reads.
@@ -97,7 +98,12 @@ def refit(
     >>> len(fitted), fitted[0].after < fitted[0].before
     (4, True)
     """
-    device = device_of(small)
+    if next(constrained(small), None) is not None:
+        raise ValueError(
+            "small: its heads are kept orthogonal, so that its weights cannot be set; expected plain ones: "
+            "call fold_orthogonal(small) first"
+        )
+    device, teacher = device_of(small), plain(teacher)
     calibration = list(moved(batches, device))
     names = writers(small, calibration[0])
     done: list[Fitted] = []

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -30,11 +30,14 @@ from manyheads.common.preserved_state import untouched
 from manyheads.common.whole_files import write_whole
 from manyheads.data.examples import Order, seed_of, spread
 from manyheads.models.config import build
+from manyheads.nn.orthogonal_rows import plain
 from manyheads.training import checkpoint
+from manyheads.training.diversity_terms import DiversityTerms, diversity_terms
 from manyheads.training.evaluation import evaluate
 from manyheads.training.head_monitor import monitor_heads
 from manyheads.training.log import Log
-from manyheads.training.options import Options, rate, with_options
+from manyheads.training.options import Options, diversity_weights, orthogonal_roles, rate, with_options
+from manyheads.training.orthogonal_heads import orthogonal_heads
 from manyheads.training.progress import Report, line, track
 from manyheads.training.run_folder import Run
 from manyheads.training.task import Data, Task
@@ -146,6 +149,7 @@ class Loop:
         self.accelerator = accelerator
         torch.manual_seed(seed_of(options.seed))
         self.model = build(task.describe())
+        self.terms = self._keep_diverse()
         matrices = [p for p in self.model.parameters() if p.dim() > 1]
         others = [p for p in self.model.parameters() if p.dim() <= 1]
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
@@ -164,6 +168,16 @@ class Loop:
         self.best_step = 0
         self.worse = 0  # evaluations since the best
         self._resume()
+
+    def _keep_diverse(self) -> DiversityTerms | None:
+        """Constrain the model's heads, and make the terms of its loss, as the options say."""
+        weights, roles = diversity_weights(self.options.diversity), orthogonal_roles(self.options.orthogonal)
+        if not (weights or roles):
+            return None
+        batch = self.task.inputs(self.task.collate(self.data.train.take([0], self.options.seed, 0)))
+        if roles:
+            orthogonal_heads(self.model, roles, batch)
+        return diversity_terms(self.model, batch=batch, **dict[str, Any](weights)) if weights else None
 
     def run_to_the_end(self, callbacks: Sequence[Callback]) -> str:
         """Make updates until all are made, the metric stops improving, or the user interrupts."""
@@ -189,6 +203,7 @@ class Loop:
     def result(self, ended: str) -> Result:
         """The best weights in the model, measured on all validation examples unless it was interrupted."""
         metrics: dict[str, float] = {}
+        self.model = plain(self.model)
         if self.run.weights.exists():
             checkpoint.put(checkpoint.read_weights(self.run.weights), self.model)
         if ended != "interrupted":
@@ -212,7 +227,9 @@ class Loop:
         key = (options.seed, self.order.epoch(step))
         parts = options.accumulate * processes
         self.wrapped.train()
-        totals = torch.zeros(3, dtype=torch.float64, device=accelerator.device)  # loss, tokens, interruptions
+        terms, names = self.terms, [*self.terms.weights] if self.terms is not None else []
+        # loss, tokens, interruptions, terms
+        totals = torch.zeros(3 + len(names), dtype=torch.float64, device=accelerator.device)
         totals[2] = float(interrupted)
         with monitor_heads(self.model) if watched else nullcontext() as seen:
             for part in range(options.accumulate):
@@ -221,17 +238,20 @@ class Loop:
                 batch = send_to_device(self.task.collate(examples), accelerator.device)
                 waits = part + 1 < options.accumulate
                 with accelerator.no_sync(self.wrapped) if waits else nullcontext():
-                    with accelerator.autocast():
+                    with accelerator.autocast(), terms or nullcontext():
                         loss, count = self.task.loss(self.wrapped, batch)
                     if (
                         not part_indices
                     ):  # fewer examples than processes: this one takes part without a gradient
                         loss, count = loss * 0, count * 0
+                    total_loss = loss if terms is None else loss + terms.loss() * count
                     # by a fixed number for now; the number of tokens of all processes is known at the end
-                    accelerator.backward(loss / options.batch_tokens)
+                    accelerator.backward(total_loss / options.batch_tokens)
                 totals[0] += loss.detach()
                 totals[1] += count
-        total, tokens, stops = accelerator.reduce(totals, "sum").tolist()
+                if terms is not None:
+                    totals[3:] += count * totals.new_tensor([*terms.values.values()])
+        total, tokens, stops, *sums = accelerator.reduce(totals, "sum").tolist()
         loss_value = total / tokens if tokens else math.nan
         if not math.isfinite(loss_value):
             raise ValueError(
@@ -248,13 +268,17 @@ class Loop:
             self.average.update(step)
         report = Report(step + 1, options.steps, loss_value, learning_rate, float(norm), int(tokens), 0.0)
         report.heads = seen.table if seen is not None else None
+        report.diversity = {name: value / tokens for name, value in zip(names, sums, strict=True)}
         return report, stops > 0
 
     def _evaluate(self, indices: Sequence[int]) -> dict[str, float]:
-        with self.average.in_place() if self.average is not None else nullcontext():
-            return evaluate(
-                self.task, self.model, self.data.valid, indices, batch_tokens=self.options.batch_tokens
-            )
+        with self._averaged():
+            model, size = plain(self.model), self.options.batch_tokens
+            return evaluate(self.task, model, self.data.valid, indices, batch_tokens=size)
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """The model with the weights that are evaluated and kept."""
+        return self.average.in_place() if self.average is not None else nullcontext()
 
     def _evaluate_at_the_end(self, ended: str) -> tuple[dict[str, float], str]:
         """The metrics of all validation examples; none when Ctrl-C came before they were measured."""
@@ -275,9 +299,8 @@ class Loop:
             return False
         self.best, self.best_step, self.worse = value, self.step, 0
         if self.accelerator.is_main_process:
-            values = self.average.values if self.average is not None else checkpoint.weights(self.model)
-            with _writing(self.run.out):
-                write_whole(self.run.weights, checkpoint.model_bytes(values))
+            with _writing(self.run.out), self._averaged():
+                write_whole(self.run.weights, checkpoint.model_bytes(checkpoint.weights(plain(self.model))))
         return True
 
     def _given_up(self) -> bool:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from manyheads.training.diversity_terms import TERMS, check_weights
+from manyheads.training.orthogonal_heads import check_roles
+
 DECAYS = ("cosine", "linear", "inverse", "none")
 PRECISIONS = ("no", "bf16", "fp16")
 
@@ -43,6 +46,8 @@ class Options:
     patience: int = option(0, "Early stopping: evaluations without an improvement; 0 for never.")
     watch_every: int = option(100, "Steps between measurements of the heads; 0 for none.")
     precision: str = option("no", "Mixed precision: no, bf16 or fp16.")
+    diversity: str = option("", "Terms that keep heads diverse, as orthogonality=0.1,attention=0.01.")
+    orthogonal: str = option("", "Heads whose weights are kept orthogonal: query,key (or value, output).")
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -59,6 +64,8 @@ class Options:
         for name, names in (("decay", DECAYS), ("precision", PRECISIONS)):
             if getattr(self, name) not in names:
                 raise ValueError(f"{name}: expected one of {', '.join(names)}, got {getattr(self, name)!r}")
+        diversity_weights(self.diversity)
+        orthogonal_roles(self.orthogonal)
 
 
 _LEAST = {
@@ -86,6 +93,42 @@ def with_options(defaults: Mapping[str, object], chosen: Mapping[str, object]) -
         raise TypeError(f"{unknown[0]}: no option of training; expected one of {', '.join(names)}")
     values: dict[str, Any] = {**defaults, **chosen}  # checked by Options
     return Options(**values)
+
+
+def diversity_weights(text: str) -> dict[str, float]:
+    """The weights of `diversity_terms` in the option ``diversity``.
+
+    >>> diversity_weights("orthogonality=0.1,attention=0.01")
+    {'orthogonality': 0.1, 'attention': 0.01}
+    """
+    weights: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        name, _, number = (piece.strip() for piece in part.partition("="))
+        try:
+            weight = float(number)
+        except ValueError:
+            raise ValueError(
+                f"diversity: got {text!r}; expected terms with their weights, as orthogonality=0.1, of "
+                f"{', '.join(TERMS)}"
+            ) from None
+        if name in weights:
+            raise ValueError(f"diversity: got {name} twice in {text!r}; expected each term once")
+        weights[name] = weight
+    if weights:
+        check_weights(weights)
+    return weights
+
+
+def orthogonal_roles(text: str) -> list[str]:
+    """The roles of `orthogonal_heads` in the option ``orthogonal``.
+
+    >>> orthogonal_roles("query, key")
+    ['query', 'key']
+    """
+    roles = [role.strip() for role in text.split(",")] if text else []
+    if roles:
+        check_roles(roles, "orthogonal")
+    return roles
 
 
 def rate(step: int, options: Options) -> float:

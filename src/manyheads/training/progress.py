@@ -27,6 +27,7 @@ class Report:
     metrics: dict[str, float] = field(default_factory=dict)  # after an evaluation
     best: bool = False  # these are the best so far
     heads: HeadTable | None = None  # if the heads were measured in this step
+    diversity: dict[str, float] = field(default_factory=dict)  # the terms, without their weights
 
 
 def line(report: Report) -> Line:
@@ -40,6 +41,8 @@ def line(report: Report) -> Line:
     }
     if report.metrics:
         numbers |= {"valid": report.metrics, "best": report.best}
+    if report.diversity:
+        numbers["diversity"] = report.diversity
     return numbers
 
 
@@ -58,6 +61,7 @@ def scalars(report: Report) -> dict[str, float]:
         "train/tokens_per_second": speed,
     }
     values |= {f"valid/{name}": value for name, value in report.metrics.items()}
+    values |= {f"diversity/{name}": value for name, value in report.diversity.items()}
     if report.heads is not None:
         table = report.heads
         for name in ("entropy", "redundancy", "gradient_norm"):
