@@ -15,7 +15,7 @@ from typing import cast
 
 import torch
 
-from manyheads.common.interrupts import interruptible, until_interrupted
+from manyheads.common.interrupts import Interrupted, interruptible
 from manyheads.common.out_folder import writing
 from manyheads.common.preserved_state import untouched
 from manyheads.common.progress import Progress, no_progress
@@ -87,8 +87,8 @@ def study(
     with interruptible() as interrupted, untouched():
         torch.set_flush_denormal(True)
         progress(name, len(done), len(parts))
-        for part in until_interrupted(left) if done else left:
-            if interrupted() and not done:
+        for part in left:
+            if interrupted():
                 break
             begin = time.perf_counter()
             rows = part.measure()
@@ -101,6 +101,8 @@ def study(
                     folder.mkdir(parents=True, exist_ok=True)
                     result.save(folder / RESULT)
             progress(name, len(done), len(parts))
+    if not result.rows:
+        raise Interrupted
     return result
 
 
