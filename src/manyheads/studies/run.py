@@ -117,9 +117,9 @@ def _continue(result: Result, path: Path) -> None:
     if not path.exists():
         return
     before = read_result(path)
-    mine = result.document()
+    wanted = result.document()
     same = ("study", "size", "settings", "code")
-    if all(before.document()[name] == mine[name] for name in same):  # type: ignore[literal-required]
+    if all(before.document()[name] == wanted[name] for name in same):  # type: ignore[literal-required]
         result.rows, result.seconds, result.complete = before.rows, before.seconds, before.complete
 
 
