@@ -43,11 +43,12 @@ claim = Claim(
         r"\mathrm{Var}(q\cdot k)=d_{key},\qquad \frac{\partial p_i}{\partial s_j}=p_i(\delta_{ij}-p_j)",
     ),
     rule=Words(
-        "Holds if, at the widest heads, the entropy without scaling is below a third of that with it, the "
-        "gradient with respect to the scores is below half, and the held-out loss after training is worse "
-        "(its 95% interval is above zero); holds in part if the first two hold and the loss is not worse.",
-        "在最宽的头上，若不缩放时的熵不到缩放时的三分之一，对分数的梯度不到一半，且训练后的留出损失更差（"
-        "95% 区间高于零），则成立；若前两项成立而损失并不更差，则部分成立。",
+        "At the widest heads, three things are looked at: whether the entropy without scaling is below a "
+        "third of that with it, whether the gradient with respect to the scores is below half, and "
+        "whether the held-out loss after training is worse (its 95% interval is above zero). Holds if all "
+        "three are so, in part if some are, does not hold if none is.",
+        "在最宽的头上看三件事：不缩放时的熵是否不到缩放时的三分之一，对分数的梯度是否不到一半，训练后的留"
+        "出损失是否更差（95% 区间高于零）。三项都是则成立，有些是则部分成立，都不是则不成立。",
     ),
     caption=Words(
         "By the width of a head, with and without scaling. Left: entropy of the weights at the start, as "
@@ -160,6 +161,5 @@ def verdict(result: Result) -> Judgement:
         f"d_key 为 {width} 时，不缩放的熵是缩放时的 {shares['entropy']:.2f}，"
         f"梯度是 {shares['gradient']:.2f}；训练后的损失高出 {worse:.3f}。",
     )
-    if shares["entropy"] >= 1 / 3 or shares["gradient"] >= 0.5:
-        return Judgement("does not hold", numbers)
-    return Judgement("holds" if worse.low > 0 else "holds in part", numbers)
+    true = [shares["entropy"] < 1 / 3, shares["gradient"] < 0.5, worse.low > 0]
+    return Judgement("holds" if all(true) else "holds in part" if any(true) else "does not hold", numbers)
