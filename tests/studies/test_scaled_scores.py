@@ -7,22 +7,10 @@ from manyheads.studies.scaled_scores import verdict
 
 
 def result(entropy, gradient, worse):
-    rows = [
-        {
-            "d_key": 64,
-            "scaled": True,
-            "seed": seed,
-            "entropy": 0.9,
-            "gradient": 0.1,
-            "loss": 2.0 + 0.01 * seed,
-        }
-        for seed in range(3)
-    ]
-    rows += [
-        row
-        | {"scaled": False, "entropy": 0.9 * entropy, "gradient": 0.1 * gradient, "loss": row["loss"] + more}
-        for row, more in zip(rows, worse, strict=True)
-    ]
+    scaled = {"d_key": 64, "scaled": True, "entropy": 0.9, "gradient": 0.1}
+    without = {"d_key": 64, "scaled": False, "entropy": 0.9 * entropy, "gradient": 0.1 * gradient}
+    rows = [scaled | {"seed": seed, "loss": 2.0 + 0.01 * seed} for seed in range(3)]
+    rows += [without | {"seed": seed, "loss": 2.0 + 0.01 * seed + worse[seed]} for seed in range(3)]
     return Result("scaled_scores", "quick", {}, rows, complete=True)
 
 
