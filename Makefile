@@ -4,10 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-hard lint format web bench clean
+.PHONY: help setup demo study test test-hard lint format web bench clean
 
 help:
 	@echo "make demo    set up and run the main job on an embedded real model"
+	@echo "make study   the claims about multi-head attention (make study NAME=several_heads runs one)"
 	@echo "make test    set up, then lint, check types and run every test"
 	@echo "make test-hard  every test 18 times: two instruction sets, 1, 2 and 4 threads, any order, busy cores"
 	@echo "make bench   set up and measure against peers (make bench PART=dropout for one part)"
@@ -27,6 +28,10 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/manyheads demo --out out/demo
 	$(BIN)/manyheads inspect --out out/inspect
+
+# make study lists the claims; make study NAME=several_heads runs one
+study: setup
+	$(BIN)/manyheads study $(NAME)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from manyheads.nn.transformers import Decoder as Decoder
     from manyheads.nn.transformers import Encoder as Encoder
     from manyheads.nn.transformers import Seq2Seq as Seq2Seq
+    from manyheads.studies.run import study as study
     from manyheads.surgery.comparison import compare as compare
     from manyheads.surgery.cut import cut as cut
     from manyheads.surgery.plan import Plan as Plan
@@ -94,6 +95,7 @@ _NAMES = {
     "manyheads.nn.stack": ("DecoderCache",),
     "manyheads.nn.statistics": ("statistics", "statistics_of_scores"),
     "manyheads.nn.transformers": ("Decoder", "Encoder", "Seq2Seq"),
+    "manyheads.studies.run": ("study",),
     "manyheads.surgery.comparison": ("compare",),
     "manyheads.surgery.cut": ("cut",),
     "manyheads.models.folder": ("load", "save"),

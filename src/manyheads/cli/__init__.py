@@ -23,6 +23,7 @@ from manyheads.cli.predict import predict
 from manyheads.cli.prune import prune
 from manyheads.cli.roles import roles
 from manyheads.cli.serve import serve
+from manyheads.cli.study import study
 from manyheads.cli.train import train
 from manyheads.common.interrupts import EXIT_CODE, leave_at_once
 
@@ -76,7 +77,7 @@ def _options(
 
 # Verbs that need more memory for each token read fewer at once.
 BATCH_TOKENS = {"importance": 1024, "diversity": 2048, "prune": 2048}
-for verb in (demo, diversity, evaluate, importance, inspect, predict, prune, roles, serve):
+for verb in (demo, diversity, evaluate, importance, inspect, predict, prune, roles, serve, study):
     app.command()(command(verb, BATCH_TOKENS.get(verb.__name__, 4096)))
 app.add_typer(train)
 

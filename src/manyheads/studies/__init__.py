@@ -1,0 +1,32 @@
+"""Claims about multi-head attention: each is a module here, which runs, draws and judges one claim.
+
+The names stand in the order in which a beginner should read them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from manyheads.studies.study import Study
+
+NAMES: tuple[str, ...] = (
+    "several_heads",
+    "splitting_is_free",
+    "scaled_scores",
+)
+
+
+def find(name: str) -> Study:
+    """The study of this name.
+
+    >>> find("several_heads").claim.sentence.en
+    'Several heads beat one head at the same number of parameters.'
+    >>> find("one_head")
+    Traceback (most recent call last):
+    ValueError: study: there is no 'one_head'; expected one of several_heads, ...
+    """
+    if name not in NAMES:
+        raise ValueError(f"study: there is no {name!r}; expected one of {', '.join(NAMES)}")
+    return cast("Study", import_module(f"{__name__}.{name}"))

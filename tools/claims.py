@@ -1,0 +1,92 @@
+"""docs/claims.md and docs/claims.zh-CN.md, and their figures, from the recorded results of the full studies.
+
+    python tools/claims.py
+
+Records are made by `manyheads study NAME --full --out DIR`; DIR/NAME/result.json is the record: copy it to
+src/manyheads/studies/records/NAME.json.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from manyheads.common.whole_files import write_whole
+from manyheads.studies import NAMES, find
+from manyheads.studies.drawing import as_svg
+from manyheads.studies.result import Result, summary
+from manyheads.studies.run import recorded
+from manyheads.studies.study import VERDICTS, Language, Words
+
+DOCS = Path(__file__).parents[1] / "docs"
+FILES: dict[Language, str] = {"en": "claims.md", "zh": "claims.zh-CN.md"}
+TITLE = Words("# Claims about multi-head attention", "# 关于多头注意力的说法")
+INTRODUCTION = Words(
+    "Each claim is an experiment that you can run. The rule for the verdict was fixed before the run. The\n"
+    "numbers below are those of the full size; `tools/claims.py` writes this page from the records.\n"
+    "[中文](claims.zh-CN.md)",
+    "每个说法都是一个可以运行的实验，判断规则在运行之前定下。下面是完整规模的结果，本页由 `tools/claims.py`\n"
+    "根据记录生成。[English](claims.md)",
+)
+HEADER = Words("| claim | verdict |\n|---|---|", "| 说法 | 结论 |\n|---|---|")
+RULE = Words("Rule", "规则")
+MOST_ROWS = 40
+
+
+def written(language: Language) -> str:
+    """The page."""
+    results = {name: result for name in NAMES if (result := recorded(name)) is not None}
+    rows = [
+        f"| [{find(name).claim.sentence[language]}](#{name}) | "
+        f"{VERDICTS[find(name).verdict(result).verdict][language]} |"
+        for name, result in results.items()
+    ]
+    parts = [TITLE[language], INTRODUCTION[language], "\n".join([HEADER[language], *rows])]
+    parts += [_section(result, language) for result in results.values()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(result: Result, language: Language) -> str:
+    study, name = find(result.study), result.study
+    claim, judgement = study.claim, study.verdict(result)
+    verdict = VERDICTS[judgement.verdict][language]
+    return "\n\n".join(
+        [
+            f'<a id="{name}"></a>\n\n## {claim.sentence[language]}',
+            claim.explanation[language],
+            f"![{claim.caption[language]}](pictures/claims/{name}.{language}.svg)",
+            claim.caption[language],
+            f"**{verdict}**. {judgement.because[language]}",
+            f"{RULE[language]}: {claim.rule[language]}",
+            f"```\nmanyheads study {name} --full\n```",
+            _table(result, language),
+            "\n".join(f"- {source}" for source in claim.sources),
+        ]
+    )
+
+
+def _table(result: Result, language: Language) -> str:
+    columns = find(result.study).COLUMNS
+    keys = [name for name in result.rows[0] if name not in columns and name != "seed"]
+    titles = [*(name.replace("_", " ") for name in keys), *(words[language] for words in columns.values())]
+    lines = [f"| {' | '.join(titles)} |", f"|{'---:|' * len(titles)}"]
+    for key, values in list(summary(result, list(columns)))[:MOST_ROWS]:
+        cells = [str(key.get(name, "")) for name in keys] + [f"{values[column]:.4g}" for column in columns]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write the pages and their figures."""
+    pictures = DOCS / "pictures" / "claims"
+    pictures.mkdir(parents=True, exist_ok=True)
+    for language, file in FILES.items():
+        write_whole(DOCS / file, written(language))
+        for name in NAMES:
+            result = recorded(name)
+            if result is not None:
+                figure = as_svg(find(name).figure(result, language))
+                write_whole(pictures / f"{name}.{language}.svg", figure)
+
+
+if __name__ == "__main__":
+    main()
