@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from manyheads.tasks.trained import evaluate as evaluate
     from manyheads.tasks.trained import predict as predict
     from manyheads.training.loop import train as train
+    from manyheads.training.sweep import sweep as sweep
     from manyheads.view.inspect import inspect as inspect
     from manyheads.view.report import report as report
     from manyheads.view.serve import serve as serve
@@ -99,6 +100,7 @@ _NAMES = {
     "manyheads.surgery.refit": ("refit",),
     "manyheads.tasks.trained": ("evaluate", "predict"),
     "manyheads.training.loop": ("train",),
+    "manyheads.training.sweep": ("sweep",),
     "manyheads.view.widget": ("widget",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
