@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
@@ -16,41 +16,96 @@ from manyheads.cli.options import SETTINGS, command
 from manyheads.common.processes import rank
 from manyheads.tasks import TASKS
 
-EPILOG = """Ctrl-C keeps a checkpoint, and --resume continues from it, to the bit, as it does after a crash.
-Several processes share the work with `torchrun --nproc-per-node 2 -m manyheads train TASK ...`."""
+
+def option(name: str, hint: Any, help: str, default: object = None, panel: str | None = None) -> Parameter:
+    """An option that is None unless it is passed; its help says what holds then."""
+    kind = next((part for part in get_args(hint) if part is not type(None)), hint)
+    if default is not None and default is not False:
+        help = f"{help} [dim]({default})[/dim]"
+    flag = f"--{name.replace('_', '-')}"
+    described = typer.Option(flag, help=help, show_default=False, rich_help_panel=panel)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, described])
 
 
-class _Tasks(TyperGroup):
-    """Commands that are built when they are called: their options come with the task, and that with torch."""
-
-    def list_commands(self, ctx: object) -> list[str]:
-        return list(TASKS)
-
-    def get_command(self, ctx: object, cmd_name: str) -> TyperCommand | None:
-        return _command(cmd_name, lambda: None, TASKS[cmd_name][1]) if cmd_name in TASKS else None
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, listed, rest = super().resolve_command(ctx, args)
-        return name, _of_task(name) if name in TASKS else listed, rest
+OF_RUN = [
+    option("data", str, "What to learn from; an embedded example by default."),
+    option("valid", str, "What to validate on; by default, a part of the data is held out."),
+    option("resume", bool, "Continue the run in that folder.", False),
+    option("tracker", str, "Where curves go (a tracker of Accelerate), or none.", "tensorboard"),
+    option("json", bool, "Print JSON for machines.", False),
+]
 
 
-train = typer.Typer(
-    name="train",
-    cls=_Tasks,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help=f"""Train a transformer on a task, on your data or on an embedded example of it.
+def task_verb(
+    name: str, run: Callable[..., str | None], help: str, of_run: Sequence[Parameter], out: Path = Path("out")
+) -> typer.Typer:
+    """A verb with a command for every task.
 
-The folder it writes is a model: evaluate, predict, inspect, prune and the others take it.
+    Parameters
+    ----------
+    name, help: of the verb.
+    run: called with the name of the task, the options of task and training that were passed, and ``of_run``.
+    of_run: options of the run; they replace those of the task that have the same name.
+    out: where the folders of the tasks are by default.
+    """
 
-{EPILOG}
+    class Tasks(TyperGroup):
+        """Commands that are built when they are called: their options come with the task, and it with torch."""
 
-[bold]Examples[/bold]
+        def list_commands(self, ctx: object) -> list[str]:
+            return list(TASKS)
 
-  manyheads train language --data book.txt --heads 8
-  manyheads train translation --data corpus/train --source en --target de
-""",
-)
+        def get_command(self, ctx: object, cmd_name: str) -> TyperCommand | None:
+            return _command(cmd_name, lambda: None, TASKS[cmd_name][1]) if cmd_name in TASKS else None
+
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            task, listed, rest = super().resolve_command(ctx, args)
+            return task, _of_task(task, run, [*of_run, folder(task)], help) if task in TASKS else listed, rest
+
+    def folder(task: str) -> Parameter:
+        return option("out", Path, "The folder for the results.", out / task)
+
+    return typer.Typer(name=name, cls=Tasks, no_args_is_help=True, rich_markup_mode="rich", help=help)
+
+
+def _of_task(
+    name: str, run: Callable[..., str | None], of_run: Sequence[Parameter], help: str
+) -> TyperCommand:
+    """The command of a task: the options of the run, those of the task, and those of training."""
+    from manyheads.tasks import find
+    from manyheads.tasks.architecture import Architecture
+    from manyheads.training.options import Options
+
+    task: Any = find(name)
+    of_model = {field.name for field in fields(Architecture)}
+    taken = {each.name for each in of_run} | ({"seed"} if "seeds" in {each.name for each in of_run} else set())
+    parameters = [*of_run]
+    sources: list[tuple[Any, dict[str, object]]] = [(task, {}), (Options, task.training)]
+    for kind, defaults in sources:
+        hints = get_type_hints(kind)
+        for field in fields(kind):
+            panel = "Training" if kind is Options else "Model" if field.name in of_model else "Task"
+            default = defaults.get(field.name, field.default)
+            if field.name not in taken:
+                parameters.append(option(field.name, hints[field.name], field.metadata["help"], default, panel))
+
+    def verb(**options: Any) -> str | None:
+        passed = {key: value for key, value in options.items() if value is not None}
+        settings = {each.name: passed.pop(each.name) for each in of_run if each.name in passed}
+        return run(name, passed, **settings)
+
+    verb.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    about = cleandoc(task.__doc__ or "").split("Examples\n")[0].replace("`", "").strip()
+    paragraphs = [" ".join(part.split()) for part in about.split("\n\n")]
+    epilog = help.split("[bold]")[0].strip().rpartition("\n\n")[2]  # the last paragraph before the examples
+    return _command(name, command(verb), "\n\n".join([*paragraphs, epilog]))
+
+
+def _command(name: str, function: Callable[..., None], help: str) -> TyperCommand:
+    app = typer.Typer(**SETTINGS)
+    app.command(name, help=help)(function)
+    built: TyperCommand = typer.main.get_command(app)  # type: ignore[assignment]
+    return built
 
 
 def run(
@@ -85,54 +140,20 @@ def run(
     return how_to_resume(result, task, data, valid) if result.ended == "interrupted" else None
 
 
-def _of_task(name: str) -> TyperCommand:
-    """The command of a task: its options, those of training, and those of the run."""
-    from manyheads.tasks import find
-    from manyheads.tasks.architecture import Architecture
-    from manyheads.training.options import Options
+train = task_verb(
+    "train",
+    run,
+    """Train a transformer on a task, on your data or on an embedded example of it.
 
-    task: Any = find(name)
-    of_run = [
-        _parameter("data", str, "What to learn from; an embedded example by default.", None),
-        _parameter("valid", str, "What to validate on; by default, a part of the data is held out.", None),
-        _parameter("out", Path, "The folder of the run.", Path("out") / name),
-        _parameter("resume", bool, "Continue the run in that folder.", False),
-        _parameter("tracker", str, "Where curves go (a tracker of Accelerate), or none.", "tensorboard"),
-        _parameter("json", bool, "Print JSON for machines.", False),
-    ]
-    of_model = {field.name for field in fields(Architecture)}
-    parameters = [*of_run]
-    sources: list[tuple[Any, dict[str, object]]] = [(task, {}), (Options, task.training)]
-    for kind, defaults in sources:
-        hints = get_type_hints(kind)
-        for field in fields(kind):
-            panel = "Training" if kind is Options else "Model" if field.name in of_model else "Task"
-            option, default = field.name, defaults.get(field.name, field.default)
-            parameters.append(_parameter(option, hints[option], field.metadata["help"], default, panel))
+The folder it writes is a model: evaluate, predict, inspect, prune and the others take it.
 
-    def verb(**options: Any) -> str | None:
-        passed = {key: value for key, value in options.items() if value is not None}
-        settings = {each.name: passed.pop(each.name) for each in of_run if each.name in passed}
-        return run(name, passed, **settings)
+Ctrl-C keeps a checkpoint, and --resume continues from it, to the bit, as it does after a crash.
+Several processes share the work with `torchrun --nproc-per-node 2 -m manyheads train TASK ...`.
 
-    verb.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    about = cleandoc(task.__doc__ or "").split("Examples\n")[0].replace("`", "").strip()
-    paragraphs = [" ".join(part.split()) for part in about.split("\n\n")]
-    return _command(name, command(verb), "\n\n".join([*paragraphs, EPILOG]))
+[bold]Examples[/bold]
 
-
-def _parameter(name: str, hint: Any, help: str, default: object, panel: str | None = None) -> Parameter:
-    """An option that is None unless it is passed; its help says what holds then."""
-    kind = next((part for part in get_args(hint) if part is not type(None)), hint)
-    if default is not None and default is not False:
-        help = f"{help} [dim]({default})[/dim]"
-    flag = f"--{name.replace('_', '-')}"
-    option = typer.Option(flag, help=help, show_default=False, rich_help_panel=panel)
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
-
-
-def _command(name: str, function: Callable[..., None], help: str) -> TyperCommand:
-    app = typer.Typer(**SETTINGS)
-    app.command(name, help=help)(function)
-    built: TyperCommand = typer.main.get_command(app)  # type: ignore[assignment]
-    return built
+  manyheads train language --data book.txt --heads 8
+  manyheads train translation --data corpus/train --source en --target de
+""",
+    OF_RUN,
+)

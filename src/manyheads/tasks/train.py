@@ -44,19 +44,27 @@ def train_task(
     >>> result.step
     3
     """
-    names = {field.name for field in fields(Options)}
-    training = {key: value for key, value in options.items() if key in names}
-    described = {"name": name} | {key: value for key, value in options.items() if key not in names}
+    described, training = split_options(name, options)
     if resume and Run(out).config.exists():
         config = _recorded(out, name, {"data": data, "valid": valid})
         described, recorded = config["task"] | described, config["training"]
         data, valid = data or recorded["data"], valid or recorded["valid"]
-        training = {key: value for key, value in recorded.items() if key in names} | training
+        training = split_options(name, recorded)[1] | training
     task = tasks.build(described)
-    chosen: Any = training  # the loop checks them
     return train(
-        task, data, out=out, valid=valid, resume=resume, callbacks=callbacks, trackers=trackers, **chosen
+        task, data, out=out, valid=valid, resume=resume, callbacks=callbacks, trackers=trackers, **training
     )
+
+
+def split_options(name: str, options: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The description of a task, as `tasks.build` takes it, and the options of training.
+
+    >>> split_options("language", {"layers": 2, "steps": 50})
+    ({'name': 'language', 'layers': 2}, {'steps': 50})
+    """
+    names = {field.name for field in fields(Options)}
+    training = {key: value for key, value in options.items() if key in names}
+    return {"name": name} | {key: value for key, value in options.items() if key not in names}, training
 
 
 def _recorded(folder: Path, name: str, paths: Mapping[str, str | None]) -> dict[str, Any]:

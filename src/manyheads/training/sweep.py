@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -193,6 +194,7 @@ def _run(
 ) -> str:
     """Train one run to its end and note what came of it; how it ended."""
     seconds: list[float] = []
+    started = time.process_time()
 
     def note(report: Report) -> None:
         seconds.append(report.seconds)
@@ -225,6 +227,8 @@ def _run(
         "ended": result.ended,
         "seconds_min": min(seconds, default=None),
         "seconds_median": median(seconds) if seconds else None,
+        "seconds_processor": time.process_time() - started,  # of all threads, evaluations included
+        "steps_timed": len(seconds),  # fewer than steps in a run that was taken up again
         "memory": peak(),
     }
     runs.finish(claim, value, report)

@@ -100,34 +100,31 @@ def cache_bytes(model: nn.Module) -> int:
 
 @contextmanager
 def peak_memory() -> Iterator[Callable[[], int | None]]:
-    """A function that says how many bytes were added at most since the context began; None if not known.
+    """A function that says how many bytes were in use at most since the context began; None if unknown.
 
-    On CUDA, what tensors take; elsewhere, resident memory of the process, which only Linux lets one reset.
+    On CUDA, what tensors took. Elsewhere, the resident memory of the process, Python and torch included; only
+    Linux lets a process begin its peak again.
 
     >>> with peak_memory() as peak:
     ...     x = torch.ones(2**24)
-    >>> peak() is None or peak() > 2**25
+    >>> peak() is None or peak() > 2**26
     True
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-        at_first = torch.cuda.memory_allocated()
-        yield lambda: torch.cuda.max_memory_allocated() - at_first
+        yield torch.cuda.max_memory_allocated
         return
-    if not sys.platform.startswith("linux"):
-        yield lambda: None
-        return
+    resettable = sys.platform.startswith("linux")
     with suppress(AttributeError, OSError):  # memory that was freed goes back to the system first (glibc)
         ctypes.CDLL(None).malloc_trim(0)
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
-    except OSError:
-        yield lambda: None
-        return
-    before = _resident("VmRSS")
-    yield lambda: max(_resident("VmHWM") - before, 0)
+        if resettable:
+            Path("/proc/self/clear_refs").write_text("5")
+    except OSError:  # forbidden in some containers
+        resettable = False
+    yield _most_resident if resettable else lambda: None
 
 
-def _resident(name: str) -> int:
+def _most_resident() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -142,6 +142,8 @@ def _impossible(task: Any, changes: Mapping[str, int | None]) -> str | None:
     heads, width = changes.get("heads", task.heads), changes.get("d_key", task.d_key)
     if width is None and heads > task.d_model:
         return f"{heads} heads are more than d_model {task.d_model} has channels"
+    if task.positions == "rotary" and (width or task.d_model // heads) < 2:
+        return "d_key 1: rotary positions turn pairs of channels, so a head needs two"
     try:
         replace(task, **changes)  # its options are checked
         with torch.device("meta"):

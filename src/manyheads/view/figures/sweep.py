@@ -10,6 +10,7 @@ from manyheads.common.whole_files import write_whole
 from manyheads.training.sweep_result import SweepResult
 
 _COLOURS = ("#1f5fa8", "#b8560f", "#2a7f4f", "#8a3f8f", "#a8323e", "#606060")
+_FAILED = "#a8323e"
 
 
 def draw(result: SweepResult, path: Path) -> None:
@@ -41,18 +42,22 @@ def draw(result: SweepResult, path: Path) -> None:
             xs, [row["mean"] for row in measured], yerr=margins, fmt="o-", markersize=5, linewidth=1.6,
             elinewidth=1.0, capsize=3, color=colour, label=label,
         )  # fmt: skip
-        points = [
-            (x, outcome.value)
-            for x, row in zip(xs, measured, strict=True)
-            for outcome in result.outcomes
-            if outcome.setting == row["setting"] and outcome.value is not None
-        ]
-        axes.plot(*zip(*points, strict=True), ".", color=colour, alpha=0.45, markersize=7, zorder=1)
+        for seed in result.seeds:  # a thin line joins the runs of a seed
+            reached = {each.setting: each.value for each in result.outcomes if each.seed == seed}
+            ys = [reached.get(row["setting"]) for row in measured]
+            points = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
+            if points:
+                style = {"color": colour, "alpha": 0.4, "linewidth": 0.7, "markersize": 7}
+                axes.plot(*zip(*points, strict=True), ".-", zorder=1, **style)
+        for row in (row for row in rows if row["failed"]):
+            axes.text(row[across] * factor, 0.01, f"{row['failed']} failed", color=_FAILED, ha="center",
+                      fontsize=8, transform=axes.get_xaxis_transform())  # fmt: skip
     values = sorted({setting.options[across] for setting in result.settings})
     axes.set_xscale("log", base=2)
     axes.set_xticks(values, [str(value) for value in values])
     axes.minorticks_off()
-    axes.set_xlabel(across)
+    axes.set_xlabel(f"{across} (log scale)")
+    axes.margins(x=0.08)
     axes.set_ylabel(f"{result.metric} ({'higher' if result.higher_is_better else 'lower'} is better)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
