@@ -26,9 +26,9 @@ from manyheads.tasks.translation import Translation
 
 PAPER = {1: 24.9, 4: 25.5, 8: 25.8, 16: 25.8, 32: 25.4}
 HEADS, SEEDS, LONGEST = (1, 2, 4, 8, 16), 3, 8.0  # minutes of two cores
-STEPS, QUICK_STEPS = 1800, 60
+STEPS, QUICK_STEPS = 1200, 20
 RECIPE: dict[str, Any] = {
-    "batch_tokens": 2400, "learning_rate": 3e-3, "warmup": 300, "ema": 0.99, "evaluate_examples": 16,
+    "batch_tokens": 2400, "learning_rate": 3e-3, "warmup": 200, "ema": 0.99, "evaluate_examples": 16,
     "save_every": 100, "watch_every": 0,
 }  # fmt: skip
 
@@ -66,7 +66,7 @@ def page(result: Any) -> str:
         heads = row["heads"]
         margin = row["high"] - row["mean"]
         rows.append([
-            heads, row["seeds"], f"{row['mean']:.2f} ± {margin:.2f}", f"{PAPER[heads]}" if heads in PAPER else "",
+            heads, row["seeds"], f"{row['mean']:.2f} ± {margin:.2f}", PAPER.get(heads, ""),
             "best" if row["worse_by"] == 0 else f"{row['worse_by']:.2f} ± {row['worse_by_margin']:.2f}",
             "yes" if row["apart"] else "no", f"{1000 * row['seconds_per_step_median']:.0f}",
             f"{row['parameters']:,}", row["steps"], f"{row['flops']:.4g}",

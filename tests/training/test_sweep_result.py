@@ -2,17 +2,15 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from tests.helpers.sweeps import sweep_result
 
-from manyheads.training.sweep_plan import Setting
-from manyheads.training.sweep_result import SweepResult, compare, interval
-from manyheads.training.sweep_storage import Outcome
+from manyheads.training.sweep_result import compare, interval
 
 
 def by_hand(values, higher):
@@ -97,23 +95,11 @@ def test_an_interval_is_that_of_scipy():
     assert (mean, math.isnan(low), math.isnan(high)) == (2.0, True, True)
 
 
-def made_of(values, higher=True, left=0, extra=()):
-    """The result of a sweep that reached these values: {heads: [of each seed]}; None for a failure."""
-    plans = [Setting({"heads": h, **dict(extra)}, {"heads": h}, 10, 100, 1e6, 64) for h in values]
-    outcomes = [
-        Outcome(plan.name, seed, value, {} if value is None else {"steps": 10, "seconds_min": 0.1,
-                "seconds_median": 0.2, "memory": None}, "the loss became nan" if value is None else None)
-        for plan, seeds in zip(plans, values.values(), strict=True) for seed, value in enumerate(seeds)
-    ]  # fmt: skip
-    return SweepResult(
-        Path("out"), "translation", "bleu" if higher else "loss", higher, "compute", plans, outcomes, [0, 1, 2],
-        [], "finished", left,
-    )  # fmt: skip
-
-
 def test_the_answer_names_the_best_and_what_cannot_be_told_apart():
-    result = made_of({1: [23.9, 24.2, 24.0], 8: [25.8, 26.0, 25.9], 16: [25.9, 25.9, 26.0]})
-    assert result.answer.startswith("8 and 16 heads are the best and not distinguishable; 1 head is worse by 1.9")
+    result = sweep_result({1: [23.9, 24.2, 24.0], 8: [25.8, 26.0, 25.9], 16: [25.9, 25.9, 26.0]})
+    assert result.answer.startswith(
+        "8 and 16 heads are the best and not distinguishable; 1 head is worse by 1.9"
+    )
     assert "bleu, higher is better" in result.answer
     assert "paired by seed" in result.answer
     assert result.best == {"heads": 16}
@@ -122,7 +108,7 @@ def test_the_answer_names_the_best_and_what_cannot_be_told_apart():
 
 
 def test_for_a_loss_lower_is_better():
-    result = made_of({1: [3.1, 3.2, 3.15], 2: [2.0, 2.1, 2.05]}, higher=False)
+    result = sweep_result({1: [3.1, 3.2, 3.15], 2: [2.0, 2.1, 2.05]}, higher=False)
     assert result.answer.startswith("2 heads are the best; 1 head is worse by 1.1")
     assert "loss, lower is better" in result.answer
     assert result.best == {"heads": 2}
@@ -130,34 +116,36 @@ def test_for_a_loss_lower_is_better():
 
 
 def test_one_head_can_be_the_best():
-    assert made_of({1: [9.0, 9.1, 9.0], 2: [1.0, 1.1, 1.0]}).answer.startswith("1 head is the best; 2 heads are")
+    assert sweep_result({1: [9.0, 9.1, 9.0], 2: [1.0, 1.1, 1.0]}).answer.startswith(
+        "1 head is the best; 2 heads are"
+    )
 
 
 def test_ties_and_noise_are_said():
-    same = made_of({2: [1.0, 1.0, 1.0], 4: [1.0, 1.0, 1.0]}).answer
+    same = sweep_result({2: [1.0, 1.0, 1.0], 4: [1.0, 1.0, 1.0]}).answer
     assert same.startswith("2 and 4 heads cannot be told apart")
-    noise = made_of({2: [1.0, 3.0, 2.0], 4: [3.0, 1.0, 2.5], 8: [2.0, 2.5, 1.0]}).answer
+    noise = sweep_result({2: [1.0, 3.0, 2.0], 4: [3.0, 1.0, 2.5], 8: [2.0, 2.5, 1.0]}).answer
     assert noise.startswith("2, 4 and 8 heads cannot be told apart: the largest difference, between ")
 
 
 def test_one_seed_tells_nothing_apart():
-    result = made_of({2: [1.0], 4: [900.0]})
+    result = sweep_result({2: [1.0], 4: [900.0]})
     assert result.answer.startswith("One seed cannot tell settings apart: run at least 3.")
     assert not any(row["apart"] for row in result.table)
     assert math.isnan(result.table[0]["low"])
 
 
 def test_other_options_are_named():
-    result = made_of({1: [1.0, 1.1, 1.0], 2: [5.0, 5.1, 5.0]}, extra={"d_key": 8}.items())
+    result = sweep_result({1: [1.0, 1.1, 1.0], 2: [5.0, 5.1, 5.0]}, d_keys=[8])
     assert result.answer.startswith("heads=2-d_key=8 is the best; heads=1-d_key=8 is worse by 4.0 ± 0.0")
 
 
 def test_failures_and_what_is_left_are_named():
-    result = made_of({2: [1.0, 1.2, 1.1], 4: [1.0, None, 1.1]}, left=1)
+    result = sweep_result({2: [1.0, 1.2, 1.1], 4: [1.0, None, 1.1]}, left=1)
     assert "1 run failed: heads=4-seed=1 (the loss became nan)." in result.answer
     assert result.answer.endswith("1 run is not done yet.")
     assert [row["failed"] for row in result.table] == [0, 1]
-    nothing = made_of({2: [None], 4: []})
+    nothing = sweep_result({2: [None], 4: []})
     assert nothing.answer.startswith("No run has finished")
     with pytest.raises(ValueError, match=r"best: no run in out has finished; No run"):
         _ = nothing.best
@@ -165,8 +153,7 @@ def test_failures_and_what_is_left_are_named():
 
 @pytest.mark.parametrize("values", [{1: [1.0, 2.0], 2: [2.0, 2.5], 4: [None]}, {3: [2.0]}, {2: [None]}])
 def test_files_hold_it(tmp_path, values):
-    result = made_of(values)
-    object.__setattr__(result, "out", tmp_path)
+    result = sweep_result(values, out=tmp_path)
     result.save()
     document = json.loads((tmp_path / "table.json").read_text())
     assert document["answer"] == result.answer

@@ -20,7 +20,9 @@ LISTS = [
     option("equal", str, "What is held equal: parameters, compute (by steps) or nothing.", "parameters"),
     option("sampler", str, "grid for all combinations; tpe or random for some that Optuna proposes.", "grid"),
     option("trials", int, "How many runs tpe or random may propose."),
-    option("storage", str, "URL of a database for Optuna, as sqlite:///sweep.db; a file in --out by default."),
+    option(
+        "storage", str, "URL of a database for Optuna, as sqlite:///sweep.db; a file in --out by default."
+    ),
 ]
 
 

@@ -41,16 +41,12 @@ def task_verb(
 ) -> typer.Typer:
     """A verb with a command for every task.
 
-    Parameters
-    ----------
-    name, help: of the verb.
-    run: called with the name of the task, the options of task and training that were passed, and ``of_run``.
-    of_run: options of the run; they replace those of the task that have the same name.
-    out: where the folders of the tasks are by default.
+    ``run`` gets the name of the task, the options of task and training that were passed, and those of
+    ``of_run`` by name; these replace options of the task. ``out`` has the folders of the tasks by default.
     """
 
     class Tasks(TyperGroup):
-        """Commands that are built when they are called: their options come with the task, and it with torch."""
+        """Commands that are built when they are called: their options need the task, which needs torch."""
 
         def list_commands(self, ctx: object) -> list[str]:
             return list(TASKS)
@@ -60,17 +56,13 @@ def task_verb(
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             task, listed, rest = super().resolve_command(ctx, args)
-            return task, _of_task(task, run, [*of_run, folder(task)], help) if task in TASKS else listed, rest
-
-    def folder(task: str) -> Parameter:
-        return option("out", Path, "The folder for the results.", out / task)
+            folder = option("out", Path, "The folder for the results.", out / task)
+            return task, _of_task(task, run, [*of_run, folder], help) if task in TASKS else listed, rest
 
     return typer.Typer(name=name, cls=Tasks, no_args_is_help=True, rich_markup_mode="rich", help=help)
 
 
-def _of_task(
-    name: str, run: Callable[..., str | None], of_run: Sequence[Parameter], help: str
-) -> TyperCommand:
+def _of_task(name: str, run: Callable[..., str | None], of_run: list[Parameter], help: str) -> TyperCommand:
     """The command of a task: the options of the run, those of the task, and those of training."""
     from manyheads.tasks import find
     from manyheads.tasks.architecture import Architecture
@@ -78,16 +70,16 @@ def _of_task(
 
     task: Any = find(name)
     of_model = {field.name for field in fields(Architecture)}
-    taken = {each.name for each in of_run} | ({"seed"} if "seeds" in {each.name for each in of_run} else set())
+    taken = {each.name for each in of_run}
+    taken |= {"seed"} if "seeds" in taken else set()
     parameters = [*of_run]
     sources: list[tuple[Any, dict[str, object]]] = [(task, {}), (Options, task.training)]
     for kind, defaults in sources:
         hints = get_type_hints(kind)
-        for field in fields(kind):
+        for field in (field for field in fields(kind) if field.name not in taken):
             panel = "Training" if kind is Options else "Model" if field.name in of_model else "Task"
-            default = defaults.get(field.name, field.default)
-            if field.name not in taken:
-                parameters.append(option(field.name, hints[field.name], field.metadata["help"], default, panel))
+            about, default = field.metadata["help"], defaults.get(field.name, field.default)
+            parameters.append(option(field.name, hints[field.name], about, default, panel))
 
     def verb(**options: Any) -> str | None:
         passed = {key: value for key, value in options.items() if value is not None}
@@ -97,8 +89,8 @@ def _of_task(
     verb.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     about = cleandoc(task.__doc__ or "").split("Examples\n")[0].replace("`", "").strip()
     paragraphs = [" ".join(part.split()) for part in about.split("\n\n")]
-    epilog = help.split("[bold]")[0].strip().rpartition("\n\n")[2]  # the last paragraph before the examples
-    return _command(name, command(verb), "\n\n".join([*paragraphs, epilog]))
+    how = help.split("[bold]")[0].strip().rpartition("\n\n")[2]  # the last paragraph before the examples
+    return _command(name, command(verb), "\n\n".join([*paragraphs, how]))
 
 
 def _command(name: str, function: Callable[..., None], help: str) -> TyperCommand:

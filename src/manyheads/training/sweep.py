@@ -168,7 +168,11 @@ def sweep(
 
 def _seeds(seeds: Numbers) -> list[int]:
     listed = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not listed or len(set(listed)) < len(listed) or any(type(seed) is not int or seed < 0 for seed in listed):
+    if (
+        not listed
+        or len(set(listed)) < len(listed)
+        or any(type(seed) is not int or seed < 0 for seed in listed)
+    ):
         raise ValueError(f"seeds: got {seeds}; expected a number of at least 1, or a list of different seeds")
     return listed
 

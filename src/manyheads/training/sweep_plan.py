@@ -165,13 +165,17 @@ def _refuse_or_skip(
     ]
     for name, values in lists.items():
         for value in values:
-            its = [reason for chosen, reason in zip(combinations, reasons, strict=True) if chosen[name] == value]
+            its = [
+                reason for chosen, reason in zip(combinations, reasons, strict=True) if chosen[name] == value
+            ]
             if None not in its:
                 raise ValueError(
                     f"{name}: {value} cannot be built, nothing was run; impossible: {'; '.join(impossible)}; "
                     "leave it out, or choose other widths"
                 )
-    return [f"{len(impossible)} impossible combinations are left out: {'; '.join(impossible)}"] * bool(impossible)
+    return [f"{len(impossible)} impossible combinations are left out: {'; '.join(impossible)}"] * bool(
+        impossible
+    )
 
 
 def _counted(
@@ -190,8 +194,8 @@ def _check_parameters(settings: Sequence[Setting]) -> None:
     if most.parameters > (1 + TOLERANCE) * least.parameters:
         raise ValueError(
             f"equal: {most.name} has {most.parameters:,} parameters and {least.name} {least.parameters:,}, "
-            f"which is more than {TOLERANCE:.0%} apart; expected heads x d_key to stay the same: leave d_key, "
-            "d_value and kv_heads out, or compare with equal='compute' or equal='nothing'"
+            f"which is more than {TOLERANCE:.0%} apart; expected heads x d_key to stay the same: leave "
+            "d_key, d_value and kv_heads out, or compare with equal='compute' or equal='nothing'"
         )
 
 

@@ -84,7 +84,9 @@ class SweepResult:
         """What the sweep shows in words, and what it cannot show."""
         sentences = [self._verdict()]
         if failures := [outcome for outcome in self.outcomes if outcome.value is None]:
-            named = [f"{each.setting}-seed={each.seed} ({each.failure or 'no reason noted'})" for each in failures]
+            named = [
+                f"{each.setting}-seed={each.seed} ({each.failure or 'no reason noted'})" for each in failures
+            ]
             sentences.append(f"{_count(len(failures), 'run')} failed: {'; '.join(named)}.")
         if self.left:
             verb = "is" if self.left == 1 else "are"
@@ -164,8 +166,8 @@ class SweepResult:
             return f"Only {self._phrase(names)} a result: {mean:.4g} ({goal})."
         if comparison.freedom == 0:
             return (
-                f"One seed cannot tell settings apart: run at least 3. Until then, {self._phrase([best])} the "
-                f"best result, {mean:.4g} ({goal}), which may be chance."
+                f"One seed cannot tell settings apart: run at least 3. Until then, {self._phrase([best])} "
+                f"the best result, {mean:.4g} ({goal}), which may be chance."
             )
         how = (
             f"{goal}; margins of {CONFIDENCE:.0%} confidence for all comparisons together, "
@@ -253,7 +255,11 @@ def compare(values: Mapping[str, Mapping[int, float]], higher_is_better: bool) -
         contrast[best] += 1
         contrast[number] -= 1
         difference = float(sign * contrast @ effects)
-        margin = float(quantile * math.sqrt(max(contrast @ covariance @ contrast, 0.0) / 2)) if freedom else math.nan
+        margin = (
+            float(quantile * math.sqrt(max(contrast @ covariance @ contrast, 0.0) / 2))
+            if freedom
+            else math.nan
+        )
         worse_by[name] = difference, margin
         if freedom and difference > margin + rounding:
             apart.add(name)

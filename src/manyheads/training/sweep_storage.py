@@ -167,7 +167,9 @@ class Runs:
                     trial = optuna.trial.create_trial(
                         state=TrialState.WAITING,
                         params=params,
-                        distributions={key: optuna.distributions.IntDistribution(0, LARGEST) for key in params},
+                        distributions={
+                            key: optuna.distributions.IntDistribution(0, LARGEST) for key in params
+                        },
                         user_attrs={"run": name, "setting": setting.name, "seed": seed},
                     )
                     self.study.add_trial(trial)
@@ -202,7 +204,9 @@ class Runs:
             count = len(self._trials(None))  # the same history, the same proposal, whoever asks
             samplers = optuna.samplers
             self.study.sampler = (
-                samplers.TPESampler(seed=count) if self.sampler == "tpe" else samplers.RandomSampler(seed=count)
+                samplers.TPESampler(seed=count)
+                if self.sampler == "tpe"
+                else samplers.RandomSampler(seed=count)
             )
             trial = self.study.ask()
             listed = [each.options for each in self.settings.values()]
@@ -232,7 +236,11 @@ class Runs:
         for trial in self._trials(None):
             name = trial.user_attrs.get("run")
             attributes = trial.user_attrs
-            if name is not None and attributes["setting"] in self.settings and attributes["seed"] in self.seeds:
+            if (
+                name is not None
+                and attributes["setting"] in self.settings
+                and attributes["seed"] in self.seeds
+            ):
                 by_name.setdefault(name, trial)
         return {name: trial for name, trial in by_name.items() if states is None or trial.state in states}
 

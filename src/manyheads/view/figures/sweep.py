@@ -57,13 +57,15 @@ def draw(result: SweepResult, path: Path) -> None:
     axes.set_xticks(values, [str(value) for value in values])
     axes.minorticks_off()
     axes.set_xlabel(f"{across} (log scale)")
-    axes.margins(x=0.08)
+    axes.set_xlim(values[0] / 1.2, values[-1] * 1.2)
     axes.set_ylabel(f"{result.metric} ({'higher' if result.higher_is_better else 'lower'} is better)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if len(lines) > 1:
         axes.legend(frameon=False)
-    held = {"parameters": "equal parameters", "compute": "equal compute"}.get(result.equal, "head width fixed")
+    held = {"parameters": "equal parameters", "compute": "equal compute"}.get(
+        result.equal, "head width fixed"
+    )
     most = max(row["seeds"] for row in result.table)
     bars = f"points: {most} seeds, bars: 95% interval of the mean" if most > 1 else "one seed"
     axes.set_title(f"{result.task}, {held}\n{bars}", loc="left", fontsize=11)
