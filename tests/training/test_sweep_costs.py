@@ -37,7 +37,7 @@ def by_hand(task, batch, length):
     "sizes",
     [
         {"heads": 3},
-        {"heads": 1, "positions": "alibi"},
+        {"heads": 1, "positions": "sinusoidal"},
         {"heads": 6, "kv_heads": 2},
         {"heads": 3, "d_key": 5, "d_value": 7},
         {"heads": 3, "kernel": "tiled"},

@@ -56,7 +56,7 @@ def task_verb(
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             task, listed, rest = super().resolve_command(ctx, args)
-            folder = option("out", Path, "The folder for the results.", out / task)
+            folder = option("out", Path, "The folder for the results.", out / str(task))
             return task, _of_task(task, run, [*of_run, folder], help) if task in TASKS else listed, rest
 
     return typer.Typer(name=name, cls=Tasks, no_args_is_help=True, rich_markup_mode="rich", help=help)

@@ -58,7 +58,7 @@ def flops_per_step(task: Task, data: Data, options: Options) -> float:
                     if indices:
                         batch = send_to_device(task.collate(data.train.take(indices, 0)), device)
                         task.loss(model, batch)[0].backward()
-        return counter.get_total_flops() / len(steps)
+        return float(counter.get_total_flops()) / len(steps)
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
@@ -91,8 +91,13 @@ def cache_bytes(model: nn.Module) -> int:
     >>> cache_bytes(Decoder(12, heads=4, layers=2, kv_heads=2, vocabulary=53))    # 2 x 2 x (3 + 3) x 4 bytes
     96
     """
-    decoders = [part for part in model.modules() if isinstance(part, Decoder)] or [model]
-    blocks = [part for whole in decoders for part in whole.modules() if isinstance(part, TransformerBlock)]
+    decoders: list[nn.Module] = [part for part in model.modules() if isinstance(part, Decoder)]
+    blocks = [
+        part
+        for whole in decoders or [model]
+        for part in whole.modules()
+        if isinstance(part, TransformerBlock)
+    ]
     sites = [block.attention for block in blocks]
     widths = ((site.kv_heads * (site.d_key + site.d_value), site.key.weight.element_size()) for site in sites)
     return sum(width * size for width, size in widths)

@@ -63,9 +63,8 @@ def check_lists(lists: Mapping[str, int | Sequence[int] | None]) -> dict[str, li
         if values is None:
             continue
         listed = [values] if isinstance(values, int) else list(values)
-        wrong = [value for value in listed if isinstance(value, bool) or not isinstance(value, int)]
-        wrong += [value for value in listed if value not in wrong and value < 1]
-        if not listed or wrong or len(set(listed)) < len(listed):
+        whole = all(type(value) is int and value >= 1 for value in listed)
+        if not listed or not whole or len(set(listed)) < len(listed):
             raise ValueError(
                 f"{name}: got {listed}; expected different whole numbers of at least 1, such as 1,2,4,8"
             )

@@ -255,11 +255,8 @@ def compare(values: Mapping[str, Mapping[int, float]], higher_is_better: bool) -
         contrast[best] += 1
         contrast[number] -= 1
         difference = float(sign * contrast @ effects)
-        margin = (
-            float(quantile * math.sqrt(max(contrast @ covariance @ contrast, 0.0) / 2))
-            if freedom
-            else math.nan
-        )
+        variance = max(float(contrast @ covariance @ contrast), 0.0) if freedom else math.nan
+        margin = quantile * math.sqrt(variance / 2)
         worse_by[name] = difference, margin
         if freedom and difference > margin + rounding:
             apart.add(name)

@@ -25,6 +25,7 @@ from manyheads.training.sweep_plan import Setting, name_of
 
 try:
     import optuna
+    from optuna.storages.journal import JournalFileBackend
     from optuna.trial import FrozenTrial, TrialState
 except ImportError:
     raise ImportError("sweeps need optuna: pip install 'manyheads[sweep]'") from None
@@ -337,5 +338,5 @@ def _journal(path: Path) -> optuna.storages.JournalStorage:
             os.truncate(path, content.rfind(b"\n") + 1)
     finally:
         lock.release()
-    backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=lock)  # type: ignore[arg-type]
+    backend = JournalFileBackend(str(path), lock_obj=lock)  # type: ignore[arg-type]
     return optuna.storages.JournalStorage(backend)

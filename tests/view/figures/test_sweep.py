@@ -14,7 +14,7 @@ VALUES = {1: [20.1, 21.0, 20.2], 4: [22.0, 22.7, 21.9], 16: [22.4, None, 22.5]}
 def test_a_curve_has_heads_on_a_log_axis_and_every_seed(tmp_path):
     sweep_result(VALUES).plot(tmp_path / "curve.svg")
     drawn = (tmp_path / "curve.svg").read_text()
-    for text in ("heads (log scale)", "bleu (higher is better)", "1 failed", "equal compute"):
+    for text in ("heads (log scale)", "bleu (higher is better)", "1 failed", "translation, equal compute"):
         assert f"<!-- {text}" in drawn, text
     shown = [int(number) for number in re.findall(r"<!-- (\d+) -->", drawn)]
     assert {1, 4, 16} <= set(shown)

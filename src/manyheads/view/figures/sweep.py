@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from manyheads.common.whole_files import write_whole
 from manyheads.training.sweep_result import SweepResult
@@ -28,7 +29,7 @@ def draw(result: SweepResult, path: Path) -> None:
     figure = Figure(figsize=(7, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    lines: dict[str, list[dict[str, object]]] = {}
+    lines: dict[str, list[dict[str, Any]]] = {}
     for row in result.table:
         others = [f"{name} {row[name]}" for name in options if name != across and counts[name] > 1]
         lines.setdefault(", ".join(others), []).append(row)
@@ -47,12 +48,13 @@ def draw(result: SweepResult, path: Path) -> None:
             ys = [reached.get(row["setting"]) for row in measured]
             points = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
             if points:
-                style = {"color": colour, "alpha": 0.4, "linewidth": 0.7, "markersize": 7}
+                style: dict[str, Any] = {"color": colour, "alpha": 0.4, "linewidth": 0.7, "markersize": 7}
                 axes.plot(*zip(*points, strict=True), ".-", zorder=1, **style)
-        for row in (row for row in rows if row["failed"]):
-            axes.text(row[across] * factor, 0.01, f"{row['failed']} failed", color=_FAILED, ha="center",
-                      fontsize=8, transform=axes.get_xaxis_transform())  # fmt: skip
     values = sorted({setting.options[across] for setting in result.settings})
+    for value in values:
+        if failed := sum(row["failed"] for row in result.table if row[across] == value):
+            where: dict[str, Any] = {"ha": "center", "transform": axes.get_xaxis_transform()}
+            axes.text(value, 0.01, f"{failed} failed", color=_FAILED, fontsize=8, **where)
     axes.set_xscale("log", base=2)
     axes.set_xticks(values, [str(value) for value in values])
     axes.minorticks_off()
