@@ -8,21 +8,18 @@ from typing import Any
 
 from rich.console import Console
 
-from manyheads.cli.train import OF_RUN, option, task_verb
+from manyheads.cli.train import OF_RUN, task_option, task_verb
 
-NUMBERS = ("heads", "kv_heads", "d_key", "d_value", "seeds")
 LISTS = [
-    option("heads", str, "Numbers of heads to try.", "1,2,4,8,16"),
-    option("kv_heads", str, "Numbers of key and value heads to try; all by default."),
-    option("d_key", str, "Widths of a head's queries and keys to try; d_model / heads by default."),
-    option("d_value", str, "Widths of a head's values to try; d_model / heads by default."),
-    option("seeds", str, "How many seeds, or which: 3, or 5,6,7.", "3"),
-    option("equal", str, "What is held equal: parameters, compute (by steps) or nothing.", "parameters"),
-    option("sampler", str, "grid for all combinations; tpe or random for some that Optuna proposes.", "grid"),
-    option("trials", int, "How many runs tpe or random may propose."),
-    option(
-        "storage", str, "URL of a database for Optuna, as sqlite:///sweep.db; a file in --out by default."
-    ),
+    task_option("heads", str, "Numbers of heads to try.", "1,2,4,8,16"),
+    task_option("kv_heads", str, "Numbers of key and value heads to try; all by default."),
+    task_option("d_key", str, "Widths of a head's queries and keys to try; d_model / heads by default."),
+    task_option("d_value", str, "Widths of a head's values to try; d_model / heads by default."),
+    task_option("seeds", str, "How many seeds, or which: 3, or 5,6,7.", "3"),
+    task_option("equal", str, "What is held equal: parameters, compute (by steps) or nothing.", "parameters"),
+    task_option("sampler", str, "grid for all combinations; tpe or random for what Optuna proposes.", "grid"),
+    task_option("trials", int, "How many runs tpe or random may propose."),
+    task_option("storage", str, "URL of a database for Optuna; a file in --out by default."),
 ]
 
 
@@ -31,35 +28,16 @@ def run(
 ) -> str | None:
     """Sweep, and print what came of it."""
     with Console(stderr=True).status("Loading torch"):
-        from manyheads import tasks
-        from manyheads.tasks.train import split_options
-        from manyheads.training.sweep import sweep as sweep_task
+        from manyheads.tasks.train import sweep_task
         from manyheads.view.progress_bar import progress_bar
         from manyheads.view.terminal.presentation import present
         from manyheads.view.terminal.sweep import SweepPresentation, how_it_ended
-
-        described, training = split_options(task, options)
-        built = tasks.build(described)
-    settings |= {name: numbers(settings[name], name) for name in NUMBERS if name in settings}
     with progress_bar(Console(stderr=True)) as progress:
-        settings["callbacks"] = [lambda report: progress("run", report.step, report.steps)]
+        show = [lambda report: progress("run", report.step, report.steps)]
         out = out or Path("out/sweep") / task
-        result = sweep_task(built, out=out, progress=progress, **settings, **training)
+        result = sweep_task(task, options, out=out, callbacks=show, progress=progress, **settings)
     present(SweepPresentation(result), as_json=json)
     return how_it_ended(result)
-
-
-def numbers(text: str, option: str) -> int | list[int]:
-    """A whole number, or several with commas between.
-
-    >>> numbers("3", "seeds"), numbers("1, 2,4", "heads")
-    (3, [1, 2, 4])
-    """
-    try:
-        listed = [int(number) for number in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{option}: got {text!r}; expected whole numbers, as in 1,2,4") from None
-    return listed if "," in text else listed[0]
 
 
 sweep = task_verb(

@@ -12,27 +12,27 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-from manyheads.cli.options import SETTINGS, command
+from manyheads.cli.options import SETTINGS, command, option
 from manyheads.common.processes import rank
 from manyheads.tasks import TASKS
 
 
-def option(name: str, hint: Any, help: str, default: object = None, panel: str | None = None) -> Parameter:
+def task_option(
+    name: str, hint: Any, help: str, default: object = None, panel: str | None = None
+) -> Parameter:
     """An option that is None unless it is passed; its help says what holds then."""
     kind = next((part for part in get_args(hint) if part is not type(None)), hint)
     if default is not None and default is not False:
         help = f"{help} [dim]({default})[/dim]"
-    flag = f"--{name.replace('_', '-')}"
-    described = typer.Option(flag, help=help, show_default=False, rich_help_panel=panel)
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, described])
+    return option(name, None, Annotated[kind | None, help, panel])
 
 
 OF_RUN = [
-    option("data", str, "What to learn from; an embedded example by default."),
-    option("valid", str, "What to validate on; by default, a part of the data is held out."),
-    option("resume", bool, "Continue the run in that folder.", False),
-    option("tracker", str, "Where curves go (a tracker of Accelerate), or none.", "tensorboard"),
-    option("json", bool, "Print JSON for machines.", False),
+    task_option("data", str, "What to learn from; an embedded example by default."),
+    task_option("valid", str, "What to validate on; by default, a part of the data is held out."),
+    task_option("resume", bool, "Continue the run in that folder.", False),
+    task_option("tracker", str, "Where curves go (a tracker of Accelerate), or none.", "tensorboard"),
+    task_option("json", bool, "Print JSON for machines.", False),
 ]
 
 
@@ -56,7 +56,7 @@ def task_verb(
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             task, listed, rest = super().resolve_command(ctx, args)
-            folder = option("out", Path, "The folder for the results.", out / str(task))
+            folder = task_option("out", Path, "The folder for the results.", out / str(task))
             return task, _of_task(task, run, [*of_run, folder], help) if task in TASKS else listed, rest
 
     return typer.Typer(name=name, cls=Tasks, no_args_is_help=True, rich_markup_mode="rich", help=help)
@@ -79,12 +79,12 @@ def _of_task(name: str, run: Callable[..., str | None], of_run: list[Parameter],
         for field in (field for field in fields(kind) if field.name not in taken):
             panel = "Training" if kind is Options else "Model" if field.name in of_model else "Task"
             about, default = field.metadata["help"], defaults.get(field.name, field.default)
-            parameters.append(option(field.name, hints[field.name], about, default, panel))
+            parameters.append(task_option(field.name, hints[field.name], about, default, panel))
 
     def verb(**options: Any) -> str | None:
-        passed = {key: value for key, value in options.items() if value is not None}
-        settings = {each.name: passed.pop(each.name) for each in of_run if each.name in passed}
-        return run(name, passed, **settings)
+        chosen = {key: value for key, value in options.items() if value is not None}
+        settings = {each.name: chosen.pop(each.name) for each in of_run if each.name in chosen}
+        return run(name, chosen, **settings)
 
     verb.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     about = cleandoc(task.__doc__ or "").split("Examples\n")[0].replace("`", "").strip()
@@ -104,12 +104,10 @@ def run(
     task: str,
     options: Mapping[str, object],
     *,
-    data: str | None = None,
-    valid: str | None = None,
     out: Path | None = None,
-    resume: bool = False,
     tracker: str = "tensorboard",
     json: bool = False,
+    **settings: Any,
 ) -> str | None:
     """Train, and print what came of it."""
     with Console(stderr=True).status("Loading torch"):
@@ -117,19 +115,13 @@ def run(
         from manyheads.tasks.train import train_task
         from manyheads.view.terminal.training import how_to_resume, print_training, training_bar
     with training_bar(Console(stderr=True, quiet=json or rank() > 0), find(task).metric) as show:
-        result = train_task(
-            task,
-            options,
-            out=out or Path("out") / task,
-            data=data,
-            valid=valid,
-            resume=resume,
-            callbacks=[show],
-            trackers=[] if tracker == "none" else [tracker],
-        )
+        trackers = [] if tracker == "none" else [tracker]
+        out = out or Path("out") / task
+        result = train_task(task, options, out=out, callbacks=[show], trackers=trackers, **settings)
+    files = settings.get("data"), settings.get("valid")
     if rank() == 0:
-        print_training(result, data, valid, as_json=json)
-    return how_to_resume(result, task, data, valid) if result.ended == "interrupted" else None
+        print_training(result, *files, as_json=json)
+    return how_to_resume(result, task, *files) if result.ended == "interrupted" else None
 
 
 train = task_verb(
