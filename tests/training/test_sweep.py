@@ -127,12 +127,12 @@ def test_a_killed_worker_is_followed_by_another_that_goes_on_at_its_checkpoint(t
 
 def test_two_workers_share_the_runs(text, tmp_path):
     log, steps = tmp_path / "log", []
-    other = worker(text, tmp_path / "sweep", log, kill=0, steps=40)
-    result = run(text, tmp_path / "sweep", callbacks=[lambda report: steps.append(report.step)], steps=40)
+    other = worker(text, tmp_path / "sweep", log, kill=0, steps=12)
+    result = run(text, tmp_path / "sweep", callbacks=[lambda report: steps.append(report.step)], steps=12)
     told, errors = other.communicate()
     assert other.returncode == 0, errors
-    assert len(steps) + (len(log.read_text()) if log.exists() else 0) == 6 * 40
-    last = run(text, tmp_path / "sweep", callbacks=[pytest.fail], steps=40)
+    assert len(steps) + (len(log.read_text()) if log.exists() else 0) == 6 * 12
+    last = run(text, tmp_path / "sweep", callbacks=[pytest.fail], steps=12)
     assert (len(last.outcomes), last.left) == (6, 0)
     assert {result.ended, told.strip()} <= {"finished", "elsewhere"}
 

@@ -37,6 +37,8 @@ def run(
         out = out or Path("out/sweep") / task
         result = sweep_task(task, options, out=out, callbacks=show, progress=progress, **settings)
     present(SweepPresentation(result), as_json=json)
+    if result.ended == "finished" and result.comparison is None:
+        raise ValueError(result.answer)
     return how_it_ended(result)
 
 
