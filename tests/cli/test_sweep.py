@@ -35,8 +35,8 @@ def test_a_sweep_prints_its_answer_and_the_same_command_goes_on(tmp_path):
     assert str(out / "answer.txt") in shown.replace("\n", "")
     evaluated = call("evaluate", out / "heads=3-seed=4", "--data", tmp_path / "text.txt", "--json")
     assert json.loads(evaluated.stdout)["metrics"]["loss"] > 0
+    diverging = ["--learning-rate", "1e30", "--clip", "0", "--warmup", "0", "--decay", "none"]
     with pytest.raises(ValueError, match=r"No run has finished.*heads=2-seed=0 \(the loss became"):
-        diverging = ["--learning-rate", "1e30", "--clip", "0", "--warmup", "0", "--decay", "none"]
         call(*command[:-4], "--heads", 2, "--seeds", 1, *diverging, "--out", tmp_path / "diverged")
     with pytest.raises(ValueError, match="heads: got '2,x'; expected whole numbers, as in 1,2,4"):
         call(*command, "--heads", "2,x")
