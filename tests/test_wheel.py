@@ -64,7 +64,7 @@ def test_nothing_is_missing_and_nothing_is_too_much(wheel):
     assert {name for name in names - kept if not (ROOT / "src" / name).is_file()} == set()
     assert "manyheads/view/static/page.js" in names
     assert "Requires-Python: >=3.11\n" in metadata
-    for extra in ("train", "live", "notebook", "tables", "data", "treebank", "export", "all", "dev"):
+    for extra in ("train", "live", "notebook", "tables", "data", "treebank", "export", "sweep", "all", "dev"):
         assert f"Provides-Extra: {extra}\n" in metadata
 
 

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from manyheads.training.diversity_terms import diversity_terms as diversity_terms
     from manyheads.training.loop import train as train
     from manyheads.training.orthogonal_heads import orthogonal_heads as orthogonal_heads
+    from manyheads.training.sweep import sweep as sweep
     from manyheads.view.inspect import inspect as inspect
     from manyheads.view.report import report as report
     from manyheads.view.serve import serve as serve
@@ -107,6 +108,7 @@ _NAMES = {
     "manyheads.training.diversity_terms": ("diversity_terms",),
     "manyheads.training.loop": ("train",),
     "manyheads.training.orthogonal_heads": ("orthogonal_heads",),
+    "manyheads.training.sweep": ("sweep",),
     "manyheads.view.widget": ("widget",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

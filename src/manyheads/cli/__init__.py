@@ -24,6 +24,7 @@ from manyheads.cli.prune import prune
 from manyheads.cli.roles import roles
 from manyheads.cli.serve import serve
 from manyheads.cli.study import study
+from manyheads.cli.sweep import sweep
 from manyheads.cli.train import train
 from manyheads.common.interrupts import EXIT_CODE, leave_at_once
 
@@ -54,6 +55,9 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
   manyheads train translation
       train a small transformer; its folder is a MODEL for all of these
 
+  manyheads sweep language --heads 1,2,4,8 --seeds 3
+      how many heads a task needs, with intervals, and what cannot be told apart
+
   manyheads serve MODEL --open
       type, and see every head at once; silence some, and see what the model says
 """,
@@ -80,6 +84,7 @@ BATCH_TOKENS = {"importance": 1024, "diversity": 2048, "prune": 2048}
 for verb in (demo, diversity, evaluate, importance, inspect, predict, prune, roles, serve, study):
     app.command()(command(verb, BATCH_TOKENS.get(verb.__name__, 4096)))
 app.add_typer(train)
+app.add_typer(sweep)
 
 
 def main() -> None:

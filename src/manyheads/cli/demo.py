@@ -6,17 +6,14 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 SENTENCE = "The animal did not cross the street because it was too tired."
 
 
 def demo(
-    sentence: Annotated[str, typer.Option(help="The sentence to send through the model.")] = SENTENCE,
-    out: Annotated[
-        Path, typer.Option(help="The folder for the figure; created if it does not exist.")
-    ] = Path("out/demo"),
+    sentence: Annotated[str, "The sentence to send through the model."] = SENTENCE,
+    out: Annotated[Path, "The folder for the figure; created if it does not exist."] = Path("out/demo"),
 ) -> None:
     """Follow a sentence through the heads of MiniLM, a real sentence encoder of 6 layers with 12 heads each.
 

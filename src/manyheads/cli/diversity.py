@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from manyheads.cli import options
@@ -14,10 +13,9 @@ from manyheads.common.interrupts import UntilInterrupted, interrupted, interrupt
 
 def diversity(
     source: options.Source,
-    rows: Annotated[int, typer.Option(help="Queries of each batch on which attention is compared.")] = 128,
+    rows: Annotated[int, "Queries of each batch on which attention is compared."] = 128,
     measures: Annotated[
-        str | None,
-        typer.Option(help="Some of attention,outputs,subspaces,contributions,gradients; all by default."),
+        str | None, "Some of attention,outputs,subspaces,contributions,gradients; all by default."
     ] = None,
     out: options.Out = Path("out/diversity"),
     json: options.Json = False,

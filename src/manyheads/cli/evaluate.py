@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from manyheads.cli import options
@@ -13,9 +12,7 @@ from manyheads.cli import options
 def evaluate(
     folder: options.TrainedFolder,
     data: options.Data = None,
-    beams: Annotated[
-        int | None, typer.Option(help="Beam width for translation and speech: wider is slower and better.")
-    ] = None,
+    beams: Annotated[int | None, "Beam width for translation and speech: wider is slower and better."] = None,
     batch_tokens: options.BatchTokens = 4096,
     device: options.Device = None,
     json: options.Json = False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from manyheads.cli import options
@@ -18,22 +17,16 @@ def importance(
     source: options.Source,
     method: Annotated[
         str,
-        typer.Option(
-            help="One or several: fisher, elimination, gradient, leave-one-out, confidence, output-norm, "
-            "relevance, gates, random."
-        ),
+        "One or several: fisher, elimination, gradient, leave-one-out, confidence, output-norm, "
+        "relevance, gates, random.",
     ] = "fisher",
     loss: Annotated[
         str | None,
-        typer.Option(
-            help="For gradient, leave-one-out and gates: causal, masked, classification, seq2seq, embedding."
-        ),
+        "For gradient, leave-one-out and gates: causal, masked, classification, seq2seq, embedding.",
     ] = None,
-    gates: Annotated[
-        int | None, typer.Option(help="How many heads the method gates keeps; half of them by default.")
-    ] = None,
+    gates: Annotated[int | None, "How many heads the method gates keeps; half of them by default."] = None,
     unverified: options.Unverified = "refuse",
-    seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
+    seed: Annotated[int, "The seed of all random numbers."] = 0,
     out: options.Out = Path("out/importance"),
     json: options.Json = False,
 ) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
@@ -28,11 +28,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def _of_corpus(help: str) -> typer.models.OptionInfo:
-    """An option of the corpus: they stand in a panel of their own in --help."""
-    return typer.Option(help=help, rich_help_panel="Corpus")  # type: ignore[no-any-return]
-
-
 Model = Annotated[
     str | None,
     typer.Argument(help="A folder, a hub name, or package.module:factory; the embedded MiniLM by default."),
@@ -41,24 +36,23 @@ TrainedFolder = Annotated[
     Path, typer.Argument(help="A folder that train wrote, or that prune wrote for a trained model.")
 ]
 Device = Annotated[
-    str | None,
-    typer.Option(help="Where the model runs: cpu, cuda:1, mps ...; the accelerator, if any, by default."),
+    str | None, "Where the model runs: cpu, cuda:1, mps ...; the accelerator, if any, by default."
 ]
 Unverified = Annotated[
     Literal["refuse", "allow"],
-    typer.Option(help="What to do with heads at sites about which nothing could be proved: refuse or allow."),
+    "What to do with heads at sites about which nothing could be proved: refuse or allow.",
 ]
-Out = Annotated[Path, typer.Option(help="The folder for the results; created if it does not exist.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Out = Annotated[Path, "The folder for the results; created if it does not exist."]
+Json = Annotated[bool, "Print JSON for machines."]
 Text = Annotated[
-    str | None, _of_corpus("A text file, one text a line; - for standard input; an embedded one by default.")
+    str | None, "A text file, one text a line; - for standard input; an embedded one by default.", "Corpus"
 ]
-Images = Annotated[str | None, _of_corpus("A folder of images.")]
-Tokens = Annotated[str | None, _of_corpus("Token ids in a NumPy file: (sequences, length) or (length,).")]
+Images = Annotated[str | None, "A folder of images.", "Corpus"]
+Tokens = Annotated[str | None, "Token ids in a NumPy file: (sequences, length) or (length,).", "Corpus"]
 Data = Annotated[
-    str | None, _of_corpus("Data of the task, for a model that train wrote; what was held out by default.")
+    str | None, "Data of the task, for a model that train wrote; what was held out by default.", "Corpus"
 ]
-BatchTokens = Annotated[int, _of_corpus("The number of tokens in a batch, padding included.")]
+BatchTokens = Annotated[int, "The number of tokens in a batch, padding included.", "Corpus"]
 
 
 @dataclass(frozen=True)
@@ -70,8 +64,8 @@ class Source:
     images: Images = None
     tokens: Tokens = None
     data: Data = None
-    max_length: Annotated[int | None, _of_corpus("Cut longer sequences into pieces of this length.")] = None
-    limit: Annotated[int | None, _of_corpus("Read at most this many texts, images or sequences.")] = None
+    max_length: Annotated[int | None, "Cut longer sequences into pieces of this length.", "Corpus"] = None
+    limit: Annotated[int | None, "Read at most this many texts, images or sequences.", "Corpus"] = None
     batch_tokens: BatchTokens = 4096
     device: Device = None
 
@@ -94,18 +88,24 @@ def names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
+def option(name: str, default: object, hint: Any) -> Parameter:
+    """A parameter for Typer: beside its type, its help and its panel; only what is True has a --no-NAME."""
+    kind, *beside = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if beside and isinstance(beside[0], str):
+        flags = [f"--{name.replace('_', '-')}"] if default is not True else []
+        hint = Annotated[kind, typer.Option(*flags, help=beside[0], rich_help_panel=[*beside, None][1])]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
 def command(verb: Callable[..., str | None], batch_tokens: int = 4096) -> Callable[..., None]:
     """A verb as Typer takes it.
 
-    A parameter of the type `Source` becomes the options of a source, with this default for its batches. A
-    verb that Ctrl-C ended returns the sentence that says what was kept, or raises `Interrupted` when there is
-    nothing to keep; the exit code is then 130.
+    A text beside the type of a parameter is the help of its option. A parameter of the type `Source` becomes
+    the options of a source, with this default for its batches. A verb that Ctrl-C ended returns the sentence
+    that says what was kept, or raises `Interrupted` when there is nothing to keep; the exit code is then 130.
     """
     hints, defaults = get_type_hints(Source, include_extras=True), Source(batch_tokens=batch_tokens)
-    of_source = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(defaults, name), annotation=hint)
-        for name, hint in hints.items()
-    ]
+    of_source = [option(name, getattr(defaults, name), hint) for name, hint in hints.items()]
     parameters: list[Parameter] = []
     sources: list[str] = []
     for parameter in signature(verb, eval_str=True).parameters.values():
@@ -113,7 +113,7 @@ def command(verb: Callable[..., str | None], batch_tokens: int = 4096) -> Callab
             sources.append(parameter.name)
             parameters += of_source
         else:
-            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+            parameters.append(option(parameter.name, parameter.default, parameter.annotation))
 
     @wraps(verb)
     def run(**options: object) -> None:

@@ -21,22 +21,16 @@ def predict(
             help="Texts, sequences or files, as the task reads them; by default, lines of standard input.",
         ),
     ] = None,
-    new_tokens: Annotated[int | None, typer.Option(help="Language: the number of tokens to write.")] = None,
+    new_tokens: Annotated[int | None, "Language: the number of tokens to write."] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(
-            help="Language: below 1 sharpens the distribution (more conservative), above 1 flattens it (more "
-            "varied); 0 for greedy."
-        ),
+        "Language: below 1 sharpens the distribution (more conservative), above 1 flattens it (more "
+        "varied); 0 for greedy.",
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Language: the seed of the sampling.")] = None,
-    beams: Annotated[int | None, typer.Option(help="Translation, speech: the beam width.")] = None,
-    language: Annotated[
-        str | None, typer.Option(help="Picture book: the language to write; all of them by default.")
-    ] = None,
-    draw: Annotated[
-        Path | None, typer.Option(help="DNA: a figure (.png) of where each head looks along each sequence.")
-    ] = None,
+    seed: Annotated[int | None, "Language: the seed of the sampling."] = None,
+    beams: Annotated[int | None, "Translation, speech: the beam width."] = None,
+    language: Annotated[str | None, "Picture book: the language to write; all of them by default."] = None,
+    draw: Annotated[Path | None, "DNA: a figure (.png) of where each head looks along each sequence."] = None,
     device: options.Device = None,
     json: options.Json = False,
 ) -> None:

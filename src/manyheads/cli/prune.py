@@ -13,43 +13,23 @@ from manyheads.cli import options
 
 def prune(
     source: options.Source,
-    keep: Annotated[
-        float | None, typer.Option(help="The share of heads that stays, between 0 and 1.")
-    ] = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="A plan.json to follow instead; it must be of this very model.")
-    ] = None,
-    refit: Annotated[
-        bool,
-        typer.Option("--refit/--no-refit", help="Fit the remaining output projections to the uncut model."),
-    ] = True,
-    recover: Annotated[
-        int, typer.Option(help="The number of steps of distillation from the uncut model.")
-    ] = 0,
-    rounds: Annotated[
-        int, typer.Option(help="Remove the heads in this many rounds, and rank them again in between.")
-    ] = 1,
-    method: Annotated[
-        str, typer.Option(help="How heads are ranked: a method of manyheads importance.")
-    ] = "elimination",
-    uniform: Annotated[
-        bool, typer.Option("--uniform", help="Remove the same number of heads from every layer.")
-    ] = False,
-    floor: Annotated[int, typer.Option(help="The fewest heads that every layer keeps.")] = 1,
+    keep: Annotated[float | None, "The share of heads that stays, between 0 and 1."] = None,
+    plan: Annotated[Path | None, "A plan.json to follow instead; it must be of this very model."] = None,
+    refit: Annotated[bool, "Fit the remaining output projections to the uncut model."] = True,
+    recover: Annotated[int, "The number of steps of distillation from the uncut model."] = 0,
+    rounds: Annotated[int, "Remove the heads in this many rounds, and rank them again in between."] = 1,
+    method: Annotated[str, "How heads are ranked: a method of manyheads importance."] = "elimination",
+    uniform: Annotated[bool, "Remove the same number of heads from every layer."] = False,
+    floor: Annotated[int, "The fewest heads that every layer keeps."] = 1,
     protect: Annotated[
         str,
-        typer.Option(
-            help="Heads that stay: 3.5,4.0 (layer.head), or out/roles/roles.json for its retrieval heads, "
-            "roles.json:induction for those of another role; or several of these, separated by commas."
-        ),
+        "Heads that stay: 3.5,4.0 (layer.head), or out/roles/roles.json for its retrieval heads, "
+        "roles.json:induction for those of another role; or several of these, separated by commas.",
     ] = "",
     metric: Annotated[
-        str | None,
-        typer.Option(help="Measure quality by your own function of the model, package.module:function."),
+        str | None, "Measure quality by your own function of the model, package.module:function."
     ] = None,
-    curve: Annotated[
-        bool, typer.Option("--curve", help="Also draw quality against heads kept, with the random control.")
-    ] = False,
+    curve: Annotated[bool, "Also draw quality against heads kept, with the random control."] = False,
     unverified: options.Unverified = "refuse",
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The folder for the smaller model; it must not exist yet.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from manyheads.cli import options
@@ -14,11 +13,9 @@ from manyheads.common.interrupts import interrupted, interruptible
 
 def roles(
     source: options.Source,
-    treebank: Annotated[
-        Path | None, typer.Option(help="Sentences with dependencies (CoNLL-U), for syntactic roles.")
-    ] = None,
-    only: Annotated[str | None, typer.Option(help="Some roles only, as in: induction,retrieval")] = None,
-    least: Annotated[int, typer.Option(help="The fewest cases on which a role may be claimed.")] = 100,
+    treebank: Annotated[Path | None, "Sentences with dependencies (CoNLL-U), for syntactic roles."] = None,
+    only: Annotated[str | None, "Some roles only, as in: induction,retrieval"] = None,
+    least: Annotated[int, "The fewest cases on which a role may be claimed."] = 100,
     out: options.Out = Path("out/roles"),
     json: options.Json = False,
 ) -> str | None:

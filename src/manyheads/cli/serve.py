@@ -18,12 +18,11 @@ def serve(
     text: options.Text = None,
     images: options.Images = None,
     host: Annotated[
-        str,
-        typer.Option(help="The address to listen on; any other than 127.0.0.1 lets other machines in."),
+        str, "The address to listen on; any other than 127.0.0.1 lets other machines in."
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any free one.")] = PORT,
     device: options.Device = None,
-    open: Annotated[bool, typer.Option("--open", help="Open the page in your browser.")] = False,
+    open: Annotated[bool, "Open the page in your browser."] = False,
     json: options.Json = False,
 ) -> None:
     """Type a text and see every head at once; silence heads and see what the model says without them.

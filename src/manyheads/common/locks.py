@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,13 +14,14 @@ LOCK = ".lock"
 
 
 @contextmanager
-def locked(path: Path, what: str) -> Iterator[None]:
+def locked(path: Path, what: str, wait: float = 0.0) -> Iterator[None]:
     """Hold a lock on a file; the operating system releases it when the process ends.
 
     Parameters
     ----------
     path: the file, created if needed and removed at the end.
     what: what is locked, for the error message of another process.
+    wait: for how many seconds to wait for another process that holds it.
 
     Raises
     ------
@@ -36,6 +38,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
     """
     new = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + wait
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -48,7 +51,9 @@ def locked(path: Path, what: str) -> Iterator[None]:
         if current:
             break
         os.close(handle)
-        if not free:
+        if not free and time.monotonic() < until:
+            time.sleep(0.02)
+        elif not free:
             who = f"process {owner}" if owner else "another process"
             raise ValueError(f"{what} is in use by {who}; wait for it, or give another folder")
     try:

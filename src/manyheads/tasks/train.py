@@ -1,17 +1,21 @@
-"""Train a task by its name, or go on with the run that a folder holds: what ``manyheads train`` does."""
+"""Train a task by its name, go on with the run of a folder, sweep: what the command line does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads import tasks
 from manyheads.common.json_files import in_one_sentence
 from manyheads.training.loop import Callback, Result, train
 from manyheads.training.options import Options
 from manyheads.training.run_folder import Run, read_config
+from manyheads.training.sweep_plan import VARIED
+
+if TYPE_CHECKING:
+    from manyheads.training.sweep_result import SweepResult
 
 
 def train_task(
@@ -44,19 +48,57 @@ def train_task(
     >>> result.step
     3
     """
-    names = {field.name for field in fields(Options)}
-    training = {key: value for key, value in options.items() if key in names}
-    described = {"name": name} | {key: value for key, value in options.items() if key not in names}
+    described, training = split_options(name, options)
     if resume and Run(out).config.exists():
         config = _recorded(out, name, {"data": data, "valid": valid})
         described, recorded = config["task"] | described, config["training"]
         data, valid = data or recorded["data"], valid or recorded["valid"]
-        training = {key: value for key, value in recorded.items() if key in names} | training
+        training = split_options(name, recorded)[1] | training
     task = tasks.build(described)
-    chosen: Any = training  # the loop checks them
     return train(
-        task, data, out=out, valid=valid, resume=resume, callbacks=callbacks, trackers=trackers, **chosen
+        task, data, out=out, valid=valid, resume=resume, callbacks=callbacks, trackers=trackers, **training
     )
+
+
+def sweep_task(name: str, options: Mapping[str, object], **settings: Any) -> SweepResult:
+    """Sweep over the task of that name: what ``manyheads sweep`` does.
+
+    Parameters
+    ----------
+    name, options: as for `train_task`.
+    settings: those of `sweep`; whole numbers are texts, such as ``"1,2,4"``.
+    """
+    from manyheads.training.sweep import sweep  # needs Optuna
+
+    described, training = split_options(name, options)
+    lists = {
+        option: _numbers(text, option) for option, text in settings.items() if option in (*VARIED, "seeds")
+    }
+    return sweep(tasks.build(described), **(settings | lists), **training)
+
+
+def _numbers(text: str, option: str) -> int | list[int]:
+    """A whole number, or several with commas between.
+
+    >>> _numbers("3", "seeds"), _numbers("1, 2,4", "heads")
+    (3, [1, 2, 4])
+    """
+    try:
+        listed = [int(number) for number in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{option}: got {text!r}; expected whole numbers, as in 1,2,4") from None
+    return listed if "," in text else listed[0]
+
+
+def split_options(name: str, options: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The description of a task, as `tasks.build` takes it, and the options of training.
+
+    >>> split_options("language", {"layers": 2, "steps": 50})
+    ({'name': 'language', 'layers': 2}, {'steps': 50})
+    """
+    names = {field.name for field in fields(Options)}
+    training = {key: value for key, value in options.items() if key in names}
+    return {"name": name} | {key: value for key, value in options.items() if key not in names}, training
 
 
 def _recorded(folder: Path, name: str, paths: Mapping[str, str | None]) -> dict[str, Any]:

@@ -59,6 +59,10 @@ class Result:
 Callback = Callable[[Report], None]
 
 
+class DivergenceError(ValueError):
+    """The loss of a step was no finite number."""
+
+
 def train(
     task: Task,
     data: str | None = None,
@@ -254,7 +258,7 @@ class Loop:
         total, tokens, stops, *sums = accelerator.reduce(totals, "sum").tolist()
         loss_value = total / tokens if tokens else math.nan
         if not math.isfinite(loss_value):
-            raise ValueError(
+            raise DivergenceError(
                 f"the loss became {loss_value} at step {step + 1}; try a smaller learning_rate, a longer "
                 f"warmup, or clip. The checkpoints in {self.run.checkpoints} are as they were"
             )

@@ -22,6 +22,9 @@ STAGES = {
     "refit": "Refitting",
     "recover": "Recovering",
     "curve": "Curve",
+    "count": "Counting operations",
+    "sweep": "Runs",
+    "run": "Steps of this run",
 }
 
 
