@@ -14,12 +14,12 @@ from manyheads.common.interrupts import interruptible
 
 def study(
     name: Annotated[str | None, typer.Argument(help="Which claim; all are listed by default.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Minutes to an hour instead of 90 seconds.")] = False,
-    seeds: Annotated[int | None, typer.Option(help="Repetitions; those of the size by default.")] = None,
-    data: Annotated[str | None, typer.Option(help="Data to run it on; embedded data by default.")] = None,
-    set: Annotated[list[str] | None, typer.Option(help="A setting, as in: heads=1,2,4")] = None,
-    all: Annotated[bool, typer.Option("--all", help="Run every claim and write one page about all.")] = False,
-    language: Annotated[Literal["en", "zh"], typer.Option(help="English or Chinese.")] = "en",
+    full: Annotated[bool, "Minutes to an hour instead of 90 seconds."] = False,
+    seeds: Annotated[int | None, "Repetitions; those of the size by default."] = None,
+    data: Annotated[str | None, "Data to run it on; embedded data by default."] = None,
+    set: Annotated[list[str] | None, "A setting, as in: heads=1,2,4"] = None,
+    all: Annotated[bool, "Run every claim and write one page about all."] = False,
+    language: Annotated[Literal["en", "zh"], "English or Chinese."] = "en",
     out: options.Out = Path("out/study"),
     json: options.Json = False,
 ) -> str | None:
