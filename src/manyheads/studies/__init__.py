@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 NAMES: tuple[str, ...] = (
     "several_heads",
     "splitting_is_free",
+    "batched_heads",
+    "weight_sums",
     "scaled_scores",
 )
 
