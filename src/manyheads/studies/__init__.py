@@ -16,6 +16,13 @@ NAMES: tuple[str, ...] = (
     "splitting_is_free",
     "batched_heads",
     "weight_sums",
+    "equal_start",
+    "head_width",
+    "head_gradients",
+    "normalised_weights",
+    "far_context",
+    "output_mixing",
+    "head_ensemble",
     "scaled_scores",
 )
 
