@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from manyheads.common.intervals import Interval, interval
-from manyheads.data.examples import spread
 from manyheads.heads.diversity import diversity, layers
 from manyheads.studies.drawing import line, panels
-from manyheads.studies.fitting import Fit, Recipe, fit, new_model
+from manyheads.studies.fitting import Fit, fit, new_model
 from manyheads.studies.head_weights import make_equal, weight_spread
-from manyheads.studies.language_text import opened
+from manyheads.studies.language_models import FULL, TINY, LanguageModel, held_out
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Value, Words
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Value, Words
 from manyheads.training.task import Data, Task
 
 if TYPE_CHECKING:
@@ -70,26 +69,20 @@ claim = Claim(
 
 
 @dataclass(frozen=True)
-class Setup(Settings):
+class Setup(LanguageModel):
     """The noise, the language model, and after how many parts of the training the heads are compared."""
 
     seeds: int = 5
     noise: tuple[float, ...] = (1e-6, 1e-3)
-    d_model: int = 64
-    heads: int = 4
     layers: int = 1
-    context: int = 64
     steps: int = 200
-    batch_tokens: int = 1024
     comparisons: int = 4
 
 
 SIZES: Mapping[Size, Setup] = {
-    "tiny": Setup(
-        seeds=2, d_model=16, heads=2, layers=1, context=16, steps=3, batch_tokens=64, comparisons=1
-    ),
+    "tiny": Setup(**TINY, comparisons=1),
     "quick": Setup(),
-    "full": Setup(d_model=128, heads=8, layers=4, context=128, steps=2000, batch_tokens=2048, comparisons=10),
+    "full": Setup(**FULL, comparisons=10),
 }
 EQUAL, RANDOM = "equal", "random"
 STAY = 0.01
@@ -113,8 +106,7 @@ def parts(setup: Setup) -> Sequence[Part]:
 
 
 def _measure(setup: Setup, noise: float | None, seed: int) -> list[Row]:
-    task, data = opened(setup.data, setup.context)
-    task.d_model, task.layers, task.heads = setup.d_model, setup.layers, setup.heads
+    task, data = setup.open()
     model = new_model(task, seed)
     if noise is not None:
         make_equal(model, noise, seed)
@@ -126,13 +118,12 @@ def _measure(setup: Setup, noise: float | None, seed: int) -> list[Row]:
             rows.append(_compare(task, data, model, step + 1))
             model.train()
 
-    fit(task, data, model, Recipe(setup.steps, setup.batch_tokens), seed, after_step=after_step)
+    fit(task, data, model, setup.recipe, seed, after_step=after_step)
     return rows
 
 
 def _compare(task: Task, data: Data, model: nn.Module, step: int) -> Row:
-    examples = data.valid.take(spread(len(data.valid), 16))
-    table = diversity(model, [task.inputs(task.collate(examples))], measures=["attention"])
+    table = diversity(model, [task.inputs(held_out(task, data))], measures=["attention"])
     distances = [layer.mean["js"] for layer in layers(table)]
     return {
         "step": step,

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.intervals import Interval, paired_difference
-from manyheads.data.examples import spread
 from manyheads.heads.diversity import diversity, layers
 from manyheads.studies.drawing import COLOURS, bars, panels
-from manyheads.studies.fitting import Fit, OnStep, Recipe, fit, new_model
+from manyheads.studies.fitting import Fit, OnStep, fit, new_model
 from manyheads.studies.head_weights import attentions, by_head, make_equal
-from manyheads.studies.language_text import opened
+from manyheads.studies.language_models import FULL, TINY, LanguageModel, held_out
 from manyheads.studies.result import Result
 from manyheads.studies.study import (
     Claim,
@@ -24,7 +23,6 @@ from manyheads.studies.study import (
     Language,
     Part,
     Row,
-    Settings,
     Size,
     Words,
     judge_effects,
@@ -85,21 +83,16 @@ claim = Claim(
 
 
 @dataclass(frozen=True)
-class Setup(Settings):
-    """The language model and how long it is trained; ``heads`` is also the size of the ensemble."""
+class Setup(LanguageModel):
+    """The language model; ``heads`` is also the size of the ensemble."""
 
-    d_model: int = 64
-    heads: int = 4
-    layers: int = 2
-    context: int = 64
     steps: int = 150
-    batch_tokens: int = 1024
 
 
 SIZES: Mapping[Size, Setup] = {
-    "tiny": Setup(seeds=2, d_model=16, heads=2, layers=1, context=16, steps=2, batch_tokens=64),
+    "tiny": Setup(**TINY),
     "quick": Setup(),
-    "full": Setup(d_model=128, heads=8, layers=4, context=128, steps=1000, batch_tokens=2048),
+    "full": Setup(**FULL | {"seeds": 3, "steps": 1000}),
 }
 AS_GOOD = -0.01
 AVERAGE, FREE, TIED = "average of one-head models", "several heads", "tied heads"
@@ -139,13 +132,11 @@ def parts(setup: Setup) -> Sequence[Part]:
 
 
 def _measure(setup: Setup, kind: str, seed: int) -> Row:
-    task, data = opened(setup.data, setup.context)
-    task.d_model, task.layers, task.heads = setup.d_model, setup.layers, setup.heads
-    recipe = Recipe(setup.steps, setup.batch_tokens)
+    task, data = setup.open()
     if kind == AVERAGE:
         task.heads, task.d_key, task.d_value = 1, *2 * (setup.d_model // setup.heads,)
         seeds = [setup.heads * seed + member for member in range(setup.heads)]
-        members = [fit(task, data, new_model(task, each), recipe, each) for each in seeds]
+        members = [fit(task, data, new_model(task, each), setup.recipe, each) for each in seeds]
         losses = [member.metrics()["loss"] for member in members]
         together = Fit(task, data, Ensemble([member.model for member in members])).metrics()["loss"]
         return {"loss": together, "member_loss": sum(losses) / len(losses)}
@@ -154,8 +145,8 @@ def _measure(setup: Setup, kind: str, seed: int) -> Row:
     if kind == TIED:
         make_equal(model)
         after_step = _tie
-    fitted = fit(task, data, model, recipe, seed, after_step=after_step)
-    batch = task.inputs(task.collate(data.valid.take(spread(len(data.valid), 16))))
+    fitted = fit(task, data, model, setup.recipe, seed, after_step=after_step)
+    batch = task.inputs(held_out(task, data))
     alike = [layer.mean["cka"] for layer in layers(diversity(model, [batch], measures=["outputs"]))]
     return {"loss": fitted.metrics()["loss"], "cka": sum(alike) / len(alike)}
 

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.common.types import Batch
-from manyheads.data.examples import spread
 from manyheads.heads.diversity import diversity
 from manyheads.studies.drawing import line, panels
-from manyheads.studies.fitting import Recipe, fit, new_model
+from manyheads.studies.fitting import fit, new_model
 from manyheads.studies.head_weights import attentions, by_head
-from manyheads.studies.language_text import opened
+from manyheads.studies.language_models import FULL, TINY, LanguageModel, held_out
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words, judge_effect
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, judge_effect
 from manyheads.training.task import Data, Task
 
 if TYPE_CHECKING:
@@ -73,25 +72,17 @@ claim = Claim(
 
 
 @dataclass(frozen=True)
-class Setup(Settings):
+class Setup(LanguageModel):
     """The language model, and how often its gradients are compared."""
 
     seeds: int = 5
-    d_model: int = 64
-    heads: int = 4
-    layers: int = 2
-    context: int = 64
-    steps: int = 250
-    batch_tokens: int = 1024
     comparisons: int = 5
 
 
 SIZES: Mapping[Size, Setup] = {
-    "tiny": Setup(
-        seeds=2, d_model=16, heads=2, layers=1, context=16, steps=3, batch_tokens=64, comparisons=1
-    ),
+    "tiny": Setup(**TINY, comparisons=1),
     "quick": Setup(),
-    "full": Setup(d_model=128, heads=8, layers=4, context=128, steps=2000, batch_tokens=2048, comparisons=10),
+    "full": Setup(**FULL, comparisons=10),
 }
 DIFFERENT = 0.5
 
@@ -107,8 +98,7 @@ def parts(setup: Setup) -> Sequence[Part]:
 
 
 def _measure(setup: Setup, seed: int) -> list[Row]:
-    task, data = opened(setup.data, setup.context)
-    task.d_model, task.layers, task.heads = setup.d_model, setup.layers, setup.heads
+    task, data = setup.open()
     last, rows = setup.steps - 1, []
     steps = {round(last * n / setup.comparisons) for n in range(setup.comparisons + 1)}
 
@@ -117,14 +107,13 @@ def _measure(setup: Setup, seed: int) -> list[Row]:
             rows.append({"step": step, "gate_cosine": gate_cosine(task, data, model)})
             rows[-1]["weight_cosine"] = weight_cosine(model)
 
-    recipe = Recipe(setup.steps, setup.batch_tokens)
-    fit(task, data, new_model(task, seed), recipe, seed, after_backward=after_backward)
+    fit(task, data, new_model(task, seed), setup.recipe, seed, after_backward=after_backward)
     return rows
 
 
 def gate_cosine(task: Task, data: Data, model: nn.Module) -> float:
     """The mean absolute cosine between the gradients of the gates of a layer's heads, on held-out text."""
-    batch = task.collate(data.valid.take(spread(len(data.valid), 16)))
+    batch = held_out(task, data)
 
     def loss(logits: Tensor, inputs: Batch) -> Tensor:
         return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum")

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from manyheads.studies.drawing import line, log_ticks, panels
-from manyheads.studies.fitting import Recipe, fit, new_model
-from manyheads.studies.language_text import opened
+from manyheads.studies.fitting import fit, new_model
+from manyheads.studies.language_models import FULL, TINY, LanguageModel
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words, judge_effect
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, judge_effect
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,23 +63,19 @@ claim = Claim(
 
 
 @dataclass(frozen=True)
-class Setup(Settings):
+class Setup(LanguageModel):
     """Widths of a head, and the language model that is trained with each."""
 
     d_key: tuple[int, ...] = (1, 4, 16, 64)
-    d_model: int = 64
-    heads: int = 4
     layers: int = 1
-    context: int = 64
     steps: int = 150
-    batch_tokens: int = 1024
 
 
 SIZES: Mapping[Size, Setup] = {
-    "tiny": Setup(seeds=2, d_key=(1, 64), layers=1, context=8, steps=2, batch_tokens=32),
+    "tiny": Setup(**TINY, d_key=(1, 64)),
     "quick": Setup(),
     "full": Setup(
-        d_key=(1, 2, 4, 8, 16, 32, 64, 128), d_model=128, layers=2, context=128, steps=800, batch_tokens=2048
+        **FULL | {"seeds": 3, "heads": 4, "layers": 2, "steps": 800}, d_key=(1, 2, 4, 8, 16, 32, 64, 128)
     ),
 }
 ARTICLES, WORSE = 64, 0.01
@@ -106,15 +102,15 @@ def parts(setup: Setup) -> Sequence[Part]:
 
 
 def _measure(setup: Setup, fixed: str, d_key: int, seed: int) -> Row:
-    task, data = opened(setup.data, setup.context)
-    task.d_model, task.layers, task.d_key = setup.d_model, setup.layers, d_key
-    task.heads = setup.heads if fixed == HEADS else max(setup.d_model // d_key, 1)
+    task, data = setup.open()
+    task.d_key = d_key
+    if fixed == D_MODEL:
+        task.heads = max(setup.d_model // d_key, 1)
     task.d_value = setup.d_model // task.heads
     task.positions = "sinusoidal"  # rotary needs an even width
     model = new_model(task, seed)
-    recipe = Recipe(setup.steps, setup.batch_tokens)
     return {
-        "loss": fit(task, data, model, recipe, seed).metrics()["loss"],
+        "loss": fit(task, data, model, setup.recipe, seed).metrics()["loss"],
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
 

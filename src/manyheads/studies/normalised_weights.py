@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.data.examples import spread
 from manyheads.heads.diversity.output_moments import Moments, Outputs
 from manyheads.heads.diversity.pair_sums import cosines
 from manyheads.nn.blocks import TransformerBlock
 from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.studies.drawing import COLOURS, bars, panels
-from manyheads.studies.fitting import Recipe, fit, new_model
-from manyheads.studies.language_text import opened
+from manyheads.studies.fitting import fit, new_model
+from manyheads.studies.language_models import FULL, TINY, LanguageModel, held_out
 from manyheads.studies.result import Result
 from manyheads.studies.study import (
     Claim,
@@ -25,7 +24,6 @@ from manyheads.studies.study import (
     Language,
     Part,
     Row,
-    Settings,
     Size,
     Words,
     judge_effects,
@@ -82,21 +80,14 @@ claim = Claim(
 
 
 @dataclass(frozen=True)
-class Setup(Settings):
-    """The language model and how long it is trained."""
-
-    d_model: int = 64
-    heads: int = 4
-    layers: int = 2
-    context: int = 64
-    steps: int = 250
-    batch_tokens: int = 1024
+class Setup(LanguageModel):
+    """The language model, which is trained with every kind of weights."""
 
 
 SIZES: Mapping[Size, Setup] = {
-    "tiny": Setup(seeds=2, d_model=16, heads=2, layers=1, context=16, steps=3, batch_tokens=64),
+    "tiny": Setup(**TINY),
     "quick": Setup(),
-    "full": Setup(seeds=5, d_model=128, heads=8, layers=4, context=128, steps=1500, batch_tokens=2048),
+    "full": Setup(**FULL),
 }
 KINDS: Mapping[str, Words] = {
     "softmax": Words("softmax", "softmax"),
@@ -162,17 +153,16 @@ def parts(setup: Setup) -> Sequence[Part]:
 
 
 def _measure(setup: Setup, kind: str, seed: int) -> Row:
-    task, data = opened(setup.data, setup.context)
-    task.d_model, task.layers, task.heads = setup.d_model, setup.layers, setup.heads
+    task, data = setup.open()
     model = new_model(task, seed)
     modules = []
     for block in model.modules():
         if isinstance(block, TransformerBlock):
             modules.append(CausalAttention(block.attention, kind))
             block.attention = modules[-1]  # type: ignore[assignment]
-    loss = fit(task, data, model, Recipe(setup.steps, setup.batch_tokens), seed).metrics()["loss"]
+    loss = fit(task, data, model, setup.recipe, seed).metrics()["loss"]
     with torch.no_grad():
-        model(**task.inputs(task.collate(data.valid.take(spread(len(data.valid), 32)))))
+        model(**task.inputs(held_out(task, data, 32)))
     differences = [_differences(module) for module in modules]
     means = [sum(values) / len(values) for values in zip(*differences, strict=True)]
     return dict(zip(DIFFERENCES, means, strict=True)) | {"loss": loss}

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from manyheads.data.examples import spread
 from manyheads.heads.diversity.pair_sums import cosines
 from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.studies.drawing import COLOURS, bars, panels
-from manyheads.studies.fitting import Recipe, fit, new_model
+from manyheads.studies.fitting import fit, new_model
 from manyheads.studies.head_weights import attentions
-from manyheads.studies.language_text import opened
+from manyheads.studies.language_models import FULL, TINY, LanguageModel, held_out
 from manyheads.studies.result import Result
 from manyheads.studies.study import (
     Claim,
@@ -24,7 +23,6 @@ from manyheads.studies.study import (
     Language,
     Part,
     Row,
-    Settings,
     Size,
     Words,
     judge_effects,
@@ -85,21 +83,14 @@ claim = Claim(
 
 
 @dataclass(frozen=True)
-class Setup(Settings):
-    """The language model and how long it is trained."""
-
-    d_model: int = 64
-    heads: int = 4
-    layers: int = 2
-    context: int = 64
-    steps: int = 250
-    batch_tokens: int = 1024
+class Setup(LanguageModel):
+    """The language model, which is trained with every kind of output."""
 
 
 SIZES: Mapping[Size, Setup] = {
-    "tiny": Setup(seeds=2, d_model=16, heads=2, layers=1, context=16, steps=3, batch_tokens=64),
+    "tiny": Setup(**TINY),
     "quick": Setup(),
-    "full": Setup(seeds=5, d_model=128, heads=8, layers=4, context=128, steps=1500, batch_tokens=2048),
+    "full": Setup(**FULL),
 }
 CLEAR, SHARE = 0.1, 0.05
 MIXING, CHANNELS, AVERAGE = "mixing", "own channels", "average"
@@ -164,17 +155,16 @@ def parts(setup: Setup) -> Sequence[Part]:
 
 
 def _measure(setup: Setup, kind: str, seed: int) -> Row:
-    task, data = opened(setup.data, setup.context)
+    task, data = setup.open()
     d_model, heads = setup.d_model, setup.heads
-    task.d_model, task.layers, task.heads = d_model, setup.layers, heads
     if kind != MIXING:  # a feed-forward network has two weights of d_model for each hidden channel
         task.d_hidden = 4 * d_model + (d_model - d_model // heads) // 2
     model = new_model(task, seed)
     for module in attentions(model) if kind != MIXING else []:
         projection = OwnChannels(heads, d_model) if kind == CHANNELS else Average(heads, d_model)
         module.output = projection  # type: ignore[assignment]
-    fitted = fit(task, data, model, Recipe(setup.steps, setup.batch_tokens), seed)
-    batch = task.inputs(task.collate(data.valid.take(spread(len(data.valid), 16))))
+    fitted = fit(task, data, model, setup.recipe, seed)
+    batch = task.inputs(held_out(task, data))
     pairs = torch.cat([_cosines(model, module, batch) for module in attentions(model)])
     return {
         "adding": float((pairs > CLEAR).double().mean()),
