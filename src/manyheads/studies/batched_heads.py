@@ -187,16 +187,16 @@ def figure(result: Result, language: Language) -> Figure:
 def verdict(result: Result) -> Judgement:
     """By the largest difference, then by the ratio of times at the largest number of heads."""
     columns = ("output_difference", "gradient_difference")
-    difference = max(float(row[column]) for row in result.rows for column in columns)  # type: ignore[arg-type]
+    differences = [value for row in result.rows for name in columns if isinstance(value := row[name], float)]
     most = max(int(h) for h in result.distinct("heads") if isinstance(h, int))
     slowdown = _slowdown(result, most)
     numbers = Words(
-        f"Outputs and gradients differ by at most {difference:.0e} of the largest number. With {most} heads "
-        f"the loop takes {slowdown:.2f} times as long ({slowdown.count} seeds).",
-        f"输出和梯度之差最多为最大数的 {difference:.0e}。{most} 个头时，循环所需时间是一起计算的 "
+        f"Outputs and gradients differ by at most {max(differences):.0e} of the largest number. With {most} "
+        f"heads the loop takes {slowdown:.2f} times as long ({slowdown.count} seeds).",
+        f"输出和梯度之差最多为最大数的 {max(differences):.0e}。{most} 个头时，循环所需时间是一起计算的 "
         f"{slowdown:.2f} 倍（{slowdown.count} 个随机种子）。",
     )
-    if not difference <= SAME:
+    if not all(difference <= SAME for difference in differences):  # NaN is not the same, either
         return Judgement("does not hold", numbers)
     slower = judge_effect(slowdown, 1.0)
     return Judgement("holds in part" if slower == "does not hold" else slower, numbers)

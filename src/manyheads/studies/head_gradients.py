@@ -164,12 +164,15 @@ def verdict(result: Result) -> Judgement:
     """By the cosine at the end, and by how much it fell."""
     steps = _steps(result)
     start, end = (result.interval("gate_cosine", step=step) for step in (steps[0], steps[-1]))
-    fall = result.difference("gate_cosine", {"step": steps[0]}, {"step": steps[-1]})
+    fall, of_weights = (
+        result.difference(column, {"step": steps[0]}, {"step": steps[-1]}) for column in COLUMNS
+    )
     numbers = Words(
         f"The mean absolute cosine between the gradients of heads is {start:.3f} at the start and {end:.3f} "
-        f"after {steps[-1] + 1} steps; it falls by {fall:.3f} ({fall.count} seeds).",
+        f"after {steps[-1] + 1} steps; it falls by {fall:.3f}, that of the weights by {of_weights:.3f} "
+        f"({fall.count} seeds).",
         f"各头梯度余弦绝对值的平均在初始时是 {start:.3f}，{steps[-1] + 1} 步之后是 {end:.3f}，"
-        f"下降了 {fall:.3f}（{fall.count} 个随机种子）。",
+        f"下降了 {fall:.3f}；权重梯度的余弦下降了 {of_weights:.3f}（{fall.count} 个随机种子）。",
     )
     alike, less = judge_effect(end, DIFFERENT), judge_effect(fall, 0.0)
     different = {"holds": "does not hold", "does not hold": "holds"}.get(alike, alike)

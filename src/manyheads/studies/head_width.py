@@ -75,7 +75,7 @@ SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(**TINY, d_key=(1, 64)),
     "quick": Setup(),
     "full": Setup(
-        **FULL | {"seeds": 3, "heads": 4, "layers": 2, "steps": 800}, d_key=(1, 2, 4, 8, 16, 32, 64, 128)
+        **FULL | {"seeds": 3, "heads": 4, "layers": 2, "steps": 500}, d_key=(1, 2, 4, 8, 16, 32, 64, 128)
     ),
 }
 ARTICLES, WORSE = 64, 0.01
