@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manyheads.common.intervals import Interval, interval
 from manyheads.nn.attention import attention
-from manyheads.studies.drawing import GREY, line, log_ticks, panels
+from manyheads.studies.drawing import COLOURS, GREY, line, log_ticks, panels
 from manyheads.studies.result import Result
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words, judge_effect
 
@@ -55,10 +55,11 @@ claim = Claim(
         "无法判断。",
     ),
     caption=Words(
-        "Left: the largest difference between looped and batched heads, relative to the largest number. "
-        "Right: how many times longer the loop takes, forward and backward. Bars: 95% interval over seeds.",
-        "左：逐个循环与一起计算的最大差别（相对于最大的数）。右：循环所需时间是一起计算的多少倍（前向加反"
-        "向）。误差线：各随机种子的 95% 区间。",
+        "Left: the largest difference between looped and batched heads, relative to the largest number "
+        "(less than 1e-8 is drawn at 1e-8). Right: how many times longer the loop takes, forward and "
+        "backward. Bars: 95% interval over seeds.",
+        "左：逐个循环与一起计算的最大差别（相对于最大的数；小于 1e-8 的画在 1e-8 处）。右：循环所需时间是"
+        "一起计算的多少倍（前向加反向）。误差线：各随机种子的 95% 区间。",
     ),
     sources=("Vaswani and others 2017, Attention is all you need, section 3.2.2.",),
 )
@@ -82,6 +83,7 @@ SIZES: Mapping[Size, Setup] = {
     "full": Setup(d_model=768, length=256, heads=(1, 2, 4, 8, 16, 32, 64), repeats=30),
 }
 SAME = 1e-5
+FLOOR = 1e-8
 
 COLUMNS: Mapping[str, Words] = {
     "output_difference": Words("difference of the outputs", "输出之差"),
@@ -166,13 +168,13 @@ def figure(result: Result, language: Language) -> Figure:
     drawing, (left, right) = panels(2)
     heads = [int(h) for h in result.distinct("heads") if isinstance(h, int)]
     for number, column in enumerate(("output_difference", "gradient_difference")):
-        points = {h: max(result.values(column, heads=h).values()) for h in heads}
-        style = ("o-", "s--")[number]
-        left.plot(heads, list(points.values()), style, label=COLUMNS[column][language], markersize=4)
+        points = [max(FLOOR, *result.values(column, heads=h).values()) for h in heads]
+        style, colour = ("o-", "s--")[number], COLOURS[number]
+        left.plot(heads, points, style, color=colour, label=COLUMNS[column][language], markersize=4)
     left.axhline(SAME, color=GREY, linestyle="--", linewidth=1)
     left.set_yscale("log")
-    left.set_ylim(1e-8, 1e-4)
-    left.legend(frameon=False, loc="lower right")
+    left.set_ylim(FLOOR / 2, 1e-4)
+    left.legend(frameon=False, loc="upper left")
     left.set_ylabel(Words("largest relative difference", "最大相对差别")[language])
     line(right, {h: _slowdown(result, h) for h in heads})
     right.axhline(1.0, color=GREY, linestyle="--", linewidth=1)

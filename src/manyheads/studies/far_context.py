@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from manyheads.common.intervals import Interval, interval, paired_difference
 from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.studies.drawing import line, panels
 from manyheads.studies.head_weights import by_head
+from manyheads.studies.recall import training
 from manyheads.studies.result import Result
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Verdict, Words
 
@@ -136,18 +136,12 @@ def parts(setup: Setup) -> Sequence[Part]:
 def _measure(setup: Setup, needs: str, seed: int) -> list[Row]:
     torch.manual_seed(seed)
     model = TwoHeads(setup.span, setup.values, setup.d_model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=setup.learning_rate)
-    random = torch.Generator().manual_seed(seed)
+    draw = partial(sequences, setup, needs, torch.Generator().manual_seed(seed))
     norms, correct = [], []
-    for _ in range(setup.steps):
-        ids, answers = sequences(setup, needs, random)
-        logits = model(ids)
-        optimizer.zero_grad()
-        F.cross_entropy(logits, answers).backward()
+    for logits, answers in training(model, draw, setup.steps, setup.learning_rate):
         gradients = torch.cat([view.flatten(1) for view in by_head(model.attention, gradients=True)], 1)
         norms.append(gradients.norm(dim=1))
         correct.append((logits.argmax(1) == answers).float().mean())
-        optimizer.step()
     size = setup.steps // setup.bins
     rows: list[Row] = []
     for start in range(0, size * setup.bins, size):

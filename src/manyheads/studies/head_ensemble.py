@@ -188,10 +188,10 @@ def verdict(result: Result) -> Judgement:
     over_tied: Interval = paired_difference(tied, free)
     cka = result.interval("cka", model=FREE)
     numbers = Words(
-        f"Several heads gain {over_one:+.3f} nats a token over one head, {over_average:+.3f} over the "
-        f"average of one-head models, {over_tied:+.3f} over tied heads; the CKA of free heads is "
+        f"Several heads gain {over_one:.3f} nats a token over one head, {over_average:.3f} over the "
+        f"average of one-head models, {over_tied:.3f} over tied heads; the CKA of free heads is "
         f"{cka:.2f} ({cka.count} seeds).",
-        f"多个头每词元的损失比单头低 {over_one:+.3f} 奈特，比单头模型的平均低 {over_average:+.3f}，"
-        f"比绑定的头低 {over_tied:+.3f}；自由的头之间 CKA 为 {cka:.2f}（{cka.count} 个随机种子）。",
+        f"多个头每词元的损失比单头低 {over_one:.3f} 奈特，比单头模型的平均低 {over_average:.3f}，"
+        f"比绑定的头低 {over_tied:.3f}；自由的头之间 CKA 为 {cka:.2f}（{cka.count} 个随机种子）。",
     )
     return Judgement(judge_effects([(over_one, 0.0), (over_average, AS_GOOD), (over_tied, 0.0)]), numbers)

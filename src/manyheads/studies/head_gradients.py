@@ -99,7 +99,8 @@ def parts(setup: Setup) -> Sequence[Part]:
 
 def _measure(setup: Setup, seed: int) -> list[Row]:
     task, data = setup.open()
-    last, rows = setup.steps - 1, []
+    last = setup.steps - 1
+    rows: list[Row] = []
     steps = {round(last * n / setup.comparisons) for n in range(setup.comparisons + 1)}
 
     def after_backward(step: int, model: nn.Module) -> None:

@@ -33,7 +33,7 @@ def by_head(module: MultiHeadAttention, gradients: bool = False) -> list[Tensor]
     return [*views, output.unflatten(1, (module.heads, -1)).transpose(0, 1)]
 
 
-def _tensor(parameter: nn.Parameter, gradient: bool) -> Tensor:
+def _tensor(parameter: Tensor, gradient: bool) -> Tensor:
     if not gradient:
         return parameter.detach()
     if parameter.grad is None:

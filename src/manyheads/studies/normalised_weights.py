@@ -200,8 +200,8 @@ def verdict(result: Result) -> Judgement:
         for kind in ("sigmoid", "none")
     }
     above = sum(gain.low > 0 for gain in gains.values())
-    en = [f"{COLUMNS[column].en} {gain:+.3f} against {kind}" for (column, kind), gain in gains.items()]
-    zh = [f"{COLUMNS[c].zh}比{KINDS[kind].zh}多 {gain:+.3f}" for (c, kind), gain in gains.items()]
+    en = [f"{COLUMNS[column].en} {gain:.3f} against {kind}" for (column, kind), gain in gains.items()]
+    zh = [f"{COLUMNS[c].zh}比 {KINDS[kind].zh} 多 {gain:.3f}" for (c, kind), gain in gains.items()]
     numbers = Words(
         f"Heads with softmax differ more in {above} of {len(gains)} comparisons: {'; '.join(en)}.",
         f"{len(gains)} 项比较中，有 {above} 项 softmax 的头差异更大：{'；'.join(zh)}。",
