@@ -186,8 +186,7 @@ def figure(result: Result, language: Language) -> Figure:
         values = {label[language]: result.interval(column, weights=kind) for kind, label in KINDS.items()}
         bars(each, values, COLOURS[: len(KINDS)])
         each.set_title(title[language], fontsize=11, loc="left")
-    for each in axes[:2]:
-        each.set_ylim(0, 1.05)
+    axes[0].set_ylabel(Words("0: alike, 1: nothing in common", "0 为相像，1 为毫无共同之处")[language])
     axes[2].set_ylabel(Words("nats a token", "每词元奈特数")[language])
     return drawing
 
