@@ -69,10 +69,11 @@ claim = Claim(
     ),
     caption=Words(
         "Left: held-out loss of a one-head model, of the average of several, of one model with as many "
-        "heads, and of the same with all heads tied together. Right: how alike the outputs of the heads "
-        "of a layer are (CKA; 1: the same). Bars: 95% interval over seeds.",
-        "左：单头模型、若干单头模型的平均、头数相同的一个模型、以及所有头绑在一起的模型的留出损失。右：同"
-        "一层各头输出的相似度（CKA；1 为相同）。误差线：各随机种子的 95% 区间。",
+        "heads, and of the same with all heads tied together (the axis does not start at zero). Right: "
+        "how alike the outputs of the heads of a layer are (CKA; 1: the same). Bars: 95% interval over "
+        "seeds.",
+        "左：单头模型、若干单头模型的平均、头数相同的一个模型、以及所有头绑在一起的模型的留出损失（纵轴不"
+        "从零开始）。右：同一层各头输出的相似度（CKA；1 为相同）。误差线：各随机种子的 95% 区间。",
     ),
     sources=(
         "Veit, Wilber and Belongie 2016, Residual networks behave like ensembles of relatively shallow "

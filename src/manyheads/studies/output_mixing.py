@@ -71,9 +71,10 @@ claim = Claim(
     caption=Words(
         "Left: shares of the pairs of heads that add and that cancel, in the model with mixing. Right: "
         "held-out loss with mixing, with channels of its own for each head, and with the average of all "
-        "heads; the same number of parameters. Bars: 95% interval over seeds.",
+        "heads; the same number of parameters; this axis does not start at zero. Bars: 95% interval over "
+        "seeds.",
         "左：有混合的模型中，相加和相消的头对所占比例。右：有混合、每个头用自己的通道、读所有头的平均这三"
-        "种情况的留出损失；参数量相同。误差线：各随机种子的 95% 区间。",
+        "种情况的留出损失；参数量相同；此纵轴不从零开始。误差线：各随机种子的 95% 区间。",
     ),
     sources=(
         "Vaswani and others 2017, Attention is all you need, section 3.2.2.",
