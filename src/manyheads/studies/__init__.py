@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 NAMES: tuple[str, ...] = (
     "several_heads",
     "splitting_is_free",
+    "batched_heads",
+    "weight_sums",
+    "equal_start",
+    "head_width",
+    "head_gradients",
+    "normalised_weights",
+    "far_context",
+    "output_mixing",
+    "head_ensemble",
     "scaled_scores",
 )
 
