@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bench import harness
 from manyheads.nn.transformers import Decoder
 from manyheads.tasks.language import Language
-from manyheads.training.head_monitor import monitor_heads
+from manyheads.training.head_monitor import HeadMonitor
 
 VOCABULARY = 67
 SPEED = ((128, 4, 8, 2.0), (512, 8, 4, 1.2))  # width, heads, batch, times the textbook's tokens a second

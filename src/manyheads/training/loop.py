@@ -32,7 +32,7 @@ from manyheads.data.examples import Order, seed_of, spread
 from manyheads.models.config import build
 from manyheads.training import checkpoint
 from manyheads.training.evaluation import evaluate
-from manyheads.training.head_monitor import monitor_heads
+from manyheads.training.head_health import HeadHealth
 from manyheads.training.log import Log
 from manyheads.training.options import Options, rate, with_options
 from manyheads.training.progress import Report, line, track
@@ -163,6 +163,7 @@ class Loop:
         self.best: float | None = None
         self.best_step = 0
         self.worse = 0  # evaluations since the best
+        self.health = HeadHealth(self.model, options.watch_every) if options.watch_every else None
         self._resume()
 
     def run_to_the_end(self, callbacks: Sequence[Callback]) -> str:
@@ -170,8 +171,7 @@ class Loop:
         options = self.options
         while self.step < options.steps and not self._given_up():
             started = time.perf_counter()
-            watched = bool(options.watch_every) and (self.step + 1) % options.watch_every == 0
-            report, stop = self._update(watched, interrupted())
+            report, stop = self._update(interrupted())
             report.seconds = time.perf_counter() - started
             self.step += 1
             last = self.step == options.steps or stop
@@ -200,7 +200,7 @@ class Loop:
         model, notes = self.model.eval(), self.data.notes
         return Result(self.run.out, model, self.step, self.best_step, metrics, ended, notes)
 
-    def _update(self, watched: bool, interrupted: bool) -> tuple[Report, bool]:
+    def _update(self, interrupted: bool) -> tuple[Report, bool]:
         """One update of the weights, from the same examples for any number of processes."""
         options, accelerator, step = self.options, self.accelerator, self.step
         rank, processes = accelerator.process_index, accelerator.num_processes
@@ -214,7 +214,7 @@ class Loop:
         self.wrapped.train()
         totals = torch.zeros(3, dtype=torch.float64, device=accelerator.device)  # loss, tokens, interruptions
         totals[2] = float(interrupted)
-        with monitor_heads(self.model) if watched else nullcontext() as seen:
+        with self._looked_at():
             for part in range(options.accumulate):
                 part_indices = indices[part * processes + rank :: parts]
                 examples = self.data.train.take(part_indices or indices[:1], *key)
@@ -247,8 +247,21 @@ class Loop:
         if self.average is not None:
             self.average.update(step)
         report = Report(step + 1, options.steps, loss_value, learning_rate, float(norm), int(tokens), 0.0)
-        report.heads = seen.table if seen is not None else None
+        if self.health is not None:
+            report.alarms = self.health.after_step(loss_value)
+            report.heads = self.health.table if (step + 1) % options.watch_every == 0 else None
         return report, stops > 0
+
+    @contextmanager
+    def _looked_at(self) -> Iterator[None]:
+        """The forward and backward passes of a step, which may be one to look at heads in."""
+        if self.health is not None:
+            self.health.before_step(self.step + 1)
+        try:
+            yield
+        finally:
+            if self.health is not None:
+                self.health.close()
 
     def _evaluate(self, indices: Sequence[int]) -> dict[str, float]:
         with self.average.in_place() if self.average is not None else nullcontext():
@@ -297,6 +310,7 @@ class Loop:
             "worse": self.worse,
             "data": self._digest(),
             "scaler": None if scaler is None else scaler.state_dict(),
+            "health": None if self.health is None else self.health.state_dict(),
         }
         with _writing(self.run.out):
             checkpoint.save(self.run.checkpoints, tensors, state)
@@ -336,6 +350,8 @@ class Loop:
                 self.optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in state_of.items()}
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
+        if self.health is not None and (health := state.get("health")) is not None:
+            self.health.load_state_dict(health)
         self.step, self.best = state["step"], state["best"]
         self.best_step, self.worse = state["best_step"], state["worse"]
 
