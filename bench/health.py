@@ -29,12 +29,12 @@ from manyheads.training.head_health import HeadHealth
 RECORD = Path(__file__).parent / "results" / "health.json"
 TEXT = Path("/work/shared/data/language/tinyshakespeare.txt")
 SEEDS, TUNING = (1, 2, 3, 4), (101, 102)
-STEPS, RISES, RISEN, TIMES = 1000, 400, 700, 8.0
+STEPS, RISES, TIMES = 1000, (400, 600, 750, 900), 8.0  # it rises, stays and falls in the log
 EVERY, CLIP = 25, 50.0
 CONTEXT, BATCH = 32, 16
 # The loss breaks when its mean over MEAN steps exceeds the lowest so far by BREAK nats from then on to the end
 # (or is not a number): ten times the standard error of that mean, and what the last 500 steps had gained.
-MEAN, BREAK = 25, 0.2
+MEAN, BREAK = 25, 0.15
 AHEAD = 50
 # What an alarm may be about to count: what announces divergence. Twins and dead heads are waste, not danger.
 DANGER = ("largest_logit", "entropy_normalised", "gradient_norm", "loss")
@@ -94,7 +94,7 @@ def learn(
     for step in range(1, steps + 1):
         now = rate * min(1.0, step / warmup) if warmup else rate
         if rises:
-            now *= TIMES ** min(max(step - RISES, 0) / (RISEN - RISES), 1.0)
+            now *= TIMES ** float(np.interp(step, RISES, (0, 1, 1, 0)))
         for group in optimizer.param_groups:
             group["lr"] = now
         starts = torch.randint(len(text) - CONTEXT - 1, (BATCH, 1), generator=batches)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from manyheads.common.devices import device_of
 from manyheads.common.json_numbers import plain
 from manyheads.heads.table import HeadTable, Row
 from manyheads.training.head_alarms import LOOKS, Alarm, Alarms, History, Look, Trend, trends
@@ -165,12 +166,13 @@ class HeadHealth:
         self.close()
         self._pending = False
         monitor = self._monitor
-        if self._weights is None:
-            self._weights = query_key_weights(monitor.forwards.values(), monitor.scales)
-        if self.clip is not None:
-            self._scale_down()
-        monitor.forwards.clear()  # they hold the batch
-        return [] if monitor.logits_only or not is_main() else self._look()
+        with torch.no_grad(), torch.autocast(device_of(self.model).type, enabled=False):
+            if self._weights is None:
+                self._weights = query_key_weights(monitor.forwards.values(), monitor.scales)
+            monitor.forwards.clear()  # they hold the batch
+            if self.clip is not None:
+                self._scale_down()
+            return [] if monitor.logits_only else self._look()
 
     def note_loss(self, loss: Tensor | float) -> None:
         """Take a loss for the alarms about it, where it comes apart from the step."""
