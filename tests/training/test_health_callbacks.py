@@ -29,7 +29,9 @@ def gpt2():
 
 
 def same(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    return all(
+        torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    )
 
 
 def train_transformers(model, folder, callbacks, **options):

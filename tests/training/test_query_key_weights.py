@@ -66,7 +66,7 @@ def built(name):
 
 
 def seen(model, ids=IDS):
-    """The largest logit of each head by site, and the scores of plain attention where they can be computed."""
+    """The largest logit of each head by site, and the monitor that saw it."""
     monitor = HeadMonitor(model)
     with monitor, torch.no_grad():
         model(ids)
@@ -89,7 +89,11 @@ def plain_matrices(name, model, layer, head):
         attention = model.blocks[layer].attention
         width = attention.query.weight.shape[0] // attention.heads
         group = attention.heads // (attention.key.weight.shape[0] // width)
-        return rows(attention.query.weight, head, width), rows(attention.key.weight, head // group, width), width
+        return (
+            rows(attention.query.weight, head, width),
+            rows(attention.key.weight, head // group, width),
+            width,
+        )
     if name == "packed":
         packed = model.layers[layer].in_proj_weight
         return rows(packed, head, 5), rows(packed, head, 5, 15), 5

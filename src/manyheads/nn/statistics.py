@@ -51,10 +51,10 @@ def statistics(
     logits
         also ``largest_logit``, the largest of its scores.
     full
-        also ``largest_logit``; ``confidence`` max p; ``collision`` sum p^2, whose inverse is the effective number of keys;
-        ``distance`` E|i - j|; ``distance_spread``, the standard deviation of j; ``local``, the weight on
-        positions at most 8 away; and ``received`` (batch, heads, keys), the weight each
-        key gets from all queries.
+        also ``largest_logit``; ``confidence`` max p; ``collision`` sum p^2, whose inverse is the effective
+        number of keys; ``distance`` E|i - j|; ``distance_spread``, the standard deviation of j; ``local``,
+        the weight on positions at most 8 away; and ``received`` (batch, heads, keys), the weight each key
+        gets from all queries.
 
     ``features`` (batch, keys, n) adds ``features`` (batch, heads, queries, n), their mean under p: give 0/1
     columns to know the share of attention on special tokens, on rare ones, on a segment.

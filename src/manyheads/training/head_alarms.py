@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import pandas
 
 # Trends are those of so many looks, and of no fewer than LEAST.
-LOOKS, LEAST = 6, 3
-# A largest logit is alarming from EXTREME on, and from HIGH on if it tends to that: Kimi K2 (2025) clips at 100.
-HIGH, EXTREME = 30.0, 100.0
-# A head's normalised entropy below COLLAPSED is a collapse if it halved during the looks and half of its
-# layer's heads are above OPEN: a head that settles on one position does so slowly, or with its peers.
+LOOKS, LEAST = 5, 3
+# A largest logit is alarming from EXTREME on, where Kimi K2 (2025) clips, or from HIGH on if it tends there.
+HIGH, EXTREME = 25.0, 100.0
+# A head's normalised entropy below COLLAPSED is a collapse if its logits are HIGH and half of its layer's
+# heads are above OPEN: a head that finds the one key it needs gets there with small logits.
 COLLAPSED, OPEN = 0.02, 0.2
 # Heads are twins from this linear CKA on; a layer of twins has more than this share of them.
 ALIKE, MOST = 0.98, 0.75
@@ -117,7 +117,7 @@ class History:
         return len(self.looks)
 
     def __getitem__(self, metric: str) -> Tensor:
-        """The values of a metric, (looks, heads), for the heads of the last look; NaN where it was not seen."""
+        """The values of a metric, (looks, heads), for the heads of the last look; NaN where not seen."""
         if metric not in self.metrics:
             raise KeyError(f"no metric {metric!r}; there are {', '.join(self.metrics) or 'none yet'}")
         heads = [row[:1] + row[2:3] for row in self.rows]
@@ -153,7 +153,8 @@ def trends(history: History, metric: str) -> list[Trend | None]:
     """What a metric of each head tends to; None for heads that were seen too rarely.
 
     >>> rows = [Row("attn", 0, 0, 0, 0, "causal")]
-    >>> looks = [Look(step, rows, {"largest_logit": torch.tensor([2 ** (step / 50)])}) for step in (0, 50, 100)]
+    >>> values = {0: 1.0, 50: 2.0, 100: 4.0}
+    >>> looks = [Look(step, rows, {"largest_logit": torch.tensor([x])}) for step, x in values.items()]
     >>> (trend,) = trends(History(looks), "largest_logit")
     >>> round(trend.doubling), round(trend.ahead)
     (50, 16)
@@ -222,19 +223,18 @@ def _large_logits(history: History) -> Iterator[Alarm]:
             worst,
             "largest_logit",
             trend,
-            f"largest logit {value:.0f}{pace}{_others(alarming)}; expect divergence; try qk_norm or a lower rate",
+            f"largest logit {value:.0f}{pace}{_others(alarming)}; expect divergence; try qk_norm or a lower "
+            "rate",
         )
 
 
 def _collapsed_entropy(history: History) -> Iterator[Alarm]:
     """A head that came to look at one key only, while its peers did not."""
-    entropy = history["entropy_normalised"][-LOOKS:]
-    if len(entropy) < LEAST:
-        return
-    last, tending = entropy[-1], trends(history, "entropy_normalised")
+    last, logits = history["entropy_normalised"][-1], history["largest_logit"][-1]
+    tending = trends(history, "entropy_normalised")
     for heads in _sites(history):
         is_open = last[heads].nanmedian() > OPEN
-        alarming = [h for h in heads if is_open and last[h] < COLLAPSED and last[h] < entropy[0, h] / 2]
+        alarming = [h for h in heads if is_open and last[h] < COLLAPSED and logits[h] >= HIGH]
         if alarming:
             worst = min(alarming, key=lambda head: float(last[head]))
             yield _alarm(
@@ -242,8 +242,8 @@ def _collapsed_entropy(history: History) -> Iterator[Alarm]:
                 worst,
                 "entropy_normalised",
                 tending[worst],
-                f"attention collapsed to single keys (entropy {float(last[worst]):.1%} of its largest) while its "
-                f"peers' did not{_others(alarming)}; try qk_norm or a lower rate",
+                f"attention collapsed to single keys (entropy {float(last[worst]):.1%} of its largest) while "
+                f"its peers' did not{_others(alarming)}; try qk_norm or a lower rate",
             )
 
 
@@ -267,7 +267,9 @@ def _dying(history: History) -> Iterator[Alarm]:
         if len(dead) >= LEAST and now > before and now >= max(2, len(heads) / 4):
             words = f"{now} of {len(heads)} heads are dead, {before} were {len(dead) - 1} looks ago"
             advice = "they cost time and do nothing: cut them, or lower the rate"
-            yield _alarm(history, heads[0], "dead", None, f"{words}; {advice}", of_layer=True, value=float(now))
+            yield _alarm(
+                history, heads[0], "dead", None, f"{words}; {advice}", of_layer=True, value=float(now)
+            )
 
 
 def _exploding_gradient(history: History) -> Iterator[Alarm]:

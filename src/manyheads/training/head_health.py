@@ -147,7 +147,9 @@ class HeadHealth:
         _check_whole(model)
 
     def before_step(self, step: int | None = None) -> None:
-        """Call this ahead of a step's first forward pass; ``step`` is its number, counted from 1 by default."""
+        """Call this ahead of a step's first forward pass; ``step`` is its number, by default one more than
+        the last.
+        """
         self.step = self.step + 1 if step is None else step
         self._pending = False
         full = self.step % self.every == 0
@@ -201,7 +203,7 @@ class HeadHealth:
         return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
     def close(self) -> None:
-        """Take the hooks of a look off the model, when a step is left by an error. `after_step` does so, too."""
+        """Take the hooks of a look off the model, as `after_step` does, when an error ends a step."""
         if self._looking:
             self._looking = False
             self._monitor.__exit__(None, None, None)
@@ -271,12 +273,12 @@ class HeadHealth:
 
     def _scale_down(self) -> None:
         """Scale the heads whose largest logit exceeds the clip, by as much as it takes."""
-        assert self.clip is not None and self._weights is not None
-        monitor = self._monitor
+        assert self.clip is not None
+        monitor, weights = self._monitor, self._weights or {}
         if self._clip is None:
-            if missing := sorted(set(monitor.largest) - set(self._weights)):
+            if missing := sorted(set(monitor.largest) - set(weights)):
                 raise ValueError(f"clip: the weights behind {missing[0]} could not be found; leave clip out")
-            self._clip = LogitClip(self._weights)
+            self._clip = LogitClip(weights)
         for site, largest in sorted(monitor.largest.items()):
             if _processes() > 1:
                 dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -286,8 +288,8 @@ class HeadHealth:
                     continue
                 if bias >= self.clip:
                     raise ValueError(
-                        f"clip: a bias of {bias:.3g} is added to the logits of {site}, which no scaling brings "
-                        f"under {self.clip:.3g}; expected a larger clip"
+                        f"clip: a bias of {bias:.3g} is added to the logits of {site}, which no scaling "
+                        f"brings under {self.clip:.3g}; expected a larger clip"
                     )
                 # what is added stays: g q.k + b <= clip follows from q.k + b <= value and b <= bias
                 factor = (self.clip - bias) / (value - bias)
@@ -328,6 +330,6 @@ def _check_whole(model: nn.Module) -> None:
         kind = type(parameter.data).__name__
         if kind == "DTensor" or "FlatParameter" in type(parameter).__name__:
             raise ValueError(
-                f"model: {name} is sharded over processes ({kind}), so no process sees whole heads; expected a "
-                "model that each process holds whole, as under DistributedDataParallel"
+                f"model: {name} is sharded over processes ({kind}), so no process sees whole heads; expected "
+                "a model that each process holds whole, as under DistributedDataParallel"
             )

@@ -76,7 +76,9 @@ def spectral_norms(site: SiteWeights) -> Tensor:
     >>> torch.allclose(spectral_norms(SiteWeights(layer, x, "", heads, 1.0)), plain)
     True
     """
-    query, key = (matrices(site.module, [getattr(head, role) for head in site.heads]) for role in ("query", "key"))
+    query, key = (
+        matrices(site.module, [getattr(head, role) for head in site.heads]) for role in ("query", "key")
+    )
     simple = [
         q is not None and k is not None and len(q) == len(k) and bool(head.query) and bool(head.key)
         for head, q, k in zip(site.heads, query, key, strict=True)
@@ -136,7 +138,11 @@ class LogitClip:
                 query = _rows(weights.module, _parts(head, "query"))
                 others = {reader for row in query for reader in readers[row]} - {(site, number, "query")}
                 if not query or others:
-                    why = f"the rows of its queries serve {min(others)}, too" if others else "its queries have no rows of weights of their own"
+                    why = (
+                        f"the rows of its queries serve {min(others)}, too"
+                        if others
+                        else "its queries have no rows of weights of their own"
+                    )
                     raise ValueError(_refusal(site, number, why))
                 key = _rows(weights.module, _parts(head, "key"))
                 alone = bool(key) and all(readers[row] == {(site, number, "key")} for row in key)
@@ -150,7 +156,9 @@ class LogitClip:
         other heads or values read those keys, all of it goes to the queries.
         """
         weights = self.sites[site]
-        for parameter, axis, rows, by in self._changes(site, [head], lambda both: factor ** (0.5 if both else 1.0)):
+        for parameter, axis, rows, by in self._changes(
+            site, [head], lambda both: factor ** (0.5 if both else 1.0)
+        ):
             tensor = weights.module.get_parameter(parameter)
             index = torch.tensor(rows, device=tensor.device)
             tensor.index_copy_(axis, index, tensor.index_select(axis, index) * by)
@@ -158,7 +166,7 @@ class LogitClip:
     def _changes(
         self, site: str, heads: Sequence[int], factor: Callable[[bool], float]
     ) -> list[tuple[str, int, tuple[int, ...], float]]:
-        """Which rows of which parameters to multiply by what; ``factor`` gets whether keys are scaled, too."""
+        """Which rows of which parameters to multiply by what; ``factor`` gets whether keys are scaled."""
         changes = []
         for number in heads:
             both = self._scales_keys[site, number]
@@ -183,7 +191,7 @@ class LogitClip:
             expected = 0.25 if self._scales_keys[site, number] else 0.5
             before, after = plain[:, number] * expected, scaled[:, number]
             if not torch.allclose(after, before, rtol=1e-2, atol=1e-3 * float(before.abs().max()) + 1e-9):
-                why = "its logits do not follow them: queries or keys are normalised, or scores capped or biased"
+                why = "its logits do not follow: queries or keys are normalised, or scores capped or biased"
                 raise ValueError(_refusal(site, number, why))
 
 
@@ -200,7 +208,13 @@ def _seen(weights: SiteWeights, parameters: dict[str, Tensor]) -> Tensor:
                 kept.append(call.query @ key.mT)
 
     batch = weights.batch
-    args, kwargs = ((), dict(batch)) if isinstance(batch, Mapping) else (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
+    args, kwargs = (
+        ((), dict(batch))
+        if isinstance(batch, Mapping)
+        else (tuple(batch), {})
+        if isinstance(batch, tuple | list)
+        else ((batch,), {})
+    )
     with evaluating(weights.module), torch.no_grad(), Interceptor(weights.module, see):
         functional_call(weights.module, parameters, args, kwargs)
     if not kept:
