@@ -50,10 +50,10 @@ def test_a_logit_that_tends_to_the_extreme():
     (alarm,) = flat(raised)
     assert (alarm.site, alarm.layer, alarm.head, alarm.metric) == ("h.1", 1, 2, "largest_logit")
     assert alarm.message == (
-        "layer 1 head 2: largest logit 50 and doubling every 120 steps; expect divergence; try qk_norm or a "
+        "layer 1 head 2: largest logit 28 and doubling every 120 steps; expect divergence; try qk_norm or a "
         "lower rate"
     )
-    assert str(alarm).startswith("step 400: layer 1")
+    assert str(alarm).startswith("step 300: layer 1")
     assert alarm.trend.doubling == pytest.approx(120, rel=1e-3)
 
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 # Trends are those of so many looks, and of no fewer than LEAST.
 LOOKS, LEAST = 5, 3
-# A largest logit is alarming from EXTREME on, where Kimi K2 (2025) clips, or from HIGH on if it tends there.
-HIGH, EXTREME = 25.0, 100.0
+# A largest logit is alarming from EXTREME on, where Kimi K2 (2025) clips, or from HIGH on if it tends to
+# LARGE within as many steps as the looks cover.
+HIGH, LARGE, EXTREME = 25.0, 60.0, 100.0
 # A head's normalised entropy below COLLAPSED is a collapse if its logits are HIGH and half of its layer's
 # heads are above OPEN: a head that finds the one key it needs gets there with small logits.
 COLLAPSED, OPEN = 0.02, 0.2
@@ -26,9 +27,9 @@ COLLAPSED, OPEN = 0.02, 0.2
 ALIKE, MOST = 0.98, 0.75
 # The gradient explodes when it is so many times its median of the last looks.
 EXPLODES = 20.0
-# The loss breaks when its median since the last look is so many standard errors, and so many percent, above
-# the lowest median before.
-ERRORS, PERCENT = 6.0, 3.0
+# The loss is rising when its median since the last look is so many standard errors of the difference, and so
+# many percent, above the lowest median before.
+ERRORS, PERCENT = 4.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,12 @@ class History:
     """
 
     looks: list[Look] = field(default_factory=list)
-    lowest_loss: float = math.inf  # the lowest median of the looks but the last
+    lowest_loss: tuple[float, float] = (math.inf, 0.0)  # the lowest median of the looks but the last
 
     def add(self, look: Look) -> None:
         """One more look."""
-        if self.looks and self.looks[-1].loss[0] < self.lowest_loss:
-            self.lowest_loss = self.looks[-1].loss[0]
+        if self.looks and self.looks[-1].loss[0] < self.lowest_loss[0]:
+            self.lowest_loss = self.looks[-1].loss
         self.looks.append(look)
 
     @property
@@ -209,7 +210,7 @@ def _large_logits(history: History) -> Iterator[Alarm]:
         alarming = [
             head
             for head in heads
-            if last[head] >= EXTREME or (last[head] >= HIGH and _ahead(tending[head]) >= EXTREME)
+            if last[head] >= EXTREME or (last[head] >= HIGH and _ahead(tending[head]) >= LARGE)
         ]
         if not alarming:
             continue
@@ -285,8 +286,9 @@ def _exploding_gradient(history: History) -> Iterator[Alarm]:
 def _rising_loss(history: History) -> Iterator[Alarm]:
     """The loss, clearly above its lowest so far."""
     value, error = history.looks[-1].loss
-    lowest = history.lowest_loss
-    if math.isinf(value) or value - lowest > max(ERRORS * error, abs(lowest) * PERCENT / 100):
+    lowest, its_error = history.lowest_loss
+    least = max(ERRORS * math.hypot(error, its_error), abs(lowest) * PERCENT / 100)
+    if math.isinf(value) or value - lowest > least:
         rose = f"{value:.3f}, up from {lowest:.3f}" if math.isfinite(value) else "not a number any more"
         message = f"the loss is {rose}; expect divergence; lower the rate, or go back to a checkpoint"
         yield Alarm(history.steps[-1], "", -1, -1, "loss", value, None, message)

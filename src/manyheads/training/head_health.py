@@ -226,7 +226,7 @@ class HeadHealth:
         state = {
             "step": self.step,
             "looks": looks,
-            "lowest_loss": self.history.lowest_loss,
+            "lowest_loss": list(self.history.lowest_loss),
             "standing": [[*about, ago] for about, ago in self._judge.standing.items()],
             "losses": [float(loss) for loss in self._losses],
         }
@@ -239,8 +239,8 @@ class HeadHealth:
             values = {name: torch.tensor(_numbers(column)) for name, column in look["values"].items()}
             rows, (loss, error) = [Row(*row) for row in look["rows"]], _numbers(look["loss"])
             looks.append(Look(look["step"], rows, values, (loss, error)))
-        lowest = math.inf if state["lowest_loss"] is None else state["lowest_loss"]
-        self.step, self.history = state["step"], History(looks, lowest)
+        loss, error = state["lowest_loss"]
+        self.step, self.history = state["step"], History(looks, (math.inf if loss is None else loss, error))
         self._judge.standing = {(metric, site): ago for metric, site, ago in state["standing"]}
         self._losses.clear()
         self._losses.extend(_numbers(state["losses"]))
