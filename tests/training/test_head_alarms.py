@@ -80,7 +80,8 @@ def test_a_collapse_of_one_head_among_open_ones():
 
 def test_twins_dead_heads_gradients_and_losses():
     alike = {0: 0.99, 1: 0.99, 2: 0.999, 3: 0.98}
-    (alarm,) = flat(judged([look(1, redundancy=alike)]))
+    assert not flat(judged([look(1, redundancy=alike), look(2, redundancy=alike)]))  # they began so
+    (alarm,) = flat(judged([look(1), look(2, redundancy=alike), look(3, redundancy=alike)]))
     assert (alarm.metric, alarm.layer, alarm.head) == ("redundancy", 0, -1)
     assert alarm.message.startswith("layer 0: 4 of 4 heads say the same as another")
     (alarm,) = flat(judged([look(1), look(2), look(3, dead={4: 1.0, 7: 1.0})]))

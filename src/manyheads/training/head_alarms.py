@@ -249,11 +249,13 @@ def _collapsed_entropy(history: History) -> Iterator[Alarm]:
 
 
 def _twins(history: History) -> Iterator[Alarm]:
-    """A layer most of whose heads say the same as another."""
-    last, tending = history["redundancy"][-1], trends(history, "redundancy")
+    """A layer most of whose heads came to say the same as another; those of a new model often do at first."""
+    redundancy, tending = history["redundancy"][-LOOKS:], trends(history, "redundancy")
+    last = redundancy[-1]
     for heads in _sites(history):
-        alike = [head for head in heads if last[head] >= ALIKE]
-        if len(heads) > 2 and len(alike) > MOST * len(heads):
+        alike, before = [head for head in heads if last[head] >= ALIKE], redundancy[:-1, heads] >= ALIKE
+        became = bool((before.sum(1) <= MOST * len(heads)).any())
+        if became and len(heads) > 2 and len(alike) > MOST * len(heads):
             worst = max(alike, key=lambda head: float(last[head]))
             words = f"{len(alike)} of {len(heads)} heads say the same as another (CKA from {ALIKE})"
             advice = "the layer needs fewer heads, or mh.diversity_terms"
