@@ -7,7 +7,8 @@ steps cannot be announced, so these begin well, for 300 steps at a rate near the
 then the rate rises to 8 times that within 300 steps and stays. Half of them are post-norm without warm-up.
 
 What was measured is kept in results/health.json, and not measured again: delete the file to begin anew. The
-recipes and the rules of the alarms were chosen on seeds 101 and 102; what is reported are seeds 1 to 4.
+recipes and the rules of the alarms were chosen on seeds 101 and 102; what is reported are seeds from 1 on: of
+each recipe that is to diverge the first four that broke within 800 steps, of each healthy one four.
 """
 
 import math
@@ -34,7 +35,6 @@ from manyheads.training.head_health import HeadHealth
 
 RECORD = Path(__file__).parent / "results" / "health.json"
 TEXT = Path("/work/shared/data/language/tinyshakespeare.txt")
-SEEDS = (1, 2, 3, 4)
 BEGINS, PEAK, TIMES = 300, 600, 8.0  # the steps between which the rate rises, and how far
 EVERY, CLIP = 25, 30.0
 LENGTH, BATCH = 12, 8
@@ -199,29 +199,30 @@ def _seconds(call: Callable[[], None]) -> float:
     return time.process_time() - started
 
 
-def runs(record: Record, seeds: tuple[int, ...]) -> tuple[str, list[tuple[str, float, str, float]]]:
-    """The table of the runs, and what is reached."""
-    rows, announced, false, saved, logits, healthy = [], 0, 0, 0, 0, 0
+def runs(record: Record, each: int) -> tuple[str, list[tuple[str, float, str, float]]]:
+    """The table of ``each`` runs of every recipe, and what is reached."""
+    rows, broke, announced, false, saved, logits = [], 0, 0, 0, 0, 0
     for recipe in DIVERGING:
-        for seed in seeds:
+        wanted = broke + each
+        for seed in range(1, 2 * each + 1):
+            if broke == wanted:
+                break
             name = f"{recipe}, seed {seed}"
             run = record.once(name, partial(one_run, "diverging", recipe, seed))
+            broke += run["broken"] is not None
             lead = run["broken"] - run["alarm"][0] if run["broken"] and run["alarm"] else None
             announced += lead is not None and lead >= AHEAD
-            clipped = {"last": math.nan, "broken": None}
+            clipped = None
             if run["logits"]:
                 clipped = record.once(f"{name}, clip", partial(one_run, "diverging", recipe, seed, CLIP))
-                logits += 1
-                saved += clipped["broken"] is None
-            rows.append(_row(name, run, lead, clipped if run["logits"] else None))
-    for recipe in HEALTHY:
-        for seed in seeds:
-            name = f"{recipe}, seed {seed}"
-            run = record.once(name, partial(one_run, "healthy", recipe, seed))
-            healthy += run["broken"] is None
-            false += run["alarm"] is not None and run["broken"] is None
-            rows.append(_row(name, run, None, None))
-    count = len(DIVERGING) * len(seeds)
+                logits, saved = logits + 1, saved + (clipped["broken"] is None)
+            rows.append(_row(name, run, lead, clipped))
+    healthy = [(recipe, seed) for recipe in HEALTHY for seed in range(1, each + 1)]
+    for recipe, seed in healthy:
+        name = f"{recipe}, seed {seed}"
+        run = record.once(name, partial(one_run, "healthy", recipe, seed))
+        false += run["alarm"] is not None
+        rows.append(_row(name, run, None, None))
     header = [
         "run",
         "lowest loss",
@@ -232,16 +233,11 @@ def runs(record: Record, seeds: tuple[int, ...]) -> tuple[str, list[tuple[str, f
         "steps ahead",
         "largest logit",
     ]
-    header += ["last loss with the clip", "breaks at "]
+    header += ["last loss with the clip", "breaks with it at"]
     goals = [
-        (
-            f"of {count} made to diverge, announced {AHEAD} steps ahead",
-            announced,
-            ">=",
-            ANNOUNCED * count / 20,
-        ),
-        (f"of {healthy} healthy ones, false alarms", false, "<=", FALSE),
-        (f"of {logits} that broke through logits, saved by the clip", saved, ">=", min(SAVED, logits)),
+        (f"of {broke} that broke, announced {AHEAD} steps ahead", announced, ">=", ANNOUNCED / 20 * broke),
+        (f"of {len(healthy)} healthy ones, with a false alarm", false, "<=", FALSE),
+        (f"of {logits} that broke through logits, saved by the clip", saved, ">=", SAVED * each / 4),
     ]
     return table(header, rows), goals
 
@@ -271,5 +267,5 @@ def run(quick: bool) -> str:
     with tempfile.TemporaryDirectory() as folder:
         record = Record(Path(folder) / "health.json" if quick else RECORD)
         spent, more = costs(record, quick)
-        listed, goals = runs(record, SEEDS[:1] if quick else SEEDS)
+        listed, goals = runs(record, 1 if quick else 4)
     return "\n\n".join([listed, EXPLAINED, spent, targets(*goals, *more)])

@@ -91,7 +91,7 @@ dist.destroy_process_group()
 
 def test_two_processes_clip_alike_and_one_of_them_looks(tmp_path):
     (tmp_path / "clipped.py").write_text(CLIPPED)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*launch, str(tmp_path / "clipped.py")],
         env=os.environ | {"OMP_NUM_THREADS": "1"},

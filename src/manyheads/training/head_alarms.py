@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # Trends are those of so many looks, and of no fewer than LEAST.
 LOOKS, LEAST = 5, 3
 # A largest logit is alarming from EXTREME on, where Kimi K2 (2025) clips, or from HIGH on if it tends to
-# LARGE within as many steps as the looks cover.
-HIGH, LARGE, EXTREME = 25.0, 60.0, 100.0
+# LARGE, and to GROWS times itself, within as many steps as the looks cover.
+HIGH, LARGE, EXTREME, GROWS = 25.0, 60.0, 100.0, 1.5
 # A head's normalised entropy below COLLAPSED is a collapse if its logits are HIGH and half of its layer's
 # heads are above OPEN: a head that finds the one key it needs gets there with small logits.
 COLLAPSED, OPEN = 0.02, 0.2
@@ -210,7 +210,7 @@ def _large_logits(history: History) -> Iterator[Alarm]:
         alarming = [
             head
             for head in heads
-            if last[head] >= EXTREME or (last[head] >= HIGH and _ahead(tending[head]) >= LARGE)
+            if last[head] >= EXTREME or (last[head] >= HIGH and _grows(float(last[head]), tending[head]))
         ]
         if not alarming:
             continue
@@ -328,8 +328,8 @@ def _alarm(
     return Alarm(history.steps[-1], row.site, row.layer, head, metric, seen, trend, f"{where}: {words}")
 
 
-def _ahead(trend: Trend | None) -> float:
-    return -math.inf if trend is None else trend.ahead
+def _grows(logit: float, trend: Trend | None) -> bool:
+    return trend is not None and trend.ahead >= max(LARGE, GROWS * logit)
 
 
 def _others(alarming: Sequence[int]) -> str:
