@@ -128,8 +128,8 @@ class History:
             if values is None:
                 values = torch.full((len(look.rows),), torch.nan)
             if look.rows != self.rows:  # the model was changed meanwhile
-                known = dict(zip((row[:1] + row[2:3] for row in look.rows), values.tolist(), strict=True))
-                values = torch.tensor([known.get(head, math.nan) for head in heads])
+                by_head = dict(zip((row[:1] + row[2:3] for row in look.rows), values.tolist(), strict=True))
+                values = torch.tensor([by_head.get(head, math.nan) for head in heads])
             lines.append(values)
         return torch.stack(lines)
 
@@ -193,9 +193,10 @@ class Alarms:
     def judge(self, history: History) -> list[Alarm]:
         """The alarms that the last look raises."""
         self.standing = {about: looks + 1 for about, looks in self.standing.items() if looks < LOOKS}
+        recent = History(history.looks[-LOOKS:], history.lowest_loss)
         raised = []
         for rule in RULES:
-            for alarm in rule(history):
+            for alarm in rule(recent):
                 about = alarm.metric, alarm.site
                 if about not in self.standing:
                     raised.append(alarm)
@@ -250,7 +251,7 @@ def _collapsed_entropy(history: History) -> Iterator[Alarm]:
 
 def _twins(history: History) -> Iterator[Alarm]:
     """A layer most of whose heads came to say the same as another; those of a new model often do at first."""
-    redundancy, tending = history["redundancy"][-LOOKS:], trends(history, "redundancy")
+    redundancy, tending = history["redundancy"], trends(history, "redundancy")
     last = redundancy[-1]
     for heads in _sites(history):
         alike, before = [head for head in heads if last[head] >= ALIKE], redundancy[:-1, heads] >= ALIKE
@@ -264,7 +265,7 @@ def _twins(history: History) -> Iterator[Alarm]:
 
 def _dying(history: History) -> Iterator[Alarm]:
     """A layer in which more heads are dead than at the looks before."""
-    dead = history["dead"][-LOOKS:]
+    dead = history["dead"]
     for heads in _sites(history):
         now, before = int(dead[-1, heads].nansum()), int(dead[0, heads].nansum())
         if len(dead) >= LEAST and now > before and now >= max(2, len(heads) / 4):
@@ -277,7 +278,7 @@ def _dying(history: History) -> Iterator[Alarm]:
 
 def _exploding_gradient(history: History) -> Iterator[Alarm]:
     """The gradient of all heads' outputs together, many times what it was."""
-    norms = history["gradient_norm"][-LOOKS:].square().nansum(1).sqrt()
+    norms = history["gradient_norm"].square().nansum(1).sqrt()
     before = norms[:-1].median() if len(norms) > LEAST else norms[:0].sum()
     if not bool(norms[-1].isfinite()) or (before > 0 and norms[-1] > EXPLODES * before):
         times = f"{float(norms[-1] / before):.0f} times its median before" if before > 0 else "not a number"

@@ -44,10 +44,10 @@ def query_key_weights(forwards: Iterable[Forward], scales: Mapping[str, float]) 
     for forward in forwards:
         try:
             batch = map_tensors(lambda x: x[:1].detach(), as_batch(forward))
-            found = head_projections(forward.module, batch)
+            projected_sites = head_projections(forward.module, batch)
         except Exception:  # whatever it is, nothing is known of these weights then
             continue
-        for name, projected in found.items():
+        for name, projected in projected_sites.items():
             site = _joined(forward.path, name)
             if site in scales:
                 sites[site] = SiteWeights(forward.module, batch, name, projected.heads, scales[site])
