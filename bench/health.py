@@ -8,7 +8,9 @@ then the rate rises to 8 times that within 300 steps and stays. Half of them are
 
 What was measured is kept in results/health.json, and not measured again: delete the file to begin anew. The
 recipes and the rules of the alarms were chosen on seeds 101 and 102; what is reported are seeds from 1 on: of
-each recipe that is to diverge the first four that broke within 800 steps, of each healthy one four.
+each recipe that is to diverge the first four that broke within 800 steps, of each healthy one four. (The last
+recipe was run at a rate of 8e-3 first, where 2 of 8 seeds broke; both were announced and saved. One rule was
+made stricter after 14 of the reported runs: a largest logit below 100 has to grow. It changed no alarm.)
 """
 
 import math
@@ -54,7 +56,7 @@ DIVERGING: dict[str, dict[str, Any]] = {
     "pre-norm, rate x8, gradients not clipped": {"rate": 1e-2, "max_norm": math.inf},
     "pre-norm, 8 heads, rate x8": {"rate": 1e-2, "heads": 8},
     "post-norm, no warm-up, rate x8": {"rate": 8e-3, **POST},
-    "post-norm, no warm-up, 1 layer, rate x8": {"rate": 8e-3, "layers": 1, **POST},
+    "post-norm, no warm-up, 1 layer, rate x8": {"rate": 1e-2, "layers": 1, **POST},
 }
 HEALTHY: dict[str, dict[str, Any]] = {
     "pre-norm": {"rate": 5e-3},
@@ -65,8 +67,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
 }
 COST, SAVED, ANNOUNCED, FALSE = 1.0, 12, 18, 1
 EXPLAINED = f"""Losses are means of {MEAN} steps, in nats. The loss breaks at the step from which on it stays
-{BREAK} above its lowest, to the end of the run; this was fixed before the alarms were, and knows nothing of
-them. Looks every {EVERY} steps, since the runs are short. The first alarm is the first that announces
+{BREAK} above its lowest, to the end of the run, which knows nothing of the alarms. Looks every {EVERY} steps, since the runs are short. The first alarm is the first that announces
 divergence ({", ".join(DANGER)}). A run breaks through logits if the largest passed the clip before the loss
 had risen by half of a break; these were run again with `clip={CLIP:.0f}`, looked for every 10 steps."""
 
@@ -268,4 +269,6 @@ def run(quick: bool) -> str:
         record = Record(Path(folder) / "health.json" if quick else RECORD)
         spent, more = costs(record, quick)
         listed, goals = runs(record, 1 if quick else 4)
-    return "\n\n".join([listed, EXPLAINED, spent, targets(*goals, *more)])
+    return "\n\n".join(
+        [(__doc__ or "").partition("\n\n")[2].strip(), listed, EXPLAINED, spent, targets(*goals, *more)]
+    )
