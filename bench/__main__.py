@@ -18,6 +18,7 @@ ALSO = (
     "live",
     "report",
     "probe",
+    "health",
 )  # only when named: they take long; `python -m bench.learn` has a command of its own
 
 

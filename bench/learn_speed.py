@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bench import harness
 from manyheads.nn.transformers import Decoder
 from manyheads.tasks.language import Language
-from manyheads.training.head_monitor import monitor_heads
+from manyheads.training.head_health import HeadHealth
 
 VOCABULARY = 67
 SPEED = ((128, 4, 8, 2.0), (512, 8, 4, 1.2))  # width, heads, batch, times the textbook's tokens a second
@@ -47,7 +47,7 @@ def speed(context: int = 512) -> str:
     rows, goals = [], []
     for width, heads, batch, wanted in SPEED:
         steps = {
-            name: _step(_model(width, heads, textbook), batch, context)
+            name: one_step(plain_model(width, heads, textbook), batch, context)
             for name, textbook in (("manyheads", False), ("textbook", True))
         }
         times = harness.race(steps)
@@ -61,14 +61,14 @@ def watching(every: int = 100) -> str:
     """A step that looks at the heads against one that does not: the share of time with a look every 100."""
     rows, goals = [], []
     for width, context, batch in LOOKS:
-        plain = _step(_model(width, 4, False), batch, context)
-        model = _model(width, 4, False)
-        inner = _step(model, batch, context)
+        plain = one_step(plain_model(width, 4, False), batch, context)
+        model = plain_model(width, 4, False)
+        inner, monitored = one_step(model, batch, context), HeadHealth(model, 1)
 
-        def looked(model: nn.Module = model, inner: Callable[[], None] = inner) -> None:
-            with monitor_heads(model) as look:
-                inner()
-            _ = look.table
+        def looked(health: HeadHealth = monitored, inner: Callable[[], None] = inner) -> None:
+            health.before_step()
+            inner()
+            health.after_step()
 
         times = harness.race({"plain": plain, "monitored": looked})
         share = (times["monitored"] / times["plain"] - 1) / every
@@ -79,7 +79,7 @@ def watching(every: int = 100) -> str:
     return f"{harness.table(['ms a step', 'plain', 'monitored', 'share'], rows)}\n\n{harness.targets(*goals)}"
 
 
-def _model(width: int, heads: int, textbook: bool) -> Decoder:
+def plain_model(width: int, heads: int, textbook: bool) -> Decoder:
     torch.manual_seed(0)
     model = Decoder(width, heads=heads, layers=4, vocabulary=VOCABULARY)
     if textbook:
@@ -88,7 +88,7 @@ def _model(width: int, heads: int, textbook: bool) -> Decoder:
     return model
 
 
-def _step(model: nn.Module, batch: int, context: int) -> Callable[[], None]:
+def one_step(model: nn.Module, batch: int, context: int) -> Callable[[], None]:
     task = Language(context=context)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     ids = torch.randint(VOCABULARY, (batch, context + 1))

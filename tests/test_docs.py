@@ -48,8 +48,11 @@ def run(source, namespace, name):
 
 
 @pytest.mark.filterwarnings(
-    "ignore:`torch.jit:DeprecationWarning"
-)  # torch's compiler, when it is first imported
+    "ignore:`torch.jit:DeprecationWarning",  # torch's compiler, when it is first imported
+    "ignore:'pin_memory' argument is set:UserWarning",  # transformers' Trainer without a GPU
+    "ignore:.isinstance.treespec, LeafSpec:FutureWarning",  # Lightning
+    "ignore:The 'train_dataloader' does not have many workers",  # on machines with more cores
+)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_snippets_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -247,7 +247,7 @@ def test_a_watched_model_can_be_copied_and_forwards_called_from_parts() -> None:
 def test_arguments() -> None:
     model = Nano()
     for wrong, message in (
-        ({"statistics": "all"}, "expected 'core' or 'full', got 'all'"),
+        ({"statistics": "all"}, "expected 'core', 'logits' or 'full', got 'all'"),
         ({"tokens": {"entropy": [1]}}, "'entropy' is the name of a column already"),
     ):
         with pytest.raises(ValueError, match=message):

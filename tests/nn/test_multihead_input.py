@@ -122,5 +122,5 @@ def test_masks_that_do_not_fit(given, error, said, options):
 
 
 def test_statistics_that_do_not_exist():
-    with pytest.raises(ValueError, match="expected 'core' or 'full', got 'some'"):
+    with pytest.raises(ValueError, match="expected 'core', 'logits' or 'full', got 'some'"):
         MultiHeadAttention(30, 6)(*zeros((2, 5, 30)), return_statistics="some")

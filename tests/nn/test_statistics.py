@@ -203,3 +203,17 @@ def test_uniform_attention_has_known_numbers():
     assert math.isclose(found["distance"], 4.0, rel_tol=1e-6)
     assert math.isclose(found["distance_spread"], (60 / 9) ** 0.5, rel_tol=1e-6)
     assert math.isclose(found["local"], 1.0, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 40.0])  # the second overflows exp, and is taken again
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 3}])
+def test_the_largest_logit_without_the_full_set(options, sharpness):
+    q, k = (torch.randn(2, 3, 7, 5, generator=torch.Generator().manual_seed(n)) for n in range(2))
+    seen = statistics(sharpness * q, k, statistics="logits", **options)
+    full = statistics(sharpness * q, k, statistics="full", **options)
+    assert set(seen) == {*tile_statistics.LOGITS}
+    for name, values in seen.items():
+        assert torch.equal(values, full[name]), name
+    if not options:
+        scores = sharpness * q.double() @ k.double().mT / 5**0.5
+        assert torch.allclose(seen["largest_logit"].double(), scores.amax(-1), rtol=1e-5, atol=1e-4)

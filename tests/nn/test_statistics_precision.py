@@ -103,7 +103,7 @@ def test_spread_of_one_far_key_is_zero():
 
 def test_what_is_refused():
     q, k, features = random((2, 4, 2, 5, 7, 3))
-    with pytest.raises(ValueError, match="statistics: expected 'core' or 'full', got 'all'"):
+    with pytest.raises(ValueError, match="statistics: expected 'core', 'logits' or 'full', got 'all'"):
         statistics(q, k, statistics="all")
     with pytest.raises(ValueError, match=r"features: expected .* = \(2, 7, n\), got \(2, 5, 3\)"):
         statistics(q, k, features=features[:, :5])
@@ -123,7 +123,7 @@ def test_what_is_refused():
         statistics(q, k, window=0)
     with pytest.raises(ValueError, match=r"scores: expected \(batch, heads, queries, keys\), got \(5, 7\)"):
         statistics_of_scores(torch.zeros(5, 7))
-    with pytest.raises(ValueError, match="statistics: expected 'core' or 'full', got 'all'"):
+    with pytest.raises(ValueError, match="statistics: expected 'core', 'logits' or 'full', got 'all'"):
         statistics_of_scores(torch.zeros(1, 1, 5, 7), statistics="all")
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from manyheads.nn.transformers import Decoder, Seq2Seq
-from manyheads.training.head_monitor import monitor_heads
+from manyheads.training.head_monitor import HeadMonitor
 
 torch.manual_seed(0)
 IDS = torch.randint(17, (3, 11))
@@ -50,7 +50,7 @@ def cka(x, y):
 
 def test_gradients_and_redundancy_are_those_of_the_formulas():
     model = decoder()
-    with monitor_heads(model) as monitor:
+    with HeadMonitor(model) as monitor:
         learn(model).backward()
     table = monitor.table
     row = 0
@@ -67,7 +67,7 @@ def test_gradients_and_redundancy_are_those_of_the_formulas():
 def test_looking_changes_nothing():
     plain, seen = decoder(), decoder()
     learn(plain).backward()
-    with monitor_heads(seen):
+    with HeadMonitor(seen):
         learn(seen).backward()
     for a, b in zip(plain.parameters(), seen.parameters(), strict=True):
         assert torch.equal(a.grad, b.grad)
@@ -77,7 +77,7 @@ def test_a_head_without_influence_is_dead():
     model = decoder()
     with torch.no_grad():
         model.blocks[1].attention.output.weight[:, 5:10] = 0  # what head 1 says, nobody hears
-    with monitor_heads(model) as monitor:
+    with HeadMonitor(model) as monitor:
         learn(model).backward()
     assert monitor.table["dead"].tolist() == [0, 0, 0, 0, 1, 0]
 
@@ -89,7 +89,7 @@ def test_twins_are_redundant():
         for part in (attention.query, attention.key, attention.value):
             part.weight[10:] = part.weight[:5]
             part.bias[10:] = part.bias[:5]
-    with monitor_heads(model) as monitor:
+    with HeadMonitor(model) as monitor:
         learn(model).backward()
     redundancy = monitor.table["redundancy"]
     assert redundancy[[0, 2]].tolist() == pytest.approx([1.0, 1.0])
@@ -99,7 +99,7 @@ def test_twins_are_redundant():
 def test_padding_cross_attention_and_checkpointing():
     model = Seq2Seq(12, heads=2, layers=1, vocabulary=17, checkpoint=True)
     lengths = torch.tensor([11, 5, 2])
-    with monitor_heads(model) as monitor:
+    with HeadMonitor(model) as monitor:
         model(IDS, IDS, source_lengths=lengths, target_lengths=lengths).sum().backward()
     table = monitor.table
     assert len(table) == 6
@@ -109,6 +109,6 @@ def test_padding_cross_attention_and_checkpointing():
 
 def test_one_head_alone_is_redundant_with_nobody():
     model = Decoder(6, heads=1, layers=1, vocabulary=17)
-    with monitor_heads(model) as monitor:
+    with HeadMonitor(model) as monitor:
         learn(model).backward()
     assert monitor.table["redundancy"].isnan().all()

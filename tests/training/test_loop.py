@@ -1,5 +1,6 @@
 """The loop on a task of a few numbers: what it computes, and that nothing but seed and step decide it."""
 
+import io
 import json
 import math
 import signal
@@ -8,15 +9,18 @@ from itertools import pairwise
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from manyheads.data.examples import Order
 from manyheads.models.config import build
 from manyheads.tasks.language import Language
-from manyheads.training import checkpoint
+from manyheads.training import checkpoint, head_alarms
 from manyheads.training.log import read
 from manyheads.training.loop import train
 from manyheads.training.options import Options, rate
+from manyheads.training.progress import scalars
+from manyheads.view.terminal.training import training_bar
 
 SMALL = {"d_model": 10, "heads": 5, "layers": 2, "context": 13}
 QUICK = {
@@ -97,6 +101,34 @@ def test_watching_and_random_numbers_of_others_change_nothing(text, tmp_path):
     run(text, tmp_path / "alone", watch_every=0)
     assert torch.equal(torch.get_rng_state(), before)
     same(files(tmp_path / "watched"), files(tmp_path / "alone"))
+
+
+def test_alarms_are_reported_logged_and_remembered_when_a_run_goes_on(text, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(head_alarms, "EXTREME", 0.1)  # every head is alarming, once
+    reports = []
+    train(Language(**SMALL), text, out=tmp_path / "whole", callbacks=[reports.append], **QUICK)
+    (raised,) = [report for report in reports if report.alarms]
+    assert raised.step == 5
+    assert [alarm.metric for alarm in raised.alarms] == ["largest_logit"] * 2
+    assert caplog.text.count("expect divergence") == 2
+    assert scalars(raised)["heads/alarms"] == 2
+    broken = tmp_path / "broken"
+    with pytest.raises(KilledError):
+        run(text, broken, kill_after=8, task=Language(**SMALL))
+    run(text, broken, task=Language(**SMALL), resume=True)
+    same(files(tmp_path / "whole"), files(broken))
+    alarms = {line["step"]: line.get("alarms") for line in read(broken / "log.jsonl")}
+    assert [step for step, words in alarms.items() if words] == [5]
+    assert alarms[5][0].startswith("layer 0 head ")
+
+
+def test_the_terminal_prints_alarms(text, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(head_alarms, "EXTREME", 0.1)
+    shown = io.StringIO()
+    with training_bar(Console(file=shown, width=200), "loss") as bar:
+        train(Language(**SMALL), text, out=tmp_path / "out", callbacks=[bar], **QUICK)
+    assert shown.getvalue().count("expect divergence") == 2
+    assert not caplog.text
 
 
 def test_the_parts_of_a_batch_make_the_same_update(text, tmp_path):

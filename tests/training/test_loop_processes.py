@@ -53,3 +53,52 @@ def test_two_processes_are_one(tmp_path):
         assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-4)
         assert a["diversity"] == pytest.approx(b["diversity"], abs=1e-4)
     assert one[-1]["valid"] == pytest.approx(two[-1]["valid"], abs=1e-4)
+
+
+CLIPPED = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import manyheads as mh
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = mh.Decoder(12, heads=3, layers=1, vocabulary=17)
+with torch.no_grad():
+    model.blocks[0].attention.query.weight.mul_(20)
+wrapped = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+health = mh.HeadHealth(wrapped, every=2, clip=3.0, clip_every=1)
+torch.manual_seed(1 + dist.get_rank())  # another share of the batch each
+for _ in range(3):
+    health.before_step()
+    loss = wrapped(torch.randint(17, (2, 7))).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    health.after_step(loss)
+weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+both = [torch.empty_like(weights) for _ in range(2)]
+dist.all_gather(both, weights)
+assert torch.equal(*both) and health.clipped
+acts = [None, None]
+dist.all_gather_object(acts, [tuple(act) for act in health.clipped])
+assert acts[0] == acts[1], acts
+assert health.history.steps == ([2] if dist.get_rank() == 0 else [])
+print("agreed", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_clip_alike_and_one_of_them_looks(tmp_path):
+    (tmp_path / "clipped.py").write_text(CLIPPED)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launch, str(tmp_path / "clipped.py")],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("agreed") == 2

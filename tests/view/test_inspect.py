@@ -86,7 +86,7 @@ def test_the_core_statistics_alone(tmp_path):
     assert "confidence" not in table.columns
     same(mh.HeadTable.load(tmp_path / "new" / "heads.json"), table)
     assert files(tmp_path / "new") == FILES
-    with pytest.raises(ValueError, match="statistics: expected 'core' or 'full', got 'all'"):
+    with pytest.raises(ValueError, match="statistics: expected 'core', 'logits' or 'full', got 'all'"):
         inspect(llama(), batches(), statistics="all")
 
 

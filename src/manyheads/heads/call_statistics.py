@@ -14,6 +14,7 @@ from manyheads.common.devices import for_float64, in_float64
 from manyheads.nn.statistics import StatisticsSet, statistics, statistics_of_scores
 
 CORE = ("entropy", "entropy_normalised", "self", "previous", "next", "first", "output_norm")
+LOGITS = (*CORE, "largest_logit")
 FULL = (*CORE, "effective_keys", "confidence", "distance", "distance_spread", "local", "largest_logit")
 # What has no meaning when queries and keys stand in different sequences.
 OF_ONE_SEQUENCE = frozenset({"self", "previous", "next", "distance", "local"})
@@ -28,7 +29,7 @@ def measure(
     features: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The metrics of `CORE` or `FULL` for each query, and the number of ``keys`` it may attend to.
+    """The metrics of `CORE`, `LOGITS` or `FULL` for each query, and the number of ``keys`` it may attend to.
 
     Each is (batch, heads, queries); ``features`` (batch, heads, queries, n) and ``received`` (batch, heads,
     keys) where asked for. Keys past the last query (a cache that is not yet full) are left out, and so are
@@ -144,10 +145,11 @@ def _with_sinks(metrics: dict[str, Tensor], scores: Tensor, sinks: Tensor) -> di
             out[name] = share * metrics[name]
     if "features" in metrics:
         out["features"] = share.unsqueeze(-1) * metrics["features"]
+    if "largest_logit" in metrics:
+        out["largest_logit"] = torch.maximum(metrics["largest_logit"], sinks.amax(-1))
     if "confidence" in metrics:
         out["confidence"] = torch.maximum(share * metrics["confidence"], weights.amax(-1))
         out["collision"] = share**2 * metrics["collision"] + (weights**2).sum(-1)
-        out["largest_logit"] = torch.maximum(metrics["largest_logit"], sinks.amax(-1))
         p = (scores.to(exact) - total.unsqueeze(-1)).exp()
         out["received"] = p.nan_to_num_(0.0).sum(2)
     return out
@@ -171,6 +173,13 @@ class Tally:
         self.tokens = torch.zeros(heads, dtype=torch.float64, device=device)
         self._sums = torch.zeros(3, len(self.names), heads, dtype=torch.float64, device=device)
         self.profiles: dict[str, Tensor] | None = {} if profiles else None
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.tokens.zero_()
+        self._sums.zero_()
+        if self.profiles is not None:
+            self.profiles.clear()
 
     @property
     def sums(self) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from manyheads.capture.mask_reading import Visible, shown, update_site, visible,
 from manyheads.capture.site import Site
 from manyheads.capture.unseen import missed
 from manyheads.common.registry import registered
-from manyheads.heads.call_statistics import CORE, FULL, OF_ONE_SEQUENCE, Tally, measure
+from manyheads.heads.call_statistics import CORE, FULL, LOGITS, OF_ONE_SEQUENCE, Tally, measure
 from manyheads.heads.table import HeadTable, Row
 from manyheads.nn.statistics import StatisticsSet
 
@@ -40,8 +40,8 @@ def watch(
     Parameters
     ----------
     model: any torch.nn.Module.
-    statistics: ``"core"`` or ``"full"``; full adds effective_keys, confidence, distance, distance_spread,
-        local and largest_logit, and costs more time.
+    statistics: ``"core"``, ``"logits"`` or ``"full"``; logits adds largest_logit, and full besides
+        effective_keys, confidence, distance, distance_spread and local, and costs more time.
     tokens: token ids by name, e.g. ``{"special": [101, 102], "rare": rarest}``: adds for each name the
         share of attention on keys with those tokens.
     segments: names of segments; adds for each name the share of attention on it. Before each forward, pass
@@ -87,11 +87,12 @@ class Watch:
         segments: tuple[str, ...],
         profiles: bool,
     ) -> None:
-        if statistics not in ("core", "full"):
-            raise ValueError(f"statistics: expected 'core' or 'full', got {statistics!r}")
+        sets = {"core": CORE, "logits": LOGITS, "full": FULL}
+        if statistics not in sets:
+            raise ValueError(f"statistics: expected 'core', 'logits' or 'full', got {statistics!r}")
         self.model = model
         self._statistics: StatisticsSet = statistics
-        self._metrics = FULL if statistics == "full" else CORE
+        self._metrics = sets[statistics]
         for name in (*tokens, *segments):
             if name in FULL or name in Row._fields or name == "tokens" or name.endswith("_se"):
                 raise ValueError(
@@ -202,6 +203,7 @@ class Watch:
                 counted = counted & shown(call.scores).any(-1)
             if real_queries is not None:
                 counted = counted & real_queries.unsqueeze(1)
+            self._heard(call, metrics, counted)
             values = {name: metrics[name] for name in self._metrics if name in metrics}
             if features is not None:
                 values |= dict(zip(features[0], metrics["features"].unbind(-1), strict=True))
@@ -217,6 +219,9 @@ class Watch:
                         else torch.ones(1, keys, dtype=torch.bool)
                     )
                     tally.received(metrics["received"], real[:, :keys].to(call.output.device))
+
+    def _heard(self, call: Call, metrics: dict[str, Tensor], counted: Tensor) -> None:
+        """For who wants more of a call than its sums: its metrics (batch, heads, queries) where counted."""
 
     def _visibility(self, call: Call) -> Visible:
         """`visible`, cached for masks that the next layer uses again."""

@@ -16,10 +16,11 @@ from torch import Tensor
 from manyheads.nn import block_statistics
 from manyheads.nn.attention import check_mask, check_shapes, default_scale
 from manyheads.nn.mask import Mask
-from manyheads.nn.tile_statistics import CORE, FULL, Scores, collect
+from manyheads.nn.tile_statistics import CORE, FULL, LOGITS, Scores, collect
 from manyheads.nn.tiles import Hidden, Tile, hidden, mean_key, products, scratch
 
-StatisticsSet = Literal["core", "full"]
+StatisticsSet = Literal["core", "logits", "full"]
+_SETS = {"core": CORE, "logits": LOGITS, "full": FULL}
 
 
 # It branches on values of its sums, which a compiled graph cannot.
@@ -47,11 +48,13 @@ def statistics(
         ``logsumexp`` of its scores; ``entropy`` of p, in nats;
         ``self``, ``previous``, ``next``, ``first``: the weight on its own position, the one before, the one
         after, and the first key.
+    logits
+        also ``largest_logit``, the largest of its scores.
     full
-        also ``confidence`` max p; ``collision`` sum p^2, whose inverse is the effective number of keys;
-        ``distance`` E|i - j|; ``distance_spread``, the standard deviation of j; ``local``, the weight on
-        positions at most 8 away; ``largest_logit``; and ``received`` (batch, heads, keys), the weight each
-        key gets from all queries.
+        also ``largest_logit``; ``confidence`` max p; ``collision`` sum p^2, whose inverse is the effective
+        number of keys; ``distance`` E|i - j|; ``distance_spread``, the standard deviation of j; ``local``,
+        the weight on positions at most 8 away; and ``received`` (batch, heads, keys), the weight each key
+        gets from all queries.
 
     ``features`` (batch, keys, n) adds ``features`` (batch, heads, queries, n), their mean under p: give 0/1
     columns to know the share of attention on special tokens, on rare ones, on a segment.
@@ -172,11 +175,11 @@ def _check(
     statistics: str, features: Tensor | None, batch: int, keys: int, dtype: torch.dtype
 ) -> tuple[tuple[str, ...], Tensor | None]:
     """The names in a set of statistics, and the features in the dtype of the computation."""
-    if statistics not in ("core", "full"):
-        raise ValueError(f"statistics: expected 'core' or 'full', got {statistics!r}")
+    if statistics not in _SETS:
+        raise ValueError(f"statistics: expected 'core', 'logits' or 'full', got {statistics!r}")
     if features is not None:
         if features.dim() != 3 or features.shape[:2] != (batch, keys):
             expected = f"(batch, keys, n) = ({batch}, {keys}, n)"
             raise ValueError(f"features: expected {expected}, got {tuple(features.shape)}")
         features = features.to(dtype)
-    return FULL if statistics == "full" else CORE, features
+    return _SETS[statistics], features

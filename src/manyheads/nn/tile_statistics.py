@@ -27,6 +27,7 @@ ELEMENTS = 2**21
 # scores less the largest of their query.
 SAFE = 1e-12, 1e18
 CORE = ("keys", "logsumexp", "entropy", "self", "previous", "next", "first")
+LOGITS = (*CORE, "largest_logit")
 FULL = (*CORE, "confidence", "collision", "distance", "distance_spread", "local", "largest_logit")
 
 STEPS = {"previous": -1, "self": 0, "next": 1}
@@ -56,13 +57,13 @@ def collect(
     features: Tensor | None,
     careful: bool = False,
 ) -> dict[str, Tensor]:
-    """Run over the tiles for the names CORE or FULL; results are (batch, kv_heads, group, queries).
+    """Run over the tiles for the names CORE, LOGITS or FULL; results are (batch, kv_heads, group, queries).
 
     ``shape`` is (batch, kv_heads, group, queries), ``like`` gives dtype and device. Unless ``careful``, exp
     is taken of the scores as they are, and only where that fails of scores less their largest.
     """
     offset, full = keys - shape[3], names == FULL
-    sums = _FULL_SUMS if full else SUMS
+    sums = _FULL_SUMS if full else (*SUMS, "largest") if names == LOGITS else SUMS
     raw = like.new_zeros(len(sums), *shape)
     received = like.new_zeros(*shape[:3], keys) if full else None
     exact = for_float64(like.device)
@@ -102,6 +103,8 @@ def collect(
         if means is not None and features is not None:
             tile_features = features[tile.batch, None, None, tile.columns.start : tile.columns.stop]
             tile.of_queries(means).copy_(e @ tile_features)
+        if "largest" in tile_sums:
+            torch.amax(e, -1, out=tile_sums["largest"])
         if received is not None and moments is not None:
             if grid is None or (grid.rows, grid.columns) != (tile.rows, tile.columns):
                 grid = _grid(tile, offset, like)
@@ -112,6 +115,9 @@ def collect(
             tile.of_queries(moments).copy_(in_float64(segments) @ grid.weights)
     summed = dict(zip(sums, raw.unbind(), strict=True))
     seen = of_core(summed)
+    if "largest" in summed:
+        logit = summed["largest"].log() + summed["shift"]
+        seen["largest_logit"] = logit.masked_fill_(summed["total"] == 0, -torch.inf)
     if means is not None:
         seen["features"] = means.mul_(reciprocal(summed["total"]).unsqueeze(-1))
     if received is not None and moments is not None:
@@ -210,8 +216,7 @@ def _basis(like: Tensor) -> Tensor:
 
 
 def _full(tile_sums: dict[str, Tensor], e: Tensor, grid: _Grid, causal: bool) -> None:
-    """The largest, the square, what is nearby, and the distance among the tile's own queries."""
-    torch.amax(e, -1, out=tile_sums["largest"])
+    """The square, what is nearby, and the distance among the tile's own queries."""
     torch.linalg.vector_norm(e, dim=-1, out=tile_sums["norm"])
     near = e.gather(-1, grid.near.expand(*e.shape[:-1], -1))
     torch.sum(near.mul_(grid.inside), -1, out=tile_sums["local"])
@@ -250,5 +255,4 @@ def _of_full(raw: dict[str, Tensor], moments: Tensor, offset: int, causal: bool)
         "distance": (distance * inverse_mass).clamp_(min=0.0).to(inverse.dtype).to(inverse.device),
         "distance_spread": spread.to(inverse.dtype).to(inverse.device),
         "local": raw["local"] * inverse,
-        "largest_logit": (raw["largest"].log() + raw["shift"]).masked_fill_(raw["total"] == 0, -torch.inf),
     }

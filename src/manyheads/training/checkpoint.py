@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -31,7 +31,7 @@ class State(TypedDict):
     """What a checkpoint holds besides tensors.
 
     ``step`` is the number of updates, ``worse`` the number of evaluations since the best, ``data`` the hashes
-    of the data, ``scaler`` the state of the gradient scaler.
+    of the data, ``scaler`` the state of the gradient scaler, ``health`` that of `HeadHealth`.
     """
 
     step: int
@@ -40,6 +40,7 @@ class State(TypedDict):
     worse: int
     data: list[str]
     scaler: dict[str, Any] | None
+    health: NotRequired[dict[str, Any] | None]
 
 
 def save(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: State) -> Path:

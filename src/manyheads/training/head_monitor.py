@@ -1,69 +1,121 @@
-"""The heads during training: entropy, redundancy, gradients, and which of them are dead."""
+"""One look at the heads during a training step: entropy, largest logit, twins, gradients, dead heads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.capture.call import Call
-from manyheads.capture.interceptor import Interceptor
+from manyheads.capture.mask_reading import shown
+from manyheads.capture.proof import Forward
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import watch
+from manyheads.heads.watch import Watch, fingerprint
+from manyheads.nn.attention import default_scale
 
 # A head whose influence on the loss is below this share of its site's mean is dead.
 DEAD = 0.01
 # Redundancy is estimated on this many tokens of each call.
 TOKENS = 256
+MONITORED = ("largest_logit", "redundancy", "twin", "gradient_norm", "gradient_share", "dead")
 
 
-class HeadMonitor:
-    """The heads in one training step. `table` has the results after the backward pass."""
+class HeadMonitor(Watch):
+    """Measures the heads of a model in a forward and a backward pass, without changing either by a bit.
 
-    def __init__(self) -> None:
-        self.statistics: HeadTable | None = None
+    `table` has the statistics of ``watch(model, "logits")`` and, for each head:
+
+    ``largest_logit``: over all queries and keys of the step, not their mean.
+    ``redundancy``: the largest linear CKA between its outputs and those of another head of its layer, on 256
+    tokens of each call, and ``twin``, which head that is.
+    ``gradient_norm``: the norm of the loss's gradient with respect to its output, and ``gradient_share``, its
+    part of the sum of squares of all heads of the model.
+    ``dead``: 1 if the sum over tokens of |output| |gradient|, which bounds to first order what the loss would
+    lose without the head, is under a hundredth of the mean of its layer's heads.
+
+    NaN is what was not seen: the twin of a head alone, the gradients of a step without a backward pass.
+    It can be entered again for another look, which is cheaper than the first: the sites are known then.
+
+    Examples
+    --------
+    >>> from manyheads.nn.transformers import Decoder
+    >>> model = Decoder(12, heads=3, layers=2, vocabulary=101)
+    >>> with HeadMonitor(model) as monitor:
+    ...     model(torch.randint(101, (2, 7))).square().mean().backward()
+    >>> monitor.table["gradient_share"].sum().item(), len(monitor.table)
+    (1.0..., 6)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, "logits", {}, (), False)
+        self.modules = [id(module) for module in model.modules()]  # what it was made for
+        self.logits_only = False  # for a look that only the clip needs
+        self.forwards: dict[str, Forward] = {}  # what was called, by the path of the module
+        self.scales: dict[str, float] = {}  # of each site's scores, NaN where they do not follow the queries
+        self.biases: dict[str, float] = {}  # the largest number added to each site's scores, from 0 on
+        self.largest: dict[str, Tensor] = {}  # (heads,)
         self.squares: dict[str, Tensor] = {}  # (heads,) of the gradient of each head's output
         self.influence: dict[str, Tensor] = {}  # (heads,) sum over tokens of |output| |gradient|
         self.outputs: dict[str, list[Tensor]] = {}  # (tokens, heads, d_value) of some tokens
 
+    def __enter__(self) -> HeadMonitor:
+        for seen in (self.forwards, self.biases, self.largest, self.squares, self.influence, self.outputs):
+            seen.clear()
+        for tally in self._tallies.values():
+            tally.clear()
+        super().__enter__()
+        return self
+
     @property
     def table(self) -> HeadTable:
-        """The statistics of `watch`, and the columns redundancy, gradient_norm and dead."""
-        if self.statistics is None:
-            raise ValueError("monitor: the model did not run inside of `monitor_heads`; run it there first")
-        sites = list(dict.fromkeys(self.statistics["site"]))
-        heads = [self.statistics["site"].count(site) for site in sites]
-        columns: dict[str, list[Tensor]] = {"redundancy": [], "gradient_norm": [], "dead": []}
-        for site, count in zip(sites, heads, strict=True):
-            nothing = torch.zeros(count)
-            columns["redundancy"].append(redundancy(torch.cat(self.outputs[site])))
-            columns["gradient_norm"].append(self.squares.get(site, nothing).sqrt())
-            influence = self.influence.get(site, nothing)
-            columns["dead"].append((influence <= DEAD * influence.mean()).float())
-        table = self.statistics
+        """One row for each head, of what was seen since the last time it was entered."""
+        self._fingerprint = fingerprint(self.model)  # the weights were other ones at the last look
+        table = super().table
+        columns: dict[str, list[Tensor]] = {name: [] for name in MONITORED}
+        everything = sum(float(squares.sum()) for squares in self.squares.values())
+        for site in dict.fromkeys(table["site"]):
+            unseen = torch.full((table["site"].count(site),), torch.nan)
+            squares, influence = self.squares.get(site, unseen), self.influence.get(site, unseen)
+            outputs = self.outputs.get(site)
+            alike = twins(torch.cat(outputs)) if outputs else (unseen, unseen)
+            dead = (influence <= DEAD * influence.mean()).float().where(influence.isfinite(), torch.nan)
+            share = squares / everything if everything else squares * torch.nan
+            seen = (self.largest.get(site, unseen), *alike, squares.sqrt(), share, dead)
+            for name, values in zip(MONITORED, seen, strict=True):
+                columns[name].append(values.cpu())
         sums = dict(table.sums)
-        for name, values in columns.items():
-            x = torch.cat(values).double()
-            finite = torch.isfinite(x)  # NaN for a head without others in its layer
-            sums[name] = torch.stack([finite.double(), x.nan_to_num(0.0), x.nan_to_num(0.0).square()])
+        for name, parts in columns.items():
+            x = torch.cat(parts).double()
+            there = ~x.isnan()
+            x = x.where(there, 0.0)
+            sums[name] = torch.stack([there.double(), x, x.square()])
         return replace(table, sums=sums)
 
-    def see(self, call: Call) -> None:
-        """Record one attention call, and wait for its gradient."""
+    def _heard(self, call: Call, metrics: dict[str, Tensor], counted: Tensor) -> None:
         name, output = call.site.name, call.output
-        if call.again or call.partial:
+        state = self._interceptor.state
+        if state is not None and state.forward is not None:
+            self.forwards.setdefault(state.forward.path, state.forward)
+        if name not in self.scales:
+            self.scales[name] = _scale_of(call)
+        added = sum(float(x.amax()) for x in call.mask.tensors if x.is_floating_point() and x.numel())
+        self.biases[name] = max(self.biases.get(name, 0.0), added)
+        if "largest_logit" in metrics:
+            hidden = metrics["largest_logit"].masked_fill(~counted, -torch.inf)
+            self._raise(self.largest, name, hidden.amax((0, 2)))
+        if call.partial or self.logits_only:
             return
-        with torch._C.DisableTorchFunction():
-            rows = output.detach().transpose(1, 2).flatten(0, 1)  # (tokens, heads, d_value)
-            rows = rows[rows.flatten(1).any(1)]  # padding gives zeros
-            rows = rows[:: max(len(rows) // TOKENS, 1)][:TOKENS]
-            self.outputs.setdefault(name, []).append(rows.cpu())
-            if output.requires_grad:
-                detached = output.detach()
-                output.register_hook(lambda gradient: self._learn(name, detached, gradient))
+        rows = output.detach().transpose(1, 2).flatten(0, 1)  # (tokens, heads, d_value)
+        rows = rows[:: max(len(rows) // TOKENS, 1)][:TOKENS]
+        self.outputs.setdefault(name, []).append(rows[rows.flatten(1).any(1)])  # padding gives zeros
+        if output.requires_grad:
+            detached = output.detach()
+            output.register_hook(lambda gradient: self._learn(name, detached, gradient))
+
+    def _raise(self, sums: dict[str, Tensor], name: str, values: Tensor) -> None:
+        sums[name] = torch.maximum(sums[name], values) if name in sums else values
 
     def _learn(self, name: str, output: Tensor, gradient: Tensor) -> None:
         exact = torch.promote_types(gradient.dtype, torch.float32)
@@ -71,48 +123,49 @@ class HeadMonitor:
         lengths = torch.linalg.vector_norm(output, dim=-1, dtype=exact)
         updates = ((self.squares, sizes.square()), (self.influence, sizes * lengths))
         for sums, values in updates:
-            total = values.sum((0, 2)).cpu()
+            total = values.sum((0, 2))
             sums[name] = sums[name] + total if name in sums else total
 
 
-@contextmanager
-def monitor_heads(model: nn.Module) -> Iterator[HeadMonitor]:
-    """Measure the heads of a model in a forward and a backward pass, without changing either by a bit.
-
-    ``gradient_norm`` is the norm of the loss's gradient with respect to a head's output, ``redundancy`` the
-    largest linear CKA between its outputs and those of another head of its layer. A head is ``dead`` if the
-    sum over tokens of |output| |gradient|, which bounds to first order what the loss would lose without it,
-    is under a hundredth of the mean of its layer's heads.
-
-    Examples
-    --------
-    >>> from manyheads.nn.transformers import Decoder
-    >>> model = Decoder(12, heads=3, layers=2, vocabulary=101)
-    >>> with monitor_heads(model) as monitor:
-    ...     model(torch.randint(101, (2, 7))).square().mean().backward()
-    >>> monitor.table.metrics[-3:], len(monitor.table)
-    (['redundancy', 'gradient_norm', 'dead'], 6)
+def _scale_of(call: Call) -> float:
+    """The factor between products of queries and keys and the scores; where the model computes these itself,
+    from those of one query.
     """
-    monitor = HeadMonitor()
-    with watch(model) as seen, Interceptor(model, monitor.see):
-        yield monitor
-    monitor.statistics = seen.table
+    if call.query is None or call.key is None:
+        return math.nan
+    if call.scores is None:
+        return default_scale(call.query.shape[-1]) if call.scale is None else call.scale
+    group = call.query.shape[1] // call.key.shape[1]
+    key = call.key[0].repeat_interleave(group, 0)
+    products = (call.query[0, :, -1:] @ key.mT).flatten().float()
+    keys = call.scores.shape[-1] - call.sinks[1]
+    scores = call.scores[0, :, -1:, call.sinks[0] : keys].flatten().float()
+    if len(scores) != len(products):
+        return math.nan
+    seen = shown(call.scores[0, :, -1:, call.sinks[0] : keys]).flatten()
+    x, y = products[seen] - products[seen].mean(), scores[seen] - scores[seen].mean()
+    slope = float(x @ y / (x @ x))
+    return slope if float((y - slope * x).norm()) <= 0.01 * float(y.norm()) else math.nan
 
 
-def redundancy(outputs: Tensor) -> Tensor:
+def twins(outputs: Tensor) -> tuple[Tensor, Tensor]:
     """The largest linear CKA of each head's outputs with another head's, (heads,), without the bias of few
-    tokens (Song et al. 2012); NaN where there is no other head, or too few tokens.
+    tokens (Song et al. 2012), and which head that is; NaN where there is no other head, or too few tokens.
 
     >>> one = torch.randn(29, 1, 3)
-    >>> twins = torch.cat([one, 2 * one + 1, torch.randn(29, 1, 3)], 1)      # (tokens, heads, d_value)
-    >>> redundancy(twins)[:2]
-    tensor([1., 1.])
+    >>> alike = torch.cat([one, 2 * one + 1, torch.randn(29, 1, 3)], 1)      # (tokens, heads, d_value)
+    >>> redundancy, twin = twins(alike)
+    >>> redundancy[:2].round(decimals=4), twin[:2]
+    (tensor([1., 1.]), tensor([1., 0.]))
     """
     tokens, heads = outputs.shape[:2]
     if heads < 2 or tokens < 4:
-        return torch.full((heads,), torch.nan)
-    x = outputs.transpose(0, 1).double()  # (heads, tokens, d_value)
+        return torch.full((heads,), torch.nan), torch.full((heads,), torch.nan)
+    x = outputs.transpose(0, 1)  # (heads, tokens, d_value)
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
     x = x - x.mean(1, keepdim=True)
+    scale = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
+    x = x / scale.where(scale > 0, 1.0)  # so that no square under- or overflows
     products = x @ x.mT
     products.diagonal(dim1=1, dim2=2).zero_()
     sums = products.sum(2)  # (heads, tokens)
@@ -123,4 +176,7 @@ def redundancy(outputs: Tensor) -> Tensor:
     dependence = together - 2 / (tokens - 2) * sums @ sums.T  # (heads, heads), up to a factor
     variance = dependence.diagonal().clamp(min=0.0)
     similarity = (dependence / torch.outer(variance, variance).sqrt()).clamp(0.0, 1.0)
-    return similarity.fill_diagonal_(0.0).amax(1).float()
+    comparable = similarity.isfinite().fill_diagonal_(False)  # a head that always says the same is like none
+    redundancy, twin = similarity.where(comparable, -1.0).max(1)
+    alone = redundancy < 0
+    return redundancy.masked_fill(alone, torch.nan).float(), twin.float().masked_fill(alone, torch.nan)

@@ -22,6 +22,7 @@ class Line(TypedDict):
     valid: NotRequired[dict[str, float]]
     best: NotRequired[bool]
     diversity: NotRequired[dict[str, float]]
+    alarms: NotRequired[list[str]]
 
 
 class Log:

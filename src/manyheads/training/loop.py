@@ -34,7 +34,7 @@ from manyheads.nn.orthogonal_rows import plain
 from manyheads.training import checkpoint
 from manyheads.training.diversity_terms import DiversityTerms, diversity_terms
 from manyheads.training.evaluation import evaluate
-from manyheads.training.head_monitor import monitor_heads
+from manyheads.training.head_health import HeadHealth
 from manyheads.training.log import Log
 from manyheads.training.options import Options, diversity_weights, orthogonal_roles, rate, with_options
 from manyheads.training.orthogonal_heads import orthogonal_heads
@@ -171,6 +171,7 @@ class Loop:
         self.best: float | None = None
         self.best_step = 0
         self.worse = 0  # evaluations since the best
+        self.health = HeadHealth(self.model, options.watch_every) if options.watch_every else None
         self._resume()
 
     def _keep_diverse(self) -> DiversityTerms | None:
@@ -188,8 +189,7 @@ class Loop:
         options = self.options
         while self.step < options.steps and not self._given_up():
             started = time.perf_counter()
-            watched = bool(options.watch_every) and (self.step + 1) % options.watch_every == 0
-            report, stop = self._update(watched, interrupted())
+            report, stop = self._update(interrupted())
             report.seconds = time.perf_counter() - started
             self.step += 1
             last = self.step == options.steps or stop
@@ -219,7 +219,7 @@ class Loop:
         model, notes = self.model.eval(), self.data.notes
         return Result(self.run.out, model, self.step, self.best_step, metrics, ended, notes)
 
-    def _update(self, watched: bool, interrupted: bool) -> tuple[Report, bool]:
+    def _update(self, interrupted: bool) -> tuple[Report, bool]:
         """One update of the weights, from the same examples for any number of processes."""
         options, accelerator, step = self.options, self.accelerator, self.step
         rank, processes = accelerator.process_index, accelerator.num_processes
@@ -235,7 +235,7 @@ class Loop:
         # loss, tokens, interruptions, terms
         totals = torch.zeros(3 + len(names), dtype=torch.float64, device=accelerator.device)
         totals[2] = float(interrupted)
-        with monitor_heads(self.model) if watched else nullcontext() as seen:
+        with self._looked_at():
             for part in range(options.accumulate):
                 part_indices = indices[part * processes + rank :: parts]
                 examples = self.data.train.take(part_indices or indices[:1], *key)
@@ -271,9 +271,22 @@ class Loop:
         if self.average is not None:
             self.average.update(step)
         report = Report(step + 1, options.steps, loss_value, learning_rate, float(norm), int(tokens), 0.0)
-        report.heads = seen.table if seen is not None else None
         report.diversity = {name: value / tokens for name, value in zip(names, sums, strict=True)}
+        if self.health is not None:
+            report.alarms = self.health.after_step(loss_value)
+            report.heads = self.health.table if (step + 1) % options.watch_every == 0 else None
         return report, stops > 0
+
+    @contextmanager
+    def _looked_at(self) -> Iterator[None]:
+        """The forward and backward passes of a step, which may be one to look at heads in."""
+        if self.health is not None:
+            self.health.before_step(self.step + 1)
+        try:
+            yield
+        finally:
+            if self.health is not None:
+                self.health.close()
 
     def _evaluate(self, indices: Sequence[int]) -> dict[str, float]:
         with self._averaged():
@@ -324,6 +337,7 @@ class Loop:
             "worse": self.worse,
             "data": self._digest(),
             "scaler": None if scaler is None else scaler.state_dict(),
+            "health": None if self.health is None else self.health.state_dict(),
         }
         with _writing(self.run.out):
             checkpoint.save(self.run.checkpoints, tensors, state)
@@ -363,6 +377,8 @@ class Loop:
                 self.optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in state_of.items()}
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
+        if self.health is not None and (health := state.get("health")) is not None:
+            self.health.load_state_dict(health)
         self.step, self.best = state["step"], state["best"]
         self.best_step, self.worse = state["best_step"], state["worse"]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from accelerate import Accelerator
 
 from manyheads.heads.table import HeadTable
+from manyheads.training.head_alarms import Alarm
 from manyheads.training.log import Line
 
 TRACK_EVERY = 10  # trackers flush every time, which takes as long as a step of a small model
@@ -28,6 +29,7 @@ class Report:
     best: bool = False  # these are the best so far
     heads: HeadTable | None = None  # if the heads were measured in this step
     diversity: dict[str, float] = field(default_factory=dict)  # the terms, without their weights
+    alarms: list[Alarm] = field(default_factory=list)  # about the heads, that this step raised
 
 
 def line(report: Report) -> Line:
@@ -43,6 +45,8 @@ def line(report: Report) -> Line:
         numbers |= {"valid": report.metrics, "best": report.best}
     if report.diversity:
         numbers["diversity"] = report.diversity
+    if report.alarms:
+        numbers["alarms"] = [alarm.message for alarm in report.alarms]
     return numbers
 
 
@@ -64,9 +68,10 @@ def scalars(report: Report) -> dict[str, float]:
     values |= {f"diversity/{name}": value for name, value in report.diversity.items()}
     if report.heads is not None:
         table = report.heads
-        for name in ("entropy", "redundancy", "gradient_norm"):
+        for name in ("entropy", "largest_logit", "spectral_norm", "redundancy", "gradient_norm"):
             for row, value in zip(table.rows, table[name].tolist(), strict=True):
                 if math.isfinite(value):
                     values[f"heads/{name}/{row.site}.{row.head}"] = value
-        values["heads/dead"] = float(table["dead"].sum())
+        values["heads/dead"] = float(table["dead"].nansum())
+        values["heads/alarms"] = float(len(report.alarms))
     return values

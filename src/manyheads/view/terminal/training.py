@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from manyheads.tasks.trained import Evaluation
+from manyheads.training.head_health import LOGGER
 from manyheads.training.loop import Result
 from manyheads.training.progress import Report
 
@@ -41,16 +43,23 @@ def training_bar(console: Console, metric: str) -> Iterator[Callable[[Report], N
             if report.metrics:
                 latest[metric] = f"{metric} {report.metrics[metric]:.3f}"
             if report.heads is not None:
-                dead = int(report.heads["dead"].sum())
+                dead = int(report.heads["dead"].nansum())
                 latest["dead"] = f"{dead} of {len(report.heads)} heads dead" if dead else ""
             speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
             numbers = "  ".join(filter(None, [f"loss {loss:.3f}", *latest.values(), speed]))
+            for alarm in report.alarms:
+                bar.console.print(str(alarm), style="yellow", highlight=False)
             bar.update(steps, completed=report.step, total=report.steps, numbers=numbers)
             if report.metrics:
                 mark = " *" if report.best else ""
                 bar.console.print(f"step {report.step:,}  {numbers}{mark}", highlight=False)
 
-        yield show
+        logger, was_disabled = logging.getLogger(LOGGER), logging.getLogger(LOGGER).disabled
+        logger.disabled = True  # its alarms are shown here
+        try:
+            yield show
+        finally:
+            logger.disabled = was_disabled
 
 
 def print_training(result: Result, data: str | None, valid: str | None, *, as_json: bool) -> None:
