@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.models import no_heads
 from manyheads.models.no_heads import NoHeads
-from manyheads.models.per_head_inputs import Narrow, NarrowOptions
+from manyheads.models.per_head_inputs import Pick, PickOptions
 from manyheads.models.reported_width import Width
 from manyheads.models.torch_attention import TorchAttention
 
@@ -43,7 +43,7 @@ class Changes:
     shapes: of every parameter and buffer that was cut.
     attributes: ``{module path: {attribute path: value}}``, such as its number of heads, if they changed.
     configs: the same for modules that read a config; each then has its own copy.
-    inputs: ``{module path: [options of Narrow]}`` for modules with an argument for every head.
+    inputs: ``{module path: [options of Pick]}`` for modules with an argument for every head.
     widths: ``{module path: options of Width}`` for modules that read the width of all heads off their input.
     copied: ``{module path: module path}``: the first computes a table for itself as the second does.
     replaced: paths of modules that were nn.MultiheadAttention and are `TorchAttention` now.
@@ -57,7 +57,7 @@ class Changes:
     shapes: dict[str, list[int]] = field(default_factory=dict)
     attributes: dict[str, dict[str, object]] = field(default_factory=dict)
     configs: dict[str, dict[str, object]] = field(default_factory=dict)
-    inputs: dict[str, list[NarrowOptions]] = field(default_factory=dict)
+    inputs: dict[str, list[PickOptions]] = field(default_factory=dict)
     widths: dict[str, dict[str, int]] = field(default_factory=dict)
     copied: dict[str, str] = field(default_factory=dict)
     replaced: list[str] = field(default_factory=list)
@@ -246,10 +246,10 @@ def settle(model: nn.Module, changes: Changes) -> None:
             set_value(model.get_submodule(path), name.split("."), value)
     for path, values in changes.configs.items():
         own_config(model.get_submodule(path), values)
-    for path, narrowed in changes.inputs.items():
+    for path, picked in changes.inputs.items():
         module = model.get_submodule(path)
-        for options in narrowed:
-            Narrow(**options).attach(module)
+        for options in picked:
+            Pick(**options).attach(module)
     for path, width in changes.widths.items():
         Width(**width).attach(model.get_submodule(path))
     setattr(model, ATTRIBUTE, changes)

@@ -1,7 +1,7 @@
 """Per-head settings of a module apart from its weights: windows, slopes, look-aheads.
 
 They stand in lists, tuples, dicts by head number, or tensors. Those that a gradient finds are weights, and go
-with their head like those (`shrink`); the others are found by their size here, and follow their heads where
+with their head like those (`weight_slices`); the others are found by their size here, and follow their heads where
 the module is wrong without it.
 """
 
@@ -21,11 +21,11 @@ Setting = list[object] | tuple[object, ...] | dict[int, object] | Tensor
 
 
 def settings(
-    modules: Mapping[str, nn.Module], reads: Reads, remaining: Mapping[int, list[int]], weights: set[str]
+    modules: Mapping[str, nn.Module], reads: Reads, sources: Mapping[int, list[int]], weights: set[str]
 ) -> list[Candidate]:
     """Attributes that these modules read and that have as many entries as there are heads or key heads.
 
-    remaining: for each such number, which of them stay.
+    sources: for each such number, which of them those after the change come from.
     weights: names of the parameters and buffers that gradients account for.
     """
     per_head = []
@@ -35,7 +35,7 @@ def settings(
                 continue
             follows = [
                 (axis, size, followed(value, axis, keep))
-                for size, keep in remaining.items()
+                for size, keep in sources.items()
                 for axis in _axes(value, size)
             ]
             if follows:
