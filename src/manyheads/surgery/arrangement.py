@@ -121,12 +121,13 @@ def arranged(
     >>> arranged([{0}, {1}, {2}, {3}, {0, 1}, {2, 3}], (), [{2, 3}])
     [0, 1, 2, 3, 2, 3, 4, 5, 5]
     """
-    gone = set(removed)
+    sets = [frozenset(using) for using in users]
     behind: dict[int, list[int]] = {}
     for heads in map(set, copied):
+        inside_of = {using: bool(using) and using <= heads for using in set(sets)}
         run: list[int] = []
-        for index, using in enumerate(users):
-            inside = bool(using) and set(using) <= heads
+        for index, using in enumerate(sets):
+            inside = inside_of[using]
             if run and (not inside or (kinds is not None and kinds[index] != kinds[index - 1])):
                 behind.setdefault(run[-1], []).extend(run)
                 run = []
@@ -134,7 +135,8 @@ def arranged(
                 run.append(index)
         if run:
             behind.setdefault(run[-1], []).extend(run)
-    stay = [index for index, using in enumerate(users) if not using or not set(using) <= gone]
+    gone = {using for using in set(sets) if using and using <= set(removed)}
+    stay = [index for index, using in enumerate(sets) if using not in gone]
     return [new for index in stay for new in (index, *behind.get(index, ()))]
 
 

@@ -65,17 +65,17 @@ def _axes(value: Setting, size: int) -> list[int]:
 
 
 def same(one: Setting, other: Setting) -> bool:
-    """Whether the first entries of a setting are those of another: then no batch can tell them apart.
+    """Whether a setting begins as another does: then no batch can tell them apart.
 
-    >>> same([3, 3, 5], [3, 3]), same([3, 4, 5], [3, 5])
-    (True, False)
+    >>> same([3, 3, 5], [3, 3]), same([3, 4, 5], [3, 5]), same([3, 5], [3, 5, 5])
+    (True, False, True)
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        part = one[tuple(slice(size) for size in other.shape)]
-        return torch.equal(part, other)
+        part = tuple(slice(min(sizes)) for sizes in zip(one.shape, other.shape, strict=True))
+        return torch.equal(one[part], other[part])
     if isinstance(one, dict) and isinstance(other, dict):
-        return all(one[key] == value for key, value in other.items())
-    return list(one)[: len(other)] == list(other)
+        return all(one[key] == other[key] for key in one.keys() & other.keys())
+    return all(a == b for a, b in zip(one, other, strict=False))
 
 
 def largest(value: object) -> int:
