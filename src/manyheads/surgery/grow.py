@@ -17,7 +17,6 @@ from manyheads.models.probe_batch import probe_batch
 from manyheads.surgery.arrangement import Arrangement, Copies, groups_of, named_groups
 from manyheads.surgery.new_heads import divide, start_anew
 from manyheads.surgery.rebuild import observe, rebuild
-from manyheads.surgery.weight_slices import readers
 
 How = Literal["zero", "split"]
 Wanted = Mapping[int | str, int | Iterable[int]] | Mapping[int, int] | Mapping[str, int]
@@ -247,8 +246,8 @@ def _norms(model: nn.Module, batch: Batch) -> dict[str, list[float]]:
     """The norm of the columns that read each head, by site."""
     return {
         name: [
-            float(weights(model, reading).norm()) if (reading := readers(of_site, head)) else 0.0
-            for head in range(of_site.site.heads)
+            sum(float(weights(model, [part]).norm()) for part in head.output if part.parameter in of_site.readers)
+            for head in of_site.heads
         ]
         for name, of_site in projections(model, batch).items()
     }

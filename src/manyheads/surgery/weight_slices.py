@@ -126,7 +126,7 @@ def _share(projections: Projections, arrangement: Arrangement, sliced: Mapping[s
     for head in arrangement.touched(projections.site.name):
         for part in readers(projections, head):
             taken = sliced.get(part.parameter)
-            if taken is None or not taken.copies:
+            if taken is None or not taken.copies or part.parameter not in projections.readers:
                 continue
             taken.shares = taken.shares or [1.0] * len(taken.indices)
             for positions in taken.positions(part.indices):
@@ -136,8 +136,8 @@ def _share(projections: Projections, arrangement: Arrangement, sliced: Mapping[s
 
 
 def readers(projections: Projections, head: int) -> list[Part]:
-    """The parts that read a head's output. What its output is multiplied by may read its keys again, as a
-    sink does: those stay with their group.
+    """The parts that read a head's output, and those of a gate that it is multiplied by before. Such a gate
+    may read its keys again, as a sink does: those stay with their group.
     """
     weights = projections.heads[head]
     return [part for part in weights.output if part not in weights.key]
