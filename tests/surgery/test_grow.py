@@ -78,17 +78,18 @@ def test_the_function_stays(name, how, tmp_path):
         assert len(added(large)[site.name]) == numbers[site.name]
     assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
     assert not hasattr(model, "original_heads")
+    if how == "split":
+        return
     ours = type(model).__module__.startswith(("transformers.", "manyheads."))
     mh.save(large, tmp_path / "large")
     again = mh.load(tmp_path / "large", None if ours else make)
     with torch.no_grad():
         assert difference(got, run(again, batch)) == 0.0
     assert again.original_heads == large.original_heads
-    if how == "zero":
-        back = mh.cut(again, added(large), batch)
-        with torch.no_grad():
-            assert difference(expected, run(back, batch)) < 1e-5
-        assert {name: list(range(count)) for name, count in heads.items()} == back.original_heads
+    back = mh.cut(again, added(large), batch)
+    with torch.no_grad():
+        assert difference(expected, run(back, batch)) < 1e-5
+    assert {name: list(range(count)) for name, count in heads.items()} == back.original_heads
 
 
 def attention_by_hand(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:

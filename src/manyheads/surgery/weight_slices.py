@@ -37,7 +37,7 @@ class Slice:
         chosen = tensor.index_select(self.axis, index)
         if self.shares is None:
             return chosen
-        shares = torch.tensor(self.shares, device=tensor.device).to(tensor.dtype)
+        shares = torch.tensor(self.shares, dtype=torch.float64).to(tensor.dtype).to(tensor.device)
         return chosen * shares.view(-1, *[1] * (tensor.dim() - self.axis - 1))
 
     @property
