@@ -294,7 +294,17 @@ def report(
     return "\n\n".join(
         [
             harness.table(
-                ["architecture", "runs", "attention", "sites", "verified", "verdict", "cut", "grow", "reference"],
+                [
+                    "architecture",
+                    "runs",
+                    "attention",
+                    "sites",
+                    "verified",
+                    "verdict",
+                    "cut",
+                    "grow",
+                    "reference",
+                ],
                 rows,
             ),
             "Misses:",

@@ -69,8 +69,8 @@ def report(results: dict[str, dict[str, Any]], cut: dict[str, dict[str, Any]]) -
     cuttable = sum(found["status"] == CUT for found in cut.values())
     return "\n\n".join(
         [
-            f"{grown} of {tried} architectures that were tried, of {cuttable} that are cut, grow by new heads "
-            f"and by split ones, and compute the same: {', '.join(by.get(GROWN, ()))}.",
+            f"{grown} of {tried} architectures that were tried, of {cuttable} that are cut, grow, by new "
+            f"heads and by split ones, and compute the same: {', '.join(by.get(GROWN, ()))}.",
             "Not grown:",
             "\n".join(misses) or "none",
             harness.targets(("grow keeps the function, share", grown / max(tried, 1), ">=", 0.8)),

@@ -57,7 +57,9 @@ def wanted(model, batch):
 
 
 def added(model):
-    return {site: [h for h, old in enumerate(heads) if old < 0] for site, heads in model.original_heads.items()}
+    return {
+        site: [h for h, old in enumerate(heads) if old < 0] for site, heads in model.original_heads.items()
+    }
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")  # DeBERTa scripts some functions when it is imported
@@ -94,8 +96,7 @@ def test_the_function_stays(name, how, tmp_path):
 
 def attention_by_hand(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
     """Head by head, in float64."""
-    batch, length, width = q.shape
-    d = width // heads
+    d = q.shape[-1] // heads
     outputs = []
     for head in range(heads):
         part = slice(head * d, (head + 1) * d)
@@ -245,7 +246,9 @@ def test_uniform_layers_load_without_manyheads(tmp_path):
     group=st.integers(1, 3),
     more=st.integers(1, 6),
     how=st.sampled_from(HOWS),
-    options=st.sampled_from([{}, {"qk_norm": True}, {"bias": False}, {"d_key": 3, "d_value": 5}, {"window": 4}]),
+    options=st.sampled_from(
+        [{}, {"qk_norm": True}, {"bias": False}, {"d_key": 3, "d_value": 5}, {"window": 4}]
+    ),
     causal=st.booleans(),
 )
 def test_any_number_of_heads_and_groups(key_heads, group, more, how, options, causal):
@@ -413,7 +416,12 @@ def test_bad_input_is_refused():
         ({0: 4}, "split", ValueError, r"has 3 heads, and 4 cannot be split; split at most 3 at a time"),
         ({5: 1}, "zero", ValueError, r"layer 5 was never called"),
         ({"nothing": 1}, "zero", ValueError, r"the model has no module 'nothing'"),
-        ({0: 1, "layers.0.self_attn": 1}, "zero", ValueError, r"layer 0 is 'layers.0.self_attn'; name it once"),
+        (
+            {0: 1, "layers.0.self_attn": 1},
+            "zero",
+            ValueError,
+            r"layer 0 is 'layers.0.self_attn'; name it once",
+        ),
         ({}, "zero", ValueError, r"heads: got none"),
         ([0], "zero", TypeError, r"expected \{layer or site: number of heads\}, got list"),
         ({0: 1}, "double", ValueError, r"how: got 'double'; expected 'zero' or 'split'"),

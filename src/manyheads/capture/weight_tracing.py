@@ -201,7 +201,10 @@ class _Local(TorchFunctionMode):
         if not reads:
             return
         constant = {id(x) for x in data}
-        shown = [_mapped(arg, lambda x: x if id(x) in constant else _filled(x)) for arg in (*args, *kwargs.values())]
+        shown = [
+            _mapped(arg, lambda x: x if id(x) in constant else _filled(x))
+            for arg in (*args, *kwargs.values())
+        ]
         out = func(*shown[: len(args)], **dict(zip(kwargs, shown[len(args) :], strict=True)))
         with torch._C.DisableTorchFunction():
             leaves = [leaf for leaf in _leaves(out) if id(leaf) in self.names]

@@ -19,6 +19,7 @@ from manyheads.surgery.head_count_search import Key
 from manyheads.surgery.per_head_inputs import inputs_of_heads
 from manyheads.surgery.weight_slices import Slice
 
+
 @dataclass
 class Region:
     """One such module: its path, the names of its sites, and how it was called in the model that
@@ -60,9 +61,7 @@ def _common(paths: list[str]) -> str:
     return ".".join(common)
 
 
-def find_inputs(
-    model: nn.Module, regions: Mapping[str, Region], arrangement: Arrangement
-) -> None:
+def find_inputs(model: nn.Module, regions: Mapping[str, Region], arrangement: Arrangement) -> None:
     """Note which regions take an input for every head; refuse a region that is never called as a module."""
     for region in regions.values():
         if not region.calls:
