@@ -22,7 +22,7 @@ def start_anew(grown: Rebuilt, seed: int) -> None:
         for role in _MAKERS:
             for name, copies, others in _copies(grown, role):
                 weight, axis = get_tensor(grown.model, name), grown.sliced[name].axis
-                present = weight.index_select(axis, others.to(weight.device)).double()
+                present = weight.index_select(axis, others.to(weight.device)).float()
                 scale = float(present.square().mean().sqrt()) or (weight.shape[axis] / weight.numel()) ** 0.5
                 shape = [*weight.shape[:axis], len(copies), *weight.shape[axis + 1 :]]
                 drawn = torch.randn(shape, generator=generator) * scale
@@ -71,7 +71,7 @@ def _divide_columns(grown: Rebuilt, seed: int, sign: float) -> None:
             sources = torch.tensor([taken.indices.index(taken.indices[copy]) for copy in taken.copies])
             columns = before.index_select(taken.axis, torch.tensor(taken.indices, device=before.device))
             half = columns.index_select(taken.axis, copies) / 2
-            scale = float(half.double().square().mean().sqrt())
+            scale = float(half.float().square().mean().sqrt())
             apart = (torch.randn(half.shape, generator=generator) * scale).to(half)
             columns.index_copy_(taken.axis, sources.to(before.device), half + apart)
             columns.index_copy_(taken.axis, copies, (half - apart) * (sign if name in turned else 1.0))
