@@ -428,6 +428,8 @@ def test_bad_input_is_refused():
     ):
         with pytest.raises(error, match=message):
             mh.grow(model, heads, x, how=how)
+    with pytest.raises(TypeError, match=r"seed: expected a whole number, got 'a'"):
+        mh.grow(model, {0: 1}, x, seed="a")
     grouped = mh.MultiHeadAttention(12, heads=6, kv_heads=2)
     with pytest.raises(ValueError, match=r"2 key heads with 3 heads each, and 1 more head would leave"):
         mh.grow(grouped, {0: 1}, torch.randn(2, 5, 12))

@@ -13,6 +13,7 @@ from manyheads.models.probe_batch import probe_batch
 from manyheads.surgery.arrangement import Arrangement, check_groups
 from manyheads.surgery.plan import Plan
 from manyheads.surgery.rebuild import observe, rebuild
+from manyheads.surgery.weight_origins import note_origins
 
 
 def cut(
@@ -50,6 +51,7 @@ def cut(
     See Also
     --------
     plan: which heads to remove.
+    grow: the inverse.
     refit, recover: make up for them.
     prune: all of it.
     save: keep the copy.
@@ -81,7 +83,9 @@ def cut(
     if all(len(removed.get(name, ())) == site.heads for name, site in sites.items()):
         raise ValueError("heads: these are all heads of the whole model; leave at least one")
     if not removed:
-        return copy.deepcopy(model)
+        copied = copy.deepcopy(model)
+        note_origins(model, copied, {}, {}, {})
+        return copied
     smaller = rebuild(model, batch, Arrangement("cut", sites, removed=removed), seen)
     smaller.check()
     return smaller.model

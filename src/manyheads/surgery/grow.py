@@ -89,6 +89,8 @@ def grow(
     """
     if how not in ("zero", "split"):
         raise ValueError(f"how: got {how!r}; expected 'zero' or 'split'")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise TypeError(f"seed: expected a whole number, got {seed!r}")
     wanted = _checked(heads, how)
     batch = probe_batch(model) if batch is None else batch
     numbers = {key: [0] if isinstance(n, int) else n for key, n in wanted.items()}
