@@ -121,7 +121,7 @@ def _checked(heads: Wanted, how: How) -> dict[int | str, int | list[int]]:
     anything: Mapping[int | str, object] = heads  # type: ignore[assignment]  # checked below
     for key, value in anything.items():
         if how == "split" and isinstance(value, Iterable) and not isinstance(value, str):
-            wanted[key] = list(dict.fromkeys(value))
+            wanted[key] = list(value)
             if not wanted[key]:
                 raise ValueError(f"heads[{key!r}]: got no heads to split; expected at least one")
             continue
@@ -144,11 +144,13 @@ def _resolved(
     """What is wanted, by the name of the site."""
     at: dict[str, int | list[int]] = {}
     for name, site in sites.items():
-        if chosen.at(site):
+        numbers = chosen.at(site)
+        if numbers:
             named = [key for key in (name, site.layer) if key in wanted]
             if len(named) > 1:
                 raise ValueError(f"heads: layer {site.layer} is {name!r}; name it once")
-            at[name] = wanted[named[0]]
+            value = wanted[named[0]]
+            at[name] = value if isinstance(value, int) else numbers
     chosen.finish(sites.values())
     return at
 
