@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.helpers import models
 from tests.helpers.cut_models import IDS, MODELS, tiny, torch_encoder
 from tests.helpers.models import tokens
+from tests.zoo.catalogue import HANDWRITTEN
 from torch import Tensor, nn
 
 import manyheads as mh
@@ -288,6 +289,31 @@ def test_masks_for_every_head_follow_a_split_head():
         for model in (large, twice):
             got = model(x, x, x, attn_mask=mask)[0]
             torch.testing.assert_close(got, layer(x, x, x, attn_mask=mask)[0], rtol=0, atol=1e-5)
+
+
+UNUSUAL = (
+    "grouped, repeated in turns (x-transformers)",
+    "keys wider than values",
+    "latent attention (DeepSeek)",
+    "windows of heads as a list of numbers",
+    "relative bias from buckets",
+    "a gate of each channel after attention (Qwen3-Next)",
+    "rotary by complex numbers",
+)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_modules_beside_plain_code(name, how):
+    case = HANDWRITTEN[name]()
+    with torch.no_grad(), mh.watch(case.model) as seen:
+        case.run(case.model, case.inputs)
+    numbers = {site.name: site.heads // len(set(site.kv_heads)) for site in seen.sites}
+    large = mh.grow(case.model, numbers, batch=case.inputs, how=how).eval()
+    for inputs in (case.inputs, case.longer):
+        expected = case.expected(inputs, evaluating=True)[0]  # in float64
+        torch.testing.assert_close(case.run(large, inputs).double(), expected, rtol=1e-4, atol=1e-4)
+    assert all(len(large.original_heads[site.name]) > site.heads for site in seen.sites)
 
 
 class Windows(nn.Module):
