@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ class Slice:
         shares = torch.tensor(self.shares, dtype=torch.float64).to(tensor.dtype).to(tensor.device)
         return chosen * shares.view(-1, *[1] * (tensor.dim() - self.axis - 1))
 
-    @property
+    @cached_property
     def copies(self) -> list[int]:
         """The positions of entries that have come before."""
         first = {index: position for position, index in reversed(list(enumerate(self.indices)))}
@@ -54,7 +55,7 @@ class Slice:
                 by_index[index].append(position)
         return list(by_index.values())
 
-    @property
+    @cached_property
     def touched(self) -> set[int]:
         """The indices that are left out, or come twice."""
         return set(range(self.size)) - set(self.indices) | {self.indices[copy] for copy in self.copies}
