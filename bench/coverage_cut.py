@@ -173,21 +173,24 @@ def run(quick: bool = False, out: Path = coverage.OUT) -> str:
     return report(collect([*(mapping[::20] if quick else mapping), *peers], out / "cut.json", jobs=2))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.coverage_cut", description=(__doc__ or "").splitlines()[0]
-    )
+def options(name: str, doc: str | None) -> argparse.Namespace:
+    """The options of this command and of `bench.coverage_grow`."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=(doc or "").splitlines()[0])
     parser.add_argument("name", nargs="*", metavar="NAME", help="architectures; default all")
     parser.add_argument(
         "--out", type=Path, default=coverage.OUT, metavar="DIR", help="where results are kept"
     )
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at a time")
     parser.add_argument("--again", action="store_true", help="also those that are known already")
-    options = parser.parse_args()
     torch.set_num_threads(1)
-    wanted = options.name or [name for part in coverage.names() for name in part]
-    text = report(collect(wanted, options.out / "cut.json", options.jobs, options.again))
-    (options.out / "cut.md").write_text(text + "\n")
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = options("coverage_cut", __doc__)
+    wanted = asked.name or [name for part in coverage.names() for name in part]
+    text = report(collect(wanted, asked.out / "cut.json", asked.jobs, asked.again))
+    (asked.out / "cut.md").write_text(text + "\n")
     print(text)
 
 

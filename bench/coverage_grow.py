@@ -7,7 +7,6 @@ out, as `cut` does; here its refusals and failures are collected, by name. The a
 DIR/cut.json has as cut.
 """
 
-import argparse
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch import nn
 
 import manyheads as mh
 from bench import coverage, harness
-from bench.coverage_cut import CUT, FAILED, NONE, REFUSED, collect, measure, refusal, sites_of
+from bench.coverage_cut import CUT, FAILED, NONE, REFUSED, collect, measure, options, refusal, sites_of
 from manyheads.capture.site import Site
 
 GROWN = "grown"
@@ -94,21 +93,11 @@ def run(quick: bool = False, out: Path = coverage.OUT) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.coverage_grow", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("name", nargs="*", metavar="NAME", help="architectures; default all that are cut")
-    parser.add_argument(
-        "--out", type=Path, default=coverage.OUT, metavar="DIR", help="where results are kept"
-    )
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at a time")
-    parser.add_argument("--again", action="store_true", help="also those that are known already")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    path, look = options.out / "grow.json", partial(measure, check=grow)
-    results = collect(options.name or _cut(options.out), path, options.jobs, options.again, look)
-    text = report(results, coverage.known(options.out / "cut.json"))
-    (options.out / "grow.md").write_text(text + "\n")
+    asked = options("coverage_grow", __doc__)
+    path, look = asked.out / "grow.json", partial(measure, check=grow)
+    results = collect(asked.name or _cut(asked.out), path, asked.jobs, asked.again, look)
+    text = report(results, coverage.known(asked.out / "cut.json"))
+    (asked.out / "grow.md").write_text(text + "\n")
     print(text)
 
 
