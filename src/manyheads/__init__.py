@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from manyheads.studies.run import study as study
     from manyheads.surgery.comparison import compare as compare
     from manyheads.surgery.cut import cut as cut
+    from manyheads.surgery.grow import grow as grow
     from manyheads.surgery.plan import Plan as Plan
     from manyheads.surgery.plan import plan as plan
     from manyheads.surgery.prune import prune as prune
@@ -100,6 +101,7 @@ _NAMES = {
     "manyheads.studies.run": ("study",),
     "manyheads.surgery.comparison": ("compare",),
     "manyheads.surgery.cut": ("cut",),
+    "manyheads.surgery.grow": ("grow",),
     "manyheads.models.folder": ("load", "save"),
     "manyheads.surgery.plan": ("Plan", "plan"),
     "manyheads.surgery.prune": ("prune",),

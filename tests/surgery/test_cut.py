@@ -14,6 +14,7 @@ from torch import nn
 import manyheads as mh
 from manyheads.common.compare_outputs import difference, seeded_evaluation
 from manyheads.common.run_batch import run
+from manyheads.surgery.arrangement import Arrangement
 from manyheads.surgery.verify import verify
 
 
@@ -236,9 +237,9 @@ def test_what_goes_wrong_only_with_the_cache_is_found(name):
     )
     hook = small.get_submodule(last).register_forward_hook(LaterOff(), with_kwargs=True)
     with pytest.raises(RuntimeError, match="generating with the cache, the cut model differs"):
-        verify(model, small, batch, heads, [])
+        verify(model, small, batch, Arrangement("cut", {}, removed=heads), [])
     hook.remove()
-    verify(model, small, batch, heads, [])
+    verify(model, small, batch, Arrangement("cut", {}, removed=heads), [])
 
 
 def test_bad_input_is_refused():
@@ -314,7 +315,7 @@ def test_a_wrong_cut_is_found_and_the_first_module_that_differs_is_named():
     with torch.no_grad():
         small.encoder.layer[0].output.dense.bias[0] += 0.1
     with pytest.raises(RuntimeError, match=r"first at 'encoder.layer.0.output.dense'"):
-        verify(model, small, tokens(), heads, ["encoder.layer.0.attention"])
+        verify(model, small, tokens(), Arrangement("cut", {}, removed=heads), ["encoder.layer.0.attention"])
 
 
 def test_the_cut_model_trains_and_copies():

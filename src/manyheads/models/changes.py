@@ -1,4 +1,4 @@
-"""The record of a cut, as plain data: how a model differs from an uncut one. Saved in heads.json."""
+"""The record of cuts and growths, as plain data: how a model differs from the first one. In heads.json."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from manyheads.models import no_heads
 from manyheads.models.no_heads import NoHeads
-from manyheads.models.per_head_inputs import Narrow, NarrowOptions
+from manyheads.models.per_head_inputs import Pick, PickOptions
 from manyheads.models.reported_width import Width
 from manyheads.models.torch_attention import TorchAttention
 
-ATTRIBUTE = "_manyheads_changes"  # of a cut model
+ATTRIBUTE = "_manyheads_changes"  # of a model whose heads were changed
 
 
 class Setting(TypedDict):
-    """The entries ``keep`` of ``size`` along ``axis`` are those of the remaining heads."""
+    """The entries ``keep`` of ``size`` along ``axis`` are those of the heads that there are now."""
 
     axis: int
     size: int
@@ -38,12 +38,12 @@ class Count(TypedDict):
 
 @dataclass
 class Changes:
-    """How a cut model differs from one that is built from its class and config.
+    """How a model whose heads were changed differs from one that is built from its class and config.
 
-    shapes: of every parameter and buffer that was cut.
+    shapes: of every parameter and buffer that changed.
     attributes: ``{module path: {attribute path: value}}``, such as its number of heads, if they changed.
     configs: the same for modules that read a config; each then has its own copy.
-    inputs: ``{module path: [options of Narrow]}`` for modules with an argument for every head.
+    inputs: ``{module path: [options of Pick]}`` for modules with an argument for every head.
     widths: ``{module path: options of Width}`` for modules that read the width of all heads off their input.
     copied: ``{module path: module path}``: the first computes a table for itself as the second does.
     replaced: paths of modules that were nn.MultiheadAttention and are `TorchAttention` now.
@@ -51,13 +51,13 @@ class Changes:
     settings: ``{module path: {attribute: Setting}}`` for attributes with an entry for every head that are no
         weights.
     notes: sentences about what could not be verified.
-    counts: of every site, cut or not.
+    counts: of every site, changed or not.
     """
 
     shapes: dict[str, list[int]] = field(default_factory=dict)
     attributes: dict[str, dict[str, object]] = field(default_factory=dict)
     configs: dict[str, dict[str, object]] = field(default_factory=dict)
-    inputs: dict[str, list[NarrowOptions]] = field(default_factory=dict)
+    inputs: dict[str, list[PickOptions]] = field(default_factory=dict)
     widths: dict[str, dict[str, int]] = field(default_factory=dict)
     copied: dict[str, str] = field(default_factory=dict)
     replaced: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Changes:
     counts: dict[str, Count] = field(default_factory=dict)
 
     def follow(self, path: str, name: str, axis: int, size: int, keep: list[int]) -> None:
-        """Record that a setting of every head lost entries, now or once more."""
+        """Record which entries a setting of every head has, now or once more."""
         noted = self.settings.setdefault(path, {})
         if name in noted:
             size, keep = noted[name]["size"], [noted[name]["keep"][entry] for entry in keep]
@@ -83,7 +83,7 @@ class Changes:
 
 
 def changes_of(model: nn.Module) -> Changes:
-    """The changes of a cut model, a copy; none for any other model."""
+    """The changes of a model, a copy; none for one that was never changed."""
     changes = getattr(model, ATTRIBUTE, None)
     return copy.deepcopy(changes) if isinstance(changes, Changes) else Changes()
 
@@ -193,7 +193,7 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
 
 
 def reshape(model: nn.Module, changes: Changes) -> nn.Module:
-    """Reshape a new model of the same class and config as the cut one; its cut tensors are empty."""
+    """Reshape a new model of the same class and config as the changed one; its changed tensors are empty."""
     for path in changes.replaced:
         model = replace_module(model, path, TorchAttention.like(model.get_submodule(path)))
     for path, source in changes.copied.items():
@@ -212,10 +212,10 @@ def reshape(model: nn.Module, changes: Changes) -> nn.Module:
 
 
 def followed(value: Any, axis: int, keep: list[int]) -> object:
-    """The entries of a setting that remain, by head number.
+    """The entries of a setting, by head number: those that remain, and those that come twice.
 
-    >>> followed((5, 6, 7), 0, [0, 2]), followed({0: "a", 1: "b"}, 0, [1])
-    ((5, 7), {0: 'b'})
+    >>> followed((5, 6, 7), 0, [0, 2]), followed({0: "a", 1: "b"}, 0, [0, 1, 1])
+    ((5, 7), {0: 'a', 1: 'b', 2: 'b'})
     """
     if isinstance(value, Tensor):
         chosen = value.detach().index_select(axis, torch.tensor(keep, device=value.device))
@@ -240,16 +240,16 @@ def forget(changes: Changes, path: str) -> None:
 
 
 def settle(model: nn.Module, changes: Changes) -> None:
-    """Set the numbers of heads, narrow the inputs, and keep the record in the model."""
+    """Set the numbers of heads, let inputs be picked, and keep the record in the model."""
     for path, values in changes.attributes.items():
         for name, value in values.items():
             set_value(model.get_submodule(path), name.split("."), value)
     for path, values in changes.configs.items():
         own_config(model.get_submodule(path), values)
-    for path, narrowed in changes.inputs.items():
+    for path, picked in changes.inputs.items():
         module = model.get_submodule(path)
-        for options in narrowed:
-            Narrow(**options).attach(module)
+        for options in picked:
+            Pick(**options).attach(module)
     for path, width in changes.widths.items():
         Width(**width).attach(model.get_submodule(path))
     setattr(model, ATTRIBUTE, changes)

@@ -1,8 +1,8 @@
-"""Modules with an argument for every head, such as an ALiBi bias: it is narrowed to the remaining heads."""
+"""Modules with an argument for every head, such as an ALiBi bias: the heads that there are pick theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypedDict
 
@@ -13,21 +13,22 @@ from manyheads.nn.mask import Mask
 
 
 class Input(NamedTuple):
-    """An argument with an entry for every head along ``axis``: entry i is for head ``of[i % len(of)]``; None
-    stands for a head that was cut.
+    """An argument with an entry for every head along ``axis``: head h has the entry ``entries[h]`` of each
+    ``size``; None if it has none.
     """
 
     argument: str | int
     axis: int
-    of: tuple[int | None, ...]
+    size: int
+    entries: tuple[int | None, ...]
 
-    def keep(self, removed: Sequence[int]) -> list[int]:
-        """The entries of one batch element that stay when these heads go."""
-        return [entry for entry, head in enumerate(self.of) if head is not None and head not in removed]
+    def of(self, heads: Iterable[int]) -> list[int]:
+        """The entries of these heads, within one batch element."""
+        return [entry for head in heads if (entry := self.entries[head]) is not None]
 
 
-class NarrowOptions(TypedDict):
-    """The arguments of `Narrow`, as they are saved."""
+class PickOptions(TypedDict):
+    """The arguments of `Pick`, as they are saved."""
 
     argument: str | int
     axis: int
@@ -35,20 +36,20 @@ class NarrowOptions(TypedDict):
     keep: list[int] | None
 
 
-class Narrow:
-    """A forward pre-hook that picks the kept heads out of one argument.
+class Pick:
+    """A forward pre-hook that picks the entries of the heads that a module has out of one argument.
 
     Parameters
     ----------
     argument: the name of a keyword argument, or the number of a positional one.
     axis: of the heads in it.
     heads: how many there are on that axis; a multiple of them is batch * heads.
-    keep: the numbers of those that stay; None sets the argument to None.
+    keep: the numbers of those that are picked, some perhaps twice; None sets the argument to None.
 
     Examples
     --------
     >>> layer = nn.Identity()
-    >>> Narrow(argument=0, axis=1, heads=3, keep=[0, 2]).attach(layer)
+    >>> Pick(argument=0, axis=1, heads=3, keep=[0, 2]).attach(layer)
     >>> layer(torch.arange(6).view(2, 3))
     tensor([[0, 2],
             [3, 5]])
@@ -58,14 +59,14 @@ class Narrow:
         self.argument, self.axis, self.heads = argument, axis, heads
         self.keep = None if keep is None else list(keep)
 
-    def options(self) -> NarrowOptions:
+    def options(self) -> PickOptions:
         """The arguments that make it again."""
         return {"argument": self.argument, "axis": self.axis, "heads": self.heads, "keep": self.keep}
 
     def attach(self, module: nn.Module) -> None:
         """Put it on a module; it replaces one for the same argument."""
         for key, hook in list(module._forward_pre_hooks.items()):
-            if isinstance(hook, Narrow) and hook.argument == self.argument:
+            if isinstance(hook, Pick) and hook.argument == self.argument:
                 del module._forward_pre_hooks[key]
                 module._forward_pre_hooks_with_kwargs.pop(key, None)
         module.register_forward_pre_hook(self, with_kwargs=True)
@@ -75,14 +76,14 @@ class Narrow:
     ) -> tuple[tuple[object, ...], dict[str, object]]:
         if isinstance(self.argument, int):
             if self.argument < len(args):
-                new = self.narrowed(args[self.argument])
+                new = self.picked(args[self.argument])
                 args = (*args[: self.argument], new, *args[self.argument + 1 :])
         elif self.argument in kwargs:
-            kwargs = kwargs | {self.argument: self.narrowed(kwargs[self.argument])}
+            kwargs = kwargs | {self.argument: self.picked(kwargs[self.argument])}
         return args, kwargs
 
-    def narrowed(self, value: object) -> object:
-        """The value with the entries of the remaining heads."""
+    def picked(self, value: object) -> object:
+        """The value with the entries of the heads that there are."""
         if self.keep is None:
             return None
         if isinstance(value, Mask):
@@ -101,9 +102,9 @@ class Narrow:
         return split.index_select(self.axis + 1, keep).flatten(self.axis, self.axis + 1)
 
 
-def hooks(module: nn.Module) -> dict[str | int, Narrow]:
+def hooks(module: nn.Module) -> dict[str | int, Pick]:
     """The hooks of a module, by argument."""
-    return {hook.argument: hook for hook in module._forward_pre_hooks.values() if isinstance(hook, Narrow)}
+    return {hook.argument: hook for hook in module._forward_pre_hooks.values() if isinstance(hook, Pick)}
 
 
 def arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[tuple[str | int, object]]:

@@ -1,8 +1,8 @@
-"""Modules that read the width of all their heads off their input: the input reports the remaining width.
+"""Modules that read the width of all their heads off their input: the input reports that width.
 
 ``batch, length, width = x.shape`` and later ``y.view(batch, length, width)`` or ``width // self.heads``: such
-code takes the width of its input for that of all heads together. When heads are cut, the two differ. So the
-input reports the width of the remaining heads as its shape; computations still use the tensor itself.
+code takes the width of its input for that of all heads together. When heads are cut or added, the two differ.
+So the input reports the width of the heads as its shape; computations still use the tensor itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TorchAttention: the replacement of an nn.MultiheadAttention that lost some of its heads."""
+"""TorchAttention: the replacement of an nn.MultiheadAttention whose heads were changed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from manyheads.nn.multihead import MultiHeadAttention
 
 
 class TorchAttention(MultiHeadAttention):
-    """`MultiHeadAttention` with the call signature of `nn.MultiheadAttention`, and perhaps fewer heads.
+    """`MultiHeadAttention` with the call signature of `nn.MultiheadAttention`, and fewer or more heads.
 
     Masks are torch's: True hides. An ``attn_mask`` (batch * heads, queries, keys) is for the original heads;
-    the parts of those that were cut are ignored.
+    the parts of those that were cut are ignored, and an added head has that of the head it was added behind.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Changing head counts in modules that lost heads: numbers, per-head settings, widths read off an input."""
+"""Head counts in modules whose heads change: numbers, per-head settings, widths read off an input."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from manyheads.models.changes import Changes, get_tensor
 from manyheads.models.reported_width import Width, reporting, width_of
 from manyheads.models.torch_attention import TorchAttention
 from manyheads.nn.multihead import MultiHeadAttention
-from manyheads.surgery import weight_slices
+from manyheads.surgery.arrangement import Arrangement
 from manyheads.surgery.attribute_tracing import Reading
 from manyheads.surgery.head_count_search import Candidate, Key, Values, candidates, find
 from manyheads.surgery.noisy_module import with_noise
 from manyheads.surgery.per_head_settings import largest, same, settings
-from manyheads.surgery.regions import Region, Removed
+from manyheads.surgery.regions import Region
 from manyheads.surgery.verify import own_output
+from manyheads.surgery.weight_slices import Slice, readers, sizes
 
 _FAR = 256  # 4 times as long shows settings that code computes from the numbers of heads
 _WIDELY = 4  # a batch shows what a number is for when it is this many times longer
@@ -39,21 +40,21 @@ def numbers_at_stake(
     model: nn.Module,
     region: Region,
     projections: Mapping[str, Projections],
-    removed: Removed,
-    shrunk: Mapping[str, weight_slices.Shrink],
+    arrangement: Arrangement,
+    sliced: Mapping[str, Slice],
 ) -> int:
     """The largest number in a region that may have to change, or that is a setting of one head, and whose
     meaning only a longer batch shows. Records which numbers only split axes.
     """
     module = model.get_submodule(region.path)
     modules = dict(module.named_modules())
-    numbers = candidates(modules, _sizes(region, projections, removed, shrunk), True, region.reads)
+    numbers = candidates(modules, _sizes(region, projections, arrangement, sliced), True, region.reads)
     attributes: dict[str, set[str]] = {}
     for candidate in numbers:
         attributes.setdefault(candidate.module, set()).add(candidate.attribute)
     reading = _read(module, region.calls, attributes)
     region.split = {c.key for c in numbers if reading.only_sizes(c.module, c.attribute)}
-    per_head = settings(modules, region.reads, _remaining_heads(region, projections, removed), set())
+    per_head = settings(modules, region.reads, _sources(region, projections, arrangement), set())
     doubtful = [c.old for c in numbers if c.key not in region.split]
     sites = [projections[name].site for name in region.sites]
     if any({site.heads, len(set(site.kv_heads))} & set(doubtful) for site in sites):
@@ -83,52 +84,52 @@ def fix_head_counts(
     copied: nn.Module,
     regions: list[Region],
     projections: Mapping[str, Projections],
-    removed: Removed,
-    shrunk: Mapping[str, weight_slices.Shrink],
+    arrangement: Arrangement,
+    sliced: Mapping[str, Slice],
     changes: Changes,
 ) -> None:
     """Find the head counts that the modules of these regions keep, and change them.
 
-    model: the uncut model that was copied.
+    model: the model that was copied.
     """
     right_options: dict[Key, int] = {}
     allowed = 10 * tolerance(copied)
     for region in regions:
         module = copied.get_submodule(region.path)
-        removed_heads = removed.get(region.sites[0], [])
         modules = dict(module.named_modules())
         for part in modules.values():
             if isinstance(part, TorchAttention):
-                part.kept = [old for new, old in enumerate(part.kept) if new not in removed_heads]
-        _set_ours(copied, region, projections, removed, changes)
-        sizes = _sizes(region, projections, removed, shrunk)
+                part.kept = [part.kept[head] for head in arrangement.heads(region.sites[0])]
+        _set_ours(copied, region, arrangement, changes)
+        becomes = _sizes(region, projections, arrangement, sliced)
         per_head = settings(
             modules,
             region.reads,
-            _remaining_heads(region, projections, removed),
+            _sources(region, projections, arrangement),
             _weights(region, projections),
         )
         holds = _Runs(module, region.calls, allowed)
         for configs, widths in itertools.product(
-            (False, True), _widths(copied, region, projections, removed)
+            (False, True), _widths(copied, region, projections, arrangement)
         ):
-            numbers = [*candidates(modules, sizes, configs, region.reads), *per_head]
+            numbers = [*candidates(modules, becomes, configs, region.reads), *per_head]
             values = Values(module, numbers)
             with reporting(copied, widths):
                 chosen = find(module, numbers, holds, right_options)
                 if chosen is not None and _ambiguous(region, module, numbers, chosen, holds):
-                    chosen = _from_noise(model, region, removed, shrunk, numbers, values, holds)
+                    chosen = _from_noise(model, region, arrangement, sliced, numbers, values, holds)
                 if chosen is not None:
                     break
         else:
-            _check_readers(model, region, projections, removed, shrunk)
+            _check_readers(model, region, projections, arrangement, sliced)
+            output = "it has with them silenced" if arrangement.verb == "cut" else "it has without them"
             raise RuntimeError(
-                f"cut: {region.path or 'the model'} ({type(module).__name__}) without heads {removed_heads} "
-                "does not give the output that it has with them silenced: "
+                f"{arrangement.verb}: {region.path or 'the model'} ({type(module).__name__}) "
+                f"{arrangement.describe(region.sites[0])} does not give the output that {output}: "
                 f"{_why(module, region.calls)}. Its code may have the number of heads written into it as a "
                 "number: let it read an attribute; nothing was changed"
             )
-        _check_lengths(region, chosen, changes)
+        _check_lengths(region, chosen, arrangement, changes)
         for path, width in widths.items():
             width.attach(copied.get_submodule(path))
             changes.widths[path] = width.options()
@@ -137,64 +138,55 @@ def fix_head_counts(
             right_options[candidate.key] = next(
                 i for i, option in enumerate(candidate.options) if option is value
             )
-        losing = [projections[name].site.path for name in region.sites if removed.get(name)]
-        _note(changes, region.path, losing, modules, chosen, _remaining_heads(region, projections, removed))
+        changing = [projections[name].site.path for name in region.sites if arrangement.changes(name)]
+        _note(changes, region.path, changing, modules, chosen, _sources(region, projections, arrangement))
 
 
-def _set_ours(
-    copied: nn.Module,
-    region: Region,
-    projections: Mapping[str, Projections],
-    removed: Removed,
-    changes: Changes,
-) -> None:
+def _set_ours(copied: nn.Module, region: Region, arrangement: Arrangement, changes: Changes) -> None:
     """Set the head counts of our own attention, whose names are known."""
     for name in region.sites:
-        site = projections[name].site
-        module = copied.get_submodule(site.path)
-        if isinstance(module, MultiHeadAttention) and removed.get(name):
-            left = [head for head in range(site.heads) if head not in removed[name]]
-            module.heads, module.kv_heads = len(left), len({site.kv_heads[head] for head in left})
+        path = arrangement.sites[name].path
+        module = copied.get_submodule(path)
+        if isinstance(module, MultiHeadAttention) and arrangement.changes(name):
+            module.heads, module.kv_heads = len(arrangement.heads(name)), len(arrangement.key_heads(name))
             numbers = {"heads": module.heads, "kv_heads": module.kv_heads}
-            changes.attributes.setdefault(site.path, {}).update(numbers)
+            changes.attributes.setdefault(path, {}).update(numbers)
 
 
 def _check_readers(
     model: nn.Module,
     region: Region,
     projections: Mapping[str, Projections],
-    removed: Removed,
-    shrunk: Mapping[str, weight_slices.Shrink],
+    arrangement: Arrangement,
+    sliced: Mapping[str, Slice],
 ) -> None:
-    """Refuse heads that do more than attend.
+    """Refuse to remove heads that do more than attend.
 
     Silenced, a head's attention gives zero. Where more goes into the weights that read it (a convolution of
     the values, a norm over all heads), columns that are gone cannot give what is left; where something else
     reads its values, rows that are gone cannot.
     """
+    if not arrangement.removed:
+        return
     module = copy.deepcopy(model.get_submodule(region.path))
     start = len(region.path) + 1 if region.path else 0
-    readers = {
+    reading = {
         part.parameter
         for name in region.sites
-        for head in removed.get(name, ())
-        for part in projections[name].heads[head].output
-        if part not in projections[name].heads[head].key
+        for head in arrangement.removed.get(name, ())
+        for part in readers(projections[name], head)
     }
-    inside = {name for name in shrunk if region.holds(name)}
+    inside = {name for name in sliced if region.holds(name)}
     for names, why in (
-        (inside & readers, "the weights that read the head read more than what its attention gives"),
-        (inside - readers, "the weights of the head are read by more than its attention"),
+        (inside & reading, "the weights that read the head read more than what its attention gives"),
+        (inside - reading, "the weights of the head are read by more than its attention"),
     ):
         for name in names & {
             region.path + "." * bool(start) + inner for inner, _ in module.named_parameters()
         }:
-            weight, keep = get_tensor(module, name[start:]), set(shrunk[name].keep)
-            removed_indices = [index for index in range(shrunk[name].size) if index not in keep]
+            weight, removed = get_tensor(module, name[start:]), sorted(sliced[name].touched)
             with torch.no_grad():
-                weight.index_fill_(
-                    shrunk[name].axis, torch.tensor(removed_indices, device=weight.device), 0.0
-                )
+                weight.index_fill_(sliced[name].axis, torch.tensor(removed, device=weight.device), 0.0)
         if _Runs(module, region.calls, 10 * tolerance(model)).fails():
             raise ValueError(
                 f"heads: cannot cut at {region.sites[0]!r}: {why} (such as a convolution of the values, or a "
@@ -205,32 +197,31 @@ def _check_readers(
 def _sizes(
     region: Region,
     projections: Mapping[str, Projections],
-    removed: Removed,
-    shrunk: Mapping[str, weight_slices.Shrink],
+    arrangement: Arrangement,
+    sliced: Mapping[str, Slice],
 ) -> dict[int, list[int]]:
     """The numbers that may stand for heads in a region, and what each may have become."""
-    inside = {name: s for name, s in shrunk.items() if region.holds(name)}
-    sizes: dict[int, list[int]] = {}
+    inside = {name: taken for name, taken in sliced.items() if region.holds(name)}
+    becomes: dict[int, list[int]] = {}
     for name in region.sites:
-        for before, after in weight_slices.sizes(projections[name], removed.get(name, []), inside).items():
-            sizes[before] = list(dict.fromkeys([*sizes.get(before, []), *after]))
-    return sizes
+        for before, after in sizes(projections[name], arrangement, inside).items():
+            becomes[before] = list(dict.fromkeys([*becomes.get(before, []), *after]))
+    return becomes
 
 
-def _remaining_heads(
-    region: Region, projections: Mapping[str, Projections], removed: Removed
+def _sources(
+    region: Region, projections: Mapping[str, Projections], arrangement: Arrangement
 ) -> dict[int, list[int]]:
-    """For the number of heads, and of key heads, which of them stay."""
-    remaining: dict[int, list[int]] = {}
+    """For the number of heads, and of key heads, which of them those after the change come from."""
+    sources: dict[int, list[int]] = {}
     for name in region.sites:
         site = projections[name].site
-        left = [head for head in range(site.heads) if head not in removed.get(name, ())]
-        if len(left) < site.heads:
-            remaining[site.heads] = left
-        key_heads = sorted({site.kv_heads[head] for head in left})
-        if len(key_heads) < len(set(site.kv_heads)):
-            remaining.setdefault(len(set(site.kv_heads)), key_heads)
-    return {size: left for size, left in remaining.items() if size > 1 and left}
+        heads, key_heads = arrangement.heads(name), arrangement.key_heads(name)
+        if len(heads) != site.heads:
+            sources[site.heads] = heads
+        if len(key_heads) != len(set(site.kv_heads)):
+            sources.setdefault(len(set(site.kv_heads)), key_heads)
+    return {size: heads for size, heads in sources.items() if size > 1 and heads}
 
 
 def _weights(region: Region, projections: Mapping[str, Projections]) -> set[str]:
@@ -262,8 +253,8 @@ def _ambiguous(
 def _from_noise(
     model: nn.Module,
     region: Region,
-    removed: Removed,
-    shrunk: Mapping[str, weight_slices.Shrink],
+    arrangement: Arrangement,
+    sliced: Mapping[str, Slice],
     numbers: list[Candidate],
     values: Values,
     holds: _Runs,
@@ -275,7 +266,7 @@ def _from_noise(
     ValueError when that does not show it either.
     """
     values.put({})
-    noisy = with_noise(model, values.region, region, removed, shrunk)
+    noisy = with_noise(model, values.region, region, arrangement, sliced)
     chosen = None if noisy is None else find(noisy[0], numbers, _Runs(*noisy, holds.allowed), {})
     if noisy is not None and chosen is not None:
         left = [c for c in numbers if c.axes and c not in chosen]
@@ -287,22 +278,24 @@ def _from_noise(
     values.put({})
     unclear = [c.name for c in numbers if c.axes or c.key in region.split]
     raise ValueError(
-        f"heads: cannot cut at {region.sites[0]!r}: a batch of length {region.length} does not show whether "
-        f"{' or '.join(unclear)} depends on the number of heads; give a longer batch, or train the model "
-        "before cutting it"
+        f"heads: cannot {arrangement.verb} at {region.sites[0]!r}: a batch of length {region.length} does "
+        f"not show whether {' or '.join(unclear)} depends on the number of heads; give a longer batch, or "
+        "train the model first"
     )
 
 
-def _check_lengths(region: Region, chosen: Mapping[Candidate, object], changes: Changes) -> None:
+def _check_lengths(
+    region: Region, chosen: Mapping[Candidate, object], arrangement: Arrangement, changes: Changes
+) -> None:
     """Refuse to change numbers that may be lengths and exceed every sequence that was run."""
     for candidate in chosen:
         if candidate.axes or candidate.key in region.split:
             continue
         if candidate.old >= region.length:
             raise ValueError(
-                f"heads: cannot cut at {region.sites[0]!r}: {candidate.name} = {candidate.old} would have to "
-                f"change, and no batch longer than {region.length} could be made to show that it is not a "
-                "length; give a longer batch"
+                f"heads: cannot {arrangement.verb} at {region.sites[0]!r}: {candidate.name} = "
+                f"{candidate.old} would have to change, and no batch longer than {region.length} could be "
+                "made to show that it is not a length; give a longer batch"
             )
         if region.length <= _WIDELY * candidate.old:
             changes.notes.append(
@@ -312,20 +305,20 @@ def _check_lengths(region: Region, chosen: Mapping[Candidate, object], changes: 
 
 
 def _widths(
-    copied: nn.Module, region: Region, projections: Mapping[str, Projections], removed: Removed
+    copied: nn.Module, region: Region, projections: Mapping[str, Projections], arrangement: Arrangement
 ) -> list[dict[str, Width]]:
     """The widths to report to modules that read the width of all heads off their input: none, or the
-    remaining width, for the modules of the sites or for the whole region.
+    width that they have now, for the modules of the sites or for the whole region.
     """
     choices: list[dict[str, Width]] = [{}, {}, {}]
     for name in region.sites:
         of_site = projections[name]
-        left = of_site.site.heads - len(removed.get(name, ()))
+        heads = len(arrangement.heads(name))
         for path, start in ((of_site.site.path, 1), (region.path, 2)):
             reported = width_of(copied.get_submodule(path))
             before = reported.before if reported is not None else of_site.site.heads * of_site.d_value
             for choice in choices[start:]:
-                choice[path] = Width(before, left * of_site.d_value)
+                choice[path] = Width(before, heads * of_site.d_value)
     return choices if choices[1].keys() != choices[2].keys() else choices[:2]
 
 
@@ -335,7 +328,7 @@ def _note(
     sites: list[str],
     modules: Mapping[str, nn.Module],
     chosen: Mapping[Candidate, object],
-    remaining: Mapping[int, list[int]],
+    sources: Mapping[int, list[int]],
 ) -> None:
     """Record the changes in a region; for the modules of its sites also that nothing changed."""
     for name in sites:
@@ -345,7 +338,7 @@ def _note(
         if candidate.axes:
             number = next(i for i, option in enumerate(candidate.options) if option is value)
             axis, size = candidate.axes[number - 1]
-            changes.follow(where, name, axis, size, remaining[size])
+            changes.follow(where, name, axis, size, sources[size])
         else:
             changed = changes.configs if candidate.config else changes.attributes
             changed.setdefault(where, {})[name] = value
@@ -359,7 +352,7 @@ def _joined(*parts: str) -> str:
 
 
 class _Runs:
-    """Whether the output of a module is that in the silenced model."""
+    """Whether the output of a module is the expected one."""
 
     def __init__(self, module: nn.Module, calls: list[Captured], allowed: float) -> None:
         self.module, self.calls, self.allowed = module, calls, allowed

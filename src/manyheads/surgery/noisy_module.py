@@ -1,7 +1,7 @@
 """A module with noise in its weights and inputs, for what its own weights and inputs do not show.
 
 A projection that begins as zeros, or an input of one token, gives the same whatever the heads are. With noise
-in weights and inputs, the uncut module and what was cut from it still have to agree, and show more.
+in weights and inputs, a module and what became of it still have to agree, and show more.
 """
 
 from __future__ import annotations
@@ -17,38 +17,41 @@ from manyheads.common.compare_outputs import Captured, seeded_evaluation
 from manyheads.heads.silence import silence
 from manyheads.models.changes import get_tensor, replace_module, set_tensor
 from manyheads.models.torch_attention import TorchAttention
-from manyheads.surgery.regions import Region, Removed
-from manyheads.surgery.weight_slices import Shrink
+from manyheads.surgery.arrangement import Arrangement
+from manyheads.surgery.regions import Region
+from manyheads.surgery.weight_slices import Slice
 
 
 def with_noise(
-    model: nn.Module, small: nn.Module, region: Region, removed: Removed, shrunk: Mapping[str, Shrink]
+    model: nn.Module,
+    changed: nn.Module,
+    region: Region,
+    arrangement: Arrangement,
+    sliced: Mapping[str, Slice],
 ) -> tuple[nn.Module, list[Captured]] | None:
-    """A copy of a region that lost heads, with noise in its weights, and its expected outputs for noisy
+    """A copy of a region whose heads changed, with noise in its weights, and its expected outputs for noisy
     inputs; None where these cannot be computed.
 
-    model: the uncut model. small: the region that lost heads.
+    model: the model before. changed: the region whose heads changed.
     """
     prefix = f"{region.path}." if region.path else ""
-    uncut, twin = copy.deepcopy(model.get_submodule(region.path)), copy.deepcopy(small)
+    before, twin = copy.deepcopy(model.get_submodule(region.path)), copy.deepcopy(changed)
     for path, part in twin.named_modules():
-        if isinstance(part, TorchAttention) and isinstance(uncut.get_submodule(path), nn.MultiheadAttention):
-            uncut = replace_module(uncut, path, TorchAttention.like(uncut.get_submodule(path)))
+        if isinstance(part, TorchAttention) and isinstance(before.get_submodule(path), nn.MultiheadAttention):
+            before = replace_module(before, path, TorchAttention.like(before.get_submodule(path)))
     generator = torch.Generator().manual_seed(13)
     heads: dict[str, list[int]] = {}
     for name in region.sites:
         path = name.partition("#")[0]
-        if name in removed:
-            heads["" if path == region.path else path.removeprefix(prefix)] = removed[name]
+        if name in arrangement.removed:
+            heads["" if path == region.path else path.removeprefix(prefix)] = arrangement.removed[name]
     try:
-        for name, parameter in list(uncut.named_parameters()):
+        for name, parameter in list(before.named_parameters()):
             least = parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.3
             noisy = _noisy(parameter.detach(), least, generator)
-            set_tensor(uncut, name, noisy)
-            shrink = shrunk.get(prefix + name)
-            if shrink is not None:
-                keep = torch.tensor(shrink.keep, dtype=torch.long, device=noisy.device)
-                noisy = noisy.index_select(shrink.axis, keep)
+            set_tensor(before, name, noisy)
+            if prefix + name in sliced:
+                noisy = sliced[prefix + name].of(noisy)
             if get_tensor(twin, name).shape != noisy.shape:
                 return None
             set_tensor(twin, name, noisy)
@@ -57,8 +60,8 @@ def with_noise(
             args, kwargs = tree_map_only(Tensor, lambda x: _input(x, generator), call.arguments())
             noised = Captured(args, kwargs)
             args, kwargs = noised.arguments()
-            with seeded_evaluation(uncut), silence(uncut, heads, unverified="allow"):
-                noised.output = uncut(*args, **kwargs)
+            with seeded_evaluation(before), silence(before, heads, unverified="allow"):
+                noised.output = before(*args, **kwargs)
             calls.append(noised)
     except Exception:  # its parts, or its inputs, are not like that
         return None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
-from manyheads.models.per_head_inputs import Input, Narrow, arguments, hooks
+from manyheads.models.per_head_inputs import Input, Pick, arguments, hooks
 from manyheads.nn.mask import Mask
 
 
@@ -20,10 +20,10 @@ def inputs_of_heads(
 
     heads: that the attention in the module has.
     """
-    narrowed = hooks(module)
+    picked = hooks(module)
     leaves: dict[str | int, Tensor] = {}
     for argument, value in arguments(args, kwargs):
-        entries = narrowed[argument].heads if argument in narrowed else heads
+        entries = picked[argument].heads if argument in picked else heads
         if (
             isinstance(value, Tensor)
             and value.is_floating_point()
@@ -32,7 +32,7 @@ def inputs_of_heads(
         ):
             leaves[argument] = value.detach().clone().requires_grad_(True)
     inputs = [
-        Input(argument, 0, _still_there(value.slopes.shape[0], narrowed.get(argument)))
+        Input(argument, 0, value.slopes.shape[0], _entries(value.slopes.shape[0], picked.get(argument)))
         for argument, value in arguments(args, kwargs)
         if isinstance(value, Mask) and value.slopes is not None
     ]
@@ -50,11 +50,11 @@ def inputs_of_heads(
     with torch.enable_grad(), Interceptor(module, on_call):
         module(*args, **kwargs)
     for argument, axes in touched.items():
-        entries = narrowed[argument].heads if argument in narrowed else heads
+        entries = picked[argument].heads if argument in picked else heads
         for axis, rows in enumerate(axes):
-            head_of_entry = _of_heads(rows, entries)
-            if head_of_entry is not None:
-                inputs.append(Input(argument, axis, head_of_entry))
+            entry_of_head = _of_heads(rows, entries, shared=argument in picked)
+            if entry_of_head is not None:
+                inputs.append(Input(argument, axis, entries, entry_of_head))
                 break
     return inputs
 
@@ -86,17 +86,19 @@ def _touch(
                     rows[head] |= marks.any(others).cpu()
 
 
-def _still_there(entries: int, narrowed: Narrow | None) -> tuple[int | None, ...]:
-    """The head of each entry, where a cut model ignores some already."""
-    keep = list(range(entries)) if narrowed is None or narrowed.keep is None else narrowed.keep
-    return tuple(keep.index(index) if index in keep else None for index in range(entries))
+def _entries(size: int, picked: Pick | None) -> tuple[int | None, ...]:
+    """The entry of each head, where a changed model picks some already."""
+    return tuple(range(size) if picked is None or picked.keep is None else picked.keep)
 
 
-def _of_heads(rows: Tensor, entries: int) -> tuple[int | None, ...] | None:
-    """The head (heads, entries) that each entry belongs to; None unless each belongs to at most one."""
+def _of_heads(rows: Tensor, entries: int, shared: bool) -> tuple[int | None, ...] | None:
+    """The entry that each head depends on, given the rows (heads, size); None unless it is at most one.
+
+    shared: whether heads may share an entry, as copies of a head do.
+    """
     if rows.shape[1] % entries or bool((rows == rows[:1]).all()):
         return None
-    folded = rows.view(len(rows), -1, entries).any(1)  # (heads, many)
-    if bool((folded.sum(0) > 1).any()):
+    folded = rows.view(len(rows), -1, entries).any(1)  # (heads, entries)
+    if bool((folded.sum(1) > 1).any()) or (not shared and bool((folded.sum(0) > 1).any())):
         return None
-    return tuple(int(column.nonzero()[0, 0]) if bool(column.any()) else None for column in folded.T)
+    return tuple(int(row.nonzero()[0, 0]) if bool(row.any()) else None for row in folded)

@@ -1,8 +1,8 @@
 """Per-head settings of a module apart from its weights: windows, slopes, look-aheads.
 
 They stand in lists, tuples, dicts by head number, or tensors. Those that a gradient finds are weights, and go
-with their head like those (`shrink`); the others are found by their size here, and follow their heads where
-the module is wrong without it.
+with their head like those (`weight_slices`); the others are found by their size here, and follow their heads
+where the module is wrong without it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Setting = list[object] | tuple[object, ...] | dict[int, object] | Tensor
 
 
 def settings(
-    modules: Mapping[str, nn.Module], reads: Reads, remaining: Mapping[int, list[int]], weights: set[str]
+    modules: Mapping[str, nn.Module], reads: Reads, sources: Mapping[int, list[int]], weights: set[str]
 ) -> list[Candidate]:
     """Attributes that these modules read and that have as many entries as there are heads or key heads.
 
-    remaining: for each such number, which of them stay.
+    sources: for each such number, which of them those after the change come from.
     weights: names of the parameters and buffers that gradients account for.
     """
     per_head = []
@@ -35,7 +35,7 @@ def settings(
                 continue
             follows = [
                 (axis, size, followed(value, axis, keep))
-                for size, keep in remaining.items()
+                for size, keep in sources.items()
                 for axis in _axes(value, size)
             ]
             if follows:
@@ -65,17 +65,17 @@ def _axes(value: Setting, size: int) -> list[int]:
 
 
 def same(one: Setting, other: Setting) -> bool:
-    """Whether the first entries of a setting are those of another: then no batch can tell them apart.
+    """Whether a setting begins as another does: then no batch can tell them apart.
 
-    >>> same([3, 3, 5], [3, 3]), same([3, 4, 5], [3, 5])
-    (True, False)
+    >>> same([3, 3, 5], [3, 3]), same([3, 4, 5], [3, 5]), same([3, 5], [3, 5, 5])
+    (True, False, True)
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        part = one[tuple(slice(size) for size in other.shape)]
-        return torch.equal(part, other)
+        part = tuple(slice(min(sizes)) for sizes in zip(one.shape, other.shape, strict=True))
+        return torch.equal(one[part], other[part])
     if isinstance(one, dict) and isinstance(other, dict):
-        return all(one[key] == value for key, value in other.items())
-    return list(one)[: len(other)] == list(other)
+        return all(one[key] == other[key] for key in one.keys() & other.keys())
+    return all(a == b for a, b in zip(one, other, strict=False))
 
 
 def largest(value: object) -> int:

@@ -11,19 +11,19 @@ from manyheads.capture.weights import ROLES, Projections
 from manyheads.common.compare_outputs import Captured, seeded_evaluation
 from manyheads.models.changes import Changes, copy_source
 from manyheads.models.no_heads import NoHeads
-from manyheads.models.per_head_inputs import Input, Narrow, hooks
+from manyheads.models.per_head_inputs import Input, Pick, hooks
 from manyheads.models.torch_attention import TorchAttention
-from manyheads.surgery import weight_slices
+from manyheads.surgery.arrangement import Arrangement, arranged
 from manyheads.surgery.attribute_tracing import Reads
 from manyheads.surgery.head_count_search import Key
 from manyheads.surgery.per_head_inputs import inputs_of_heads
-
-Removed = Mapping[str, list[int]]
+from manyheads.surgery.weight_slices import Slice
 
 
 @dataclass
 class Region:
-    """One such module: its path, the names of its sites, and how it was called in the silenced model."""
+    """One such module: its path, the names of its sites, and how it was called in the model that
+    is expected."""
 
     path: str
     sites: list[str]
@@ -61,18 +61,17 @@ def _common(paths: list[str]) -> str:
     return ".".join(common)
 
 
-def find_inputs(
-    model: nn.Module, regions: Mapping[str, Region], projections: Mapping[str, Projections]
-) -> None:
+def find_inputs(model: nn.Module, regions: Mapping[str, Region], arrangement: Arrangement) -> None:
     """Note which regions take an input for every head; refuse a region that is never called as a module."""
     for region in regions.values():
         if not region.calls:
             raise ValueError(
-                f"heads: cannot cut at {region.sites[0]!r}: its projections lie in {region.path!r}, which is "
-                "never called as a module (x(...), not x.forward(...)), so its output cannot be checked"
+                f"heads: cannot {arrangement.verb} at {region.sites[0]!r}: its projections lie in "
+                f"{region.path!r}, which is never called as a module (x(...), not x.forward(...)), so its "
+                "output cannot be checked"
             )
         module, call = model.get_submodule(region.path), region.calls[0]
-        heads = projections[region.sites[0]].site.heads
+        heads = arrangement.sites[region.sites[0]].heads
         if not isinstance(module, nn.MultiheadAttention | TorchAttention):
             with seeded_evaluation(module):
                 region.inputs = inputs_of_heads(module, heads, *call.arguments())
@@ -82,18 +81,18 @@ def separate(
     copied: nn.Module,
     regions: Mapping[str, Region],
     projections: Mapping[str, Projections],
-    removed: Removed,
+    arrangement: Arrangement,
     changes: Changes,
-) -> tuple[dict[str, set[str]], dict[str, weight_slices.Shrink]]:
-    """Give a region its own copy of a per-head table that it shares with regions that lose other heads, as T5
-    needs.
+) -> tuple[dict[str, set[str]], dict[str, Slice]]:
+    """Give a region its own copy of a per-head table that it shares with regions whose heads change in
+    another way, as T5 needs.
 
     Returns
     -------
-    For each such table the sites that go on using it, and what stays of the new ones.
+    For each such table the sites that go on using it, and what becomes of the new ones.
     """
     only: dict[str, set[str]] = {}
-    separated: dict[str, weight_slices.Shrink] = {}
+    separated: dict[str, Slice] = {}
     tables = {
         name for of_site in projections.values() for head in of_site.heads for name, _, _ in head.extras
     }
@@ -104,29 +103,29 @@ def separate(
             key=lambda region: len(region.path),
             default=None,
         )
-        if source is None or len({tuple(removed.get(name, ())) for name in using}) == 1:
+        if source is None or len({tuple(arrangement.heads(name)) for name in using}) == 1:
             continue
         only[table] = using & set(source.sites)
         for name in sorted(using - only[table]):
             path = next(region.path for region in regions.values() if name in region.sites)
-            if len(removed.get(name, ())) == projections[name].site.heads:
+            if not arrangement.heads(name):
                 continue
             copy_source(copied, path, source.path)
             changes.copied[path] = source.path
             axis, users = projections[name].users[table]
-            removed_heads = set(removed.get(name, ()))
-            keep = [index for index, heads in enumerate(users) if not heads or not heads <= removed_heads]
-            separated[path + table.removeprefix(source.path)] = weight_slices.Shrink(axis, keep, len(users))
+            kept = arranged(users, arrangement.removed.get(name, ()), arrangement.copied.get(name, ()))
+            separated[path + table.removeprefix(source.path)] = Slice(axis, kept, len(users))
     return only, separated
 
 
-def narrow(
-    copied: nn.Module, regions: Mapping[str, Region], removed: Removed, changes: Changes
+def pick(
+    copied: nn.Module, regions: Mapping[str, Region], arrangement: Arrangement, changes: Changes
 ) -> list[Region]:
-    """Narrow the per-head inputs of regions to the heads that they keep. Returns the regions that changed."""
+    """Let the per-head inputs of regions have the entries of the heads that they have now. Returns the
+    regions that changed.
+    """
     changed = []
     for region in regions.values():
-        removed_heads = removed.get(region.sites[0], [])
         module = copied.get_submodule(region.path)
         if isinstance(module, NoHeads):
             continue
@@ -135,11 +134,12 @@ def narrow(
                 continue
             source = region.calls[0].handed.get(per_head.argument)
             chain = [regions[source], *_receivers(regions, source)] if source is not None else [region]
-            fates = {tuple(removed.get(other.sites[0], ())) for other in chain}
-            if fates == {()}:
+            if not any(arrangement.changes(other.sites[0]) for other in chain):
                 continue
-            hook = Narrow(per_head.argument, per_head.axis, len(per_head.of), per_head.keep(removed_heads))
-            if source is not None and len(fates) == 1:  # it will come without those heads
+            alike = len({tuple(arrangement.heads(other.sites[0])) for other in chain}) == 1
+            kept = per_head.of(arrangement.heads(region.sites[0]))
+            hook = Pick(per_head.argument, per_head.axis, per_head.size, kept)
+            if source is not None and alike:  # it will come for the new heads
                 for call in region.calls:
                     call.args, call.kwargs = hook(module, call.args, call.kwargs)
                 continue

@@ -1,4 +1,4 @@
-"""Checking a cut model against the silenced one."""
+"""Checking a changed model against the expected one: the model before, with the removed heads silent."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from manyheads.models.no_heads import NoHeads
 from manyheads.models.per_head_inputs import arguments
 from manyheads.models.torch_attention import TorchAttention
 from manyheads.nn.transformers import Decoder, Seq2Seq
+from manyheads.surgery.arrangement import Arrangement
 
 _NOISE = 1e-2  # a difference up to this may be rounding that a deep model made larger
 STEPS = 3
@@ -69,46 +70,46 @@ def capture(
 
 
 def verify(
-    model: nn.Module, cut: nn.Module, batch: Batch, removed: Mapping[str, list[int]], modules: Iterable[str]
+    model: nn.Module, changed: nn.Module, batch: Batch, arrangement: Arrangement, modules: Iterable[str]
 ) -> None:
-    """Raise unless the cut model's output equals the silenced one's, also when it generates.
+    """Raise unless the changed model's output is the expected one, also when it generates.
 
     modules: paths inside which the two may differ.
     """
-    verify_output(model, cut, batch, removed, modules)
+    verify_output(model, changed, batch, arrangement, modules)
     allowed = tolerance(model)
-    off = _agreed(_apart_writing, model, cut, batch, removed)
+    off = _agreed(_apart_writing, model, changed, batch, arrangement.removed)
     if off > allowed:
         raise RuntimeError(
-            f"cut: generating with the cache, the cut model differs from the silenced one by {off:.2g} "
-            f"(allowed: {allowed:.0e}); nothing was changed"
+            f"{arrangement.verb}: generating with the cache, {arrangement.result} differs from "
+            f"{arrangement.expected} by {off:.2g} (allowed: {allowed:.0e}); nothing was changed"
         )
 
 
 def verify_output(
     model: nn.Module,
-    cut: nn.Module,
+    changed: nn.Module,
     batch: Batch,
-    removed: Mapping[str, list[int]],
+    arrangement: Arrangement,
     modules: Iterable[str],
-    silenced: object = None,
+    expected: object = None,
 ) -> None:
-    """Raise unless the cut model's output on a batch equals the silenced one's.
+    """Raise unless the changed model's output on a batch is the expected one.
 
-    silenced: what that gives, where it is at hand.
+    expected: that output, where it is at hand.
     """
     allowed = tolerance(model)
-    if silenced is not None:
-        with seeded_evaluation(cut):
-            actual = run(cut, batch)
-        if difference(own_output(cut, silenced), own_output(cut, actual)) <= allowed:
+    if expected is not None:
+        with seeded_evaluation(changed):
+            actual = run(changed, batch)
+        if difference(own_output(changed, expected), own_output(changed, actual)) <= allowed:
             return
-    off = _agreed(_apart, model, cut, batch, removed)
+    off = _agreed(_apart, model, changed, batch, arrangement.removed)
     if off > allowed:
-        where = first_difference(model, cut, batch, removed, tuple(modules), allowed)
+        where = first_difference(model, changed, batch, arrangement.removed, tuple(modules), allowed)
         raise RuntimeError(
-            f"cut: the cut model differs from the silenced one by {off:.2g} (allowed: {allowed:.0e}), first "
-            f"at {where}; nothing was changed"
+            f"{arrangement.verb}: {arrangement.result} differs from {arrangement.expected} by {off:.2g} "
+            f"(allowed: {allowed:.0e}), first at {where}; nothing was changed"
         )
 
 
@@ -152,7 +153,7 @@ def _apart_writing(model: nn.Module, cut: nn.Module, batch: Batch, removed: Mapp
     try:
         with seeded_evaluation(model), silence(model, removed, unverified="allow"):
             expected = written(model, batch)
-    except Exception:  # the uncut model does not write from this either
+    except Exception:  # the model before does not write from this either
         return 0.0
     if expected is None:
         return 0.0
