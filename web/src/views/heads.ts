@@ -263,7 +263,8 @@ function numbers(page: Page, head: number, shown: Measure): Child[] {
 /** "Layer 3, head 5", with what the head was called before the model was cut. */
 export function title(document: Page["document"], head: number, words: Words): string {
   const { heads, stacks } = document;
-  const before = heads.original_head[head] !== heads.head[head] ? ` (${words.once(heads.original_head[head]!)})` : "";
+  const original = heads.original_head[head]!; // below zero for a head that was added
+  const before = original >= 0 && original !== heads.head[head] ? ` (${words.once(original)})` : "";
   const kind = stacks.length > 1 ? ` · ${words.kinds[heads.kind[head]!] ?? heads.kind[head]}` : "";
   return words.headTitle(heads.layer[head]!, heads.head[head]!) + before + kind;
 }
