@@ -21,6 +21,7 @@ class Line(TypedDict):
     tokens: NotRequired[int]
     valid: NotRequired[dict[str, float]]
     best: NotRequired[bool]
+    acts: NotRequired[list[str]]
 
 
 class Log:

@@ -29,8 +29,11 @@ from manyheads.common.locks import LOCK, locked
 from manyheads.common.preserved_state import untouched
 from manyheads.common.whole_files import write_whole
 from manyheads.data.examples import Order, seed_of, spread
+from manyheads.models.changes import record_of, restructure
 from manyheads.models.config import build
+from manyheads.models.folder import load
 from manyheads.training import checkpoint
+from manyheads.training.dynamic_heads import BATCHES, DynamicHeads
 from manyheads.training.evaluation import evaluate
 from manyheads.training.head_monitor import monitor_heads
 from manyheads.training.log import Log
@@ -51,6 +54,7 @@ class Result:
     metrics: dict[str, float]
     ended: str  # "finished", "early" or "interrupted"
     notes: list[str]  # about the data, for the user
+    dynamic: DynamicHeads | None = None  # what was done to the heads, with ``dynamic``
 
 
 Callback = Callable[[Report], None]
@@ -146,6 +150,11 @@ class Loop:
         self.accelerator = accelerator
         torch.manual_seed(seed_of(options.seed))
         self.model = build(task.describe())
+        saved = self._saved()
+        if saved is not None and (record := saved[1].get("changes")):
+            shapes = {name: value.shape for name, value in saved[2]["model"].items()}
+            with in_one_sentence(f"{saved[0]}: damaged; remove it to continue from the one before"):
+                self.model = restructure(self.model, record, shapes)
         matrices = [p for p in self.model.parameters() if p.dim() > 1]
         others = [p for p in self.model.parameters() if p.dim() <= 1]
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
@@ -158,12 +167,15 @@ class Loop:
         )
         self.wrapped, self.optimizer = accelerator.prepare(self.model, optimizer)
         self.average = Average(self.model, options.ema) if options.ema else None
+        self.dynamic = self._dynamic() if options.dynamic else None
         self.order = Order(data.train.sizes, options.batch_tokens, options.seed)
         self.step = 0
         self.best: float | None = None
         self.best_step = 0
         self.worse = 0  # evaluations since the best
-        self._resume()
+        if saved is not None:
+            with in_one_sentence(f"{saved[0]}: damaged; remove it to continue from the one before"):
+                self._put(*saved[1:])
 
     def run_to_the_end(self, callbacks: Sequence[Callback]) -> str:
         """Make updates until all are made, the metric stops improving, or the user interrupts."""
@@ -189,7 +201,9 @@ class Loop:
     def result(self, ended: str) -> Result:
         """The best weights in the model, measured on all validation examples unless it was interrupted."""
         metrics: dict[str, float] = {}
-        if self.run.weights.exists():
+        if self.run.weights.exists() and self.dynamic is not None:
+            self.model = load(self.run.out).to(self.accelerator.device)  # it may have had other heads
+        elif self.run.weights.exists():
             checkpoint.put(checkpoint.read_weights(self.run.weights), self.model)
         if ended != "interrupted":
             metrics, ended = self._evaluate_at_the_end(ended)
@@ -198,34 +212,27 @@ class Loop:
                 write_whole(self.run.metrics, json.dumps(document, indent=1))
         self.accelerator.wait_for_everyone()
         model, notes = self.model.eval(), self.data.notes
-        return Result(self.run.out, model, self.step, self.best_step, metrics, ended, notes)
+        return Result(self.run.out, model, self.step, self.best_step, metrics, ended, notes, self.dynamic)
 
     def _update(self, watched: bool, interrupted: bool) -> tuple[Report, bool]:
         """One update of the weights, from the same examples for any number of processes."""
         options, accelerator, step = self.options, self.accelerator, self.step
-        rank, processes = accelerator.process_index, accelerator.num_processes
-        torch.manual_seed(seed_of(options.seed, step, rank))
+        processes = accelerator.num_processes
+        torch.manual_seed(seed_of(options.seed, step, accelerator.process_index))
         learning_rate = rate(step, options)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        indices = self.order.batch(step)
-        key = (options.seed, self.order.epoch(step))
-        parts = options.accumulate * processes
         self.wrapped.train()
         totals = torch.zeros(3, dtype=torch.float64, device=accelerator.device)  # loss, tokens, interruptions
         totals[2] = float(interrupted)
         with monitor_heads(self.model) if watched else nullcontext() as seen:
             for part in range(options.accumulate):
-                part_indices = indices[part * processes + rank :: parts]
-                examples = self.data.train.take(part_indices or indices[:1], *key)
-                batch = send_to_device(self.task.collate(examples), accelerator.device)
+                batch, is_empty = self._batch(step, part)
                 waits = part + 1 < options.accumulate
                 with accelerator.no_sync(self.wrapped) if waits else nullcontext():
                     with accelerator.autocast():
                         loss, count = self.task.loss(self.wrapped, batch)
-                    if (
-                        not part_indices
-                    ):  # fewer examples than processes: this one takes part without a gradient
+                    if is_empty:  # fewer examples than processes: this one takes part without a gradient
                         loss, count = loss * 0, count * 0
                     # by a fixed number for now; the number of tokens of all processes is known at the end
                     accelerator.backward(loss / options.batch_tokens)
@@ -248,7 +255,45 @@ class Loop:
             self.average.update(step)
         report = Report(step + 1, options.steps, loss_value, learning_rate, float(norm), int(tokens), 0.0)
         report.heads = seen.table if seen is not None else None
+        report.acts = self._act(loss_value) if self.dynamic is not None else []
         return report, stops > 0
+
+    def _batch(self, step: int, part: int) -> tuple[dict[str, Tensor], bool]:
+        """A part of a step's batch for this process, and whether there was none left for it."""
+        rank, parts = self.accelerator.process_index, self.accelerator.num_processes
+        indices = self.order.batch(step)
+        chosen = indices[part * parts + rank :: parts * self.options.accumulate]
+        key = (self.options.seed, self.order.epoch(step))
+        examples = self.data.train.take(chosen or indices[:1], *key)
+        return send_to_device(self.task.collate(examples), self.accelerator.device), not chosen
+
+    def _dynamic(self) -> DynamicHeads:
+        """Heads that change. The averaged weights follow, and batches are made again when they are due."""
+
+        def mean_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+            loss, count = self.task.loss(model, batch)
+            return loss / count
+
+        return DynamicHeads(
+            self.model,
+            self.optimizer,
+            mean_loss,
+            steps=self.options.steps,
+            heads=float(self.options.final_heads),
+            seed=self.options.seed,
+            averages=[] if self.average is None else [self.average.values],
+        )
+
+    def _act(self, loss: float) -> list[str]:
+        """Let heads change after an update, and wrap the changed model again."""
+        assert self.dynamic is not None
+        first = max(self.step + 1 - BATCHES, 0)
+        batches = [self._batch(step, 0)[0] for step in range(first, self.step + 1) if self.dynamic.due]
+        acts = self.dynamic.count(loss, batches)
+        if acts and self.wrapped is not self.model:
+            self.accelerator._models.remove(self.wrapped)
+            self.wrapped = self.accelerator.prepare_model(self.model)
+        return list(map(str, acts))
 
     def _evaluate(self, indices: Sequence[int]) -> dict[str, float]:
         with self.average.in_place() if self.average is not None else nullcontext():
@@ -277,7 +322,7 @@ class Loop:
         if self.accelerator.is_main_process:
             values = self.average.values if self.average is not None else checkpoint.weights(self.model)
             with _writing(self.run.out):
-                write_whole(self.run.weights, checkpoint.model_bytes(values))
+                write_whole(self.run.weights, checkpoint.model_bytes(values, record_of(self.model)))
         return True
 
     def _given_up(self) -> bool:
@@ -298,15 +343,18 @@ class Loop:
             "data": self._digest(),
             "scaler": None if scaler is None else scaler.state_dict(),
         }
+        if self.dynamic is not None:
+            state |= {"dynamic": self.dynamic.state_dict(), "changes": record_of(self.model)}
         with _writing(self.run.out):
             checkpoint.save(self.run.checkpoints, tensors, state)
 
-    def _resume(self) -> None:
+    def _saved(self) -> tuple[Path, checkpoint.State, dict[str, dict[str, Tensor]]] | None:
+        """The newest checkpoint."""
         newest = next(iter(checkpoint.list_checkpoints(self.run.checkpoints)), None)
         if newest is None:
-            return
+            return None
         state, tensors = checkpoint.load(newest)
-        if missing := {"model", "optimizer", *(["average"] if self.average else [])} - set(tensors):
+        if missing := {"model", "optimizer", *(["average"] if self.options.ema else [])} - set(tensors):
             raise ValueError(
                 f"{newest}: damaged, it has no {min(missing)}.safetensors; remove it to continue from "
                 "the one before"
@@ -315,8 +363,7 @@ class Loop:
             raise ValueError(
                 f"data: not what the run in {self.run.out} began with; --resume needs the same files"
             )
-        with in_one_sentence(f"{newest}: damaged; remove it to continue from the one before"):
-            self._put(state, tensors)
+        return newest, state, tensors
 
     def _put(self, state: checkpoint.State, tensors: dict[str, dict[str, Tensor]]) -> None:
         checkpoint.put(tensors["model"], self.model)
@@ -334,6 +381,8 @@ class Loop:
                     raise ValueError(f"{key} of {name} is {value.dtype} {tuple(value.shape)}")
             if state_of:
                 self.optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in state_of.items()}
+        if self.dynamic is not None and "dynamic" in state:
+            self.dynamic.load_state_dict(state["dynamic"])
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.step, self.best = state["step"], state["best"]

@@ -27,6 +27,7 @@ class Report:
     metrics: dict[str, float] = field(default_factory=dict)  # after an evaluation
     best: bool = False  # these are the best so far
     heads: HeadTable | None = None  # if the heads were measured in this step
+    acts: list[str] = field(default_factory=list)  # what was done to the heads after it, and why
 
 
 def line(report: Report) -> Line:
@@ -40,6 +41,8 @@ def line(report: Report) -> Line:
     }
     if report.metrics:
         numbers |= {"valid": report.metrics, "best": report.best}
+    if report.acts:
+        numbers["acts"] = report.acts
     return numbers
 
 
