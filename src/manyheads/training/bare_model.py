@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from manyheads.capture.proof import forget
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
@@ -109,10 +110,13 @@ def plain_forward(model: nn.Module) -> Iterator[None]:
     for module, _ in compiled:
         module._compiled_call_impl = None
     wrapped = model.__dict__.pop("forward", None) if "_original_forward" in model.__dict__ else None
+    if wrapped is not None:
+        forget(model)  # in mixed precision, nothing is proved of its heads
     try:
         yield
     finally:
         if wrapped is not None:
             model.__dict__["forward"] = wrapped
+            forget(model)
         for module, call in compiled:
             module._compiled_call_impl = call
