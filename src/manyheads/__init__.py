@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from manyheads.surgery.refit import refit as refit
     from manyheads.tasks.trained import evaluate as evaluate
     from manyheads.tasks.trained import predict as predict
+    from manyheads.training.dynamic_heads import DynamicHeads as DynamicHeads
     from manyheads.training.loop import train as train
     from manyheads.view.inspect import inspect as inspect
     from manyheads.view.report import report as report
@@ -100,6 +101,7 @@ _NAMES = {
     "manyheads.surgery.recover": ("recover",),
     "manyheads.surgery.refit": ("refit",),
     "manyheads.tasks.trained": ("evaluate", "predict"),
+    "manyheads.training.dynamic_heads": ("DynamicHeads",),
     "manyheads.training.loop": ("train",),
     "manyheads.view.widget": ("widget",),
 }

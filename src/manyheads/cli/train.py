@@ -68,7 +68,7 @@ def run(
     with Console(stderr=True).status("Loading torch"):
         from manyheads.tasks import find
         from manyheads.tasks.train import train_task
-        from manyheads.view.terminal.training import how_to_resume, print_training, training_bar
+        from manyheads.view.terminal.training import HEADS, how_to_resume, print_training, training_bar
     with training_bar(Console(stderr=True, quiet=json or rank() > 0), find(task).metric) as show:
         result = train_task(
             task,
@@ -81,6 +81,8 @@ def run(
             trackers=[] if tracker == "none" else [tracker],
         )
     if rank() == 0:
+        if result.dynamic is not None:
+            result.dynamic.draw(result.out / HEADS)
         print_training(result, data, valid, as_json=json)
     return how_to_resume(result, task, data, valid) if result.ended == "interrupted" else None
 

@@ -214,7 +214,7 @@ class DynamicHeads:
 
     def draw(self, path: str | PathLike[str]) -> None:
         """Draw the number of heads by layer over time, as PNG or SVG by the name of the file."""
-        registered("figures.head_history")(self.history, self.acts, self._number, path)
+        registered("view.head_history")(self.history, self.acts, self._number, path)
 
     def _begin(self, batch: Any) -> None:
         """Find out which heads there are and which can change, before anything is learned with them."""

@@ -6,3 +6,5 @@ from manyheads.common.registry import register
 register("view.notebook", "manyheads.view.widget:bundle")
 # The figure that prune puts into the folder of a pruned model.
 register("view.pruning_curve", "manyheads.view.figures.pruning_curve:draw")
+# The figure of heads that changed while training.
+register("view.head_history", "manyheads.view.figures.head_history:draw")
