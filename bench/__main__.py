@@ -14,6 +14,7 @@ ALSO = (
     "roles",
     "watch",
     "prune",
+    "dynamic",
     "live",
     "report",
     "probe",

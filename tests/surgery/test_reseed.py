@@ -36,7 +36,9 @@ def test_a_reseeded_model_is_the_silenced_one(kind):
         assert difference(run(average, batch), wanted) < 1e-5
     for name, numbers in heads.items():
         for head, parts in enumerate(found[name].heads):
-            now, past = (weights(state, parts.query) for state in (model, _filled(copy.deepcopy(model), before)))
+            now, past = (
+                weights(state, parts.query) for state in (model, _filled(copy.deepcopy(model), before))
+            )
             assert torch.equal(now, past) == (head not in numbers)
             for part in parts.query:
                 moments = optimizer.state[model.get_parameter(part.parameter)]["exp_avg"]

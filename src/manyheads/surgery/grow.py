@@ -6,7 +6,6 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-import torch
 from torch import nn
 
 from manyheads.capture.interceptor import module_paths

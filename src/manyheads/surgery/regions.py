@@ -19,6 +19,7 @@ from manyheads.surgery.head_count_search import Key
 from manyheads.surgery.per_head_inputs import inputs_of_heads
 from manyheads.surgery.weight_slices import Slice
 
+
 @dataclass
 class Region:
     """One such module: its path, the names of its sites, and how it was called in the model that

@@ -51,7 +51,7 @@ def input_of(model: nn.Module, loss: Loss, batch: Any) -> Batch:
     """A small input of the model: the first rows of what the loss passes to it.
 
     >>> layer = nn.Linear(2, 3)
-    >>> input_of(layer, lambda model, x: model(x["inputs"]).sum(), {"inputs": torch.zeros(7, 2)})["input"].shape
+    >>> input_of(layer, lambda model, batch: model(batch["x"]).sum(), {"x": torch.zeros(7, 2)})[0].shape
     torch.Size([3, 2])
     """
     calls: list[Batch] = []

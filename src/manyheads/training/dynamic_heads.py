@@ -140,7 +140,9 @@ class DynamicHeads:
         self.model = bare(model, optimizer)
         self.optimizer, self.loss, self.seed, self.averages = optimizer, loss, seed, list(averages)
         if isinstance(heads, bool) or not isinstance(heads, int | float) or not 0 < heads < float("inf"):
-            raise ValueError(f"heads: expected a number of heads, or a share above 0 as a float, got {heads!r}")
+            raise ValueError(
+                f"heads: expected a number of heads, or a share above 0 as a float, got {heads!r}"
+            )
         self._heads = heads
         self._schedule = _schedule(steps, start, end, every)
         self._batches: deque[Any] = deque(maxlen=BATCHES)
@@ -196,7 +198,9 @@ class DynamicHeads:
             "budget": kept,
             "most": dict(self._most),
             "fixed": dict(self._fixed),
-            "born": {site: [[head, step] for head, step in born.items()] for site, born in self._born.items()},
+            "born": {
+                site: [[head, step] for head, step in born.items()] for site, born in self._born.items()
+            },
             "acts": [{**asdict(act), "heads": list(act.heads)} for act in self.acts],
             "history": [[step, dict(heads)] for step, heads in self.history],
             "head_steps": self.head_steps,
@@ -207,7 +211,7 @@ class DynamicHeads:
         self._number, self._losses = state["number"], list(state["losses"])
         self._budget = None if state["budget"] is None else Budget(**state["budget"])
         self._most, self._fixed = dict(state["most"]), dict(state["fixed"])
-        self._born = {site: {head: step for head, step in born} for site, born in state["born"].items()}
+        self._born = {site: dict(born) for site, born in state["born"].items()}
         self.acts = [Act(**{**act, "heads": tuple(act["heads"])}) for act in state["acts"]]
         self.history = [(step, dict(heads)) for step, heads in state["history"]]
         self.head_steps = state["head_steps"]
@@ -295,7 +299,7 @@ class DynamicHeads:
         if kind == "split":
             done = self._change(lambda: grow(self.model, unit.heads, inputs, how="split", seed=self._draw()))
         else:
-            wanted = {name: unit.size for name in unit.sites}
+            wanted = dict.fromkeys(unit.sites, unit.size)
             done = self._change(lambda: grow(self.model, wanted, inputs, seed=self._draw()))
         if not done:
             return
@@ -311,9 +315,7 @@ class DynamicHeads:
     def _start_anew(self, heads: Mapping[str, list[int]], inputs: Batch) -> None:
         once = {name: numbers for name, numbers in heads.items() if "#" not in name}  # calls share weights
         found = projections(self.model, inputs)
-        reseed(
-            self.model, found, once, seed=self._draw(), optimizer=self.optimizer, averages=self.averages
-        )
+        reseed(self.model, found, once, seed=self._draw(), optimizer=self.optimizer, averages=self.averages)
 
     def _draw(self) -> int:
         """A seed for each act."""
@@ -333,7 +335,9 @@ class DynamicHeads:
         return frozenset(young)
 
     def _note(self, kind: str, sites: Mapping[str, Site], chosen: Sequence[tuple[Unit, str]]) -> None:
-        for unit, reason in sorted(chosen, key=lambda pair: (list(sites).index(pair[0].site), pair[0].numbers)):
+        for unit, reason in sorted(
+            chosen, key=lambda pair: (list(sites).index(pair[0].site), pair[0].numbers)
+        ):
             self.acts.append(Act(self._number, kind, unit.site, sites[unit.site].layer, unit.numbers, reason))
 
 
@@ -341,21 +345,27 @@ def _schedule(steps: int, start: int | None, end: int | None, every: int | None)
     """The steps after which heads may change.
 
     >>> _schedule(1000, None, None, None)
-    [50, 93, 136, 179, 222, 265, 308, 351, 400]
+    [50, 93, 137, 181, 225, 268, 312, 356, 400]
+    >>> _schedule(100, 10, 30, 8)
+    [10, 18, 26, 30]
     """
     first = max(steps // 20, 2) if start is None else start
     last = max(steps * 2 // 5, first) if end is None else end
-    gap = max((last - first) // ACTS, 1) if every is None else every
-    for name, value, least in (("steps", steps, 1), ("start", first, 2), ("every", gap, 1)):
+    for name, value, least in (
+        ("steps", steps, 1),
+        ("start", first, 2),
+        ("every", 1 if every is None else every, 1),
+    ):
         if not value >= least:
             raise ValueError(f"{name}: expected {least} or more, got {value}")
     if not first <= last <= steps:
         raise ValueError(
-            f"start, end: expected steps in order, up to {steps}, got {first} and {last}; the run is too short "
-            "for the defaults, or they are the other way round"
+            f"start, end: expected steps in order, up to {steps}, got {first} and {last}; give fewer, or make "
+            "the run longer"
         )
-    acts = list(range(first, last, gap))
-    return [*(acts if last - acts[-1] >= gap or len(acts) == 1 else acts[:-1]), last] if acts else [last]
+    if every is None:
+        return sorted({first + (last - first) * act // ACTS for act in range(ACTS + 1)})
+    return [*range(first, last, every), last]
 
 
 def _obstacle(

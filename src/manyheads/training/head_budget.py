@@ -88,7 +88,11 @@ class Budget:
 
 
 def budget(
-    heads: float, units: Mapping[str, list[Unit]], most: Mapping[str, int], fixed: Collection[str], steps: range
+    heads: float,
+    units: Mapping[str, list[Unit]],
+    most: Mapping[str, int],
+    fixed: Collection[str],
+    steps: range,
 ) -> Budget:
     """The budget that ends with a number of heads, or with a share of those that there are.
 

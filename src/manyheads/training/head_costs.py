@@ -113,13 +113,15 @@ def look(model: nn.Module, loss: Loss, batches: Sequence[Any]) -> Look:
             outputs = _Outputs()
             with torch.enable_grad():
                 value = loss(model, batch)
+            if not outputs.heads:
+                raise ValueError(
+                    "model: no attention was seen in it; expected a transformer made of torch functions"
+                )
             _add(value, outputs, scores, influence)
             losses.append(float(value.detach()))
             for name, some in outputs.rows.items():
                 rows.setdefault(name, []).extend(some)
     sites = {site.name: site for site in interceptor.sites.by_name.values() if site.name in scores}
-    if not sites:
-        raise ValueError("model: no attention was seen in it; expected a transformer made of torch functions")
     similar = {name: redundancy(_some(torch.cat(rows[name]))) for name in sites}
     return Look(
         sites,

@@ -41,6 +41,7 @@ from manyheads.training.options import Options, rate, with_options
 from manyheads.training.progress import Report, line, track
 from manyheads.training.run_folder import Run
 from manyheads.training.task import Data, Task
+from manyheads.training.weight_average import Average
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Result:
 
 
 Callback = Callable[[Report], None]
+PRICED = 4  # one in so many examples of a batch suffices to price heads
 
 
 def train(
@@ -258,11 +260,13 @@ class Loop:
         report.acts = self._act(loss_value) if self.dynamic is not None else []
         return report, stops > 0
 
-    def _batch(self, step: int, part: int) -> tuple[dict[str, Tensor], bool]:
-        """A part of a step's batch for this process, and whether there was none left for it."""
+    def _batch(self, step: int, part: int, every: int = 1) -> tuple[dict[str, Tensor], bool]:
+        """A part of a step's batch for this process, or one in so many of its examples, and whether there was
+        none left for it.
+        """
         rank, parts = self.accelerator.process_index, self.accelerator.num_processes
         indices = self.order.batch(step)
-        chosen = indices[part * parts + rank :: parts * self.options.accumulate]
+        chosen = indices[part * parts + rank :: parts * self.options.accumulate][::every]
         key = (self.options.seed, self.order.epoch(step))
         examples = self.data.train.take(chosen or indices[:1], *key)
         return send_to_device(self.task.collate(examples), self.accelerator.device), not chosen
@@ -288,7 +292,8 @@ class Loop:
         """Let heads change after an update, and wrap the changed model again."""
         assert self.dynamic is not None
         first = max(self.step + 1 - BATCHES, 0)
-        batches = [self._batch(step, 0)[0] for step in range(first, self.step + 1) if self.dynamic.due]
+        steps = range(first, self.step + 1) if self.dynamic.due else ()
+        batches = [self._batch(step, 0, PRICED)[0] for step in steps]
         acts = self.dynamic.count(loss, batches)
         if acts and self.wrapped is not self.model:
             self.accelerator._models.remove(self.wrapped)
@@ -397,52 +402,6 @@ class Loop:
 
     def _digest(self) -> list[str]:
         return [self.data.train.digest(), self.data.valid.digest()]
-
-
-class Average:
-    """An exponential moving average of a model's weights, with a shorter memory at the beginning.
-
-    Examples
-    --------
-    >>> model = nn.Linear(1, 1, bias=False)
-    >>> _ = nn.init.ones_(model.weight)
-    >>> average = Average(model, decay=0.9)
-    >>> _ = nn.init.zeros_(model.weight)
-    >>> average.update(step=0)
-    >>> with average.in_place():
-    ...     model.weight.item()
-    0.1...
-    >>> model.weight.item()
-    0.0
-    """
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.model = model
-        self.decay = decay
-        self.values: dict[str, Tensor] = {
-            name: value.clone() for name, value in checkpoint.weights(model).items()
-        }
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Add the weights after a step, counted from 0."""
-        decay = min(self.decay, (1 + step) / (10 + step))
-        now = checkpoint.weights(self.model)
-        for name, value in self.values.items():
-            if value.is_floating_point():
-                value.lerp_(now[name], 1 - decay)
-            else:
-                value.copy_(now[name])
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The model with the average as its weights."""
-        before = {name: value.clone() for name, value in checkpoint.weights(self.model).items()}
-        checkpoint.put(self.values, self.model)
-        try:
-            yield
-        finally:
-            checkpoint.put(before, self.model)
 
 
 def _begin(task: Task, run: Run, options: Options, data: str | None, valid: str | None, resume: bool) -> Data:

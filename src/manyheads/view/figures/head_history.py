@@ -10,7 +10,12 @@ from pathlib import Path
 from manyheads.common.whole_files import write_whole
 from manyheads.training.dynamic_heads import Act
 
-_MARKS = {"cut": ("x", "#a8323e"), "reseed": ("o", "#b8560f"), "split": ("d", "#2a7f4f"), "add": ("+", "#2a7f4f")}
+_MARKS = {
+    "cut": ("x", "#a8323e"),
+    "reseed": ("o", "#b8560f"),
+    "split": ("d", "#2a7f4f"),
+    "add": ("+", "#2a7f4f"),
+}
 _DARK, _GREY = "#222222", "#777777"
 
 
@@ -25,10 +30,12 @@ def draw(
     steps: the number of updates so far.
     path: a .png or .svg file.
     """
+    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import BoundaryNorm
+    from matplotlib.colors import BoundaryNorm, ListedColormap
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
+    from numpy import linspace
 
     kind = Path(path).suffix.removeprefix(".").lower()
     if kind not in ("png", "svg"):
@@ -44,14 +51,19 @@ def draw(
     axes = figure.add_subplot()
     levels = BoundaryNorm([n + 0.5 for n in range(most + 1)], 256)
     rows = [n - 0.5 for n in range(len(sites) + 1)]
-    mesh = axes.pcolormesh(edges, rows, counts, cmap="Blues", norm=levels, edgecolors="white", linewidth=0.4)
+    shades = colormaps["Blues"](linspace(0.15, 0.95, 256))  # one head is no white
+    mesh = axes.pcolormesh(
+        edges, rows, counts, cmap=ListedColormap(shades), norm=levels, edgecolors="white", linewidth=0.4
+    )
     for kind_of_act, (mark, colour) in _MARKS.items():
         points = [(act.step, sites.index(act.site)) for act in acts if act.kind == kind_of_act]
         if points:
             x, y = zip(*points, strict=True)
             options = {} if mark in "x+" else {"facecolors": "none"}
-            axes.scatter(x, y, marker=mark, s=38, color=colour, label=kind_of_act, linewidths=1.3, zorder=3, **options)
-    for row, site in enumerate(sites):
+            axes.scatter(
+                x, y, marker=mark, s=38, color=colour, label=kind_of_act, linewidths=1.3, zorder=3, **options
+            )
+    for row in range(len(sites)):
         axes.annotate(
             str(counts[row][-1]), (1.0, row), xycoords=("axes fraction", "data"), xytext=(5, 0),
             textcoords="offset points", va="center", fontsize=9, color=_DARK,
@@ -62,7 +74,9 @@ def draw(
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     first, last = (sum(heads.values()) for heads in (history[0][1], history[-1][1]))
-    axes.set_title(f"heads by layer: {first} at the start, {last} after {steps:,} steps", loc="left", fontsize=11)
+    axes.set_title(
+        f"heads by layer: {first} at the start, {last} after {steps:,} steps", loc="left", fontsize=11
+    )
     bar = figure.colorbar(mesh, ax=axes, fraction=0.03, pad=0.06)
     bar.set_label("heads", color=_GREY)
     bar.set_ticks(range(1, most + 1, max(most // 8, 1)))

@@ -103,7 +103,9 @@ def print_heads(dynamic: DynamicHeads, console: Console) -> None:
     totals = [sum(heads.values()) for _, heads in kept]
     table.add_row("all", *map(str, totals))
     console.print(table)
-    kinds = {kind: sum(act.kind == kind for act in dynamic.acts) for kind in ("cut", "reseed", "split", "add")}
+    kinds = {
+        kind: sum(act.kind == kind for act in dynamic.acts) for kind in ("cut", "reseed", "split", "add")
+    }
     done = ", ".join(f"{number} {kind}" for kind, number in kinds.items() if number) or "no change"
     console.print(f"{done}; log.jsonl says why")
 
