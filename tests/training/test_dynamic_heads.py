@@ -270,7 +270,7 @@ def test_bad_input_is_refused_before_anything_changes():
         ({"heads": 0}, "heads: expected a number of heads"),
         ({"heads": True}, "heads: expected a number of heads"),
         ({"start": 9, "end": 5}, "start, end: expected steps in order"),
-        ({"end": 99}, "start, end: expected steps in order, up to 24"),
+        ({"end": 99}, "start, end: expected steps in order up to 24"),
         ({"every": 0}, "every: expected 1 or more, got 0"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -360,7 +360,7 @@ def _schedule(steps: int, start: int | None, end: int | None, every: int | None)
             raise ValueError(f"{name}: expected {least} or more, got {value}")
     if not first <= last <= steps:
         raise ValueError(
-            f"start, end: expected steps in order, up to {steps}, got {first} and {last}; give fewer, or make "
+            f"start, end: expected steps in order up to {steps}, got {first} and {last}; give others, or make "
             "the run longer"
         )
     if every is None:
