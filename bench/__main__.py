@@ -10,6 +10,7 @@ PARTS = ("plain", "dropout", "widths", "window", "padded", "decode", "statistics
 ALSO = (
     "coverage",
     "coverage_cut",
+    "coverage_grow",
     "importance",
     "roles",
     "watch",

@@ -244,10 +244,14 @@ def known(path: Path) -> dict[str, dict[str, Any]]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def report(results: dict[str, dict[str, Any]], cut: Mapping[str, dict[str, Any]]) -> str:
+def report(
+    results: dict[str, dict[str, Any]],
+    cut: Mapping[str, dict[str, Any]],
+    grow: Mapping[str, dict[str, Any]],
+) -> str:
     """The table of every architecture, the misses by name, and the counts against what is to be reached.
 
-    cut: what `bench.coverage_cut` found, for a column of its own.
+    cut, grow: what `bench.coverage_cut` and `bench.coverage_grow` found, for columns of their own.
     """
     mapping, peers = names()
     rows, misses, excused = [], [], []
@@ -260,9 +264,9 @@ def report(results: dict[str, dict[str, Any]], cut: Mapping[str, dict[str, Any]]
         ran, attention = status != NOT_RUN, status in (RIGHT, NAMED, WRONG)
         verdict = {RIGHT: "right", NAMED: "named", WRONG: "WRONG"}.get(status, "")
         route = ", ".join(sorted(found.get("routes", {})))
-        beside = cut.get(name, {}).get("status", "") if attention else ""
+        beside = [each.get(name, {}).get("status", "") if attention else "" for each in (cut, grow)]
         sites = found.get("sites", ""), found.get("verified", "")
-        rows.append([name, _yes(ran), _yes(attention) if ran else "", *sites, verdict, beside, route])
+        rows.append([name, _yes(ran), _yes(attention) if ran else "", *sites, verdict, *beside, route])
         if status in (NOT_RUN, NAMED, WRONG):
             misses.append(f"- {name} {'is ' * (status != NOT_RUN)}{status}: {found['reason'][:300]}")
         if found.get("excused"):
@@ -290,7 +294,17 @@ def report(results: dict[str, dict[str, Any]], cut: Mapping[str, dict[str, Any]]
     return "\n\n".join(
         [
             harness.table(
-                ["architecture", "runs", "attention", "sites", "verified", "verdict", "cut", "reference"],
+                [
+                    "architecture",
+                    "runs",
+                    "attention",
+                    "sites",
+                    "verified",
+                    "verdict",
+                    "cut",
+                    "grow",
+                    "reference",
+                ],
                 rows,
             ),
             "Misses:",
@@ -313,7 +327,7 @@ def run(quick: bool = False, out: Path = OUT) -> str:
     torch.set_num_threads(1)
     mapping, peers = names()
     results = collect([*(mapping[::20] if quick else mapping), *peers], out, jobs=2)
-    return report(results, known(out / "cut.json"))
+    return report(results, known(out / "cut.json"), known(out / "grow.json"))
 
 
 def main() -> None:
@@ -334,7 +348,7 @@ def main() -> None:
     if options.missed and (before := known(options.out / "coverage.json")):
         wanted = [name for name in wanted if before.get(name, {}).get("status") in (NOT_RUN, WRONG)]
     results = collect(wanted, options.out, options.jobs, options.again or options.missed)
-    text = report(results, known(options.out / "cut.json"))
+    text = report(results, known(options.out / "cut.json"), known(options.out / "grow.json"))
     (options.out / "coverage.md").write_text(text + "\n")
     print(text)
 

@@ -25,11 +25,12 @@ CUT, REFUSED, FAILED, NONE = "cut", "refused", "failed", "no heads to spare"
 _GAINS = (0.4, 0.0)  # of the weights: larger ones make more noise than there is to see here
 
 
-def measure(name: str) -> dict[str, Any]:
-    """Build one architecture and cut it."""
+def measure(name: str, check: Callable[[nn.Module, Any], dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Build one architecture and cut it, or look at it otherwise."""
     from bench import coverage_build as make
     from bench.missing_packages import stand_in
 
+    check = check or cut
     others = coverage.others()
     if name in others:
         model, forward, _ = others[name]()
@@ -51,6 +52,13 @@ def measure(name: str) -> dict[str, Any]:
     return {"status": coverage.NOT_RUN, "reason": " ".join((failures or [""])[0].split())[:220]}
 
 
+def sites_of(model: nn.Module, batch: Any) -> list[Site]:
+    """The sites of a model that runs on a batch."""
+    with torch.no_grad(), mh.watch(model) as seen:
+        model(*batch) if isinstance(batch, tuple) else model(**batch)
+    return seen.sites
+
+
 def choose(sites: list[Site]) -> dict[str, list[int]]:
     """Heads to remove at every site that has several."""
     chosen: dict[str, list[int]] = {}
@@ -69,26 +77,29 @@ def choose(sites: list[Site]) -> dict[str, list[int]]:
     return chosen
 
 
-def check(model: nn.Module, batch: Any) -> dict[str, Any]:
+def cut(model: nn.Module, batch: Any) -> dict[str, Any]:
     """Cut a model that runs on a batch; a verdict and, unless it was cut, the reason. ``note`` is what could
     not be shown.
     """
-    with torch.no_grad(), mh.watch(model) as seen:
-        model(*batch) if isinstance(batch, tuple) else model(**batch)
-    heads = choose(seen.sites)
+    heads = choose(sites_of(model, batch))
     if not heads:
         return {"status": NONE, "reason": ""}
     try:
         small = mh.cut(model, heads, batch=batch)
     except Exception as error:
-        said = " ".join(str(error).split())[:300]
-        if isinstance(error, ValueError) and said.startswith("heads: "):
-            return {"status": REFUSED, "reason": said}
-        return {
-            "status": FAILED,
-            "reason": said if said.startswith("cut: ") else f"{type(error).__name__}: {said}",
-        }
+        return refusal(error, "cut: ")
     return {"status": CUT, "reason": "", "note": "; ".join(changes_of(small).notes)[:300]}
+
+
+def refusal(error: Exception, ours: str) -> dict[str, Any]:
+    """The verdict on an error: refused in a sentence, or failed. ``ours``: how errors of ours begin."""
+    reason = " ".join(str(error).split())[:300]
+    if isinstance(error, ValueError) and reason.startswith("heads: "):
+        return {"status": REFUSED, "reason": reason}
+    return {
+        "status": FAILED,
+        "reason": reason if reason.startswith(ours) else f"{type(error).__name__}: {reason}",
+    }
 
 
 class _Run(nn.Module):
@@ -103,20 +114,27 @@ class _Run(nn.Module):
         return self.run(self.model)
 
 
-def collect(wanted: Iterable[str], out: Path, jobs: int, again: bool = False) -> dict[str, dict[str, Any]]:
-    """The results of these architectures, from ``out`` where they are known."""
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "cut.json"
+def collect(
+    wanted: Iterable[str],
+    path: Path,
+    jobs: int,
+    again: bool = False,
+    look: Callable[[str], dict[str, Any]] = measure,
+) -> dict[str, dict[str, Any]]:
+    """The results of these architectures, from a file where they are known."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     known = coverage.known(path)
 
     def done(name: str, found: dict[str, Any]) -> None:
         if found["reason"].startswith(("its process ended", "still running")):
             found["status"] = FAILED
         known[name] = found
-        path.write_text(json.dumps(known, indent=1))
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(known, indent=1))
+        fresh.replace(path)
         harness.say(f"{name}: {found['status']} {found['reason'][:160]}")
 
-    coverage.each([name for name in wanted if again or name not in known], jobs, done, measure)
+    coverage.each([name for name in wanted if again or name not in known], jobs, done, look)
     return known
 
 
@@ -152,7 +170,7 @@ def run(quick: bool = False, out: Path = coverage.OUT) -> str:
     """As a part of `python -m bench`: every architecture, or every twentieth."""
     torch.set_num_threads(1)
     mapping, peers = coverage.names()
-    return report(collect([*(mapping[::20] if quick else mapping), *peers], out, jobs=2))
+    return report(collect([*(mapping[::20] if quick else mapping), *peers], out / "cut.json", jobs=2))
 
 
 def main() -> None:
@@ -168,7 +186,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     wanted = options.name or [name for part in coverage.names() for name in part]
-    text = report(collect(wanted, options.out, options.jobs, options.again))
+    text = report(collect(wanted, options.out / "cut.json", options.jobs, options.again))
     (options.out / "cut.md").write_text(text + "\n")
     print(text)
 

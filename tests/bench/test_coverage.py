@@ -236,8 +236,10 @@ def test_the_report_counts_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
         "d": {"status": coverage.NO_ATTENTION, "sites": 0, "reason": "", "excused": ["m (Attention): a map"]},
         "x": {"status": coverage.RIGHT, **seen},
     }
-    text = coverage.report(results, {"a": {"status": "refused"}, "d": {"status": "no heads to spare"}})
+    cut = {"a": {"status": "refused"}, "d": {"status": "no heads to spare"}}
+    text = coverage.report(results, cut, {"b": {"status": "grown"}})
     assert [row.split("|")[7].strip() for row in text.splitlines()[2:7]] == ["refused", "", "", "", ""]
+    assert [row.split("|")[8].strip() for row in text.splitlines()[2:7]] == ["", "grown", "", "", ""]
     assert (
         "5 entries in the model mapping, 4 tried: 3 run, 2 of those have attention, 1 of those are right, "
         "0 are not and say so, 1 are wrong without a word. Beyond transformers, of 1 tried: 1 right, 0 named"

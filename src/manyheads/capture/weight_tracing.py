@@ -8,7 +8,7 @@ followed to the product that reads it, and the head's share of that product is d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,6 +89,7 @@ class Trace:
         self.touched: dict[tuple[str, str], list[Tensor]] = {}
         self.factors: set[str] = set()  # parameters that were a factor of a product
         self.added: set[str] = set()  # parameters that were added to one
+        self.reading: set[str] = set()  # parameters of the products that read the heads
 
     def touch(self, role: str, name: str, head: int, gradient: Tensor) -> None:
         """Note that a gradient of this head by this parameter was found; ``head`` is -1 for the channel."""
@@ -178,20 +179,33 @@ class _Local(TorchFunctionMode):
         if len(data) == len(tensors):
             return func(*args, **kwargs)
         constant = {id(x) for x in data}
+        weights: set[str] = set()
         for x in tensors:
             if id(x) not in constant:
                 names = {self.names[id(leaf)] for leaf in _leaves(x) if id(leaf) in self.names}
-                (self.added if x.dim() == 1 else self.factors).update(names)
-        self._read(data, func, args, kwargs)
-        fixed = [_detached(arg, constant) for arg in args]
-        return func(*fixed, **{name: _detached(arg, constant) for name, arg in kwargs.items()})
+                (self.added if x.dim() == 1 else weights).update(names)
+        self.factors |= weights
+        self._read(data, weights, func, args, kwargs)
 
-    def _read(self, data: list[Tensor], func: Function, args: Arguments, kwargs: Keywords) -> None:
+        def fix(x: Tensor) -> Tensor:
+            return _shown(x.detach()) if id(x) in constant else x
+
+        fixed = [_mapped(arg, fix) for arg in args]
+        return func(*fixed, **{name: _mapped(arg, fix) for name, arg in kwargs.items()})
+
+    def _read(
+        self, data: list[Tensor], weights: set[str], func: Function, args: Arguments, kwargs: Keywords
+    ) -> None:
         """If this product reads the output of heads, find out which of its weights read which head."""
         reads = {id(leaf) for x in data if x.requires_grad for leaf in _leaves(x)} & set(self.gates)
         if not reads:
             return
-        out = func(*args, **kwargs)
+        constant = {id(x) for x in data}
+        shown = [
+            _mapped(arg, lambda x: x if id(x) in constant else _filled(x))
+            for arg in (*args, *kwargs.values())
+        ]
+        out = func(*shown[: len(args)], **dict(zip(kwargs, shown[len(args) :], strict=True)))
         with torch._C.DisableTorchFunction():
             leaves = [leaf for leaf in _leaves(out) if id(leaf) in self.names]
             direction = _direction(out)
@@ -200,6 +214,7 @@ class _Local(TorchFunctionMode):
                 (shares,) = torch.autograd.grad((out * direction).sum(), gate, create_graph=True)
                 if not shares.requires_grad:
                     continue
+                trace.reading |= weights
                 parts = [*shares.sum(1), shares[0, 0]]
                 for number, share in enumerate(parts):
                     gradients = torch.autograd.grad(share, leaves, retain_graph=True, allow_unused=True)
@@ -247,12 +262,26 @@ def _direction(tensor: Tensor) -> Tensor:
     return torch.cos(steps * steps * 0.7).add(0.1).to(tensor.dtype).to(tensor.device).view(tensor.shape)
 
 
-def _detached(value: Any, constant: set[int]) -> Any:
+def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """An argument with a function applied to its tensors."""
     if isinstance(value, Tensor):
-        return _shown(value.detach()) if id(value) in constant else value
+        return function(value)
     if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
-        return type(value)([_detached(item, constant) for item in value])
+        return type(value)([_mapped(item, function) for item in value])
     return value
+
+
+def _filled(weight: Tensor) -> Tensor:
+    """Weights with other numbers in rows and columns that are all zeros, which would hide what the data was
+    multiplied by before: those that read a new head begin like that.
+    """
+    if weight.dim() < 2 or not weight.is_floating_point():
+        return weight
+    empty = weight.detach() == 0
+    blank = torch.zeros_like(empty)
+    for axis in range(weight.dim()):
+        blank |= empty.all([other for other in range(weight.dim()) if other != axis], keepdim=True)
+    return weight + _direction(weight).masked_fill(~blank, 0.0) if bool(blank.any()) else weight
 
 
 def _shown(data: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class Projections:
     heads: one `Head` for each head.
     users: for each parameter or buffer that has to do with some heads and not with others, the axis that
         tells them apart, and for each index along it the heads that depend on it.
-    readers: the parameters that read the output.
+    readers: the parameters of the products that read the output, without what it is multiplied by before.
     tied: the parameters that make the queries, where every head depends on all of them, as behind a norm over
         all heads.
     d_key, d_value: the width of a head.
@@ -135,7 +135,7 @@ def _projections(trace: Trace) -> Projections:
         named = {part.parameter for role in ROLES for part in getattr(head, role)}
         named |= {part.parameter for parts in head.biases.values() for part in parts}
         head.extras = tuple(part for part in dict.fromkeys(head.extras) if part.parameter not in named)
-    readers = {name for role, name in trace.touched if role == "output" and name in trace.factors}
+    readers = {name for role, name in trace.touched if role == "output" and name in trace.reading}
     makers = {name for role, name in trace.touched if role in ("query", "key", "value")}
     alone = any(head.query for head in heads)
     queries = {name for role, name in trace.touched if role == "query" and name in trace.factors}

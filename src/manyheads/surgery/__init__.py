@@ -1,4 +1,4 @@
-"""Changing heads: plan, cut, refit, recover, prune."""
+"""Changing heads: plan, cut, grow, refit, recover, prune."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from manyheads.models.probe_batch import probe_batch
 from manyheads.surgery.arrangement import Arrangement, Copies, groups_of, named_groups
 from manyheads.surgery.new_heads import divide, start_anew
 from manyheads.surgery.rebuild import observe, rebuild
-from manyheads.surgery.weight_slices import readers
 
 How = Literal["zero", "split"]
 Wanted = Mapping[int | str, int | Iterable[int]] | Mapping[int, int] | Mapping[str, int]
@@ -77,6 +76,7 @@ def grow(
 
     Examples
     --------
+    >>> import torch
     >>> layer = nn.MultiheadAttention(6, num_heads=3, batch_first=True)
     >>> x = torch.randn(2, 5, 6)
     >>> larger = grow(layer, {0: 2}, (x, x, x))
@@ -98,12 +98,7 @@ def grow(
     for name in at:
         sites[name].check("grow", unverified)
     norms = _norms(model, batch) if any(isinstance(n, int) for n in at.values()) and how == "split" else {}
-    copied = {
-        name: _split(sites[name], n if isinstance(n, list) else _largest(sites[name], n, norms[name]))
-        if how == "split"
-        else _added(sites[name], n)
-        for name, n in at.items()
-    }
+    copied = {name: _copies(sites[name], n, how, norms.get(name, [])) for name, n in at.items()}
     larger = rebuild(model, batch, Arrangement("grow", sites, copied=copied), seen)
     larger.check()  # while new heads are copies, which shows what is set for each
     if how == "zero":
@@ -156,7 +151,14 @@ def _resolved(
     return at
 
 
-def _added(site: Site, number: int | list[int]) -> Copies:
+def _copies(site: Site, wanted: int | list[int], how: How, norms: list[float]) -> Copies:
+    """The heads of a site that are copied, set by set."""
+    if isinstance(wanted, list):
+        return _split(site, wanted)
+    return _added(site, wanted) if how == "zero" else _split(site, _largest(site, wanted, norms))
+
+
+def _added(site: Site, number: int) -> Copies:
     """The heads behind which new ones stand, so that groups stay equal.
 
     >>> _added(Site("attn", 0, heads=3, kv_heads=(0, 1, 2)), 2)
@@ -167,10 +169,9 @@ def _added(site: Site, number: int | list[int]) -> Copies:
     (frozenset({2}), frozenset({5}))
     >>> _added(Site("attn", 0, heads=6, kv_heads=(0, 0, 0, 1, 1, 1)), 1)
     Traceback (most recent call last):
-    ValueError: heads: 'attn' has 2 key heads with 3 heads each, and 1 more head would leave them unequal; add \
-a multiple of 3 (with a key head each), or of 2 (one more for every key head)
+    ValueError: heads: 'attn' has 2 key heads with 3 heads each, and 1 more head would leave them unequal; \
+add a multiple of 3 (with a key head each), or of 2 (one more for every key head)
     """
-    assert isinstance(number, int)
     groups = _equal_groups(site)
     if len(groups) > 1 and number % len(groups[0]) == 0:
         return (frozenset(groups[-1]),) * (number // len(groups[0]))
@@ -246,8 +247,12 @@ def _norms(model: nn.Module, batch: Batch) -> dict[str, list[float]]:
     """The norm of the columns that read each head, by site."""
     return {
         name: [
-            float(weights(model, reading).norm()) if (reading := readers(of_site, head)) else 0.0
-            for head in range(of_site.site.heads)
+            sum(
+                float(weights(model, [part]).norm())
+                for part in head.output
+                if part.parameter in of_site.readers
+            )
+            for head in of_site.heads
         ]
         for name, of_site in projections(model, batch).items()
     }

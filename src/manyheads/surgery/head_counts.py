@@ -1,4 +1,4 @@
-"""Changing head counts in modules whose heads change: numbers, per-head settings, widths read off an input."""
+"""Head counts in modules whose heads change: numbers, per-head settings, widths read off an input."""
 
 from __future__ import annotations
 
@@ -278,9 +278,9 @@ def _from_noise(
     values.put({})
     unclear = [c.name for c in numbers if c.axes or c.key in region.split]
     raise ValueError(
-        f"heads: cannot {arrangement.verb} at {region.sites[0]!r}: a batch of length {region.length} does not "
-        f"show whether {' or '.join(unclear)} depends on the number of heads; give a longer batch, or train "
-        "the model first"
+        f"heads: cannot {arrangement.verb} at {region.sites[0]!r}: a batch of length {region.length} does "
+        f"not show whether {' or '.join(unclear)} depends on the number of heads; give a longer batch, or "
+        "train the model first"
     )
 
 
@@ -293,9 +293,9 @@ def _check_lengths(
             continue
         if candidate.old >= region.length:
             raise ValueError(
-                f"heads: cannot {arrangement.verb} at {region.sites[0]!r}: {candidate.name} = {candidate.old} "
-                f"would have to change, and no batch longer than {region.length} could be made to show that "
-                "it is not a length; give a longer batch"
+                f"heads: cannot {arrangement.verb} at {region.sites[0]!r}: {candidate.name} = "
+                f"{candidate.old} would have to change, and no batch longer than {region.length} could be "
+                "made to show that it is not a length; give a longer batch"
             )
         if region.length <= _WIDELY * candidate.old:
             changes.notes.append(

@@ -55,7 +55,7 @@ def divide(grown: Rebuilt, seed: int) -> None:
 
 
 def _divide_columns(grown: Rebuilt, seed: int, sign: float) -> None:
-    """Divide the columns that read split heads; a second part with values of its own is read with ``sign``."""
+    """Divide the columns that read split heads; ``sign`` is for second parts with values of their own."""
     generator = torch.Generator().manual_seed(seed)
     valued = {name for name, _, _ in _copies(grown, "value")}
     turned = {

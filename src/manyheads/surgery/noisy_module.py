@@ -23,7 +23,11 @@ from manyheads.surgery.weight_slices import Slice
 
 
 def with_noise(
-    model: nn.Module, changed: nn.Module, region: Region, arrangement: Arrangement, sliced: Mapping[str, Slice]
+    model: nn.Module,
+    changed: nn.Module,
+    region: Region,
+    arrangement: Arrangement,
+    sliced: Mapping[str, Slice],
 ) -> tuple[nn.Module, list[Captured]] | None:
     """A copy of a region whose heads changed, with noise in its weights, and its expected outputs for noisy
     inputs; None where these cannot be computed.

@@ -1,8 +1,8 @@
 """Per-head settings of a module apart from its weights: windows, slopes, look-aheads.
 
 They stand in lists, tuples, dicts by head number, or tensors. Those that a gradient finds are weights, and go
-with their head like those (`weight_slices`); the others are found by their size here, and follow their heads where
-the module is wrong without it.
+with their head like those (`weight_slices`); the others are found by their size here, and follow their heads
+where the module is wrong without it.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.models.changes import Changes, changes_of, forget, get_tensor, replace_module, settle
 from manyheads.models.no_heads import emptied
+from manyheads.models.per_head_inputs import hooks
 from manyheads.models.probe_batch import variations
 from manyheads.models.torch_attention import TorchAttention
 from manyheads.surgery.arrangement import Arrangement
@@ -90,6 +91,8 @@ def rebuild(model: nn.Module, batch: Batch, arrangement: Arrangement, seen: RunL
     readers = {n: get_tensor(copied, n).detach() for n, taken in sliced.items() if taken.shares is not None}
     apply(copied, sliced, changes)
     picking = pick(copied, regions, arrangement, changes)
+    alone = [region for region in picking if _computes_inputs(copied, region)]
+    read_regions(copied, alone, {region.path: region.calls for region in alone})
     changed_regions = [r for r in regions.values() if r in picking or r in changing]
     fix_head_counts(model, copied, changed_regions, head_weights, arrangement, sliced, changes)
     settle(copied, changes)
@@ -106,6 +109,11 @@ def rebuild(model: nn.Module, batch: Batch, arrangement: Arrangement, seen: RunL
             verify_output(model, copied, other, arrangement, modules, expected)
 
     return Rebuilt(copied, sliced, readers, head_weights, check)
+
+
+def _computes_inputs(model: nn.Module, region: Region) -> bool:
+    """Whether a region computes an input for itself now, and may read other numbers for that."""
+    return any(hook.keep is None for hook in hooks(model.get_submodule(region.path)).values())
 
 
 def _other_batches(

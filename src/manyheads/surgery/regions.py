@@ -61,9 +61,7 @@ def _common(paths: list[str]) -> str:
     return ".".join(common)
 
 
-def find_inputs(
-    model: nn.Module, regions: Mapping[str, Region], arrangement: Arrangement
-) -> None:
+def find_inputs(model: nn.Module, regions: Mapping[str, Region], arrangement: Arrangement) -> None:
     """Note which regions take an input for every head; refuse a region that is never called as a module."""
     for region in regions.values():
         if not region.calls:

@@ -1,4 +1,4 @@
-"""Checking a changed model against the one that is expected: the model itself, with the removed heads silent."""
+"""Checking a changed model against the expected one: the model before, with the removed heads silent."""
 
 from __future__ import annotations
 

@@ -61,7 +61,9 @@ def carried(before: Tensor, origin: Origin) -> Tensor:
     if origin.indices is None:
         return before.clone()
     after = before.index_select(origin.axis, torch.tensor(origin.indices, device=before.device))
-    return after.index_fill_(origin.axis, torch.tensor(origin.new, dtype=torch.long, device=before.device), 0.0)
+    return after.index_fill_(
+        origin.axis, torch.tensor(origin.new, dtype=torch.long, device=before.device), 0.0
+    )
 
 
 def note_origins(

@@ -37,7 +37,7 @@ class Slice:
         chosen = tensor.index_select(self.axis, index)
         if self.shares is None:
             return chosen
-        shares = torch.tensor(self.shares, device=tensor.device).to(tensor.dtype)
+        shares = torch.tensor(self.shares, dtype=torch.float64).to(tensor.dtype).to(tensor.device)
         return chosen * shares.view(-1, *[1] * (tensor.dim() - self.axis - 1))
 
     @property
@@ -126,7 +126,7 @@ def _share(projections: Projections, arrangement: Arrangement, sliced: Mapping[s
     for head in arrangement.touched(projections.site.name):
         for part in readers(projections, head):
             taken = sliced.get(part.parameter)
-            if taken is None or not taken.copies:
+            if taken is None or not taken.copies or part.parameter not in projections.readers:
                 continue
             taken.shares = taken.shares or [1.0] * len(taken.indices)
             for positions in taken.positions(part.indices):
@@ -136,8 +136,8 @@ def _share(projections: Projections, arrangement: Arrangement, sliced: Mapping[s
 
 
 def readers(projections: Projections, head: int) -> list[Part]:
-    """The parts that read a head's output. What its output is multiplied by may read its keys again, as a
-    sink does: those stay with their group.
+    """The parts that read a head's output, and those of a gate that it is multiplied by before. Such a gate
+    may read its keys again, as a sink does: those stay with their group.
     """
     weights = projections.heads[head]
     return [part for part in weights.output if part not in weights.key]

@@ -24,9 +24,9 @@ from manyheads.heads.effects.ablated import (
 )
 from manyheads.heads.effects.answers import ids_of, translated
 from manyheads.heads.model_outputs import Output, difference, read
+from manyheads.surgery.arrangement import check_groups
 from manyheads.surgery.plan import Plan
 from manyheads.surgery.quality import compared, scores
-from manyheads.surgery.weight_slices import check_groups
 from manyheads.view.document.contract import Answer, Example
 from manyheads.view.document.example import drawn_example
 from manyheads.view.document.packing import packed
