@@ -12,7 +12,7 @@ TWINS = 0.95  # a head whose outputs have this CKA with those of another head of
 PACE = 4  # of so many heads at most one is cut at a time because it costs nothing
 MORE = 2  # so many heads are priced beyond those that may go
 SATURATED = 2.0  # a site is saturated if its cheapest head costs so many times the noise
-MOST_OF = 0.5  # a head with more than this share of its site's influence is split, else one is added
+LOADED = 2.0  # a head with so many times the mean influence of its site is split; else one is added
 
 Price = Callable[[Sequence[Unit]], Cost]
 
@@ -167,9 +167,10 @@ def _growth(now: Moment, decisions: Decisions, room: int, besides: str = "") -> 
         share = now.score(top) / max(sum(map(now.score, of_site)), 1e-300)
         numbers = ", ".join(map(str, least.numbers))
         reason = f"every head here matters: removing the least of them ({numbers}) {now.why(cost)}"
-        if share > MOST_OF:
+        loaded = share * len(of_site) > LOADED
+        if loaded:
             reason += f"; head {', '.join(map(str, top.numbers))} has {share:.0%} of the influence"
-        decisions.grow.append((top, "split" if share > MOST_OF else "add", reason))
+        decisions.grow.append((top, "split" if loaded else "add", reason))
         room -= of_site[0].size
 
 
