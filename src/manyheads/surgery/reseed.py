@@ -110,7 +110,7 @@ def _directions(old: Tensor, others: Tensor | None, generator: torch.Generator) 
     present = (old if others is None else others).double().cpu()
     length = present.norm(dim=1).mean()
     if others is not None and len(present) + len(drawn) <= drawn.shape[1]:
-        basis = torch.linalg.qr(present.T).Q  # (inputs, rows)
+        basis: Tensor = torch.linalg.qr(present.T).Q  # (inputs, rows)
         drawn = drawn - drawn @ basis @ basis.T
     return drawn / drawn.norm(dim=1, keepdim=True) * length
 
@@ -123,4 +123,5 @@ def _entries(model: nn.Module, part: Part) -> Tensor:
 def _shaped(model: nn.Module, part: Part, rows: Tensor) -> Tensor:
     """Rows (width, inputs) in the shape of the parameter's entries."""
     entries = _entries(model, part).movedim(part.axis, 0)
-    return rows.view(entries.shape).movedim(0, part.axis)
+    shaped: Tensor = rows.view(entries.shape).movedim(0, part.axis)
+    return shaped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any
@@ -287,7 +287,11 @@ class DynamicHeads:
 
     def _reseed(self, chosen: list[tuple[Unit, str]], sites: Mapping[str, Site], inputs: Batch) -> None:
         heads = together(unit for unit, _ in chosen)
-        self._start_anew(heads, inputs)
+        try:
+            self._start_anew(heads, inputs)
+        except ValueError as error:  # a head that shares its readers; in every process alike
+            self.acts.append(Act(self._number, "none", "", -1, (), first_line(error)))
+            return
         self._note("reseed", sites, chosen)
         for name, numbers in heads.items():
             originals = _originals(self.model, name, sites[name].heads)
@@ -297,7 +301,8 @@ class DynamicHeads:
         """Split a unit, or add one beside it; new heads point where no other does."""
         before = {name: _originals(self.model, name, sites[name].heads) for name in unit.sites}
         if kind == "split":
-            done = self._change(lambda: grow(self.model, unit.heads, inputs, how="split", seed=self._draw()))
+            halved: dict[int | str, int | Iterable[int]] = dict(unit.heads.items())
+            done = self._change(lambda: grow(self.model, halved, inputs, how="split", seed=self._draw()))
         else:
             wanted = dict.fromkeys(unit.sites, unit.size)
             done = self._change(lambda: grow(self.model, wanted, inputs, seed=self._draw()))
@@ -313,9 +318,16 @@ class DynamicHeads:
         self._note(kind, sites, [(Unit(unit.sites, tuple(new[unit.site])), reason)])
 
     def _start_anew(self, heads: Mapping[str, list[int]], inputs: Batch) -> None:
-        once = {name: numbers for name, numbers in heads.items() if "#" not in name}  # calls share weights
-        found = projections(self.model, inputs)
-        reseed(self.model, found, once, seed=self._draw(), optimizer=self.optimizer, averages=self.averages)
+        """Draw the directions of heads anew; of several calls of a module, the first has the weights."""
+        once = {name: numbers for name, numbers in heads.items() if "#" not in name}
+        reseed(
+            self.model,
+            projections(self.model, inputs),
+            once,
+            seed=self._draw(),
+            optimizer=self.optimizer,
+            averages=self.averages,
+        )
 
     def _draw(self) -> int:
         """A seed for each act."""
@@ -360,8 +372,8 @@ def _schedule(steps: int, start: int | None, end: int | None, every: int | None)
             raise ValueError(f"{name}: expected {least} or more, got {value}")
     if not first <= last <= steps:
         raise ValueError(
-            f"start, end: expected steps in order up to {steps}, got {first} and {last}; give others, or make "
-            "the run longer"
+            f"start, end: expected steps in order up to {steps}, got {first} and {last}; give others, or "
+            "make the run longer"
         )
     if every is None:
         return sorted({first + (last - first) * act // ACTS for act in range(ACTS + 1)})

@@ -103,7 +103,9 @@ def look(model: nn.Module, loss: Loss, batches: Sequence[Any]) -> Look:
     >>> {site: scores.shape for site, scores in seen.scores.items()}
     {'blocks.0.attention': torch.Size([3]), 'blocks.1.attention': torch.Size([3])}
     """
-    losses, scores, influence = [], {}, {}
+    losses: list[float] = []
+    scores: dict[str, Tensor] = {}
+    influence: dict[str, Tensor] = {}
     rows: dict[str, list[Tensor]] = {}
     outputs = _Outputs()
     with evaluating(model), Interceptor(model, lambda call: outputs.see(call)) as interceptor:

@@ -188,11 +188,11 @@ def _reseeds(now: Moment, decisions: Decisions) -> None:
                 continue
             cost = now.cost(unit)
             if now.free(cost):
-                said = float(now.seen.redundancy[name][heads].min())
+                similar = float(now.seen.redundancy[name][heads].min())
                 what = (
                     "it is dead"
                     if bool(dead[heads].all())
-                    else f"another head says the same (CKA {said:.2f})"
+                    else f"another head says the same (CKA {similar:.2f})"
                 )
                 decisions.anew.append((unit, f"{what}; removing it {now.why(cost)}"))
             break

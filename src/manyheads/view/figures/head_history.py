@@ -34,6 +34,7 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import BoundaryNorm, ListedColormap
     from matplotlib.figure import Figure
+    from matplotlib.patheffects import withStroke
     from matplotlib.ticker import MaxNLocator
     from numpy import linspace
 
@@ -58,11 +59,11 @@ def draw(
     for kind_of_act, (mark, colour) in _MARKS.items():
         points = [(act.step, sites.index(act.site)) for act in acts if act.kind == kind_of_act]
         if points:
-            x, y = zip(*points, strict=True)
-            options = {} if mark in "x+" else {"facecolors": "none"}
-            axes.scatter(
-                x, y, marker=mark, s=38, color=colour, label=kind_of_act, linewidths=1.3, zorder=3, **options
-            )
+            axes.plot(
+                [step for step, _ in points], [row for _, row in points], mark, color=colour, markersize=6,
+                markerfacecolor="none", markeredgewidth=1.3, linestyle="none", label=kind_of_act,
+                path_effects=[withStroke(linewidth=3, foreground="white")],
+            )  # fmt: skip
     for row in range(len(sites)):
         axes.annotate(
             str(counts[row][-1]), (1.0, row), xycoords=("axes fraction", "data"), xytext=(5, 0),
