@@ -112,7 +112,8 @@ def _directions(old: Tensor, others: Tensor | None, generator: torch.Generator) 
     if others is not None and len(present) + len(drawn) <= drawn.shape[1]:
         basis: Tensor = torch.linalg.qr(present.T).Q  # (inputs, rows)
         drawn = drawn - drawn @ basis @ basis.T
-    return drawn / drawn.norm(dim=1, keepdim=True) * length
+    directions: Tensor = drawn / drawn.norm(dim=1, keepdim=True) * length
+    return directions
 
 
 def _entries(model: nn.Module, part: Part) -> Tensor:

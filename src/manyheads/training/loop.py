@@ -22,6 +22,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from manyheads.common.interrupts import Interrupted, interrupted, interruptible
 from manyheads.common.json_files import in_one_sentence
@@ -295,9 +296,10 @@ class Loop:
         steps = range(first, self.step + 1) if self.dynamic.due else ()
         batches = [self._batch(step, 0, PRICED)[0] for step in steps]
         acts = self.dynamic.count(loss, batches)
-        if acts and self.wrapped is not self.model:
-            self.accelerator._models.remove(self.wrapped)
-            self.wrapped = self.accelerator.prepare_model(self.model)
+        if acts and isinstance(self.wrapped, DistributedDataParallel):
+            # not by Accelerate, which would put mixed precision around the model once more
+            devices, device = self.wrapped.device_ids, self.wrapped.output_device
+            self.wrapped = DistributedDataParallel(self.model, devices, device)
         return list(map(str, acts))
 
     def _evaluate(self, indices: Sequence[int]) -> dict[str, float]:
