@@ -498,9 +498,5 @@ def test_two_processes_take_the_same_decisions(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     one, two = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    assert one[1] == two[1]
-    assert one[2] == two[2]
-    assert [text.partition("; the loss")[0] for text in one[0]] == [
-        t.partition("; the loss")[0] for t in two[0]
-    ]
+    assert one == two
     assert len(one[0]) >= 3

@@ -165,14 +165,18 @@ class DynamicHeads:
         loss: the training loss of this update.
         """
         self._batches.append(batch)
-        return self.count(loss, list(self._batches))
+        acts = self.count(loss, list(self._batches))
+        if self._number >= self._schedule[-1]:
+            self._batches.clear()
+        return acts
 
     def count(self, loss: float | Tensor, batches: Sequence[Any]) -> list[Act]:
         """As `step`, for a loop that keeps the last batches itself; they are used only if an act is `due`."""
         if self._budget is None:
             self._begin(batches[-1])
         self._number += 1
-        self._losses.append(loss.detach() if isinstance(loss, Tensor) else float(loss))
+        if self._number <= self._schedule[-1]:
+            self._losses.append(loss.detach() if isinstance(loss, Tensor) else float(loss))
         self.head_steps += sum(self.history[-1][1].values())
         if self._number not in self._schedule:
             return []
@@ -256,7 +260,8 @@ class DynamicHeads:
             self._young(units),
             self._number == self._schedule[-1],
         )
-        varies = noise([float(loss) for loss in self._losses])
+        everywhere = gathered(noise([float(loss) for loss in self._losses]))
+        varies = sum(everywhere) / len(everywhere)
         decisions = decide(Moment(seen, units, limits, varies, price))
         sites, inputs = seen.sites, input_of(self.model, self.loss, batches[-1])
         if decisions.anew:
