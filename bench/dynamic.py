@@ -1,4 +1,4 @@
-"""dynamic: heads cut while training, against fixed numbers of heads, on Multi30k.
+"""heads cut while training, against fixed numbers of heads, on Multi30k.
 
     MANYHEADS_DATA=DIR python -m bench dynamic --out bench/results
 
