@@ -369,7 +369,7 @@ def files(out):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"ema": 0.8, "accumulate": 2, "final_heads": 0.7}, {"precision": "bf16"}],
+    [{}, {"ema": 0.8, "accumulate": 2, "final_heads": 0.2}, {"precision": "bf16"}],
     ids=["plain", "averaged", "bf16"],
 )
 def test_killed_runs_go_on_to_the_bit(text, tmp_path, options):
