@@ -172,7 +172,7 @@ def outputs_loss(model, batch):
     return (found if isinstance(found, torch.Tensor) else found[0]).float().square().mean()
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "nn.TransformerEncoder", "bloom"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "nn.TransformerEncoder"])
 def test_any_model_that_can_be_cut(kind):
     make, batch = MODELS[kind]
     torch.manual_seed(0)
@@ -373,7 +373,7 @@ def files(out):
     ids=["plain", "averaged", "bf16"],
 )
 def test_killed_runs_go_on_to_the_bit(text, tmp_path, options):
-    """Checkpoints are kept after steps 3 and 6, and acts follow steps 5 and 7: there are losses in between."""
+    """Checkpoints are kept after steps 3 and 6, acts follow steps 5 and 7: there are losses in between."""
     options |= {"steps": 30}
     whole = run_loop(text, tmp_path / "whole", **options)
     changed = [line["step"] for line in read(tmp_path / "whole" / "log.jsonl") if "acts" in line]
@@ -450,9 +450,8 @@ def test_damaged_records_are_refused_in_a_sentence(text, tmp_path):
         mh.load(out)
 
 
-@pytest.mark.parametrize("positions", ["alibi", "rotary"])
-def test_positions_follow(text, tmp_path, positions):
-    task = Language(dropout=0.0, positions=positions, kv_heads=2, **(SMALL | {"d_model": 24, "heads": 4}))
+def test_slopes_and_groups_follow(text, tmp_path):
+    task = Language(dropout=0.0, positions="alibi", kv_heads=2, **(SMALL | {"d_model": 24, "heads": 4}))
     result = train(task, text, out=tmp_path / "out", **QUICK)
     assert sum(heads_of(result.model)) <= 4
     train(task, text, out=tmp_path / "out", resume=True, **QUICK)
@@ -460,14 +459,14 @@ def test_positions_follow(text, tmp_path, positions):
 
 
 PROCESS = """
-import json, os, sys
+import json, sys
 import torch
 from torch import nn
 import torch.distributed as dist
 import manyheads as mh
 
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+rank = int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/meeting", rank=rank, world_size=2)
 torch.manual_seed(1)
 model = mh.Decoder(20, heads=5, layers=2, vocabulary=31)
 def loss_of(model, ids):
@@ -493,12 +492,14 @@ dist.destroy_process_group()
 
 def test_two_processes_take_the_same_decisions(tmp_path):
     (tmp_path / "process.py").write_text(PROCESS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "process.py"), str(tmp_path)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, str(tmp_path / "process.py"), str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen([*command, str(rank)], env=environment, stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    problems = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], problems
     one, two = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert one == two
     assert len(one[0]) >= 3
