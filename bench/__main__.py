@@ -16,6 +16,7 @@ ALSO = (
     "watch",
     "prune",
     "orthogonality",
+    "dynamic",
     "live",
     "report",
     "probe",

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from manyheads.tasks.trained import evaluate as evaluate
     from manyheads.tasks.trained import predict as predict
     from manyheads.training.diversity_terms import diversity_terms as diversity_terms
+    from manyheads.training.dynamic_heads import DynamicHeads as DynamicHeads
     from manyheads.training.head_health import HeadHealth as HeadHealth
     from manyheads.training.loop import train as train
     from manyheads.training.orthogonal_heads import orthogonal_heads as orthogonal_heads
@@ -110,6 +111,7 @@ _NAMES = {
     "manyheads.tasks.trained": ("evaluate", "predict"),
     "manyheads.training.diversity_terms": ("diversity_terms",),
     "manyheads.training.head_health": ("HeadHealth",),
+    "manyheads.training.dynamic_heads": ("DynamicHeads",),
     "manyheads.training.loop": ("train",),
     "manyheads.training.orthogonal_heads": ("orthogonal_heads",),
     "manyheads.training.sweep": ("sweep",),

@@ -12,7 +12,7 @@ from manyheads.common.whole_files import tidy, write_whole
 from manyheads.nn.transformers import Seq2Seq
 from manyheads.training import checkpoint
 from manyheads.training.log import Log, read
-from manyheads.training.loop import Average
+from manyheads.training.weight_average import Average
 
 resource = pytest.importorskip("resource", reason="limits on the size of files are a matter of Unix")
 

@@ -113,13 +113,15 @@ def run(
     with Console(stderr=True).status("Loading torch"):
         from manyheads.tasks import find
         from manyheads.tasks.train import train_task
-        from manyheads.view.terminal.training import how_to_resume, print_training, training_bar
+        from manyheads.view.terminal.training import HEADS, how_to_resume, print_training, training_bar
     with training_bar(Console(stderr=True, quiet=json or rank() > 0), find(task).metric) as show:
         trackers = [] if tracker == "none" else [tracker]
         out = out or Path("out") / task
         result = train_task(task, options, out=out, callbacks=[show], trackers=trackers, **settings)
     files = settings.get("data"), settings.get("valid")
     if rank() == 0:
+        if result.dynamic is not None:
+            result.dynamic.draw(result.out / HEADS)
         print_training(result, *files, as_json=json)
     return how_to_resume(result, task, *files) if result.ended == "interrupted" else None
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, cast, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.json_files import check_fields
 from manyheads.models import no_heads
 from manyheads.models.no_heads import NoHeads
 from manyheads.models.per_head_inputs import Pick, PickOptions
@@ -237,6 +238,36 @@ def forget(changes: Changes, path: str) -> None:
             if name == path or name.startswith(f"{path}.") or not path:
                 del noted[name]
     changes.replaced = [name for name in changes.replaced if name != path]
+
+
+class Record(TypedDict):
+    """All that it takes to make a new model of the same class and config like a changed one."""
+
+    changes: dict[str, Any]
+    original_heads: dict[str, list[int]]
+
+
+def record_of(model: nn.Module) -> Record | None:
+    """The record of a changed model; None for any other."""
+    if not hasattr(model, ATTRIBUTE):
+        return None
+    original_heads = getattr(model, "original_heads", None) or {}
+    return {"changes": changes_of(model).as_json(), "original_heads": dict(original_heads)}
+
+
+def restructure(model: nn.Module, record: Record, shapes: Mapping[str, Sequence[int]]) -> nn.Module:
+    """A new, unchanged model in the structure of a record, whose weights are to be filled in.
+
+    shapes: of the weights that will be; a record with others is refused, before anything is made.
+    """
+    check_fields(record["changes"], get_type_hints(Changes), "changes")
+    changes = Changes(**record["changes"])
+    for name, shape in changes.shapes.items():
+        if list(shapes.get(name, ())) != list(shape):
+            raise ValueError(f"changes: {name!r:.60} is {shape}, and its weights are {shapes.get(name)}")
+    model = reshape(model, changes)
+    setattr(model, "original_heads", record["original_heads"])  # noqa: B010
+    return model
 
 
 def settle(model: nn.Module, changes: Changes) -> None:

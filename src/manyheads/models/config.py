@@ -12,18 +12,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, get_type_hints
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model
 from torch import nn
 
 from manyheads.common.errors import first_line
-from manyheads.common.json_files import check_fields, in_one_sentence, read_json
+from manyheads.common.json_files import check_fields, in_one_sentence, parse_json, read_json
 from manyheads.common.registry import registered
 from manyheads.common.whole_files import write_whole
-from manyheads.models.size_limits import no_larger_than
+from manyheads.models.changes import Record, restructure
+from manyheads.models.size_limits import no_larger_than, shapes
 
 FORMAT = "manyheads"
 CONFIG = "config.json"
+RECORD = "manyheads.changes"  # in the metadata of weights whose heads changed in training
 
 
 def build(description: Mapping[str, object]) -> nn.Module:
@@ -79,6 +81,16 @@ Description = TypedDict(
 )
 
 
+def _record(path: Path) -> str | None:
+    """The record of heads that changed in training (`changes.record_of`), in a file of weights."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path}: damaged ({first_line(error)})") from error
+    return metadata.get(RECORD)
+
+
 def read(folder: Path) -> Description | None:
     """The config.json in a folder; None when there is none, or one of another kind."""
     path = folder / CONFIG
@@ -105,6 +117,10 @@ def load(folder: Path, description: Mapping[str, object]) -> nn.Module:
         )
     with no_larger_than(path):
         model = build(description)
+    record = _record(path)
+    if record is not None:
+        with in_one_sentence(f"{path}: damaged, its changes do not fit"):
+            model = restructure(model, parse_json(record.encode(), Record), shapes(path))
     try:
         load_model(model, path)
     except (RuntimeError, OSError, SafetensorError) as error:

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from manyheads.common.json_files import read_json, regular_file
 from manyheads.common.whole_files import whole_folder, write_whole
+from manyheads.models.changes import Record
+from manyheads.models.config import RECORD
 
 KEEP = 2
 _FORMAT, _VERSION = "manyheads checkpoint", 1
@@ -31,7 +33,8 @@ class State(TypedDict):
     """What a checkpoint holds besides tensors.
 
     ``step`` is the number of updates, ``worse`` the number of evaluations since the best, ``data`` the hashes
-    of the data, ``scaler`` the state of the gradient scaler, ``health`` that of `HeadHealth`.
+    of the data, ``scaler`` the state of the gradient scaler, ``health`` and ``dynamic`` those of
+    `HeadHealth` and `DynamicHeads`, and ``changes`` the record of heads that changed.
     """
 
     step: int
@@ -41,6 +44,8 @@ class State(TypedDict):
     data: list[str]
     scaler: dict[str, Any] | None
     health: NotRequired[dict[str, Any] | None]
+    dynamic: NotRequired[dict[str, Any]]
+    changes: NotRequired[Record | None]
 
 
 def save(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: State) -> Path:
@@ -135,9 +140,10 @@ def _savable(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().contiguous().cpu() for name, value in values.items()}
 
 
-def model_bytes(values: Mapping[str, Tensor]) -> bytes:
-    """Weights as the content of a model.safetensors."""
-    content: bytes = to_bytes(_savable(values), metadata={"format": "pt"})
+def model_bytes(values: Mapping[str, Tensor], changes: Record | None = None) -> bytes:
+    """Weights as the content of a model.safetensors, with the record of heads that changed in training."""
+    metadata = {"format": "pt"} | ({} if changes is None else {RECORD: json.dumps(changes)})
+    content: bytes = to_bytes(_savable(values), metadata=metadata)
     return content
 
 

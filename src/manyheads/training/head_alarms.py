@@ -121,14 +121,15 @@ class History:
         """The values of a metric, (looks, heads), for the heads of the last look; NaN where not seen."""
         if metric not in self.metrics:
             raise KeyError(f"no metric {metric!r}; there are {', '.join(self.metrics) or 'none yet'}")
-        heads = [row[:1] + row[2:3] for row in self.rows]
+        heads = [(row.site, row.original_head) for row in self.rows]
         lines = []
         for look in self.looks:
             values = look.values.get(metric)
             if values is None:
                 values = torch.full((len(look.rows),), torch.nan)
             if look.rows != self.rows:  # the model was changed meanwhile
-                by_head = dict(zip((row[:1] + row[2:3] for row in look.rows), values.tolist(), strict=True))
+                names = ((row.site, row.original_head) for row in look.rows)
+                by_head = dict(zip(names, values.tolist(), strict=True))
                 values = torch.tensor([by_head.get(head, math.nan) for head in heads])
             lines.append(values)
         return torch.stack(lines)

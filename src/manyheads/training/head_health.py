@@ -17,7 +17,7 @@ from manyheads.common.devices import device_of
 from manyheads.common.json_numbers import plain
 from manyheads.heads.table import HeadTable, Row
 from manyheads.training.head_alarms import LOOKS, Alarm, Alarms, History, Look, Trend, trends
-from manyheads.training.head_monitor import MONITORED, HeadMonitor
+from manyheads.training.head_monitor import MONITORED, HeadMonitor, structure
 from manyheads.training.query_key_weights import LogitClip, SiteWeights, query_key_weights, spectral_norms
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class HeadHealth:
 
     def _open(self, full: bool) -> None:
         self.close()
-        if self._monitor.modules != [id(module) for module in self.model.modules()]:  # it was changed
+        if self._monitor.structure != structure(self.model):  # it was changed
             self._monitor, self._weights, self._clip = HeadMonitor(self.model), None, None
         self._monitor.logits_only = not (full and is_main())
         self._monitor.__enter__()

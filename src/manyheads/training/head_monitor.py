@@ -50,7 +50,7 @@ class HeadMonitor(Watch):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, "logits", {}, (), False)
-        self.modules = [id(module) for module in model.modules()]  # what it was made for
+        self.structure = structure(model)  # what it was made for
         self.logits_only = False  # for a look that only the clip needs
         self.forwards: dict[str, Forward] = {}  # what was called, by the path of the module
         self.scales: dict[str, float] = {}  # of each site's scores, NaN where they do not follow the queries
@@ -180,3 +180,16 @@ def twins(outputs: Tensor) -> tuple[Tensor, Tensor]:
     redundancy, twin = similarity.where(comparable, -1.0).max(1)
     alone = redundancy < 0
     return redundancy.masked_fill(alone, torch.nan).float(), twin.float().masked_fill(alone, torch.nan)
+
+
+def structure(model: nn.Module) -> list[object]:
+    """What tells a model from itself after modules were replaced or heads were cut or added in place.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> before = structure(layer)
+    >>> layer.weight = nn.Parameter(torch.zeros(1, 3))
+    >>> structure(layer) == before
+    False
+    """
+    modules = [id(module) for module in model.modules()]
+    return [*modules, *(parameter.shape for parameter in model.parameters())]

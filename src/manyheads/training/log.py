@@ -23,6 +23,7 @@ class Line(TypedDict):
     best: NotRequired[bool]
     diversity: NotRequired[dict[str, float]]
     alarms: NotRequired[list[str]]
+    acts: NotRequired[list[str]]
 
 
 class Log:

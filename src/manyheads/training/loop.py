@@ -22,6 +22,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from manyheads.common.interrupts import Interrupted, interrupted, interruptible
 from manyheads.common.json_files import in_one_sentence
@@ -29,10 +30,13 @@ from manyheads.common.locks import LOCK, locked
 from manyheads.common.preserved_state import untouched
 from manyheads.common.whole_files import write_whole
 from manyheads.data.examples import Order, seed_of, spread
+from manyheads.models.changes import record_of, restructure
 from manyheads.models.config import build
+from manyheads.models.folder import load
 from manyheads.nn.orthogonal_rows import plain
 from manyheads.training import checkpoint
 from manyheads.training.diversity_terms import DiversityTerms, diversity_terms
+from manyheads.training.dynamic_heads import BATCHES, DynamicHeads
 from manyheads.training.evaluation import evaluate
 from manyheads.training.head_health import HeadHealth
 from manyheads.training.log import Log
@@ -41,6 +45,7 @@ from manyheads.training.orthogonal_heads import orthogonal_heads
 from manyheads.training.progress import Report, line, track
 from manyheads.training.run_folder import Run
 from manyheads.training.task import Data, Task
+from manyheads.training.weight_average import Average
 
 
 @dataclass
@@ -54,9 +59,11 @@ class Result:
     metrics: dict[str, float]
     ended: str  # "finished", "early" or "interrupted"
     notes: list[str]  # about the data, for the user
+    dynamic: DynamicHeads | None = None  # what was done to the heads, with ``dynamic``
 
 
 Callback = Callable[[Report], None]
+PRICED = 4  # one in so many examples of a batch suffices to price heads
 
 
 class DivergenceError(ValueError):
@@ -153,6 +160,11 @@ class Loop:
         self.accelerator = accelerator
         torch.manual_seed(seed_of(options.seed))
         self.model = build(task.describe())
+        saved = self._saved()
+        if saved is not None and (record := saved[1].get("changes")):
+            shapes = {name: value.shape for name, value in saved[2]["model"].items()}
+            with in_one_sentence(f"{saved[0]}: damaged; remove it to continue from the one before"):
+                self.model = restructure(self.model, record, shapes)
         self.terms = self._keep_diverse()
         matrices = [p for p in self.model.parameters() if p.dim() > 1]
         others = [p for p in self.model.parameters() if p.dim() <= 1]
@@ -166,13 +178,16 @@ class Loop:
         )
         self.wrapped, self.optimizer = accelerator.prepare(self.model, optimizer)
         self.average = Average(self.model, options.ema) if options.ema else None
+        self.dynamic = self._dynamic() if options.dynamic else None
         self.order = Order(data.train.sizes, options.batch_tokens, options.seed)
         self.step = 0
         self.best: float | None = None
         self.best_step = 0
         self.worse = 0  # evaluations since the best
         self.health = HeadHealth(self.model, options.watch_every) if options.watch_every else None
-        self._resume()
+        if saved is not None:
+            with in_one_sentence(f"{saved[0]}: damaged; remove it to continue from the one before"):
+                self._put(*saved[1:])
 
     def _keep_diverse(self) -> DiversityTerms | None:
         """Constrain the model's heads, and make the terms of its loss, as the options say."""
@@ -208,7 +223,9 @@ class Loop:
         """The best weights in the model, measured on all validation examples unless it was interrupted."""
         metrics: dict[str, float] = {}
         self.model = plain(self.model)
-        if self.run.weights.exists():
+        if self.run.weights.exists() and self.dynamic is not None:
+            self.model = load(self.run.out).to(self.accelerator.device)  # it may have had other heads
+        elif self.run.weights.exists():
             checkpoint.put(checkpoint.read_weights(self.run.weights), self.model)
         if ended != "interrupted":
             metrics, ended = self._evaluate_at_the_end(ended)
@@ -217,19 +234,16 @@ class Loop:
                 write_whole(self.run.metrics, json.dumps(document, indent=1))
         self.accelerator.wait_for_everyone()
         model, notes = self.model.eval(), self.data.notes
-        return Result(self.run.out, model, self.step, self.best_step, metrics, ended, notes)
+        return Result(self.run.out, model, self.step, self.best_step, metrics, ended, notes, self.dynamic)
 
     def _update(self, interrupted: bool) -> tuple[Report, bool]:
         """One update of the weights, from the same examples for any number of processes."""
         options, accelerator, step = self.options, self.accelerator, self.step
-        rank, processes = accelerator.process_index, accelerator.num_processes
-        torch.manual_seed(seed_of(options.seed, step, rank))
+        processes = accelerator.num_processes
+        torch.manual_seed(seed_of(options.seed, step, accelerator.process_index))
         learning_rate = rate(step, options)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        indices = self.order.batch(step)
-        key = (options.seed, self.order.epoch(step))
-        parts = options.accumulate * processes
         self.wrapped.train()
         terms, names = self.terms, [*self.terms.weights] if self.terms is not None else []
         # loss, tokens, interruptions, terms
@@ -237,16 +251,12 @@ class Loop:
         totals[2] = float(interrupted)
         with self._looked_at():
             for part in range(options.accumulate):
-                part_indices = indices[part * processes + rank :: parts]
-                examples = self.data.train.take(part_indices or indices[:1], *key)
-                batch = send_to_device(self.task.collate(examples), accelerator.device)
+                batch, is_empty = self._batch(step, part)
                 waits = part + 1 < options.accumulate
                 with accelerator.no_sync(self.wrapped) if waits else nullcontext():
                     with accelerator.autocast(), terms or nullcontext():
                         loss, count = self.task.loss(self.wrapped, batch)
-                    if (
-                        not part_indices
-                    ):  # fewer examples than processes: this one takes part without a gradient
+                    if is_empty:  # fewer examples than processes: this one takes part without a gradient
                         loss, count = loss * 0, count * 0
                     total_loss = loss if terms is None else loss + terms.loss() * count
                     # by a fixed number for now; the number of tokens of all processes is known at the end
@@ -275,6 +285,7 @@ class Loop:
         if self.health is not None:
             report.alarms = self.health.after_step(loss_value)
             report.heads = self.health.table if (step + 1) % options.watch_every == 0 else None
+        report.acts = self._act(loss_value) if self.dynamic is not None else []
         return report, stops > 0
 
     @contextmanager
@@ -287,6 +298,49 @@ class Loop:
         finally:
             if self.health is not None:
                 self.health.close()
+
+    def _batch(self, step: int, part: int, every: int = 1) -> tuple[dict[str, Tensor], bool]:
+        """A part of a step's batch for this process, or one in so many of its examples, and whether there was
+        none left for it.
+        """
+        rank, parts = self.accelerator.process_index, self.accelerator.num_processes
+        indices = self.order.batch(step)
+        chosen = indices[part * parts + rank :: parts * self.options.accumulate][::every]
+        key = (self.options.seed, self.order.epoch(step))
+        examples = self.data.train.take(chosen or indices[:1], *key)
+        return send_to_device(self.task.collate(examples), self.accelerator.device), not chosen
+
+    def _dynamic(self) -> DynamicHeads:
+        """Heads that change. The averaged weights follow, and batches are made again when they are due."""
+
+        def mean_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+            loss, count = self.task.loss(model, batch)
+            return loss / count
+
+        return DynamicHeads(
+            self.model,
+            self.optimizer,
+            mean_loss,
+            steps=self.options.steps,
+            heads=float(self.options.final_heads),
+            seed=self.options.seed,
+            averages=[] if self.average is None else [self.average.values],
+        )
+
+    def _act(self, loss: float) -> list[str]:
+        """Let heads change after an update, and wrap the changed model again."""
+        assert self.dynamic is not None
+        first = max(self.step + 1 - BATCHES, 0)
+        steps = range(first, self.step + 1) if self.dynamic.due else ()
+        batches = [self._batch(step, 0, PRICED)[0] for step in steps]
+        acts = self.dynamic.count(loss, batches)
+        if acts:
+            self.terms = self._keep_diverse()  # which rows are whose has changed
+        if acts and isinstance(self.wrapped, DistributedDataParallel):
+            # not by Accelerate, which would put mixed precision around the model once more
+            devices, device = self.wrapped.device_ids, self.wrapped.output_device
+            self.wrapped = DistributedDataParallel(self.model, devices, device)
+        return list(map(str, acts))
 
     def _evaluate(self, indices: Sequence[int]) -> dict[str, float]:
         with self._averaged():
@@ -317,7 +371,8 @@ class Loop:
         self.best, self.best_step, self.worse = value, self.step, 0
         if self.accelerator.is_main_process:
             with _writing(self.run.out), self._averaged():
-                write_whole(self.run.weights, checkpoint.model_bytes(checkpoint.weights(plain(self.model))))
+                values, record = checkpoint.weights(plain(self.model)), record_of(self.model)
+                write_whole(self.run.weights, checkpoint.model_bytes(values, record))
         return True
 
     def _given_up(self) -> bool:
@@ -339,15 +394,18 @@ class Loop:
             "scaler": None if scaler is None else scaler.state_dict(),
             "health": None if self.health is None else self.health.state_dict(),
         }
+        if self.dynamic is not None:
+            state |= {"dynamic": self.dynamic.state_dict(), "changes": record_of(self.model)}
         with _writing(self.run.out):
             checkpoint.save(self.run.checkpoints, tensors, state)
 
-    def _resume(self) -> None:
+    def _saved(self) -> tuple[Path, checkpoint.State, dict[str, dict[str, Tensor]]] | None:
+        """The newest checkpoint."""
         newest = next(iter(checkpoint.list_checkpoints(self.run.checkpoints)), None)
         if newest is None:
-            return
+            return None
         state, tensors = checkpoint.load(newest)
-        if missing := {"model", "optimizer", *(["average"] if self.average else [])} - set(tensors):
+        if missing := {"model", "optimizer", *(["average"] if self.options.ema else [])} - set(tensors):
             raise ValueError(
                 f"{newest}: damaged, it has no {min(missing)}.safetensors; remove it to continue from "
                 "the one before"
@@ -356,8 +414,7 @@ class Loop:
             raise ValueError(
                 f"data: not what the run in {self.run.out} began with; --resume needs the same files"
             )
-        with in_one_sentence(f"{newest}: damaged; remove it to continue from the one before"):
-            self._put(state, tensors)
+        return newest, state, tensors
 
     def _put(self, state: checkpoint.State, tensors: dict[str, dict[str, Tensor]]) -> None:
         checkpoint.put(tensors["model"], self.model)
@@ -375,6 +432,8 @@ class Loop:
                     raise ValueError(f"{key} of {name} is {value.dtype} {tuple(value.shape)}")
             if state_of:
                 self.optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in state_of.items()}
+        if self.dynamic is not None and "dynamic" in state:
+            self.dynamic.load_state_dict(state["dynamic"])
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         if self.health is not None and (health := state.get("health")) is not None:
@@ -391,52 +450,6 @@ class Loop:
 
     def _digest(self) -> list[str]:
         return [self.data.train.digest(), self.data.valid.digest()]
-
-
-class Average:
-    """An exponential moving average of a model's weights, with a shorter memory at the beginning.
-
-    Examples
-    --------
-    >>> model = nn.Linear(1, 1, bias=False)
-    >>> _ = nn.init.ones_(model.weight)
-    >>> average = Average(model, decay=0.9)
-    >>> _ = nn.init.zeros_(model.weight)
-    >>> average.update(step=0)
-    >>> with average.in_place():
-    ...     model.weight.item()
-    0.1...
-    >>> model.weight.item()
-    0.0
-    """
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.model = model
-        self.decay = decay
-        self.values: dict[str, Tensor] = {
-            name: value.clone() for name, value in checkpoint.weights(model).items()
-        }
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Add the weights after a step, counted from 0."""
-        decay = min(self.decay, (1 + step) / (10 + step))
-        now = checkpoint.weights(self.model)
-        for name, value in self.values.items():
-            if value.is_floating_point():
-                value.lerp_(now[name], 1 - decay)
-            else:
-                value.copy_(now[name])
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The model with the average as its weights."""
-        before = {name: value.clone() for name, value in checkpoint.weights(self.model).items()}
-        checkpoint.put(self.values, self.model)
-        try:
-            yield
-        finally:
-            checkpoint.put(before, self.model)
 
 
 def _begin(task: Task, run: Run, options: Options, data: str | None, valid: str | None, resume: bool) -> Data:

@@ -44,6 +44,8 @@ class Options:
     evaluate_examples: int = option(512, "Examples per evaluation; the last one takes all. 0 for all always.")
     save_every: int = option(100, "Steps between checkpoints.")
     patience: int = option(0, "Early stopping: evaluations without an improvement; 0 for never.")
+    dynamic: bool = option(False, "Cut, reseed, split and add heads while training.")
+    final_heads: float = option(0.5, "With --dynamic: heads at the end, as a share of those at the start.")
     watch_every: int = option(100, "Steps between measurements of the heads; 0 for none.")
     precision: str = option("no", "Mixed precision: no, bf16 or fp16.")
     diversity: str = option("", "Terms that keep heads diverse, as orthogonality=0.1,attention=0.01.")
@@ -58,6 +60,8 @@ class Options:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name}: expected a number from 0 on, got {value}")
+        if not (math.isfinite(self.final_heads) and self.final_heads > 0):
+            raise ValueError(f"final_heads: expected a share above 0, got {self.final_heads}")
         for name in ("ema", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected a number from 0 and below 1, got {getattr(self, name)}")
@@ -65,7 +69,12 @@ class Options:
             if getattr(self, name) not in names:
                 raise ValueError(f"{name}: expected one of {', '.join(names)}, got {getattr(self, name)!r}")
         diversity_weights(self.diversity)
-        orthogonal_roles(self.orthogonal)
+        if orthogonal_roles(self.orthogonal) and self.dynamic:
+            raise ValueError(
+                f"orthogonal: {self.orthogonal} and dynamic were given; expected one of them, since heads "
+                "behind a constraint cannot be cut or added while training: use --diversity "
+                "orthogonality=0.1 instead"
+            )
 
 
 _LEAST = {

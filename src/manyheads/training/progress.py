@@ -30,6 +30,7 @@ class Report:
     heads: HeadTable | None = None  # if the heads were measured in this step
     diversity: dict[str, float] = field(default_factory=dict)  # the terms, without their weights
     alarms: list[Alarm] = field(default_factory=list)  # about the heads, that this step raised
+    acts: list[str] = field(default_factory=list)  # what was done to the heads after it, and why
 
 
 def line(report: Report) -> Line:
@@ -47,6 +48,8 @@ def line(report: Report) -> Line:
         numbers["diversity"] = report.diversity
     if report.alarms:
         numbers["alarms"] = [alarm.message for alarm in report.alarms]
+    if report.acts:
+        numbers["acts"] = report.acts
     return numbers
 
 

@@ -8,3 +8,5 @@ register("view.notebook", "manyheads.view.widget:bundle")
 register("view.pruning_curve", "manyheads.view.figures.pruning_curve:draw")
 # The figure of a sweep.
 register("view.sweep_curve", "manyheads.view.figures.sweep:draw")
+# The figure of heads that changed while training.
+register("view.head_history", "manyheads.view.figures.head_history:draw")

@@ -11,12 +11,16 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from manyheads.tasks.trained import Evaluation
+from manyheads.training.dynamic_heads import DynamicHeads
 from manyheads.training.head_health import LOGGER
 from manyheads.training.loop import Result
 from manyheads.training.progress import Report
 
+HEADS = "heads.png"  # the figure of heads that changed, in the folder of a run
+COLUMNS = 12  # of the table of heads
 SMOOTH = 0.9  # how much of the loss and the speed shown is that of the steps before
 
 
@@ -50,6 +54,8 @@ def training_bar(console: Console, metric: str) -> Iterator[Callable[[Report], N
             for alarm in report.alarms:
                 bar.console.print(str(alarm), style="yellow", highlight=False)
             bar.update(steps, completed=report.step, total=report.steps, numbers=numbers)
+            for act in report.acts:
+                bar.console.print(f"  {act}", highlight=False)
             if report.metrics:
                 mark = " *" if report.best else ""
                 bar.console.print(f"step {report.step:,}  {numbers}{mark}", highlight=False)
@@ -77,6 +83,9 @@ def print_training(result: Result, data: str | None, valid: str | None, *, as_js
     why = ", no improvement any more" if result.ended == "early" else ""
     console.print(f"{result.step:,} steps{why}. The best weights, of step {result.best_step:,}, reach")
     print_metrics(result.metrics, console)
+    if result.dynamic is not None:
+        print_heads(result.dynamic, console)
+        console.print(f"heads by layer over time: {result.out / HEADS}")
     console.print(f"They are in {result.out}: try")
     measured = [] if data is None else ["--data", valid or data]
     for verb in ("predict", "evaluate", "inspect"):
@@ -88,6 +97,26 @@ def print_metrics(metrics: dict[str, float], console: Console) -> None:
     """The metrics of a task, a line each."""
     for metric, value in metrics.items():
         console.print(f"  {metric:<14} {value:.4f}")
+
+
+def print_heads(dynamic: DynamicHeads, console: Console) -> None:
+    """The number of heads of every site, at the start and after each change."""
+    kept = dynamic.history[:: max(len(dynamic.history) // COLUMNS, 1)]
+    kept += [] if kept[-1] is dynamic.history[-1] else [dynamic.history[-1]]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("heads after step")
+    for step, _ in kept:
+        table.add_column(f"{step:,}", justify="right")
+    for site in kept[0][1]:
+        table.add_row(site, *(str(heads[site]) for _, heads in kept))
+    totals = [sum(heads.values()) for _, heads in kept]
+    table.add_row("all", *map(str, totals))
+    console.print(table)
+    kinds = {
+        kind: sum(act.kind == kind for act in dynamic.acts) for kind in ("cut", "reseed", "split", "add")
+    }
+    done = ", ".join(f"{number} {kind}" for kind, number in kinds.items() if number) or "no change"
+    console.print(f"{done}; log.jsonl says why")
 
 
 def how_to_resume(result: Result, task: str, data: str | None, valid: str | None) -> str:
