@@ -15,6 +15,7 @@ NAMES: tuple[str, ...] = (
     "several_heads",
     "splitting_is_free",
     "scaled_scores",
+    "residual_connections",
 )
 
 

@@ -135,6 +135,19 @@ def judge_effect(effect: Interval, least: float) -> Verdict:
     return "does not hold" if effect.high <= least else "cannot be told"
 
 
+def judge_all(*verdicts: Verdict) -> Verdict:
+    """The verdict on a claim that says several things: in part if some hold.
+
+    >>> judge_all("holds", "holds"), judge_all("holds", "cannot be told")
+    ('holds', 'holds in part')
+    >>> judge_all("does not hold", "does not hold"), judge_all("does not hold", "cannot be told")
+    ('does not hold', 'cannot be told')
+    """
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    return "holds in part" if {"holds", "holds in part"} & set(verdicts) else "cannot be told"
+
+
 Kind = TypeVar("Kind", bound=Settings)
 
 
