@@ -15,7 +15,10 @@ NAMES: tuple[str, ...] = (
     "several_heads",
     "splitting_is_free",
     "scaled_scores",
+    "attention_cost",
+    "sight_across_chunks",
     "residual_connections",
+    "norm_position",
 )
 
 
