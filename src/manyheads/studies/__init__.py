@@ -17,6 +17,7 @@ NAMES: tuple[str, ...] = (
     "scaled_scores",
     "attention_cost",
     "sight_across_chunks",
+    "checkpointed_length",
     "residual_connections",
     "norm_position",
 )

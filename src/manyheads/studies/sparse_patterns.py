@@ -1,10 +1,13 @@
-"""Attention that leaves keys out, or the softmax: what `attention` does not have and two studies compare."""
+"""Patterns of attention that leave keys out, or the softmax, which studies compare."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from manyheads.nn import mask as masks
+from manyheads.nn.mask import Mask
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -55,3 +58,19 @@ def _allowed(length: int, blocks: int, window: int, global_tokens: int) -> Tenso
     j = (block - 1) * window + torch.arange(3 * window)
     near = ((i - j).abs() < window) & (j >= global_tokens) & (j < length)
     return F.pad(near, (global_tokens, 0), value=True)
+
+
+def pattern_mask(pattern: str, size: int, length: int, global_tokens: int) -> Mask | Tensor | None:
+    """Who may attend to whom in a row of this length: "full", "chunk", "window" or "global".
+
+    >>> pattern_mask("global", size=1, length=3, global_tokens=1).int()
+    tensor([[1, 1, 1],
+            [1, 1, 0],
+            [1, 0, 1]], dtype=torch.int32)
+    """
+    if pattern in ("chunk", "window"):
+        return masks.chunk(size) if pattern == "chunk" else masks.window(size)
+    special = torch.arange(length) < global_tokens
+    return (
+        None if pattern == "full" else masks.window(size).dense(length, length) | special | special[:, None]
+    )
