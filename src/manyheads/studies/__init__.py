@@ -20,6 +20,8 @@ NAMES: tuple[str, ...] = (
     "checkpointed_length",
     "residual_connections",
     "norm_position",
+    "position_encodings",
+    "head_orthogonality",
 )
 
 
