@@ -22,6 +22,7 @@ NAMES: tuple[str, ...] = (
     "norm_position",
     "position_encodings",
     "head_orthogonality",
+    "picture_heads",
 )
 
 

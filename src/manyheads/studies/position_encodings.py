@@ -88,7 +88,7 @@ class Setup(Settings):
     layers: int = 1
     vocabulary: int = 400
     max_tokens: int = 64
-    steps: int = 250
+    steps: int = 220
     batch_tokens: int = 512
     learning_rate: float = 5e-3
 
