@@ -134,7 +134,8 @@ def _longest(setup: Setup, layers: int, kernel: str, checkpoint: bool, budget: i
 @cache
 def _bytes(setup: Setup, layers: int, kernel: str, checkpoint: bool, length: int) -> int:
     """The most bytes of tensors at once in a forward and a backward pass; nothing is computed."""
-    with FakeTensorMode(), TensorMemory() as memory:
+    memory = TensorMemory()
+    with FakeTensorMode(), memory:
         before = _encoder(setup, layers, kernel, checkpoint), torch.zeros(1, length, setup.d_model)
         fixed = memory.live
         _pass(*before)
@@ -223,7 +224,7 @@ def _value(result: Result, column: str, layers: int, kernel: str) -> float:
 
 
 def _time_ratio(result: Result, kernel: str) -> Interval:
-    shallowest = {"layers": _layers(result)[0], "kernel": kernel}
+    shallowest: Row = {"layers": _layers(result)[0], "kernel": kernel}
     with_it, without = (result.values("seconds", **shallowest, checkpoint=c) for c in (True, False))
     return interval(with_it[seed] / without[seed] for seed in sorted(with_it.keys() & without.keys()))
 

@@ -170,7 +170,7 @@ def figure(result: Result, language: Language) -> Figure:
             title = Words(f"held-out loss, {layers:g} layers", f"留出损失，{layers:g} 层")
             each.set_title(title[language], fontsize=11, loc="left")
     log_ticks(axes[0], depths)
-    axes[0].set_yscale("log")
+    axes[0].set_ylim(bottom=0)
     axes[0].set_xlabel(Words("layers", "层数")[language])
     axes[0].set_title(COLUMNS["gradient_ratio"][language], fontsize=11, loc="left")
     drawing.legend(*axes[-1].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=4)
@@ -185,9 +185,8 @@ def verdict(result: Result) -> Judgement:
     deepest = _numbers(result, "layers", "gradient_ratio")[-1]
     trained, rate = (_numbers(result, name, "loss")[-1] for name in ("layers", "rate"))
     ratios = {norm: result.values("gradient_ratio", norm=norm, layers=deepest, rate=None) for norm in NORMS}
-    larger = paired_difference(
-        *({seed: math.log2(value) for seed, value in ratios[norm].items()} for norm in NORMS)
-    )
+    pre, post = ({seed: math.log2(value) for seed, value in ratios[norm].items()} for norm in NORMS)
+    larger = paired_difference(pre, post)
     gaps = {warm: _gap(result, {"layers": trained, "rate": rate, "warmup": warm}) for warm in (True, False)}
     worse = paired_difference(gaps[False], dict.fromkeys(gaps[False], 0.0))
     cured = paired_difference(gaps[False], gaps[True])

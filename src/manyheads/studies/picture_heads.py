@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
@@ -127,7 +127,7 @@ def parts(setup: Setup) -> Sequence[Part]:
 
 def _measure(setup: Setup, seed: int) -> list[Row]:
     tokenizer, data = _read(setup.data)
-    task = Picturebook(kind="single", d_model=setup.d_model, heads=setup.heads, layers=setup.layers)
+    task: Any = Picturebook(kind="single", d_model=setup.d_model, heads=setup.heads, layers=setup.layers)
     task._tokenizer = tokenizer
     recipe = Recipe(setup.steps, setup.batch_tokens, learning_rate=3e-3)
     model = fit(task, data, new_model(task, seed), recipe, seed).model
@@ -201,8 +201,9 @@ def verdict(result: Result) -> Judgement:
     ends = [sum(values.values()) / len(values) for values in (highest, lowest)]
     numbers = Words(
         f"The head that looks at the picture most gives it {ends[0]:.0%} of its attention, the one that "
-        f"looks least {ends[1]:.0%}. The loss rises by {blank:.2f} with a blank picture, by {most:.2f} without "
-        f"the heads that look most and by {least:.2f} without those that look least ({blank.count} seeds).",
+        f"looks least {ends[1]:.0%}. The loss rises by {blank:.2f} with a blank picture, by {most:.2f} "
+        f"without the heads that look most and by {least:.2f} without those that look "
+        f"least ({blank.count} seeds).",
         f"最看图的头把 {ends[0]:.0%} 的注意力给图，最不看图的给 {ends[1]:.0%}。"
         f"换成白纸，损失上升 {blank:.2f}；去掉最看图的头上升 {most:.2f}，"
         f"去掉最不看图的头上升 {least:.2f}（{blank.count} 个随机种子）。",

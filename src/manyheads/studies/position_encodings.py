@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
@@ -127,7 +127,7 @@ def parts(setup: Setup) -> Sequence[Part]:
 
 def _measure(setup: Setup, positions: str, seed: int) -> list[Row]:
     tokenizer, data = _read(setup.data, setup.vocabulary, setup.max_tokens)
-    task = Translation(
+    task: Any = Translation(
         d_model=setup.d_model, heads=setup.heads, layers=setup.layers, positions=positions, dropout=0.0,
         max_tokens=setup.max_tokens,
     )  # fmt: skip

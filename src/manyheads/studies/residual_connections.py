@@ -193,14 +193,14 @@ def verdict(result: Result) -> Judgement:
 
 def _orders_of_magnitude(result: Result, layers: int) -> Interval:
     """By how many powers of ten the gradient is smaller without residual connections."""
-    logarithms = [
+    with_them, without = (
         {
             seed: math.log10(max(value, SMALLEST))
             for seed, value in result.values("gradient", layers=layers, residual=residual).items()
         }
         for residual in (True, False)
-    ]
-    return paired_difference(*logarithms)
+    )
+    return paired_difference(with_them, without)
 
 
 def _depths(result: Result, column: str) -> list[int]:
