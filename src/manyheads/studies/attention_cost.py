@@ -25,10 +25,8 @@ from manyheads.studies.study import (
     Row,
     Settings,
     Size,
-    Verdict,
     Words,
-    judge_all,
-    judge_effect,
+    judge_effects,
 )  # fmt: skip
 from manyheads.studies.tensor_memory import TensorMemory
 
@@ -188,10 +186,8 @@ def verdict(result: Result) -> Judgement:
     """By the exponents of time and memory."""
     kinds = EXACT | CHEAP
     exponents = {(kind, column): _exponent(result, kind, column) for kind in kinds for column in COLUMNS}
-    statements = [_all_above([exponents[kind, column] for kind in EXACT], SQUARE) for column in COLUMNS]
-    statements += [
-        _all_above([_negative(exponents[kind, column]) for kind in CHEAP], -LINE) for column in COLUMNS
-    ]
+    squares = [_least([exponents[kind, column] for kind in EXACT]) for column in COLUMNS]
+    lines = [_least([_negative(exponents[kind, column]) for kind in CHEAP]) for column in COLUMNS]
     slopes = {k: f"{exponents[k, 'seconds']:.2f} / {exponents[k, 'bytes'].mean:.2f}" for k in kinds}
     crossings = {kind: str(_crossing(result, kind, "fused") or "-") for kind in CHEAP}
     numbers = Words(
@@ -200,7 +196,8 @@ def verdict(result: Result) -> Judgement:
         f"时间 / 内存的指数：{_listed(slopes, 'zh')}。"
         f"从以下长度起比融合内核便宜：{_listed(crossings, 'zh')}。",
     )
-    return Judgement(judge_all(*statements), numbers)
+    effects = [(each, SQUARE) for each in squares] + [(each, -LINE) for each in lines]
+    return Judgement(judge_effects(effects), numbers)
 
 
 def _listed(values: Mapping[str, str], language: Language) -> str:
@@ -220,12 +217,10 @@ def _exponent(result: Result, kind: str, column: str) -> Interval:
     )
 
 
-def _all_above(values: Sequence[Interval], least: float) -> Verdict:
-    """Whether all of these are above a number: it fails where one of them fails."""
-    verdicts = [judge_effect(value, least) for value in values]
-    if "does not hold" in verdicts:
-        return "does not hold"
-    return "cannot be told" if "cannot be told" in verdicts else "holds"
+def _least(values: Sequence[Interval]) -> Interval:
+    """An interval that is above a number if all of these are, and below it if one of them is."""
+    means, lows, highs = zip(*((value.mean, value.low, value.high) for value in values), strict=True)
+    return Interval(min(means), min(lows), min(highs), min(value.count for value in values))
 
 
 def _negative(value: Interval) -> Interval:

@@ -25,8 +25,7 @@ from manyheads.studies.study import (
     Settings,
     Size,
     Words,
-    judge_all,
-    judge_effect,
+    judge_effects,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ def verdict(result: Result) -> Judgement:
         f"（{falls.count} 个随机种子）。",
     )
     effects = [*(changes[column] for column in READ), falls]
-    return Judgement(judge_all(*(judge_effect(effect, 0.0) for effect in effects)), numbers)
+    return Judgement(judge_effects([(effect, 0.0) for effect in effects]), numbers)
 
 
 def _steps(result: Result) -> list[int]:

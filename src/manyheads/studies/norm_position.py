@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from manyheads.common.intervals import Interval, interval, paired_difference
+from manyheads.common.intervals import interval, paired_difference
 from manyheads.studies.block_gradients import block_gradients, first_batch
 from manyheads.studies.drawing import line, log_ticks, panels
 from manyheads.studies.fitting import Recipe, fit, new_model
@@ -26,8 +26,7 @@ from manyheads.studies.study import (
     Size,
     Value,
     Words,
-    judge_all,
-    judge_effect,
+    judge_effects,
 )  # fmt: skip
 from manyheads.training.task import Data, Task
 
@@ -201,8 +200,8 @@ def verdict(result: Result) -> Judgement:
         f"后归一化的损失每词元高 {worse:.2f} 奈特；预热使这个差距缩小 {cured:.2f}"
         f"（{worse.count} 个随机种子）。",
     )
-    effects: list[tuple[Interval, float]] = [(larger, math.log2(LARGER)), (worse, 0.0), (cured, 0.0)]
-    return Judgement(judge_all(*(judge_effect(effect, least) for effect, least in effects)), numbers)
+    effects = [(larger, math.log2(LARGER)), (worse, 0.0), (cured, 0.0)]
+    return Judgement(judge_effects(effects), numbers)
 
 
 def _gap(result: Result, key: Mapping[str, Value]) -> dict[int, float]:

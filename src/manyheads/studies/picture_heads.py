@@ -27,8 +27,7 @@ from manyheads.studies.study import (
     Settings,
     Size,
     Words,
-    judge_all,
-    judge_effect,
+    judge_effects,
 )  # fmt: skip
 from manyheads.tasks.picturebook.models import Stream, picture_shares
 from manyheads.tasks.picturebook.task import Picturebook
@@ -209,7 +208,7 @@ def verdict(result: Result) -> Judgement:
         f"去掉最不看图的头上升 {least:.2f}（{blank.count} 个随机种子）。",
     )
     effects = [(apart, SPREAD), (blank, 0.0), (more, 0.0)]
-    return Judgement(judge_all(*(judge_effect(effect, least) for effect, least in effects)), numbers)
+    return Judgement(judge_effects(effects), numbers)
 
 
 def _extremes(result: Result) -> tuple[dict[int, float], dict[int, float]]:

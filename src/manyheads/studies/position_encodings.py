@@ -22,8 +22,7 @@ from manyheads.studies.study import (
     Settings,
     Size,
     Words,
-    judge_all,
-    judge_effect,
+    judge_effects,
 )  # fmt: skip
 from manyheads.tasks.translation import Translation
 from manyheads.training.evaluation import evaluate
@@ -184,7 +183,7 @@ def verdict(result: Result) -> Judgement:
         f"没有位置编码时，损失比各种编码的平均每词元高 {worse:.3f} 奈特；较长一半的差距比较短一半大"
         f" {longer:.3f}。较长一半中最好的是：{ENCODINGS[best].zh}（{worse.count} 个随机种子）。",
     )
-    return Judgement(judge_all(judge_effect(worse, 0.0), judge_effect(longer, 0.0)), numbers)
+    return Judgement(judge_effects([(worse, 0.0), (longer, 0.0)]), numbers)
 
 
 def _gap(result: Result, half: str) -> dict[int, float]:

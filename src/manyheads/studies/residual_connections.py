@@ -28,8 +28,7 @@ from manyheads.studies.study import (
     Settings,
     Size,
     Words,
-    judge_all,
-    judge_effect,
+    judge_effects,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ def verdict(result: Result) -> Judgement:
         f"{deepest} 层时，没有残差连接的第一层梯度是有残差连接时的 {share} 倍；"
         f"{trained} 层时，训练后的损失每词元高 {worse:.2f} 奈特（{worse.count} 个随机种子）。",
     )
-    return Judgement(judge_all(judge_effect(smaller, math.log10(SMALLER)), judge_effect(worse, 0.0)), numbers)
+    return Judgement(judge_effects([(smaller, math.log10(SMALLER)), (worse, 0.0)]), numbers)
 
 
 def _orders_of_magnitude(result: Result, layers: int) -> Interval:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
 
 from manyheads.common.intervals import Interval, interval
 from manyheads.nn.transformers import Encoder
@@ -26,8 +27,7 @@ from manyheads.studies.study import (
     Settings,
     Size,
     Words,
-    judge_all,
-    judge_effect,
+    judge_effects,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -85,14 +85,14 @@ claim = Claim(
 class Setup(Settings):
     """The rows, the sizes of chunks and windows, and the encoder."""
 
-    length: int = 64
-    sizes: tuple[int, ...] = (8, 16)
+    length: int = 32
+    sizes: tuple[int, ...] = (4, 8)
     global_tokens: int = 2
     values: int = 8
     d_model: int = 32
     heads: int = 2
     layers: int = 2
-    steps: int = 200
+    steps: int = 300
     batch: int = 32
 
     def __post_init__(self) -> None:
@@ -141,18 +141,16 @@ def _rows(setup: Setup, distances: Tensor, random: torch.Generator) -> tuple[Ten
 
 def _measure(setup: Setup, pattern: str, size: int, seed: int) -> list[Row]:
     torch.manual_seed(seed)
-    options = {"vocabulary": 2 * setup.values + 1, "positions": "learned", "max_length": setup.length}
-    encoder = Encoder(setup.d_model, setup.heads, setup.layers, **options)  # type: ignore[arg-type]
+    vocabulary = 2 * setup.values + 1
+    encoder = Encoder(setup.d_model, setup.heads, setup.layers, vocabulary=vocabulary, positions="none")
     naming = nn.Linear(setup.d_model, setup.values)
     allowed = pattern_mask(pattern, size, setup.length, setup.global_tokens)
     random = torch.Generator().manual_seed(seed)
-    parameters = [*encoder.parameters(), *naming.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=3e-3, betas=(0.9, 0.98), fused=True)
-    rate = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 3e-3, setup.steps, pct_start=0.2, cycle_momentum=False
-    )
+    optimizer = torch.optim.AdamW([*encoder.parameters(), *naming.parameters()], betas=(0.9, 0.98))
+    rate = OneCycleLR(optimizer, 3e-3, setup.steps, pct_start=0.2, cycle_momentum=False)
     for _ in range(setup.steps):
-        distances = torch.randint(1, setup.length, (setup.batch,), generator=random)
+        # as many short distances as long ones, on a logarithmic scale: those in reach must not be rare
+        distances = (setup.length ** torch.rand(setup.batch, generator=random)).long()
         ids, values = _rows(setup, distances, random)
         loss = F.cross_entropy(naming(encoder(ids, mask=allowed)[:, -1]), values)
         optimizer.zero_grad()
@@ -221,8 +219,7 @@ def verdict(result: Result) -> Judgement:
         f"（瞎猜为 {1 / values:.0%}）。距离为窗口大小的一到两倍时，窗口挽回损失的 {by_window.mean:.0%}；"
         f"在最远的距离上，全局词元挽回 {by_global.mean:.0%}（{blind.count} 个随机种子）。",
     )
-    restored = [judge_effect(share, RESTORED) for share in (by_window, by_global)]
-    together = judge_all(judge_effect(blind, 0.0), *restored)
+    together = judge_effects([(blind, 0.0), (by_window, RESTORED), (by_global, RESTORED)])
     return Judgement(together if mean_full >= LEARNED else "cannot be told", numbers)
 
 

@@ -135,17 +135,18 @@ def judge_effect(effect: Interval, least: float) -> Verdict:
     return "does not hold" if effect.high <= least else "cannot be told"
 
 
-def judge_all(*verdicts: Verdict) -> Verdict:
-    """The verdict on a claim that says several things: in part if some hold.
+def judge_effects(effects: Sequence[tuple[Interval, float]]) -> Verdict:
+    """The verdict on a claim of several effects, each with the least it should be above: *holds in part* if
+    some are, *does not hold* if none is or may be.
 
-    >>> judge_all("holds", "holds"), judge_all("holds", "cannot be told")
+    >>> clear, none = Interval(1.9, 1.5, 2.3, 3), Interval(-1.0, -1.5, -0.5, 3)
+    >>> judge_effects([(clear, 0.0), (clear, 1.0)]), judge_effects([(clear, 0.0), (none, 0.0)])
     ('holds', 'holds in part')
-    >>> judge_all("does not hold", "does not hold"), judge_all("does not hold", "cannot be told")
-    ('does not hold', 'cannot be told')
     """
-    if len(set(verdicts)) == 1:
-        return verdicts[0]
-    return "holds in part" if {"holds", "holds in part"} & set(verdicts) else "cannot be told"
+    verdicts = [judge_effect(effect, least) for effect, least in effects]
+    if "holds" in verdicts:
+        return "holds" if set(verdicts) == {"holds"} else "holds in part"
+    return "does not hold" if set(verdicts) == {"does not hold"} else "cannot be told"
 
 
 Kind = TypeVar("Kind", bound=Settings)
