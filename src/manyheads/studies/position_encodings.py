@@ -128,7 +128,7 @@ def _measure(setup: Setup, positions: str, seed: int) -> list[Row]:
     tokenizer, data = _read(setup.data, setup.vocabulary, setup.max_tokens)
     task: Any = Translation(
         d_model=setup.d_model, heads=setup.heads, layers=setup.layers, positions=positions, dropout=0.0,
-        max_tokens=setup.max_tokens,
+        label_smoothing=0.0, max_tokens=setup.max_tokens,
     )  # fmt: skip
     task._tokenizer = tokenizer
     recipe = Recipe(setup.steps, setup.batch_tokens, learning_rate=setup.learning_rate)
