@@ -187,7 +187,7 @@ def figure(result: Result, language: Language) -> Figure:
                 float(n): result.interval("accuracy", pattern=pattern, size=at, from_distance=start)
                 for n, start in enumerate(starts)
             }
-            line(each, points, words[language], number)
+            line(each, points, words[language], number, "s:" if pattern == "global" else "o-")
         each.axhline(1 / values, color="#777777", linestyle="--", linewidth=1)
         each.set_xticks(range(len(starts)), [f"{low}-{high - 1}" for low, high in pairwise(_bounds(length))])
         each.set_ylim(0, 1.05)
