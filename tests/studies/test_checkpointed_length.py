@@ -1,8 +1,10 @@
 """The verdict on checkpointing follows from the lengths; these are right where they can be computed."""
 
+from dataclasses import replace
+
 import pytest
 
-from manyheads.studies.checkpointed_length import SIZES, _bytes, _longest, verdict
+from manyheads.studies.checkpointed_length import SIZES, STATUS, _bytes, _longest, _resident, verdict
 from manyheads.studies.result import Result
 
 
@@ -46,3 +48,10 @@ def test_the_longest_sequence_takes_the_memory_and_no_more():
     assert _longest(setup, 2, "reference", False, _bytes(setup, 2, "reference", False, 50)) == pytest.approx(
         50, rel=0.03
     )
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="this system has no /proc")
+def test_resident_memory_grows_by_about_what_is_counted():
+    setup = replace(SIZES["tiny"], length=4096, d_model=64)
+    counted = _bytes(setup, 2, "fused", False, setup.length)
+    assert 0.5 * counted < _resident(setup, 2, "fused", False) < 3 * counted

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from torch import Tensor
 from manyheads.common.intervals import Interval, interval
 from manyheads.nn.attention import attention
 from manyheads.studies.drawing import line, log_ticks, panels
+from manyheads.studies.processor_time import processor_seconds
 from manyheads.studies.result import Result
 from manyheads.studies.sparse_patterns import global_window, linear_attention
 from manyheads.studies.study import (
@@ -150,20 +150,11 @@ def _measure(setup: Setup, kind: str, length: int, seed: int) -> Row:
     random = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(1, setup.heads, length, setup.width, generator=random) for _ in range(3))
     attend = _kinds(setup)[kind]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # processor time adds up over threads, and waiting threads count, too
-    try:
-        with torch.no_grad():
-            with TensorMemory() as memory:  # also the run that warms up
-                attend(q, k, v)
-            seconds = []
-            for _ in range(setup.repeats):
-                begin = time.process_time()
-                attend(q, k, v)
-                seconds.append(time.process_time() - begin)
-    finally:
-        torch.set_num_threads(threads)
-    return {"seconds": max(min(seconds), 1e-6), "bytes": memory.peak}
+    with torch.no_grad():
+        with TensorMemory() as memory:
+            attend(q, k, v)
+        seconds = processor_seconds(lambda: attend(q, k, v), setup.repeats)
+    return {"seconds": seconds, "bytes": memory.peak}
 
 
 def figure(result: Result, language: Language) -> Figure:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from manyheads.common.intervals import Interval, interval
 from manyheads.nn.transformers import Encoder
 from manyheads.studies.drawing import GREY, bars, line, log_ticks, panels
+from manyheads.studies.processor_time import processor_seconds
 from manyheads.studies.result import Result
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words
 from manyheads.studies.tensor_memory import TensorMemory
@@ -65,7 +68,7 @@ claim = Claim(
 
 @dataclass(frozen=True)
 class Setup(Settings):
-    """The encoder, the length without checkpointing, and the length at which time is taken."""
+    """The encoder, the length without checkpointing, that at which time is taken; also resident memory?"""
 
     layers: tuple[int, ...] = (6, 24)
     length: int = 1024
@@ -73,14 +76,18 @@ class Setup(Settings):
     d_model: int = 512
     heads: int = 8
     repeats: int = 1
+    resident: bool = False
 
 
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, layers=(1, 2), length=32, timed_length=8, d_model=8, heads=2, repeats=1),
     "quick": Setup(),
-    "full": Setup(seeds=5, layers=(6, 12, 24, 48, 96), length=2048, timed_length=1024, repeats=5),
+    "full": Setup(
+        seeds=5, layers=(6, 12, 24, 48, 96), length=2048, timed_length=1024, repeats=5, resident=True
+    ),
 }
 CLAIMED = 70
+STATUS = Path("/proc/self/status")  # where Linux says how much memory a process has had at most
 KERNELS = {"reference": Words("textbook", "教科书公式"), "fused": Words("fused kernel", "融合内核")}
 
 COLUMNS: Mapping[str, Words] = {
@@ -88,6 +95,7 @@ COLUMNS: Mapping[str, Words] = {
     "times_longer": Words("times longer", "长多少倍"),
     "times_longer_than_textbook": Words("times longer than the textbook", "比教科书公式长多少倍"),
     "seconds": Words("processor time (s)", "处理器时间（秒）"),
+    "resident_bytes": Words("resident memory that a pass adds (bytes)", "一次计算增加的常驻内存（字节）"),
 }
 
 
@@ -116,6 +124,8 @@ def _measure(setup: Setup, layers: int, kernel: str, checkpoint: bool, seed: int
         row["times_longer_than_textbook"] = longest / setup.length
     if layers == setup.layers[0]:
         row["seconds"] = _seconds(setup, layers, kernel, checkpoint, seed)
+        if setup.resident and STATUS.exists():
+            row["resident_bytes"] = _resident(setup, layers, kernel, checkpoint)
     return row
 
 
@@ -146,18 +156,25 @@ def _seconds(setup: Setup, layers: int, kernel: str, checkpoint: bool, seed: int
     torch.manual_seed(seed)
     encoder = _encoder(setup, layers, kernel, checkpoint)
     x = torch.randn(1, setup.timed_length, setup.d_model)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # processor time adds up over threads
-    try:
-        _pass(encoder, x)
-        seconds = []
-        for _ in range(setup.repeats):
-            begin = time.process_time()
-            _pass(encoder, x)
-            seconds.append(time.process_time() - begin)
-    finally:
-        torch.set_num_threads(threads)
-    return max(min(seconds), 1e-6)
+    return processor_seconds(lambda: _pass(encoder, x), setup.repeats)
+
+
+def _resident(setup: Setup, layers: int, kernel: str, checkpoint: bool) -> int:
+    """What a pass at the full length adds to the peak of the resident memory of a process of its own."""
+    call = f"_grown({setup!r}, {layers}, {kernel!r}, {checkpoint})"
+    code = f"from {__name__} import Setup, _grown; print({call})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(run.stdout)
+
+
+def _grown(setup: Setup, layers: int, kernel: str, checkpoint: bool) -> int:
+    encoder = _encoder(setup, layers, kernel, checkpoint)
+    peaks = []
+    for length in (8, setup.length):  # the first makes room for the gradients of the weights and the kernels
+        _pass(encoder, torch.zeros(1, length, setup.d_model))
+        lines = STATUS.read_text().splitlines()
+        peaks.append(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")))
+    return 1024 * (peaks[1] - peaks[0])
 
 
 def _encoder(setup: Setup, layers: int, kernel: str, checkpoint: bool) -> Encoder:
