@@ -109,8 +109,8 @@ SPREAD = 0.3  # between the highest and the lowest share, at least
 CONDITIONS = {
     "whole": Words("all", "完整"),
     "blank": Words("blank\npicture", "白纸"),
-    "most": Words("without heads\nthat look most", "去掉最看图的头"),
-    "least": Words("without heads\nthat look least", "去掉最不看图的头"),
+    "most": Words("without heads\nthat look most", "去掉最\n看图的头"),
+    "least": Words("without heads\nthat look least", "去掉最\n不看图的头"),
 }
 
 COLUMNS: Mapping[str, Words] = {
