@@ -24,6 +24,14 @@ NAMES: tuple[str, ...] = (
     "output_mixing",
     "head_ensemble",
     "scaled_scores",
+    "attention_cost",
+    "sight_across_chunks",
+    "checkpointed_length",
+    "residual_connections",
+    "norm_position",
+    "position_encodings",
+    "head_orthogonality",
+    "picture_heads",
 )
 
 
