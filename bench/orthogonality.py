@@ -9,7 +9,6 @@ out/orthogonality: a run that was stopped goes on where it was. Delete both to b
 models on embedded data, in a folder that is thrown away: to try, not to quote.
 """
 
-import math
 import os
 import statistics
 import tempfile
@@ -18,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scipy import stats
 
 import manyheads as mh
 from bench.harness import say, table
 from bench.record import Record
 from bench.runs import run as run_task
+from manyheads.common.intervals import interval
 from manyheads.data.batches import bucketed
 from manyheads.data.examples import spread
 from manyheads.tasks.language import Language
@@ -131,18 +130,9 @@ def heads_apart(model: torch.nn.Module, batches: Sequence[Mapping[str, torch.Ten
     return {name: compared.matrices[name][pairs].nanmean().item() for name in MEASURES if name != "quality"}
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean, and half of its 95% interval by Student's t.
-
-    >>> mean, half = interval([1.0, 2.0, 3.0])
-    >>> round(mean, 3), round(half, 3)
-    (2.0, 2.484)
-    """
-    count = len(values)
-    if count < 2:
-        return values[0], math.inf
-    spread_of_mean = statistics.stdev(values) / count**0.5
-    return statistics.mean(values), float(stats.t.ppf(0.975, count - 1)) * spread_of_mean
+def _mean_and_half(values: Sequence[float]) -> tuple[float, float]:
+    over_seeds = interval(values)
+    return over_seeds.mean, over_seeds.half
 
 
 def report(name: str, measured: Mapping[str, Mapping[str, float]], seeds: Sequence[int]) -> str:
@@ -152,7 +142,7 @@ def report(name: str, measured: Mapping[str, Mapping[str, float]], seeds: Sequen
         for way in WAYS
     }
     rows = [
-        [way, *(_plus_minus(*interval(values[way][key])) for key in MEASURES),
+        [way, *(_plus_minus(*_mean_and_half(values[way][key])) for key in MEASURES),
          f"{statistics.mean(measured[f'{name}, {way}, seed {seed}']['minutes'] for seed in seeds):.1f}"]
         for way in WAYS
     ]  # fmt: skip
@@ -163,7 +153,7 @@ def report(name: str, measured: Mapping[str, Mapping[str, float]], seeds: Sequen
         differences = {}
         for key in MEASURES:
             pairs = zip(values[way][key], values["none"][key], strict=True)
-            differences[key] = interval([one - other for one, other in pairs])
+            differences[key] = _mean_and_half([one - other for one, other in pairs])
         rows.append([f"{way} - none", *(_plus_minus(*differences[key]) for key in MEASURES), ""])
         sentences.append(verdict(name, way, differences))
     header = [name, *(QUALITY[name] if key == "quality" else label for key, label in MEASURES.items())]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from tests.helpers.sweeps import sweep_result
 
-from manyheads.training.sweep_result import compare, interval
+from manyheads.training.sweep_result import compare
 
 
 def by_hand(values, higher):
@@ -86,13 +86,6 @@ def test_equal_numbers_are_never_apart(offsets, seeds):
     result = compare(values, higher_is_better=False)
     assert not result.apart
     assert result.worse_by["a"][0] == pytest.approx(0.0, abs=1e-6)
-
-
-def test_an_interval_is_that_of_scipy():
-    low, high = stats.ttest_1samp([3.0, 5.0, 4.5], 0.0).confidence_interval(0.95)
-    assert interval([3.0, 5.0, 4.5]) == pytest.approx((12.5 / 3, low, high))
-    mean, low, high = interval([2.0])
-    assert (mean, math.isnan(low), math.isnan(high)) == (2.0, True, True)
 
 
 def test_the_answer_names_the_best_and_what_cannot_be_told_apart():

@@ -12,7 +12,7 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its confidence interval, from ``count`` repetitions; infinite where there is only one."""
+    """A mean and its confidence interval, from ``count`` repetitions; NaN where there is only one."""
 
     mean: float
     low: float
@@ -46,7 +46,7 @@ def interval(values: Iterable[float], level: float = 0.95) -> Interval:
         return Interval(math.nan, math.nan, math.nan, 0)
     mean = float(numbers.mean())
     if len(numbers) == 1:
-        return Interval(mean, -math.inf, math.inf, 1)
+        return Interval(mean, math.nan, math.nan, 1)
     error = float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
     half = float(stats.t.ppf((1 + level) / 2, len(numbers) - 1)) * error
     return Interval(mean, mean - half, mean + half, len(numbers))

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import stats
 
 from manyheads.common.csv_cells import to_cell
+from manyheads.common.intervals import interval
 from manyheads.common.json_numbers import plain
 from manyheads.common.registry import registered
 from manyheads.common.whole_files import write_whole
@@ -132,7 +133,7 @@ class SweepResult:
 
     def _row(self, setting: Setting) -> dict[str, Any]:
         values = list(self._values.get(setting.name, {}).values())
-        mean, low, high = interval(values)
+        spread = interval(values)
         ended = [each for each in self.outcomes if each.setting == setting.name]
         reports = [each.report for each in ended if each.report]
         difference, margin = math.nan, math.nan
@@ -145,7 +146,8 @@ class SweepResult:
         return {
             "setting": setting.name, **setting.options, "seeds": len(values),
             "failed": sum(each.value is None for each in ended),
-            "mean": mean, "low": low, "high": high, "worse_by": difference, "worse_by_margin": margin,
+            "mean": spread.mean, "low": spread.low, "high": spread.high,
+            "worse_by": difference, "worse_by_margin": margin,
             "apart": self.comparison is not None and setting.name in self.comparison.apart,
             "seconds_per_step_min": min(fastest, default=math.nan),
             "seconds_per_step_median": median(medians) if medians else math.nan,
@@ -161,7 +163,7 @@ class SweepResult:
         names = [setting.name for setting in self.settings if setting.name in self._values]
         goal = f"{self.metric}, {'higher' if self.higher_is_better else 'lower'} is better"
         best = comparison.best
-        mean = interval(list(self._values[best].values()))[0]
+        mean = interval(self._values[best].values()).mean
         if len(names) == 1:
             return f"Only {self._phrase(names)} a result: {mean:.4g} ({goal})."
         if comparison.freedom == 0:
@@ -278,21 +280,6 @@ def _design(which: Sequence[int], seeds: Sequence[int], count: int) -> tuple[Any
     if rank == both.shape[1] < len(seeds):
         return both, len(seeds) - int(rank), True
     return settings, len(seeds) - count, False
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean, and the bounds of its 95% interval by Student's t; NaN where there are too few values.
-
-    >>> [round(number, 3) for number in interval([1.0, 2.0, 3.0])]
-    [2.0, -0.484, 4.484]
-    """
-    if not values:
-        return math.nan, math.nan, math.nan
-    mean = fmean(values)
-    if len(values) < 2:
-        return mean, math.nan, math.nan
-    margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * stats.sem(values))
-    return mean, mean - margin, mean + margin
 
 
 def with_margin(value: float, margin: float) -> str:
