@@ -15,6 +15,9 @@ NAMES: tuple[str, ...] = (
     "several_heads",
     "splitting_is_free",
     "scaled_scores",
+    "outlier_heads",
+    "diversity_by_layer",
+    "kinds_of_heads",
 )
 
 
