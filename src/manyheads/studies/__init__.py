@@ -18,6 +18,8 @@ NAMES: tuple[str, ...] = (
     "outlier_heads",
     "diversity_by_layer",
     "kinds_of_heads",
+    "few_heads_matter",
+    "importance_methods",
 )
 
 

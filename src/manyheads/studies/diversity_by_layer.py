@@ -12,7 +12,7 @@ from manyheads.studies.drawing import line, panels
 from manyheads.studies.halves import lower_and_upper
 from manyheads.studies.result import Result
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words
-from manyheads.studies.subjects import NAMES, Subjects, judge_models, list_models, parts_by_model, subject
+from manyheads.studies.subjects import NAMES, Subjects, judge_all, list_models, parts_by_model, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +75,7 @@ SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(
         seeds=2, sentences=4, windows=2, d_model=16, heads=2, layers=2, context=16, steps=2, rows=16
     ),
-    "quick": Setup(),
+    "quick": Setup(seeds=5, steps=200),
     "full": Setup(
         seeds=5, text="documents", sentences=128, windows=64, d_model=128, layers=6, context=128, steps=1500,
         batch_tokens=2048,
@@ -123,4 +123,4 @@ def verdict(result: Result) -> Judgement:
         f"The distance between heads falls from the lower to the upper half of the layers by: {listed.en}.",
         f"从下半部分各层到上半部分各层，头之间的距离下降了：{listed.zh}。",
     )
-    return Judgement(judge_models(falls, LEAST), numbers)
+    return Judgement(judge_all(falls.values(), LEAST), numbers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -84,14 +84,14 @@ class Subject:
         return [*self.batches, *self.held_out]
 
 
-def judge_models(effects: Mapping[str, Interval], least: float) -> Verdict:
-    """The verdict on an effect that a claim says is above ``least`` in every model.
+def judge_all(effects: Iterable[Interval], least: float) -> Verdict:
+    """The verdict on effects, in several models or of several methods, that a claim says are above ``least``.
 
     >>> yes, no = Interval(1.9, 1.5, 2.3, 3), Interval(-1.0, -1.5, -0.5, 3)
-    >>> [judge_models({"MiniLM": yes, "language": other}, 0.0) for other in (yes, no)]
-    ['holds', 'holds in part']
+    >>> [judge_all(effects, 0.0) for effects in ([yes, yes], [yes, no], [no, no])]
+    ['holds', 'holds in part', 'does not hold']
     """
-    verdicts = {judge_effect(effect, least) for effect in effects.values()}
+    verdicts = {judge_effect(effect, least) for effect in effects}
     if len(verdicts) == 1:
         return verdicts.pop()
     return "holds in part" if "holds" in verdicts else "cannot be told"
