@@ -20,6 +20,7 @@ NAMES: tuple[str, ...] = (
     "kinds_of_heads",
     "few_heads_matter",
     "importance_methods",
+    "rankings_on_other_data",
 )
 
 

@@ -70,6 +70,7 @@ class Subject:
     loss: how bad it is on these, as it is at the time of the call: nats a token; for MiniLM 1 - cosine of its
         sentence embeddings with those that it gave at first.
     tokenizer: of transformers, for a model that has one.
+    task: what a model of ours was trained for.
     """
 
     model: nn.Module
@@ -77,6 +78,7 @@ class Subject:
     held_out: Sequence[Batch]
     loss: Callable[[], float]
     tokenizer: Any = None
+    task: Any = None
 
     @property
     def all_batches(self) -> list[Batch]:
@@ -168,7 +170,12 @@ def on_examples(task: Any, model: nn.Module, examples: Any, count: int, batch: i
         for start in (0, 1)
     ]
     batches, held_out = ([task.inputs(each) for each in half] for half in halves)
-    return Subject(model, batches, held_out, partial(_loss, task, model, halves[1]))
+    return Subject(model, batches, held_out, partial(_loss, task, model, halves[1]), task=task)
+
+
+def windows_of_lines(looked: Subject, lines: Sequence[str], count: int = 32) -> Subject:
+    """A language model of ours on other texts, in its own characters."""
+    return on_examples(looked.task, looked.model, looked.task._windows("\n".join(lines), False), count)
 
 
 @torch.no_grad()
