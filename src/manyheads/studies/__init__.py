@@ -18,7 +18,9 @@ NAMES: tuple[str, ...] = (
     "outlier_heads",
     "diversity_by_layer",
     "kinds_of_heads",
+    "reach_by_layer",
     "few_heads_matter",
+    "roles_of_important_heads",
     "importance_methods",
     "rankings_on_other_data",
 )

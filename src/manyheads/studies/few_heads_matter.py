@@ -13,7 +13,7 @@ from manyheads.studies.drawing import line, panels
 from manyheads.studies.result import Result
 from manyheads.studies.silencing import candidates, damages, reverse
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Verdict, Words
-from manyheads.studies.subjects import NAMES, Subjects, list_models, parts_by_model, subject
+from manyheads.studies.subjects import NAMES, Subjects, join_verdicts, list_models, parts_by_model, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,6 +72,7 @@ class Setup(Subjects):
 
     sentences: int = 20
     windows: int = 64
+    steps: int = 250
     method: str = "fisher"
     draws: int = 3
 
@@ -154,11 +155,7 @@ def verdict(result: Result) -> Judgement:
         f"Damage with half of the heads gone by rank: {half.en}; with three quarters: {most.en}.",
         f"按排序去掉一半的头时的损害：{half.zh}；去掉四分之三时：{most.zh}。",
     )
-    verdicts = {_of_model(result, name) for name in models}
-    if len(verdicts) == 1:
-        return Judgement(verdicts.pop(), numbers)
-    partly = bool(verdicts & {"holds", "holds in part"})
-    return Judgement("holds in part" if partly else "cannot be told", numbers)
+    return Judgement(join_verdicts(_of_model(result, name) for name in models), numbers)
 
 
 def _of_model(result: Result, name: str) -> Verdict:

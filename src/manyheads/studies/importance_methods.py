@@ -75,6 +75,7 @@ class Setup(Subjects):
     """The models and what they read."""
 
     sentences: int = 20
+    steps: int = 200
 
 
 SIZES: Mapping[Size, Setup] = {

@@ -93,10 +93,19 @@ def judge_all(effects: Iterable[Interval], least: float) -> Verdict:
     >>> [judge_all(effects, 0.0) for effects in ([yes, yes], [yes, no], [no, no])]
     ['holds', 'holds in part', 'does not hold']
     """
-    verdicts = {judge_effect(effect, least) for effect in effects}
-    if len(verdicts) == 1:
-        return verdicts.pop()
-    return "holds in part" if "holds" in verdicts else "cannot be told"
+    return join_verdicts(judge_effect(effect, least) for effect in effects)
+
+
+def join_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
+    """One verdict from several: the one they share; in part, if the claim holds in some; else none.
+
+    >>> join_verdicts(["holds in part", "does not hold"]), join_verdicts(["cannot be told", "does not hold"])
+    ('holds in part', 'cannot be told')
+    """
+    distinct = set(verdicts)
+    if len(distinct) == 1:
+        return distinct.pop()
+    return "holds in part" if distinct & {"holds", "holds in part"} else "cannot be told"
 
 
 def list_models(effects: Mapping[str, Interval], spec: str) -> Words:
