@@ -23,6 +23,7 @@ NAMES: tuple[str, ...] = (
     "roles_of_important_heads",
     "importance_methods",
     "rankings_on_other_data",
+    "heads_or_parameters",
 )
 
 
