@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from manyheads.common.intervals import paired_difference
 from manyheads.heads.diversity import diversity, layers
-from manyheads.studies.drawing import line, panels
-from manyheads.studies.halves import lower_and_upper
+from manyheads.studies.by_layer import draw_by_layer, lower_and_upper
+from manyheads.studies.drawing import panels
 from manyheads.studies.result import Result
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words
-from manyheads.studies.subjects import NAMES, Subjects, judge_all, list_models, parts_by_model, subject
+from manyheads.studies.subjects import Subjects, judge_all, list_models, parts_by_model, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,13 +102,7 @@ def _measure(setup: Setup, name: str, seed: int) -> list[Row]:
 def figure(result: Result, language: Language) -> Figure:
     """Distance by layer."""
     drawing, (axes,) = panels()
-    for number, name in enumerate(result.distinct("model")):
-        numbers = [int(row["layer"] or 0) for row in result.where(model=name, seed=0)]
-        points = {each: result.interval("distance", model=name, layer=each) for each in numbers}
-        line(axes, points, NAMES[str(name)][language], number)
-    axes.set_ylim(bottom=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_xlabel(Words("layer", "层")[language])
+    draw_by_layer(axes, result, "distance", language)
     axes.set_ylabel(COLUMNS["distance"][language])
     axes.legend(frameon=False, loc="lower left")
     return drawing

@@ -161,8 +161,8 @@ def verdict(result: Result) -> Judgement:
 def _of_model(result: Result, name: str) -> Verdict:
     levels: tuple[tuple[float, Verdict], ...] = ((0.75, "holds"), (0.5, "holds in part"))
     for share, level in levels:
-        key = {"model": name, "removed": share}
-        damage = result.interval("damage", **key, order="rank")
+        key: Row = {"model": name, "removed": share}
+        damage = result.interval("damage", **key | {"order": "rank"})
         gain = result.difference("damage", key | {"order": "random"}, key | {"order": "rank"})
         if damage.high < LARGEST_DAMAGE and gain.low > 0:
             return level

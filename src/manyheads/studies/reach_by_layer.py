@@ -15,8 +15,8 @@ from torch import Tensor
 from manyheads.common.intervals import Interval, paired_difference
 from manyheads.heads.roles import roles
 from manyheads.heads.table import HeadTable
-from manyheads.studies.drawing import line, panels
-from manyheads.studies.halves import lower_and_upper
+from manyheads.studies.by_layer import draw_by_layer, lower_and_upper
+from manyheads.studies.drawing import panels
 from manyheads.studies.result import Result
 from manyheads.studies.study import (
     Claim,
@@ -29,7 +29,7 @@ from manyheads.studies.study import (
     Words,
     judge_effect,
 )  # fmt: skip
-from manyheads.studies.subjects import NAMES, Subjects, join_verdicts, list_models, parts_by_model, subject
+from manyheads.studies.subjects import Subjects, join_verdicts, list_models, parts_by_model, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,14 +158,7 @@ def figure(result: Result, language: Language) -> Figure:
     columns = [column for column in COLUMNS if any(row[column] is not None for row in result.rows)]
     drawing, axes = panels(len(columns))
     for each, column in zip(axes, columns, strict=True):
-        for number, name in enumerate(result.distinct("model")):
-            layers = [int(row["layer"] or 0) for row in result.where(model=name, seed=0)]
-            points = {layer: result.interval(column, model=name, layer=layer) for layer in layers}
-            if all(point.count for point in points.values()):
-                line(each, points, NAMES[str(name)][language], number)
-        each.set_ylim(bottom=0)
-        each.xaxis.get_major_locator().set_params(integer=True)
-        each.set_xlabel(Words("layer", "层")[language])
+        draw_by_layer(each, result, column, language)
         each.set_ylabel(COLUMNS[column][language])
     axes[0].legend(frameon=False, loc="lower right")
     return drawing
