@@ -137,7 +137,8 @@ def figure(result: Result, language: Language) -> Figure:
         each.set_title(NAMES[name][language], fontsize=11, loc="left")
         each.set_xlabel(Words("heads that are gone (%)", "去掉的头（%）")[language])
     axes[0].set_ylabel(COLUMNS["damage"][language])
-    axes[0].legend(frameon=False)
+    handles, labels = axes[0].get_legend_handles_labels()
+    drawing.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(ORDERS))
     return drawing
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from manyheads.common.intervals import Interval
 from manyheads.heads.importance import agreement, importance
-from manyheads.studies.drawing import bars, panels
+from manyheads.studies.drawing import panels
 from manyheads.studies.result import Result
 from manyheads.studies.silencing import damages
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words
-from manyheads.studies.subjects import NAMES, Subjects, judge_all, parts_by_model, subject
+from manyheads.studies.subjects import NAMES, Subjects, bars_by_model, judge_all, parts_by_model, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,11 +56,11 @@ claim = Claim(
         "法是去掉一半的头时损害最小的方法（各模型平均）。",
     ),
     caption=Words(
-        "For each model, left: rank correlation of each method with leave-one-out (1: the same order). "
-        "Right: damage when half of the heads go in the order of the method (0: none, 1: as if all were "
-        "gone). Bars: 95% interval over samples of text (MiniLM) or training seeds (ours).",
-        "每个模型左图：各方法与逐个去除的秩相关（1：次序相同）。右图：按各方法的次序去掉一半的头时的损害（"
-        "0：无，1：等于全部去掉）。误差线：各文本样本（MiniLM）或各训练种子（自训模型）的 95% 区间。",
+        "Left: rank correlation of each method with leave-one-out (1: the same order). Right: damage when "
+        "half of the heads go in the order of the method (0: none, 1: as if all were gone). Bars: 95% "
+        "interval over samples of text (MiniLM) or training seeds (ours).",
+        "左：各方法与逐个去除的秩相关（1：次序相同）。右：按各方法的次序去掉一半的头时的损害（0：无，1：等"
+        "于全部去掉）。误差线：各文本样本（MiniLM）或各训练种子（自训模型）的 95% 区间。",
     ),
     sources=(
         "Voita, Talbot, Moiseev, Sennrich and Titov 2019, Analyzing multi-head self-attention.",
@@ -123,23 +123,19 @@ def _measure(setup: Setup, name: str, seed: int) -> list[Row]:
 def figure(result: Result, language: Language) -> Figure:
     """Agreement with leave-one-out, and the damage of using each method."""
     models = [str(name) for name in result.distinct("model")]
-    drawing, axes = panels(2 * len(models), height=3.6)
-    for number, name in enumerate(models):
-        left, right = axes[2 * number : 2 * number + 2]
-        shortcuts = {method: words for method, words in METHODS.items() if method != EXACT}
-        bars(left, {words[language]: _agreement(result, name, method) for method, words in shortcuts.items()})
-        left.axhline(LEAST, color="black", linestyle=":", linewidth=1)
-        left.set_ylim(top=1)
-        left.set_ylabel(Words("rank correlation with leave-one-out", "与逐个去除的秩相关")[language])
-        bars(
-            right,
-            {words[language]: _damage(result, name, method) for method, words in METHODS.items()},
-        )
-        right.set_ylim(bottom=0)
-        right.set_ylabel(COLUMNS["damage"][language])
-        for each in (left, right):
-            each.set_title(NAMES[name][language], fontsize=11, loc="left")
-            each.tick_params(axis="x", labelsize=8.5)
+    drawing, (left, right) = panels(2)
+    shortcuts = {method: words for method, words in METHODS.items() if method != EXACT}
+    agreements = {name: [_agreement(result, name, method) for method in shortcuts] for name in models}
+    bars_by_model(left, agreements, [words[language] for words in shortcuts.values()], language)
+    left.axhline(LEAST, color="black", linestyle=":", linewidth=1)
+    left.set_ylabel(Words("rank correlation with leave-one-out", "与逐个去除的秩相关")[language])
+    costs = {name: [_damage(result, name, method) for method in METHODS] for name in models}
+    bars_by_model(right, costs, [words[language] for words in METHODS.values()], language)
+    right.set_ylim(bottom=0)
+    right.set_ylabel(COLUMNS["damage"][language])
+    right.legend(frameon=False)
+    for each in (left, right):
+        each.tick_params(axis="x", labelsize=8.5)
     return drawing
 
 

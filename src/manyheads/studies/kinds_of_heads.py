@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from manyheads.common.intervals import Interval
 from manyheads.heads.roles import roles
-from manyheads.studies.drawing import COLOURS, panels
+from manyheads.studies.drawing import panels
 from manyheads.studies.result import Result
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words
-from manyheads.studies.subjects import NAMES, Subjects, parts_by_model, subject
+from manyheads.studies.subjects import NAMES, Subjects, bars_by_model, parts_by_model, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,20 +104,10 @@ def figure(result: Result, language: Language) -> Figure:
     """The share of every kind, by model."""
     drawing, (axes,) = panels()
     models = [str(name) for name in result.distinct("model")]
-    width = 0.8 / len(models)
-    for number, name in enumerate(models):
-        shares = [result.interval("share", model=name, kind=kind) for kind in KINDS]
-        axes.bar(
-            [x + (number - (len(models) - 1) / 2) * width for x in range(len(KINDS))],
-            [100 * each.mean for each in shares],
-            yerr=[100 * each.half if each.count > 1 else 0.0 for each in shares],
-            width=0.92 * width,
-            color=COLOURS[number],
-            label=NAMES[name][language],
-            error_kw={"elinewidth": 0.9, "capsize": 2},
-        )
-    axes.set_xticks(range(len(KINDS)), [words[language] for words in KINDS.values()])
-    axes.grid(visible=False, axis="x")
+    shares = {
+        name: [_percent(result.interval("share", model=name, kind=kind)) for kind in KINDS] for name in models
+    }
+    bars_by_model(axes, shares, [words[language] for words in KINDS.values()], language)
     axes.set_ylim(bottom=0)
     axes.set_ylabel(Words("share of all heads (%)", "占全部头的比例（%）")[language])
     axes.legend(frameon=False)
@@ -142,6 +132,10 @@ def verdict(result: Result) -> Judgement:
         return Judgement("holds in part", numbers)
     open_question = all(len(each) >= 2 for each in possible.values())
     return Judgement("cannot be told" if open_question else "does not hold", numbers)
+
+
+def _percent(share: Interval) -> Interval:
+    return Interval(100 * share.mean, 100 * share.low, 100 * share.high, share.count)
 
 
 def _listed(counts: Mapping[str, Interval], language: Language) -> str:
