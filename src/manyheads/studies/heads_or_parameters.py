@@ -79,8 +79,8 @@ class Setup(Settings):
     heads: int = 8
     layers: int = 2
     context: int = 64
-    steps: int = 150
-    recovery: int = 50
+    steps: int = 120
+    recovery: int = 40
     batch_tokens: int = 1024
     windows: int = 32
 

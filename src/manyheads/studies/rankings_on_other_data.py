@@ -76,17 +76,19 @@ claim = Claim(
 class Setup(Subjects):
     """The models, what they read, and how importance is measured."""
 
-    sentences: int = 20
     layers: int = 3
-    steps: int = 200
+    steps: int = 150
     method: str = "fisher"
 
 
 SIZES: Mapping[Size, Setup] = {
-    "tiny": Setup(seeds=2, sentences=4, windows=4, d_model=16, heads=2, layers=2, context=16, steps=2),
+    "tiny": Setup(
+        seeds=2, sentences=4, windows=4, d_model=16, heads=2, layers=2, context=16, steps=2,
+        method="output-norm",
+    ),
     "quick": Setup(),
     "full": Setup(
-        seeds=3, windows=128, d_model=128, layers=6, context=128, steps=1500, batch_tokens=2048
+        seeds=3, sentences=20, windows=128, d_model=128, layers=6, context=128, steps=1500, batch_tokens=2048
     ),
 }  # fmt: skip
 LEAST = 0.5
