@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from manyheads.common.intervals import Interval
 from manyheads.heads.importance import importance
-from manyheads.studies.drawing import line, panels
+from manyheads.studies.drawing import legend_below, line, panels
 from manyheads.studies.result import Result
 from manyheads.studies.silencing import candidates, damages, reverse
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Verdict, Words
@@ -137,8 +137,7 @@ def figure(result: Result, language: Language) -> Figure:
         each.set_title(NAMES[name][language], fontsize=11, loc="left")
         each.set_xlabel(Words("heads that are gone (%)", "去掉的头（%）")[language])
     axes[0].set_ylabel(COLUMNS["damage"][language])
-    handles, labels = axes[0].get_legend_handles_labels()
-    drawing.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(ORDERS))
+    legend_below(drawing, axes[0])
     return drawing
 
 

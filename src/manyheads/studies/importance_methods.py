@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from manyheads.common.intervals import Interval
 from manyheads.heads.importance import agreement, importance
-from manyheads.studies.drawing import panels
+from manyheads.studies.drawing import grouped_bars, legend_below, panels
 from manyheads.studies.result import Result
 from manyheads.studies.silencing import damages
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words
-from manyheads.studies.subjects import NAMES, Subjects, bars_by_model, judge_all, parts_by_model, subject
+from manyheads.studies.subjects import NAMES, Subjects, judge_all, parts_by_model, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,15 +125,17 @@ def figure(result: Result, language: Language) -> Figure:
     models = [str(name) for name in result.distinct("model")]
     drawing, (left, right) = panels(2)
     shortcuts = {method: words for method, words in METHODS.items() if method != EXACT}
-    agreements = {name: [_agreement(result, name, method) for method in shortcuts] for name in models}
-    bars_by_model(left, agreements, [words[language] for words in shortcuts.values()], language)
+    agreements = {
+        NAMES[name][language]: [_agreement(result, name, method) for method in shortcuts] for name in models
+    }
+    grouped_bars(left, agreements, [words[language] for words in shortcuts.values()])
     left.axhline(LEAST, color="black", linestyle=":", linewidth=1)
     left.set_ylabel(Words("rank correlation with leave-one-out", "与逐个去除的秩相关")[language])
-    costs = {name: [_damage(result, name, method) for method in METHODS] for name in models}
-    bars_by_model(right, costs, [words[language] for words in METHODS.values()], language)
+    costs = {NAMES[name][language]: [_damage(result, name, method) for method in METHODS] for name in models}
+    grouped_bars(right, costs, [words[language] for words in METHODS.values()])
     right.set_ylim(bottom=0)
     right.set_ylabel(COLUMNS["damage"][language])
-    right.legend(frameon=False)
+    legend_below(drawing, left)
     for each in (left, right):
         each.tick_params(axis="x", labelsize=8.5)
     return drawing

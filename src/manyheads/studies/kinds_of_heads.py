@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from manyheads.common.intervals import Interval
 from manyheads.heads.roles import roles
-from manyheads.studies.drawing import panels
+from manyheads.studies.drawing import grouped_bars, panels
 from manyheads.studies.result import Result
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words
-from manyheads.studies.subjects import NAMES, Subjects, bars_by_model, parts_by_model, subject
+from manyheads.studies.subjects import NAMES, Subjects, parts_by_model, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,9 +105,10 @@ def figure(result: Result, language: Language) -> Figure:
     drawing, (axes,) = panels()
     models = [str(name) for name in result.distinct("model")]
     shares = {
-        name: [_percent(result.interval("share", model=name, kind=kind)) for kind in KINDS] for name in models
+        NAMES[name][language]: [_percent(result.interval("share", model=name, kind=kind)) for kind in KINDS]
+        for name in models
     }
-    bars_by_model(axes, shares, [words[language] for words in KINDS.values()], language)
+    grouped_bars(axes, shares, [words[language] for words in KINDS.values()])
     axes.set_ylim(bottom=0)
     axes.set_ylabel(Words("share of all heads (%)", "占全部头的比例（%）")[language])
     axes.legend(frameon=False)

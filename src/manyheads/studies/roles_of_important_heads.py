@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from manyheads.common.intervals import Interval
 from manyheads.heads.importance import importance
 from manyheads.heads.roles import roles
-from manyheads.studies.drawing import COLOURS, GREY, bars, panels
+from manyheads.studies.drawing import grouped_bars, panels
 from manyheads.studies.result import Result
 from manyheads.studies.silencing import candidates
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Verdict, Words
@@ -129,18 +129,20 @@ def figure(result: Result, language: Language) -> Figure:
     """The share of heads with a role, important or not."""
     models = [str(name) for name in result.distinct("model")]
     drawing, axes = panels(len(models))
-    groups = {"important": Words("important", "重要"), "other": Words("other", "其余")}
+    groups = {
+        "important": Words("most important quarter", "最重要的四分之一"),
+        "other": Words("other", "其余"),
+    }
     for each, name in zip(axes, models, strict=True):
+        measured = [column for column in COLUMNS if _percent(result, name, "important", column).count]
         shares = {
-            f"{COLUMNS[column][language]}\n{words[language]}": _percent(result, name, group, column)
-            for column in COLUMNS
+            words[language]: [_percent(result, name, group, column) for column in measured]
             for group, words in groups.items()
-            if _percent(result, name, group, column).count
         }
-        bars(each, shares, [COLOURS[0], GREY] * (len(shares) // 2))
+        grouped_bars(each, shares, [COLUMNS[column][language] for column in measured])
         each.set_title(NAMES[name][language], fontsize=11, loc="left")
         each.set_ylim(0, 100)
-        each.tick_params(axis="x", labelsize=8)
+    axes[0].legend(frameon=False)
     axes[0].set_ylabel(Words("heads with this role (%)", "有这种作用的头（%）")[language])
     return drawing
 

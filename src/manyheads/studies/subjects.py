@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,15 +16,11 @@ from manyheads.common.types import Batch
 from manyheads.data.examples import spread
 from manyheads.heads.model_outputs import difference, read
 from manyheads.models.open import Loaded, open_model
-from manyheads.studies.drawing import COLOURS
 from manyheads.studies.fitting import Recipe, fit, new_model
 from manyheads.studies.language_text import opened
-from manyheads.studies.study import Language, Part, Row, Settings, Verdict, Words, judge_effect
+from manyheads.studies.study import Part, Row, Settings, Verdict, Words, judge_effect
 from manyheads.studies.text_samples import sample, texts
 from manyheads.tasks.translation import Translation
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 NAMES = {
     "MiniLM": Words("MiniLM (real)", "MiniLM（真实模型）"),
@@ -131,25 +127,6 @@ def parts_by_model(setup: Kind, measure: Callable[[Kind, str, int], Row | list[R
         for seed in range(setup.seeds)
         for name in setup.models
     ]
-
-
-def bars_by_model(
-    axes: Axes, values: Mapping[str, Sequence[Interval]], names: Sequence[str], language: Language
-) -> None:
-    """Bars with intervals: a group for each name, in it one for each model."""
-    width = 0.8 / len(values)
-    for number, (model, intervals) in enumerate(values.items()):
-        axes.bar(
-            [x + (number - (len(values) - 1) / 2) * width for x in range(len(names))],
-            [each.mean for each in intervals],
-            yerr=[each.half if each.count > 1 else 0.0 for each in intervals],
-            width=0.92 * width,
-            color=COLOURS[number],
-            label=NAMES[model][language],
-            error_kw={"elinewidth": 0.9, "capsize": 2},
-        )
-    axes.set_xticks(range(len(names)), list(names))
-    axes.grid(visible=False, axis="x")
 
 
 @cache
