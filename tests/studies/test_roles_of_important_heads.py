@@ -38,3 +38,10 @@ def test_verdict(shares, expected):
 
 def test_one_repetition_tells_nothing():
     assert verdict(result((0.0,), MiniLM=(0.8, 0.2))).verdict == "cannot be told"
+
+
+def test_roles_that_were_not_looked_for_are_not_hidden():
+    without = result(MiniLM=(0.8, 0.2))
+    assert "Roles looked for: 2 of 3" in verdict(without).because.en
+    without.rows[0]["syntactic"] = 0.1
+    assert "Roles looked for: 3 of 3" in verdict(without).because.en

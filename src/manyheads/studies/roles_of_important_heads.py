@@ -83,6 +83,7 @@ SIZES: Mapping[Size, Setup] = {
     ),
 }  # fmt: skip
 QUARTER = 4
+ROLES = ("positional", "rare", "syntactic")
 
 COLUMNS: Mapping[str, Words] = {
     "positional": Words("positional", "位置"),
@@ -154,10 +155,12 @@ def verdict(result: Result) -> Judgement:
         list_models({name: _percent(result, name, group) for name in models}, ".0f")
         for group in ("important", "other")
     )
+    looked_for = [role for role in ROLES if any(row[role] is not None for row in result.rows)]
     numbers = Words(
         f"Heads with a role among the most important quarter (%): {important.en}; "
-        f"among the others: {other.en}.",
-        f"最重要的四分之一的头中有作用的（%）：{important.zh}；其余的头中：{other.zh}。",
+        f"among the others: {other.en}. Roles looked for: {len(looked_for)} of 3.",
+        f"最重要的四分之一的头中有作用的（%）：{important.zh}；其余的头中：{other.zh}。"
+        f"检验了三种作用中的 {len(looked_for)} 种。",
     )
     return Judgement(join_verdicts(_of_model(result, name) for name in models), numbers)
 
