@@ -75,7 +75,7 @@ SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(
         seeds=2, sentences=4, windows=2, d_model=16, heads=2, layers=2, context=16, steps=2, rows=16
     ),
-    "quick": Setup(seeds=5, steps=200),
+    "quick": Setup(),
     "full": Setup(
         seeds=5, text="documents", sentences=128, windows=64, d_model=128, layers=6, context=128, steps=1500,
         batch_tokens=2048,

@@ -65,7 +65,7 @@ claim = Claim(
 
 SIZES: Mapping[Size, Subjects] = {
     "tiny": Subjects(seeds=2, sentences=10, windows=12, d_model=16, heads=2, layers=2, context=16, steps=2),
-    "quick": Subjects(seeds=5, steps=200),
+    "quick": Subjects(),
     "full": Subjects(
         seeds=5, text="documents", sentences=128, windows=64, d_model=128, layers=6, context=128, steps=1500,
         batch_tokens=2048,
