@@ -73,6 +73,29 @@ def bars(axes: Axes, values: Mapping[str, Interval], colours: Sequence[str] = ()
     axes.grid(visible=False, axis="x")
 
 
+def grouped_bars(axes: Axes, values: Mapping[str, Sequence[Interval]], names: Sequence[str]) -> None:
+    """A group of bars with their intervals for every name, in it one for each label, in a colour each."""
+    width = 0.8 / len(values)
+    for number, (label, intervals) in enumerate(values.items()):
+        axes.bar(
+            [x + (number - (len(values) - 1) / 2) * width for x in range(len(names))],
+            [each.mean for each in intervals],
+            yerr=[each.half if math.isfinite(each.half) else 0.0 for each in intervals],
+            width=0.92 * width,
+            color=COLOURS[number % len(COLOURS)],
+            label=label,
+            error_kw={"elinewidth": 0.9, "capsize": 2},
+        )
+    axes.set_xticks(range(len(names)), list(names))
+    axes.grid(visible=False, axis="x")
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """One legend for all axes of a figure, below them: that of these axes."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
+
+
 def log_ticks(axes: Axes, values: Sequence[float]) -> None:
     """A logarithmic x axis with a tick at each of these values, and no others."""
     axes.set_xscale("log", base=2)
