@@ -25,6 +25,7 @@ NAMES: tuple[str, ...] = (
     "far_context",
     "output_mixing",
     "head_ensemble",
+    "redundant_heads",
     "outlier_heads",
     "diversity_by_layer",
     "reach_by_layer",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from manyheads.data.examples import Order, spread
 from manyheads.models.config import build
@@ -15,6 +16,7 @@ from manyheads.training.evaluation import evaluate
 from manyheads.training.task import Data, Task
 
 OnStep = Callable[[int, nn.Module], None]
+Surgery = Callable[[int, nn.Module, Optimizer], None]
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def fit(
     *,
     after_backward: OnStep | None = None,
     after_step: OnStep | None = None,
+    surgery: Surgery | None = None,
 ) -> Fit:
     """Train a model in place.
 
@@ -75,6 +78,7 @@ def fit(
     recipe, seed: how, and in which order the examples come.
     after_backward, after_step: called with the number of the step and the model, when it has gradients and
         when it was updated.
+    surgery: called then, too, with the optimiser: it may change the model in place.
 
     Examples
     --------
@@ -109,6 +113,8 @@ def fit(
         fitted.losses.append(float(loss.detach()))
         if after_step is not None:
             after_step(step, model)
+        if surgery is not None:
+            surgery(step, model, optimizer)
     model.eval()
     return fitted
 
