@@ -61,7 +61,7 @@ def study(
     >>> import manyheads as mh
     >>> result = mh.study("splitting_is_free", "tiny")
     >>> result.complete, sorted(result.rows[0])[:3]
-    (True, ['heads', 'multiply_adds', 'parameters'])
+    (True, ['heads', 'multiply_adds', 'output_deviation'])
 
     See Also
     --------
