@@ -10,7 +10,7 @@ from bench import harness
 from bench.cost import Cost, since
 from manyheads.common.whole_files import write_whole
 from manyheads.training.loop import Result, train
-from manyheads.training.progress import Report
+from manyheads.training.report import Report
 from manyheads.training.task import Task
 
 KEPT_EVERY = 20  # steps

@@ -19,7 +19,7 @@ from manyheads.training import checkpoint, head_alarms
 from manyheads.training.log import read
 from manyheads.training.loop import train
 from manyheads.training.options import Options, rate
-from manyheads.training.progress import scalars
+from manyheads.training.report import scalars
 from manyheads.view.terminal.training import training_bar
 
 SMALL = {"d_model": 10, "heads": 5, "layers": 2, "context": 13}

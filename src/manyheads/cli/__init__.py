@@ -26,6 +26,7 @@ from manyheads.cli.serve import serve
 from manyheads.cli.study import study
 from manyheads.cli.sweep import sweep
 from manyheads.cli.train import train
+from manyheads.common.errors import FailedChangeError
 from manyheads.common.interrupts import EXIT_CODE, leave_at_once
 
 app = typer.Typer(
@@ -95,9 +96,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that lacks a character still gets the rest
     try:
         app()
-    except (ValueError, ImportError, OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not str(error).startswith("cut:"):  # cut checks its result
-            raise
+    except (ValueError, ImportError, OSError, FailedChangeError) as error:
         typer.echo(f"manyheads: {error}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -15,6 +15,10 @@ class UnreadDataError(ValueError):
         self.why = why
 
 
+class FailedChangeError(RuntimeError):
+    """A changed copy of a model does not compute what it should; the model itself is as it was."""
+
+
 def first_line(error: BaseException, longest: int = 200) -> str:
     """The first line of an error's message, cut to a length; the name of its class if it has no message.
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from manyheads.capture.weights import Projections
 from manyheads.common.compare_outputs import Captured, difference, seeded_evaluation, tolerance
-from manyheads.common.errors import describe_error
+from manyheads.common.errors import FailedChangeError, describe_error
 from manyheads.models.changes import Changes, get_tensor
 from manyheads.models.reported_width import Width, reporting, width_of
 from manyheads.models.torch_attention import TorchAttention
@@ -123,7 +123,7 @@ def fix_head_counts(
         else:
             _check_readers(model, region, projections, arrangement, sliced)
             output = "it has with them silenced" if arrangement.verb == "cut" else "it has without them"
-            raise RuntimeError(
+            raise FailedChangeError(
                 f"{arrangement.verb}: {region.path or 'the model'} ({type(module).__name__}) "
                 f"{arrangement.describe(region.sites[0])} does not give the output that {output}: "
                 f"{_why(module, region.calls)}. Its code may have the number of heads written into it as a "

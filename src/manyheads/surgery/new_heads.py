@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.capture.weights import Part
+from manyheads.common.errors import FailedChangeError
 from manyheads.models.changes import get_tensor
 from manyheads.surgery.rebuild import Rebuilt
 from manyheads.surgery.weight_origins import mark_new
@@ -48,7 +49,7 @@ def divide(grown: Rebuilt, seed: int) -> None:
     _turn_values(grown)
     try:
         grown.check()
-    except RuntimeError:  # something else depends on the sign of the values
+    except FailedChangeError:  # something else depends on the sign of the values
         _turn_values(grown)
         _divide_columns(grown, seed, 1.0)
         grown.check()

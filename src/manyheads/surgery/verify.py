@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.compare_outputs import (
+from manyheads.common.errors import FailedChangeError
     TOLERANCE,
     Captured,
     difference,
@@ -80,7 +81,7 @@ def verify(
     allowed = tolerance(model)
     off = _agreed(_apart_writing, model, changed, batch, arrangement.removed)
     if off > allowed:
-        raise RuntimeError(
+        raise FailedChangeError(
             f"{arrangement.verb}: generating with the cache, {arrangement.result} differs from "
             f"{arrangement.expected} by {off:.2g} (allowed: {allowed:.0e}); nothing was changed"
         )
@@ -107,7 +108,7 @@ def verify_output(
     off = _agreed(_apart, model, changed, batch, arrangement.removed)
     if off > allowed:
         where = first_difference(model, changed, batch, arrangement.removed, tuple(modules), allowed)
-        raise RuntimeError(
+        raise FailedChangeError(
             f"{arrangement.verb}: {arrangement.result} differs from {arrangement.expected} by {off:.2g} "
             f"(allowed: {allowed:.0e}), first at {where}; nothing was changed"
         )

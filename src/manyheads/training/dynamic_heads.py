@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from manyheads.capture.site import Site
 from manyheads.capture.weights import Projections, projections, weights
-from manyheads.common.errors import first_line
+from manyheads.common.errors import FailedChangeError, first_line
 from manyheads.common.registry import registered
 from manyheads.common.types import Batch
 from manyheads.surgery.arrangement import Arrangement
@@ -281,7 +281,7 @@ class DynamicHeads:
         problem, copied = "", None
         try:
             copied = changed()
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, FailedChangeError) as error:
             problem = first_line(error)
         problems = [one for one in gathered(problem) if one]
         if problems or copied is None:

@@ -42,7 +42,7 @@ from manyheads.training.head_health import HeadHealth
 from manyheads.training.log import Log
 from manyheads.training.options import Options, diversity_weights, orthogonal_roles, rate, with_options
 from manyheads.training.orthogonal_heads import orthogonal_heads
-from manyheads.training.progress import Report, line, track
+from manyheads.training.report import Report, line, track
 from manyheads.training.run_folder import Run
 from manyheads.training.task import Data, Task
 from manyheads.training.weight_average import Average

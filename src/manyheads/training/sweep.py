@@ -18,7 +18,7 @@ from manyheads.common.processes import processes
 from manyheads.common.progress import Progress, no_progress
 from manyheads.training.loop import Callback, DivergenceError, train
 from manyheads.training.options import Options, with_options
-from manyheads.training.progress import Report
+from manyheads.training.report import Report
 from manyheads.training.sweep_costs import peak_memory
 from manyheads.training.sweep_plan import check_lists, definition, plan_settings, with_setting
 from manyheads.training.sweep_result import SweepResult

@@ -17,7 +17,7 @@ from manyheads.tasks.trained import Evaluation
 from manyheads.training.dynamic_heads import DynamicHeads
 from manyheads.training.head_health import LOGGER
 from manyheads.training.loop import Result
-from manyheads.training.progress import Report
+from manyheads.training.report import Report
 
 HEADS = "heads.png"  # the figure of heads that changed, in the folder of a run
 COLUMNS = 12  # of the table of heads
