@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.compare_outputs import (
-from manyheads.common.errors import FailedChangeError
     TOLERANCE,
     Captured,
     difference,
@@ -19,6 +18,7 @@ from manyheads.common.errors import FailedChangeError
     tensors,
     tolerance,
 )
+from manyheads.common.errors import FailedChangeError
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
