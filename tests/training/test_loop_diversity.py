@@ -137,3 +137,18 @@ def test_heads_too_wide_to_be_orthogonal_are_refused(text, tmp_path):
     task = Language(**SMALL | {"heads": 5, "d_key": 3})
     with pytest.raises(ValueError, match="5 heads of 3 need 15 dimensions, and there are 10"):
         run(text, tmp_path / "out", task=task, orthogonal="query")
+    run(text, tmp_path / "out", steps=1)  # the folder is free: no run had begun
+
+
+def test_a_constraint_does_not_go_with_heads_that_change():
+    with pytest.raises(ValueError, match="orthogonal: query and dynamic were given; expected one of them"):
+        Options(orthogonal="query", dynamic=True)
+
+
+def test_terms_follow_heads_that_change(text, tmp_path):
+    """The term reads the rows of the heads that are left."""
+    options = {"diversity": "orthogonality=0.1,outputs=0.1", "dynamic": True, "final_heads": 0.6}
+    result = run(text, tmp_path / "out", steps=40, save_every=40, evaluate_every=40, **options)
+    assert result.dynamic.head_steps < 40 * 10
+    lines = read(tmp_path / "out" / "log.jsonl")
+    assert all(0 <= line["diversity"]["orthogonality"] <= 1 for line in lines)

@@ -138,7 +138,12 @@ def train(
             opened = task.open(data, valid)
         held.enter_context(undisturbed(accelerator.device))
         held.enter_context(interruptible())
-        loop = Loop(task, opened, run, chosen, accelerator)
+        try:
+            loop = Loop(task, opened, run, chosen, accelerator)
+        except ValueError:
+            if accelerator.is_main_process and not resume:
+                run.config.unlink()  # no run began: the folder is free for the next try
+            raise
         with ExitStack() as stack:
             reports = [*callbacks]
             if accelerator.is_main_process:
