@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import manyheads as mh
+from manyheads.surgery.in_place import become
 from manyheads.training.head_health import HeadHealth
 
 IDS = torch.randint(17, (40, 3, 11), generator=torch.Generator().manual_seed(0))
@@ -240,3 +241,21 @@ def test_a_model_without_attention_and_one_that_is_sharded_are_refused():
     model[0].weight = torch.nn.Parameter(torch.randn(3, 3).as_subclass(DTensor))
     with pytest.raises(ValueError, match=r"0\.weight is sharded over processes"):
         HeadHealth(model)
+
+
+def test_looks_follow_heads_that_are_cut_in_place():
+    torch.manual_seed(0)
+    model = mh.Decoder(12, heads=3, layers=2, vocabulary=31)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    health = mh.HeadHealth(model, every=1)
+    ids = torch.randint(31, (3, 7))
+    for _ in range(2):
+        health.before_step()
+        model(ids).square().mean().backward()
+        health.after_step()
+        if len(health.history) == 1:
+            become(model, mh.cut(model, {0: [1]}, ids), optimizer)
+    assert [len(look.rows) for look in health.history.looks] == [6, 5]
+    logits = health.history["largest_logit"]  # (looks, heads), for the heads that are left
+    assert torch.equal(logits[0, :2], health.history.looks[0].values["largest_logit"][[0, 2]])
+    assert health.history.looks[1].values["spectral_norm"].isfinite().all()
