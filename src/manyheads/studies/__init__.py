@@ -21,6 +21,7 @@ NAMES: tuple[str, ...] = (
     "equal_start",
     "head_gradients",
     "head_orthogonality",
+    "forced_orthogonality",
     "normalised_weights",
     "far_context",
     "output_mixing",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyheads.data.examples import Order, spread
@@ -68,6 +68,7 @@ def fit(
     after_backward: OnStep | None = None,
     after_step: OnStep | None = None,
     surgery: Surgery | None = None,
+    term: Callable[[], Tensor] | None = None,
 ) -> Fit:
     """Train a model in place.
 
@@ -78,6 +79,7 @@ def fit(
     recipe, seed: how, and in which order the examples come.
     after_backward, after_step: called with the number of the step and the model, when it has gradients and
         when it was updated.
+    term: gives what is added to the loss of every step.
     surgery: called then, too, with the optimiser: it may change the model in place.
 
     Examples
@@ -104,7 +106,7 @@ def fit(
         summed, count = task.loss(model, batch)
         loss = summed / count
         optimizer.zero_grad()
-        loss.backward()
+        (loss if term is None else loss + term()).backward()
         if after_backward is not None:
             after_backward(step, model)
         if recipe.clip:
