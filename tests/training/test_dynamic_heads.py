@@ -16,6 +16,7 @@ from torch import nn
 
 import manyheads as mh
 from manyheads.capture.weights import projections
+from manyheads.common.errors import FailedChangeError
 from manyheads.common.run_batch import run
 from manyheads.tasks.language import Language
 from manyheads.training import checkpoint
@@ -319,7 +320,7 @@ def test_a_change_that_fails_is_logged_and_changes_nothing(monkeypatch):
     from manyheads.training import dynamic_heads
 
     def broken(*_):
-        raise RuntimeError("the copy differs\nin many places")
+        raise FailedChangeError("the copy differs\nin many places")
 
     monkeypatch.setattr(dynamic_heads, "cut", broken)
     model = decoder()

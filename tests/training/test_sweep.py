@@ -122,7 +122,8 @@ def test_a_killed_worker_is_followed_by_another_that_goes_on_at_its_checkpoint(t
     result = run(text, tmp_path / "sweep", callbacks=[lambda report: steps.append(report.step)])
     assert steps[:2] == [3, 4]
     assert len(steps) + len(log.read_text()) == 6 * QUICK["steps"] + 1
-    assert values(result) == values(run(text, tmp_path / "whole"))
+    # another process may have another number of threads, and round differently
+    assert values(result) == pytest.approx(values(run(text, tmp_path / "whole")), rel=1e-5)
 
 
 def test_two_workers_share_the_runs(text, tmp_path):
