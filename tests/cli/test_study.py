@@ -62,3 +62,12 @@ def test_chinese(monkeypatch, capsys, tmp_path):
 def test_mistakes_are_one_sentence(arguments, sentence, monkeypatch, capsys, tmp_path):
     assert run([*arguments, "--out", str(tmp_path / "out")], monkeypatch) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_result_whose_rows_were_changed_is_one_sentence(monkeypatch, capsys, tmp_path):
+    run(["splitting_is_free", *SMALL, "--out", str(tmp_path)], monkeypatch)
+    path = tmp_path / "splitting_is_free" / "result.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("parameters", "metres"), encoding="utf-8")
+    for arguments in ([], ["splitting_is_free", *SMALL]):
+        assert run([*arguments, "--out", str(tmp_path)], monkeypatch) == 2
+        assert "damaged, or not what study wrote; remove it" in capsys.readouterr().err

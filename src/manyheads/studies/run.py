@@ -16,6 +16,7 @@ from typing import cast
 import torch
 
 from manyheads.common.interrupts import Interrupted, interruptible
+from manyheads.common.json_files import in_one_sentence
 from manyheads.common.out_folder import writing
 from manyheads.common.preserved_state import untouched
 from manyheads.common.progress import Progress, no_progress
@@ -121,6 +122,9 @@ def _continue(result: Result, path: Path) -> None:
     same = ("study", "size", "settings", "code")
     if all(before.document()[name] == wanted[name] for name in same):  # type: ignore[literal-required]
         result.rows, result.seconds, result.complete = before.rows, before.seconds, before.complete
+        if result.complete:
+            with in_one_sentence(f"{path}: damaged, or not what study wrote; remove it"):
+                find(result.study).verdict(result)
 
 
 def _has(result: Result, part: Part) -> bool:

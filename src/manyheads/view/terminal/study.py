@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from manyheads.common.json_files import in_one_sentence
 from manyheads.common.out_folder import writing
 from manyheads.common.whole_files import write_whole
 from manyheads.studies import NAMES, find
@@ -45,7 +46,10 @@ def listed(out: Path, language: Language) -> list[Listed]:
     for name in NAMES:
         study, path = find(name), out / name / RESULT
         result = read_result(path) if path.exists() else recorded(name)
-        verdict = study.verdict(result).verdict if result is not None and result.complete else None
+        verdict = None
+        if result is not None and result.complete:
+            with in_one_sentence(f"{path}: damaged, or not what study wrote; remove it"):
+                verdict = study.verdict(result).verdict
         size = None if result is None else result.size
         claims.append(
             {"name": name, "claim": study.claim.sentence[language], "verdict": verdict, "size": size}
