@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -146,13 +147,23 @@ def subject(setup: Subjects, name: str, seed: int) -> Subject:
     if name == "MiniLM":
         lines = sample(texts(setup.data or setup.text), seed, setup.seeds, setup.sentences)
         return on_lines(lines)
-    task, data = opened(setup.data, setup.context) if name == "language" else _translation()
-    task.d_model, task.layers, task.heads = setup.d_model, setup.layers, setup.heads
+    sizes = setup.d_model, setup.layers, setup.heads, setup.context
     recipe = Recipe(steps=setup.steps, batch_tokens=setup.batch_tokens)
-    model = fit(task, data, new_model(task, seed), recipe, seed).model
+    task, examples, model = _trained(name, setup.data, sizes, recipe, seed)
+    return on_examples(task, deepcopy(model), examples, setup.windows)
+
+
+@cache
+def _trained(
+    name: str, data: str | None, sizes: tuple[int, int, int, int], recipe: Recipe, seed: int
+) -> tuple[Any, Any, nn.Module]:
+    """A model of ours with its task and held-out examples; many studies look at the same ones."""
+    task, opened_data = opened(data, sizes[-1]) if name == "language" else _translation()
+    task.d_model, task.layers, task.heads = sizes[:-1]
+    model = fit(task, opened_data, new_model(task, seed), recipe, seed).model
     if name == "translation":
         task.label_smoothing = 0.0  # which is for training
-    return on_examples(task, model, data.valid, setup.windows)
+    return task, opened_data.valid, model
 
 
 def on_lines(lines: Sequence[str], batch: int = 16) -> Subject:
