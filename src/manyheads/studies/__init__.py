@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 NAMES: tuple[str, ...] = (
     "several_heads",
+    "heads_in_translation",
     "head_width",
     "splitting_is_free",
     "batched_heads",
@@ -50,7 +51,7 @@ def find(name: str) -> Study:
     """The study of this name.
 
     >>> find("several_heads").claim.sentence.en
-    'Several heads beat one head at the same number of parameters.'
+    'Several heads beat one head at the same number of parameters, but more is not always better.'
     >>> find("one_head")
     Traceback (most recent call last):
     ValueError: study: there is no 'one_head'; expected one of several_heads, ...

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any
-
-from tokenizers import Tokenizer
+from functools import partial
+from typing import TYPE_CHECKING
 
 from manyheads.common.intervals import paired_difference
 from manyheads.studies.drawing import COLOURS, GREY, bars, panels
@@ -24,9 +22,8 @@ from manyheads.studies.study import (
     Words,
     judge_effects,
 )  # fmt: skip
-from manyheads.tasks.translation import Translation
+from manyheads.studies.translation_text import opened
 from manyheads.training.evaluation import evaluate
-from manyheads.training.task import Data
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,12 +122,10 @@ def parts(setup: Setup) -> Sequence[Part]:
 
 
 def _measure(setup: Setup, positions: str, seed: int) -> list[Row]:
-    tokenizer, data = _read(setup.data, setup.vocabulary, setup.max_tokens)
-    task: Any = Translation(
-        d_model=setup.d_model, heads=setup.heads, layers=setup.layers, positions=positions, dropout=0.0,
-        label_smoothing=0.0, max_tokens=setup.max_tokens,
+    task, data = opened(
+        setup.data, d_model=setup.d_model, heads=setup.heads, layers=setup.layers, positions=positions,
+        dropout=0.0, label_smoothing=0.0, vocabulary=setup.vocabulary, max_tokens=setup.max_tokens,
     )  # fmt: skip
-    task._tokenizer = tokenizer
     recipe = Recipe(setup.steps, setup.batch_tokens, learning_rate=setup.learning_rate)
     model = fit(task, data, new_model(task, seed), recipe, seed).model
     by_length = sorted(range(len(data.valid)), key=lambda i: data.valid.sizes[i])
@@ -141,14 +136,6 @@ def _measure(setup: Setup, positions: str, seed: int) -> list[Row]:
         metrics = evaluate(task, model, data.valid, indices)
         rows.append({"half": half} | {name: metrics[name] for name in COLUMNS})
     return rows
-
-
-@cache
-def _read(data: str | None, vocabulary: int, max_tokens: int) -> tuple[Tokenizer, Data]:
-    """The vocabulary and the pairs, truncated to the length that learned positions have."""
-    task = Translation(vocabulary=vocabulary, max_tokens=max_tokens, positions="learned")
-    pairs = task.open(data)
-    return task.tokenizer, pairs
 
 
 def figure(result: Result, language: Language) -> Figure:

@@ -20,9 +20,8 @@ from manyheads.studies.study import (
     Row,
     Settings,
     Size,
-    Value,
     Words,
-    judge_effect,
+    judge_effects,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
 claim = Claim(
     sentence=Words(
-        "Several heads beat one head at the same number of parameters.",
-        "参数量相同时，多个头胜过一个头。",
+        "Several heads beat one head at the same number of parameters, but more is not always better.",
+        "参数量相同时，多个头胜过一个头，但头并非越多越好。",
     ),
     explanation=Words(
         "One head can look at one thing at a time: its weights sum to one, so that a token that attends "
@@ -51,12 +50,12 @@ claim = Claim(
     ),
     rule=Words(
         "Language models of the same size are trained with 1, 2, 4 ... heads, and their held-out loss is "
-        "compared by seed. Holds if the best number of heads is above one and the 95% interval of its "
-        "gain over one head is above zero (corrected for choosing the best); does not hold if no number "
-        "gains; else it cannot be told.",
-        "训练同样大小、头数为 1、2、4……的语言模型，按随机种子配对比较它们在留出数据上的损失。若最佳头数"
-        "大于一，且它相对一个头的改善的 95% 区间（已按挑选最佳作校正）高于零，则成立；若没有任何头数带来改"
-        "善，则不成立；否则无法判断。",
+        "compared by seed. Two statements, by 95% intervals that are corrected for choosing the best: the "
+        "best number of heads has a lower loss than one head, and than the greatest number. Holds if both "
+        "hold, in part if one does; does not hold if no number gains on one head; else it cannot be told.",
+        "训练同样大小、头数为 1、2、4……的语言模型，按随机种子配对比较它们在留出数据上的损失。两个陈述，"
+        "按 95% 区间（已按挑选最佳作校正）判断：最佳头数的损失低于一个头，也低于最大的头数。两者都成立则成"
+        "立，其一成立则部分成立；若没有任何头数比一个头好，则不成立；否则无法判断。",
     ),
     caption=Words(
         "Held-out loss (nats a token, lower is better) by the number of heads; all models have the same "
@@ -128,21 +127,25 @@ def figure(result: Result, language: Language) -> Figure:
 
 
 def verdict(result: Result) -> Judgement:
-    """By the gain of the best number of heads over one."""
-    others = [h for h in result.distinct("heads") if h != 1]
-    gains = {h: _gain(result, h, len(others)) for h in others}
-    best = max(others, key=lambda h: gains[h].mean)
-    gain = gains[best]
+    """By the gain of the best number of heads over one, and over the greatest number."""
+    numbers_of_heads = [int(h) for h in result.distinct("heads") if isinstance(h, int)]
+    most = max(numbers_of_heads)
+    comparisons = len(numbers_of_heads) - 1
+    gains = {h: _gain(result, 1, h, comparisons) for h in numbers_of_heads if h != 1}
+    best = max(gains, key=lambda h: gains[h].mean)
+    over_one, over_most = gains[best], _gain(result, most, best, comparisons)
     numbers = Words(
-        f"{best} heads are the best; they gain {gain:.3f} nats a token over one head ({gain.count} seeds).",
-        f"{best} 个头最好，比一个头每词元低 {gain:.3f} 奈特({gain.count} 个随机种子)。",
+        f"{best} heads are the best; they gain {over_one:.3f} nats a token over one head and "
+        f"{over_most:.3f} over {most} ({over_one.count} seeds).",
+        f"{best} 个头最好：比一个头每词元低 {over_one:.3f} 奈特，比 {most} 个头低 {over_most:.3f}"
+        f"（{over_one.count} 个随机种子）。",
     )
-    if gain.mean <= 0:
+    if over_one.mean <= 0:
         return Judgement("does not hold", numbers)
-    return Judgement(judge_effect(gain, 0.0), numbers)
+    return Judgement(judge_effects([(over_one, 0.0), (over_most, 0.0)]), numbers)
 
 
-def _gain(result: Result, heads: Value, comparisons: int) -> Interval:
-    """How much lower the loss is than with one head; the interval is wide enough for all comparisons."""
-    one, several = result.values("loss", heads=1), result.values("loss", heads=heads)
-    return paired_difference(one, several, level=1 - 0.05 / comparisons)
+def _gain(result: Result, heads: int, better: int, comparisons: int) -> Interval:
+    """How much lower the loss of the better one is; the interval is wide enough for all comparisons."""
+    losses, lower = result.values("loss", heads=heads), result.values("loss", heads=better)
+    return paired_difference(losses, lower, level=1 - 0.05 / comparisons)

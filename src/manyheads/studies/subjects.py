@@ -17,11 +17,10 @@ from manyheads.common.types import Batch
 from manyheads.data.examples import spread
 from manyheads.heads.model_outputs import difference, read
 from manyheads.models.open import Loaded, open_model
+from manyheads.studies import language_text, translation_text
 from manyheads.studies.fitting import Recipe, fit, new_model
-from manyheads.studies.language_text import opened
 from manyheads.studies.study import Part, Row, Settings, Verdict, Words, judge_effect
 from manyheads.studies.text_samples import sample, texts
-from manyheads.tasks.translation import Translation
 
 NAMES = {
     "MiniLM": Words("MiniLM (real)", "MiniLM（真实模型）"),
@@ -158,12 +157,14 @@ def _trained(
     name: str, data: str | None, sizes: tuple[int, int, int, int], recipe: Recipe, seed: int
 ) -> tuple[Any, Any, nn.Module]:
     """A model of ours with its task and held-out examples; many studies look at the same ones."""
-    task, opened_data = opened(data, sizes[-1]) if name == "language" else _translation()
+    task, examples = (
+        language_text.opened(data, sizes[-1]) if name == "language" else translation_text.opened()
+    )
     task.d_model, task.layers, task.heads = sizes[:-1]
-    model = fit(task, opened_data, new_model(task, seed), recipe, seed).model
+    model = fit(task, examples, new_model(task, seed), recipe, seed).model
     if name == "translation":
         task.label_smoothing = 0.0  # which is for training
-    return task, opened_data.valid, model
+    return task, examples.valid, model
 
 
 def on_lines(lines: Sequence[str], batch: int = 16) -> Subject:
@@ -213,18 +214,3 @@ def _encoded(loaded: Loaded, lines: Sequence[str], batch: int) -> list[dict[str,
 
 def _pieces(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def _translation() -> tuple[Any, Any]:
-    """A translation task of our own to set options of, and its data, which are read once."""
-    tokenizer, data = _read_translation()
-    task = Translation()
-    task._tokenizer = tokenizer
-    return task, data
-
-
-@cache
-def _read_translation() -> tuple[Any, Any]:
-    task = Translation()
-    data = task.open(None)
-    return task.tokenizer, data
