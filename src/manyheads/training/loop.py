@@ -228,6 +228,7 @@ class Loop:
         """The best weights in the model, measured on all validation examples unless it was interrupted."""
         metrics: dict[str, float] = {}
         self.model = plain(self.model)
+        self.accelerator.wait_for_everyone()  # the first process may still be writing the best weights
         if self.run.weights.exists() and self.dynamic is not None:
             self.model = load(self.run.out).to(self.accelerator.device)  # it may have had other heads
         elif self.run.weights.exists():
