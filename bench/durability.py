@@ -33,6 +33,7 @@ from manyheads.cli.options import Source
 from manyheads.cli.prune import prune as run_prune
 from manyheads.common import whole_files
 from manyheads.surgery import recover
+from manyheads.surgery.prune_options import PruneOptions
 from manyheads.tasks.language import Language
 from manyheads.training.log import Log
 from manyheads.training.loop import train

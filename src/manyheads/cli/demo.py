@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
 import manyheads as mh
 from manyheads.cli.options import loading
 
@@ -25,5 +23,4 @@ def demo(
     os.environ["HF_HUB_OFFLINE"] = "1"
     with loading("the embedded MiniLM"):
         steps = mh.heads.effects.bert_steps.embedded_steps(sentence)
-    mh.view.demo_text.print_steps(steps, Console())
-    mh.view.demo_text.draw_maps(steps, out / "heads.png", Console())
+    mh.view.demo_text.present_steps(steps, out / "heads.png")

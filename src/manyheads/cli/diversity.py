@@ -34,9 +34,6 @@ def diversity(
         with progress_bar() as progress, terminal.diversity.warnings_as_notes() as notes:
             progress("diversity", 0, len(batches))
             table = mh.diversity(loaded.model, batches, measures=chosen, rows=rows, progress=progress)
-        read = f"{batches.read} of {len(batches)} batches"
-        if batches.read < len(batches):
-            notes.append(f"Stopped by Ctrl-C: these are the numbers of {read}.")
-        result = terminal.diversity.DiversityPresentation(table, loaded.name, corpus, notes, out)
+        result = terminal.diversity.DiversityPresentation(table, loaded.name, corpus, batches, notes, out)
         terminal.presentation.present(result, as_json=json)
-        return f"Stopped after {read}; their results are kept." if interrupted() else None
+        return result.ending(interrupted())

@@ -27,6 +27,4 @@ def evaluate(
             folder, data, beams=beams, batch_tokens=batch_tokens, device=device, progress=progress
         )
     terminal.training.print_evaluation(result, folder, data, as_json=json)
-    if not result.interrupted:
-        return None
-    return f"Stopped after {result.examples:,} of {result.total:,} examples; the metrics are theirs."
+    return terminal.training.where_it_stopped(result)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import manyheads as mh
 from manyheads.cli import options
-from manyheads.common.interrupts import Interrupted, interrupted, interruptible
+from manyheads.common.interrupts import interrupted, interruptible
 from manyheads.common.out_folder import prepared
 from manyheads.common.processes import rank
 from manyheads.view import terminal
@@ -29,8 +29,6 @@ def inspect(
     with prepared(out), interruptible():
         with progress_bar(unit=corpus.unit, hidden=rank() > 0) as progress:
             counted = mh.heads.inspect.count_corpus(loaded.model, corpus, progress)
-        if counted.stopped and (rank() > 0 or counted.table is None):
-            raise Interrupted
         if rank() > 0:
             return None
         result = terminal.inspect.InspectPresentation(counted, loaded, corpus, out)

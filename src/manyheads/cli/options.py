@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
-
+Verb = Callable[..., str | None]  # returns what to say after Ctrl-C
 
 Model = Annotated[
     str | None,
@@ -103,7 +103,7 @@ def option(name: str, default: object, hint: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def command(verb: Callable[..., str | None], batch_tokens: int = 4096) -> Callable[..., None]:
+def command(verb: Verb, batch_tokens: int = 4096) -> Callable[..., None]:
     """A verb as Typer takes it.
 
     A text beside the type of a parameter is the help of its option. A parameter whose type is a dataclass,

@@ -10,21 +10,18 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 import manyheads as mh
-from manyheads.cli.options import SETTINGS, command, loading, option
+from manyheads.cli.options import SETTINGS, Verb, command, loading, option
 from manyheads.common.processes import rank
+from manyheads.tasks import TASKS
 from manyheads.view import terminal
 
-Run = Callable[..., str | None]  # a verb of a task, such as `train` below
 
-
-def task_option(
-    name: str, hint: Any, help: str, default: object = None, panel: str | None = None
-) -> Parameter:
+def task_option(name: str, hint: Any, help: str, default: object = None, panel: str = "") -> Parameter:
     """An option that is None unless it is passed; its help says what holds then."""
     kind = next((part for part in get_args(hint) if part is not type(None)), hint)
     if default is not None and default is not False and default != "":
         help = f"{help} [dim]({default})[/dim]"
-    return option(name, None, Annotated[kind | None, help, panel])
+    return option(name, None, Annotated[kind | None, help, panel or None])
 
 
 OF_RUN = [
@@ -67,7 +64,7 @@ def train(
     return terminal.training.how_to_resume(result, task, *files)
 
 
-def task_verb(run: Run, of_run: Sequence[Parameter], out: Path) -> typer.Typer:
+def task_verb(run: Verb, of_run: Sequence[Parameter], out: Path) -> typer.Typer:
     """A verb with a command for every task.
 
     ``run`` gets the name of the task, the options of task and training that were passed, and by name those of
@@ -78,20 +75,19 @@ def task_verb(run: Run, of_run: Sequence[Parameter], out: Path) -> typer.Typer:
         """Commands that are built when they are called: their options need the task, which needs torch."""
 
         def list_commands(self, ctx: object) -> list[str]:
-            return list(mh.tasks.TASKS)
+            return list(TASKS)
 
         def get_command(self, ctx: object, cmd_name: str) -> TyperCommand | None:
-            tasks = mh.tasks.TASKS
-            return _command(cmd_name, lambda: None, tasks[cmd_name][1]) if cmd_name in tasks else None
+            return _command(cmd_name, lambda: None, TASKS[cmd_name][1]) if cmd_name in TASKS else None
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             task, listed, rest = super().resolve_command(ctx, args)
-            return task, _of_task(task, run, of_run, out) if task in mh.tasks.TASKS else listed, rest
+            return task, _of_task(task, run, of_run, out) if task in TASKS else listed, rest
 
     return typer.Typer(name=run.__name__, cls=Tasks, no_args_is_help=True, help=run.__doc__, **SETTINGS)
 
 
-def _of_task(name: str, run: Run, of_run: Sequence[Parameter], out: Path) -> TyperCommand:
+def _of_task(name: str, run: Verb, of_run: Sequence[Parameter], out: Path) -> TyperCommand:
     """The command of a task: the options of the run, those of the task, and those of training."""
     of_run = [*of_run, task_option("out", Path, "The folder for the results.", out / name)]
     taken = {each.name for each in of_run}

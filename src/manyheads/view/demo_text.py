@@ -20,8 +20,10 @@ MOST_TOKENS = 64
 MOST_LABELLED = 32
 
 
-def draw_maps(steps: SentenceSteps, path: Path, console: Console) -> None:
-    """Draw the attention maps of all heads into a PNG file, and say where it is."""
+def present_steps(steps: SentenceSteps, path: Path) -> None:
+    """Print every step, draw the attention maps of all heads into a PNG file, and say where it is."""
+    console = Console()
+    print_steps(steps, console)
     with Console(stderr=True).status("Drawing all maps"):
         attention_maps.draw([layer.seen for layer in steps.layers], steps.tokens, path, steps.text)
     console.print(f"\nAll {sum(len(layer.seen) for layer in steps.layers)} maps: {path}", soft_wrap=True)

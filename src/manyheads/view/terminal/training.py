@@ -143,6 +143,13 @@ def print_evaluation(result: Evaluation, folder: Path, data: str | None, *, as_j
     print_metrics(result.metrics, console)
 
 
+def where_it_stopped(result: Evaluation) -> str | None:
+    """The sentence for an evaluation that Ctrl-C ended."""
+    if not result.interrupted:
+        return None
+    return f"Stopped after {result.examples:,} of {result.total:,} examples; the metrics are theirs."
+
+
 def draw_panels(title: str, panels: Sequence[tuple[str, Along, Sequence[str]]], path: Path) -> None:
     """Draw where heads look along sequences, and say where the figure is."""
     draw(panels, path, title)
