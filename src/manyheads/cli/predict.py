@@ -45,11 +45,10 @@ def predict(
       manyheads predict out/speech recording.wav
       manyheads predict out/picturebook picture.png --language zh
     """
-    settings: dict[str, object] = {"new_tokens": new_tokens, "temperature": temperature, "seed": seed}
-    settings |= {"beams": beams, "language": language}
-    passed = {name: value for name, value in settings.items() if value is not None}
-    if temperature == 0:
-        passed["temperature"] = None  # greedy
+    settings = {"new_tokens": new_tokens, "seed": seed, "beams": beams, "language": language}
+    passed: dict[str, object] = {name: value for name, value in settings.items() if value is not None}
+    if temperature is not None:
+        passed["temperature"] = temperature or None  # 0 is greedy
     texts = inputs or [line.rstrip("\n") for line in sys.stdin]
     outputs = mh.predict(folder, texts, device=device, **passed)
     terminal.training.print_predictions(texts, outputs, as_json=json)

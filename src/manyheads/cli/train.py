@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 import manyheads as mh
@@ -54,8 +53,7 @@ def train(
       manyheads train language --data book.txt --heads 8
       manyheads train translation --data corpus/train --source en --target de
     """
-    errors = Console(stderr=True, quiet=json or rank() > 0)
-    with terminal.training.training_bar(errors, mh.tasks.find(task).metric) as show:
+    with terminal.training.training_bar(mh.tasks.find(task).metric, hidden=json or rank() > 0) as show:
         trackers = [] if tracker == "none" else [tracker]
         result = mh.tasks.train_task(task, options, out=out, callbacks=[show], trackers=trackers, **settings)
     files = settings.get("data"), settings.get("valid")

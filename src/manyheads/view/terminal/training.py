@@ -27,8 +27,11 @@ SMOOTH = 0.9  # how much of the loss and the speed shown is that of the steps be
 
 
 @contextmanager
-def training_bar(console: Console, metric: str) -> Iterator[Callable[[Report], None]]:
-    """A callback that shows loss, metric, tokens a second, dead heads and the time left."""
+def training_bar(
+    metric: str, *, hidden: bool = False, console: Console | None = None
+) -> Iterator[Callable[[Report], None]]:
+    """A callback that shows loss, metric, tokens a second, dead heads and the time left, on stderr."""
+    console = console or Console(stderr=True, quiet=hidden)
     columns = (
         TextColumn("Training"),
         BarColumn(),
