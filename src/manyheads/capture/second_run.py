@@ -7,17 +7,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
-from manyheads.capture.mask_reading import shown
 from manyheads.capture.probe_inputs import Inputs, position, replaced
-from manyheads.capture.probed_call import Record
+from manyheads.capture.probed_call import Record, shown_digest
 from manyheads.capture.proof import Proof
-from manyheads.capture.token_mixing import Baseline, Perturbed
+from manyheads.capture.token_mixing import Baseline, Perturbed, row_map
+from manyheads.common.types import Arguments, Function, Keywords
 
 Rows = tuple[Tensor, Tensor] | None  # which queries and keys of a call changed
 
@@ -84,12 +86,9 @@ def second_run(
                     _changed_rows(call.query, record.query),
                     _changed_rows(call.key, record.key),
                 )
-            if (
-                call.scores is not None
-                and record.hidden is not None
-                and record.hidden.shape == call.scores.shape
-            ):
-                run.hidden[number] = not torch.equal(shown(call.scores), record.hidden)
+            before = record.call.scores
+            if call.scores is not None and before is not None and before.shape == call.scores.shape:
+                run.hidden[number] = shown_digest(call.scores) != record.hidden
             kept = record.output.detach()
             if changed is None or changed[0].shape != (kept.shape[0], kept.shape[2]):
                 return kept
@@ -100,7 +99,7 @@ def second_run(
     probe = other if other is not None else inputs.changed(lambda x: x.detach().clone())
     interceptor = probe_interceptor(copied, see, proof, path)
     interceptor.embedded, interceptor.steps = perturbed.ids, proof.steps
-    with interceptor, perturbed, torch.no_grad():
+    with _Reused(first), interceptor, perturbed, torch.no_grad():
         torch.manual_seed(0)
         copied(*probe.args, **probe.kwargs)
     run.leaks = perturbed.leaks if other is not None else set()
@@ -108,6 +107,32 @@ def second_run(
         pairs = zip(perturbed.ids, first.ids, strict=True)
         run.embeddings = frozenset(i for i, (now, then) in enumerate(pairs) if not torch.equal(now, then))
     return run
+
+
+class _Reused(TorchFunctionMode):
+    """A context in which linear maps compute no row again whose data are those of the first run."""
+
+    def __init__(self, first: Baseline) -> None:
+        super().__init__()
+        self._waiting = {key: iter(kept) for key, kept in first.products.items()}
+
+    def __torch_function__(
+        self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Any:
+        row = None if kwargs else row_map(func, args)
+        kept = None if row is None else next(self._waiting.get(row[0], iter(())), None)
+        if row is not None and kept is not None and kept[0].shape == row[1].shape:
+            with torch._C.DisableTorchFunction():
+                data, (before, result) = row[1], kept
+                changed = (data != before).any(-1).flatten().nonzero().flatten()
+                if len(changed) * 2 < before.shape[:-1].numel() and data.dtype == before.dtype:
+                    out = result.clone(memory_format=torch.contiguous_format)
+                    if len(changed):
+                        rows = data.flatten(0, -2)[changed]
+                        again = [rows if x is data else x for x in args]
+                        out.flatten(0, -2)[changed] = func(*again)
+                    return out
+        return func(*args, **(kwargs or {}))
 
 
 def _changed_rows(now: Tensor, before: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
-from manyheads.capture.tensor_tags import version_of
+from manyheads.capture.tensor_tags import memory_of, version_of
 from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.types import Arguments, Function, Keywords
 
@@ -57,6 +58,7 @@ class Baseline:
     """A context that remembers what went into and came out of every module of one run.
 
     functions: the names of the torch functions that ran in each module itself, not in its parts.
+    products: what maps of rows (`row_map`) took and gave, one after the other.
     """
 
     def __init__(self, module: nn.Module, paths: Mapping[int, str]) -> None:
@@ -66,6 +68,7 @@ class Baseline:
         self.outputs: dict[tuple[str, int], list[Tensor]] = {}
         self.functions: dict[str, set[str]] = {}
         self.opaque: dict[str, str] = {}
+        self.products: dict[object, list[tuple[Tensor, Tensor]]] = {}
         self.ids: list[Tensor] = []  # of every embedding
         self._stack: list[tuple[str, int]] = []
         self._runs: dict[str, int] = {}
@@ -90,6 +93,15 @@ class Baseline:
         self.functions.setdefault(path, set()).add(name)
         if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
             self.opaque[path] = str(func)
+
+    def keep(self, func: Function, args: Arguments, data: Tensor, result: Tensor, given: Tensor) -> None:
+        """Keep what a product of ``data`` with weights gave; the model gets a copy of it, ``given``."""
+        row = row_map(func, args)
+        if row is not None and row[1] is data:
+            with torch._C.DisableTorchFunction():
+                kept = result.detach()
+                self._copies[id(given)] = weakref.ref(given), version_of(given), kept
+                self.products.setdefault(row[0], []).append((self._copy(data), kept))
 
     def enter_run(self, module: nn.Module) -> tuple[str, int]:
         """A module begins to run: which one, and for which time."""
@@ -262,6 +274,23 @@ class Perturbed(Baseline):
         if size % self.count == 0:
             return size // self.count
         return self.sequences if size % self.sequences == 0 and size > self.sequences else 1
+
+
+def row_map(func: Function, args: Arguments) -> tuple[object, Tensor] | None:
+    """What tells a linear map from others, and its data (..., width), where it maps each row by itself, with
+    parameters or buffers alone.
+    """
+    if func is F.linear:
+        data, constants = args[0], args[1:]
+    elif func is torch.addmm and len(args) == 3 and args[0].dim() == 1:
+        data, constants = args[1], (args[2], args[0])
+    else:
+        return None
+    if type(data) is not Tensor or data.dim() < 2 or constants[0].dim() != 2:
+        return None
+    sizes = ((x.storage_offset(), x.shape, x.stride(), version_of(x)) for x in constants if x is not None)
+    where = (memory_of(x) for x in constants if x is not None)
+    return (func, *where, *sizes), data
 
 
 def _is_leaf(module: nn.Module) -> bool:
