@@ -180,7 +180,9 @@ def _read(call: Call) -> tuple[Tensor | None, Tensor, Tensor]:
 def _pieces(call: Call) -> Iterator[range]:
     """Some queries after the other, so that their weights are not too many at once."""
     step = max(1, _PIECE // max(1, call.output.shape[0] * call.output.shape[1] * call.keys))
-    yield from (range(start, min(call.queries, start + step)) for start in range(0, max(1, call.queries), step))
+    yield from (
+        range(start, min(call.queries, start + step)) for start in range(0, max(1, call.queries), step)
+    )
 
 
 def _is_formula(call: Call, products: Tensor | None, alive: Tensor) -> bool:

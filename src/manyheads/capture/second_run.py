@@ -5,6 +5,7 @@ change, and which modules carry something to other tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +22,8 @@ from manyheads.capture.proof import Proof
 from manyheads.capture.token_mixing import Baseline, Perturbed, row_map
 from manyheads.common.types import Arguments, Function, Keywords
 
+_CHOICES = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argsort, Tensor.argsort}
+CHOICES = frozenset(func.__name__ for func in _CHOICES)
 Rows = tuple[Tensor, Tensor] | None  # which queries and keys of a call changed
 
 
@@ -46,12 +49,14 @@ def second_run(
     axis: int,
     at: Callable[[int], int] | None = None,
     ids: bool | None = None,
+    choices: Choices | None = None,
 ) -> Second:
     """Run the copy of a model with the sequence (``axis`` 0) or token (1) replaced that ``at`` chooses. With
-    ``ids`` whole numbers are replaced, too; unless it is given, where the model takes others.
+    ``ids`` whole numbers are replaced, too; unless it is given, where the model takes others. With
+    ``choices`` tokens are chosen as in another run.
     """
     if ids is None:
-        again = partial(second_run, copied, path, inputs, proof, records, first, axis, at)
+        again = partial(second_run, copied, path, inputs, proof, records, first, axis, at, choices=choices)
         if len({x.is_floating_point() for x in inputs.tensors()}) == 1:
             return again(ids=True)
         try:
@@ -99,7 +104,9 @@ def second_run(
     probe = other if other is not None else inputs.changed(lambda x: x.detach().clone())
     interceptor = probe_interceptor(copied, see, proof, path)
     interceptor.embedded, interceptor.steps = perturbed.ids, proof.steps
-    with _Reused(first), interceptor, perturbed, torch.no_grad():
+    if choices is not None:
+        choices.perturbed = perturbed
+    with choices or nullcontext(), _Reused(first), interceptor, perturbed, torch.no_grad():
         torch.manual_seed(0)
         copied(*probe.args, **probe.kwargs)
     run.leaks = perturbed.leaks if other is not None else set()
@@ -107,6 +114,60 @@ def second_run(
         pairs = zip(perturbed.ids, first.ids, strict=True)
         run.embeddings = frozenset(i for i, (now, then) in enumerate(pairs) if not torch.equal(now, then))
     return run
+
+
+class Choices(TorchFunctionMode):
+    """A context that keeps the indices that `topk` and sorting give. Entered for a further run, it gives the
+    same ones again where others would be chosen, and not for the share of what was replaced alone: a choice
+    of tokens stays what it was.
+
+    moved: the modules that would have chosen others.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[tuple[Function, Tensor]] = []
+        self.perturbed: Perturbed | None = None
+        self.moved: set[str] = set()
+        self._number = 0
+
+    def __torch_function__(
+        self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func not in _CHOICES:
+            return out
+        with torch._C.DisableTorchFunction():
+            indices = out if isinstance(out, Tensor) else out[1]
+            if self.perturbed is None:
+                self.kept.append((func, indices.clone()))
+                return out
+            kept = self.kept[self._number] if self._number < len(self.kept) else None
+            self._number += 1
+            if kept is None or kept[0] is not func or kept[1].shape != indices.shape:
+                return out
+            if not _is_moved(indices != kept[1], self.perturbed):
+                return out
+            self.moved.add(self.perturbed.innermost or "")
+            if isinstance(out, Tensor):
+                return kept[1].clone()
+            dim = _axis_of(func, args, kwargs or {})
+            data = args[0] if args else (kwargs or {})["input"]
+            return type(out)((data.gather(dim, kept[1]), kept[1].clone()))
+
+
+def _is_moved(changed: Tensor, perturbed: Perturbed) -> bool:
+    """Whether more was chosen otherwise, in some sequence, than the share of what was replaced."""
+    by_sequence = changed.dim() > 1 and changed.shape[0] == perturbed.sequences
+    parts = changed if by_sequence else [changed]
+    return any(bool(part.any()) and not perturbed.is_confined(part) for part in parts)
+
+
+def _axis_of(func: Function, args: Arguments, kwargs: Keywords) -> int:
+    """The axis along which a function chooses."""
+    where = 2 if func in (torch.topk, Tensor.topk) else 1
+    dim = kwargs.get("dim", args[where] if len(args) > where else -1)
+    return dim if isinstance(dim, int) and not isinstance(dim, bool) else -1
 
 
 class _Reused(TorchFunctionMode):
@@ -133,6 +194,24 @@ class _Reused(TorchFunctionMode):
                         out.flatten(0, -2)[changed] = func(*again)
                     return out
         return func(*args, **(kwargs or {}))
+
+
+def with_same_choices(
+    copied: nn.Module, path: str, inputs: Inputs, proof: Proof, records: list[Record], first: Baseline
+) -> Second:
+    """The run with a token replaced, in which `topk` and sorting choose as without: where tokens stand in
+    another order behind them, nothing was mixed there. The modules that would have chosen others are among
+    the leaks: which tokens go on depends on others there.
+    """
+    choices = Choices()
+    probe = inputs.changed(lambda x: x.detach().clone())
+    with choices, torch.no_grad():
+        torch.manual_seed(0)
+        copied(*probe.args, **probe.kwargs)
+    run = second_run(copied, path, inputs, proof, records, first, axis=1, choices=choices)
+    run.leaks |= choices.moved
+    first.choosing |= choices.moved
+    return run
 
 
 def _changed_rows(now: Tensor, before: Tensor) -> Tensor:

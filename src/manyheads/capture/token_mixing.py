@@ -58,6 +58,7 @@ class Baseline:
     """A context that remembers what went into and came out of every module of one run.
 
     functions: the names of the torch functions that ran in each module itself, not in its parts.
+    choosing: modules in which tokens are chosen by what is in others.
     products: what maps of rows (`row_map`) took and gave, one after the other.
     """
 
@@ -68,6 +69,7 @@ class Baseline:
         self.outputs: dict[tuple[str, int], list[Tensor]] = {}
         self.functions: dict[str, set[str]] = {}
         self.opaque: dict[str, str] = {}
+        self.choosing: set[str] = set()
         self.products: dict[object, list[tuple[Tensor, Tensor]]] = {}
         self.ids: list[Tensor] = []  # of every embedding
         self._stack: list[tuple[str, int]] = []
@@ -222,7 +224,7 @@ class Perturbed(Baseline):
         if not new.is_floating_point() or new.dim() < 2 or new.is_nested or new.numel() == 0:
             return False
         changed = new != old
-        if self._is_confined(changed.any(-1)):  # most often so, and quickly told
+        if self.is_confined(changed.any(-1)):  # most often so, and quickly told
             return False
         changed &= (new - old).abs_() > _TINY * old.abs().nan_to_num_(0.0, 0.0, 0.0).max()
         if not bool(changed.any()):
@@ -232,7 +234,7 @@ class Perturbed(Baseline):
             return False  # a vector for each sequence, as pooling gives, or a sequence of one token
         if (new.shape[-2], new.shape[-1]) in self.pairs:
             return False
-        return not (self._is_confined(changed) or self._is_reordered(new, old))
+        return not (self.is_confined(changed) or self._is_reordered(new, old))
 
     def _is_reordered(self, new: Tensor, old: Tensor) -> bool:
         """Whether there is nothing new but the share of what was replaced, in another order: tokens that are
@@ -256,7 +258,7 @@ class Perturbed(Baseline):
         _replace(kept.select(axes[0], self.index), new.select(axes[0], self.index), old)
         return kept
 
-    def _is_confined(self, changed: Tensor) -> bool:
+    def is_confined(self, changed: Tensor) -> bool:
         """Whether what changed has one index, or its share of them, along some axis."""
         for axis, size in enumerate(changed.shape):
             others = [other for other in range(changed.dim()) if other != axis]
@@ -355,6 +357,8 @@ def is_beside_attention(path: str, first: Baseline) -> bool:
 
 def _kind(path: str, first: Baseline) -> str:
     names = first.functions.get(path, set())
+    if path in first.choosing:
+        return "a choice of tokens by what is in others"
     if path in first.opaque:
         return f"an opaque operator, {first.opaque[path]}"
     for kind, functions in _KINDS:
