@@ -176,7 +176,7 @@ def _module_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         if name == "_modules":
             parts = ((key, None if part is None else _module_copy(part, memo)) for key, part in value.items())
             copied.__dict__[name] = type(value)(parts)
-        elif not value and type(value) in (dict, OrderedDict):
+        elif type(value) in (dict, OrderedDict) and not value:
             copied.__dict__[name] = type(value)()
         else:
             copied.__dict__[name] = copy.deepcopy(value, memo)
