@@ -36,13 +36,7 @@ from manyheads.capture.interceptor import internal, module_paths
 from manyheads.capture.probe_inputs import LONGER, Inputs, candidates, structure_copy
 from manyheads.capture.probed_call import NOTHING_TELLS, Record, record_call
 from manyheads.capture.proof import Forward, Proof, SiteProof, Step
-from manyheads.capture.second_run import (
-    CHOICES,
-    Rows,
-    probe_interceptor,
-    second_run,
-    with_same_choices,
-)
+from manyheads.capture.second_run import Rows, probe_interceptor, second_run, token_run
 from manyheads.capture.token_mixing import Baseline, is_beside_attention, reasons
 from manyheads.capture.torch_patches import without_checkpoints
 from manyheads.common.errors import describe_error
@@ -331,10 +325,7 @@ def _second_runs(
 ) -> None:
     """Run the copy with a sequence and with a token replaced: what changes where, and what it is called."""
     sequence = second_run(copied, path, inputs, proof, records, first, axis=0)
-    token = second_run(copied, path, inputs, proof, records, first, axis=1)
-    chooses = any(names & CHOICES for names in first.functions.values())
-    if chooses and token.leaks & {record.origin.frame[0] for record in records}:
-        token = with_same_choices(copied, path, inputs, proof, records, first)
+    token = token_run(copied, path, inputs, proof, records, first)
     names = token.names or sequence.names
     if any(_reads_more(record, rows) for record, rows in zip(records, token.rows, strict=True)):
         start = second_run(copied, path, inputs, proof, records, first, axis=1, at=lambda size: 0).rows

@@ -23,7 +23,8 @@ from manyheads.capture.token_mixing import Baseline, Perturbed, row_map
 from manyheads.common.types import Arguments, Function, Keywords
 
 _CHOICES = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argsort, Tensor.argsort}
-CHOICES = frozenset(func.__name__ for func in _CHOICES)
+_NAMES = {func.__name__ for func in _CHOICES}
+_TOKENS = 5  # that are replaced in turn
 Rows = tuple[Tensor, Tensor] | None  # which queries and keys of a call changed
 
 
@@ -105,7 +106,7 @@ def second_run(
     interceptor = probe_interceptor(copied, see, proof, path)
     interceptor.embedded, interceptor.steps = perturbed.ids, proof.steps
     if choices is not None:
-        choices.perturbed = perturbed
+        choices.perturbed, perturbed.one_by_one = perturbed, True
     with choices or nullcontext(), _Reused(first), interceptor, perturbed, torch.no_grad():
         torch.manual_seed(0)
         copied(*probe.args, **probe.kwargs)
@@ -117,16 +118,16 @@ def second_run(
 
 
 class Choices(TorchFunctionMode):
-    """A context that keeps the indices that `topk` and sorting give. Entered for a further run, it gives the
-    same ones again where others would be chosen, and not for the share of what was replaced alone: a choice
-    of tokens stays what it was.
+    """A context that keeps the indices that `topk` and sorting give. With what one has ``kept``, a further
+    run gets the same ones where others would be chosen, and not for the share of what was replaced alone: a
+    choice of tokens stays what it was.
 
     moved: the modules that would have chosen others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: list[tuple[Function, Tensor]] | None = None) -> None:
         super().__init__()
-        self.kept: list[tuple[Function, Tensor]] = []
+        self.kept = kept or []
         self.perturbed: Perturbed | None = None
         self.moved: set[str] = set()
         self._number = 0
@@ -196,22 +197,54 @@ class _Reused(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def with_same_choices(
+def token_run(
     copied: nn.Module, path: str, inputs: Inputs, proof: Proof, records: list[Record], first: Baseline
 ) -> Second:
-    """The run with a token replaced, in which `topk` and sorting choose as without: where tokens stand in
-    another order behind them, nothing was mixed there. The modules that would have chosen others are among
-    the leaks: which tokens go on depends on others there.
+    """The run with a token replaced. Where a model chooses tokens by what is in them (`topk`, sorting), a
+    replaced one may put all others in other places, which looks as if they had been mixed there, or may not
+    be chosen at all, which tells nothing. Then several are replaced in turn, with the choice as it was; the
+    modules that would have chosen others are among the leaks.
     """
-    choices = Choices()
+    run = partial(second_run, copied, path, inputs, proof, records, first, axis=1)
+    token = run()
+    attending = {record.origin.frame[0] for record in records}
+    blamed = token.leaks & attending
+    unclear = blamed | (attending - _reached(token, records, least=2))
+    choosing = {path for path, names in first.functions.items() if names & _NAMES}
+    if not (unclear and choosing):
+        return token
+    kept = Choices()
     probe = inputs.changed(lambda x: x.detach().clone())
-    with choices, torch.no_grad():
+    with kept, torch.no_grad():
         torch.manual_seed(0)
         copied(*probe.args, **probe.kwargs)
-    run = second_run(copied, path, inputs, proof, records, first, axis=1, choices=choices)
-    run.leaks |= choices.moved
-    first.choosing |= choices.moved
-    return run
+    leaks: set[str] = set() if blamed else token.leaks
+    for number in range(_TOKENS):
+        choices = Choices(kept.kept)
+        again = run(at=partial(_another, number), choices=choices)
+        if blamed and not number:
+            token = again
+        first.choosing |= choices.moved
+        leaks |= again.leaks | choices.moved
+        unclear -= _reached(again, records, least=1)
+        if not (unclear or blamed):
+            break
+    token.leaks = leaks | (blamed & (unclear | choosing))  # a module's own choices may be what it mixes by
+    return token
+
+
+def _another(number: int, size: int) -> int:
+    """The index of the token that is replaced at each try: the usual one first."""
+    return (position(size) + number * max(1, size // _TOKENS)) % size
+
+
+def _reached(run: Second, records: list[Record], least: int) -> set[str]:
+    """The modules to whose queries or keys what was replaced came, in as many sequences."""
+    pairs = ((record.origin.frame[0], rows) for record, rows in zip(records, run.rows, strict=True))
+    return {
+        path for path, rows in pairs
+        if rows is None or len(rows[0]) < least or any(int(part.any(1).sum()) >= least for part in rows)
+    }  # fmt: skip
 
 
 def _changed_rows(now: Tensor, before: Tensor) -> Tensor:

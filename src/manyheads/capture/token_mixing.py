@@ -148,7 +148,11 @@ class Perturbed(Baseline):
     sequences: how many there are of them.
     pairs: numbers of queries and keys of attention: a tensor of such axes has a number for each pair.
     leaks: the modules in which something got to others.
+    one_by_one: what was replaced may have come to one sequence alone, so that this is no sign that it stayed
+        where it was.
     """
+
+    one_by_one = False
 
     def __init__(
         self, first: Baseline, count: int, index: int, sequences: int, pairs: set[tuple[int, int]]
@@ -263,6 +267,8 @@ class Perturbed(Baseline):
         for axis, size in enumerate(changed.shape):
             others = [other for other in range(changed.dim()) if other != axis]
             indices = changed.any(others) if others else changed
+            if size == self.sequences and self.one_by_one:
+                continue
             if size > 1 and int(indices.sum()) <= self._share(size):
                 if self._whole and size == self.count and not bool(indices[self.index]):
                     continue  # one token alone, and another than the one replaced
