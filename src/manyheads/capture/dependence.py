@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from manyheads.capture.call import SDPA
 from manyheads.capture.tensor_tags import memory_of
 from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.types import Arguments, Function, Keywords
@@ -138,6 +139,9 @@ class Marks(TorchFunctionMode):
             return out
         if func is F.embedding:
             return self.leaf(func(*args, **kwargs), (-1,), tensors[-1:])
+        if func in SDPA:  # with a bias that is differentiated it would compute all scores at once
+            args = tuple(_without_history(x) if place == 3 else x for place, x in enumerate(args))
+            kwargs = {name: _without_history(x) if name == "attn_mask" else x for name, x in kwargs.items()}
         out = func(*args, **kwargs)
         if self._of_heads and any(self._reads_heads(x) for x in tensors):
             for result in tensors_in(args[0] if func is Tensor.__setitem__ else out):
@@ -349,6 +353,10 @@ def leaves_of(tensor: Tensor) -> list[Tensor]:
             leaves.append(node.variable)
         waiting += [before for before, _ in node.next_functions]
     return leaves
+
+
+def _without_history(value: object) -> object:
+    return value.detach() if type(value) is Tensor and value.requires_grad else value
 
 
 def _detached(value: Any, data: set[int]) -> Any:
