@@ -62,9 +62,12 @@ def test_a_copy_of_a_model_shares_its_weights_and_nothing_else() -> None:
     assert copied["one"][0] is copied["two"] is copied.kept[0] is not shared
     assert copied["two"].weight is shared.weight
     assert copied["own"].was_copied
-    assert copied.kept[1] == {"a": [1]} and copied.kept[1]["a"] is not model.kept[1]["a"]
-    assert torch.equal(copied.table, model.table) and copied.table is not model.table
+    assert copied.kept[1] == {"a": [1]}
+    assert copied.kept[1]["a"] is not model.kept[1]["a"]
+    assert torch.equal(copied.table, model.table)
+    assert copied.table is not model.table
     assert copied["one"][1].running_mean is not model["one"][1].running_mean
     assert copied["one"].missing is None
     copied["two"].extra, copied["two"]._buffers["new"] = 1, torch.zeros(1)
-    assert not hasattr(shared, "extra") and not hasattr(shared, "new")
+    assert not hasattr(shared, "extra")
+    assert not hasattr(shared, "new")

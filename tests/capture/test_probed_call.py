@@ -49,7 +49,7 @@ def test_of_a_call_that_was_looked_at_only_sizes_stay(model: nn.Module, inputs: 
         for x in (*tensors.values(), origin.tensor):
             assert x.untyped_storage().nbytes() <= 8
             assert x.grad_fn is None
-        assert call.value.shape == (3, 3, 7, 4)
+        assert call.value.shape == (9, 1, 7, 4)
         assert torch.equal(record.reads, torch.ones(7, 7, dtype=torch.bool).tril())
 
 
@@ -66,6 +66,34 @@ def test_calls_are_the_same_in_pieces(
     monkeypatch.setattr(head_axes, "_ROWS", 1)
     assert proved() == whole
     assert whole["failed"] == ""
+
+
+class Biased(nn.Module):
+    """A fused kernel with a bias that the queries make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.o = nn.Linear(6, 18), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4)
+        bias = q.mean(-1, keepdim=True) + k.mean(-1)[..., None, :]
+        out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
+def test_a_bias_that_depends_on_queries_makes_no_scores_to_differentiate() -> None:
+    torch.manual_seed(0)
+    model, inputs, sizes = Biased().eval(), Inputs((torch.randn(3, 31, 6),), {}), [0]
+
+    def keep(x: Tensor) -> Tensor:
+        sizes.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x), torch.enable_grad():
+        records, _ = probing._first_run(structure_copy(model), "", inputs, Proof())
+    assert not records[0].problem
+    assert sizes.count(3 * 2 * 31 * 31) == 1  # the bias alone
 
 
 def test_other_hidden_scores_have_another_digest() -> None:

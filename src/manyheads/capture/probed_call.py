@@ -93,7 +93,7 @@ def shown_digest(scores: Tensor) -> bytes:
     """Bytes that stand for which scores (batch, heads, queries, keys) are those of a mask."""
     digest = blake2b(repr(scores.shape).encode())
     for piece in scores.flatten(0, 1).split(max(1, _PIECE // max(1, scores.shape[2] * scores.shape[3]))):
-        digest.update(shown(piece).cpu().contiguous().view(torch.uint8).numpy())
+        digest.update(shown(piece).cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.digest()
 
 
@@ -103,12 +103,15 @@ def _emptied(call: Call) -> Call:
     def empty(x: Tensor) -> Tensor:
         return torch.empty((), dtype=x.dtype, device=x.device).expand(x.shape)
 
+    def maybe(x: Tensor | None) -> Tensor | None:
+        return None if x is None else empty(x)
+
     assert call.origin is not None
-    tensors = {name: getattr(call, name) for name in ("query", "key", "scores", "weights", "logits")}
     return replace(
-        call, value=empty(call.value), output=empty(call.output), mask=Mask(), tokens=None,
+        call, query=maybe(call.query), key=maybe(call.key), value=empty(call.value),
+        output=empty(call.output), mask=Mask(), tokens=None, scores=maybe(call.scores),
+        weights=maybe(call.weights), logits=maybe(call.logits),
         origin=replace(call.origin, tensor=empty(call.origin.tensor)),
-        **{name: None if x is None else empty(x) for name, x in tensors.items()},
     )  # fmt: skip
 
 
@@ -159,6 +162,7 @@ def _judge(record: Record, axes: list[int], proved: list[Axis], value_leaves: li
     record.wanted = tuple(result), merged
 
 
+@torch.no_grad()
 def _read(call: Call) -> tuple[Tensor | None, Tensor, Tensor]:
     """The weights times the values (batch, heads, queries, width), unless they are not to be compared; where
     some sequence and head has a weight (queries, keys); which rows have any (batch, heads, queries).
@@ -167,7 +171,7 @@ def _read(call: Call) -> tuple[Tensor | None, Tensor, Tensor]:
     heads, value = range(call.output.shape[1]), call.value.detach()
     products, reads, alive = [], [], []
     for piece in _pieces(call):
-        weights = weight_rows(call, heads, piece).detach()
+        weights = weight_rows(call, heads, piece)
         some = weights != 0
         reads.append(some.flatten(0, 1).any(0))
         alive.append(some.any(-1))
