@@ -86,19 +86,21 @@ def run(quick: bool = False) -> str:
 
 
 BOUND = (
-    "What bounds it: there are three runs. The first takes more than two plain passes: the queries and values "
-    "of every call are differentiated, and every module's input and output kept. In the others linear maps "
-    "compute only the rows that changed (of few rows that is still half the time: the weights are read), and "
-    "everything else is compared in Python, module by module, which is most of it in small models. Tried: one "
-    "gradient for all axes instead of one each, tensors that modules hand on judged once, module paths told "
-    "once, a copy of the model without its empty mappings of hooks, rows not computed twice (together from 7.1 "
-    "passes of BERT-base, 11.8 of MiniLM's sizes). Not done: one run in which a token of one sequence alone is "
-    "replaced, which would tell both at once, but not whose sequence is whose where they are folded.\n\n"
-    "Memory, of transformers' SAM encoder with two layers at 1024 x 1024 (a plain pass of the probe's three "
-    "images: 5.4 GB): 15.0 GB before, 6.8 GB now, 2.4 GB of it kept between the runs (8.0 before); 107 and "
-    "about 70 processor seconds (a plain pass: 14). Scores, weights and graphs are let go once a call is judged, large ones looked "
-    "at in pieces, and a bias that depends on the queries no longer makes the fused kernel compute all scores. "
-    "Still kept: every module's input and output (0.65 GB a layer at this size)."
+    "What bounds it: there are three runs. The first takes more than two plain passes: the queries and "
+    "values of every call are differentiated, and every module's input and output kept. In the others "
+    "linear maps compute only the rows that changed (for few rows that is still half the time, since the "
+    "weights are read), and everything else is compared in Python, module by module, which is most of it "
+    "in small models. Tried: one gradient for all axes instead of one each, tensors that modules hand on "
+    "judged once, module paths told once, a copy of the model without its empty mappings of hooks, rows "
+    "not computed twice (before all that: 7.1 passes of BERT-base, 11.8 of MiniLM's sizes). Not done: one "
+    "run in which a token of one sequence alone is replaced, which would tell both at once, but not whose "
+    "sequence is whose where they are folded.\n\n"
+    "Memory, by the peak of a process that probes transformers' SAM encoder of two layers at 1024 x 1024 "
+    "(measured once; a plain pass of the probe's three images peaks at 5.4 GB): 15.0 GB before, 7.4 GB "
+    "now, of which 2.4 GB (before: 8.0) are kept between the runs; 107 processor seconds before, 68 now "
+    "(a plain pass: 14). Scores, weights and graphs are let go once a call is judged, large ones are "
+    "looked at in pieces, and a bias that depends on the queries does not make the fused kernel compute "
+    "all scores. Still kept: every module's input and output, about 0.65 GB a layer at this size."
 )
 
 
