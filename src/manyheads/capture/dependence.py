@@ -219,11 +219,11 @@ class Marks(TorchFunctionMode):
         rows = _rows(func, args, tensors, fixed, out)
         if not (weights and rows):
             return out
-        given = self.leaf(out, rows, weights)
+        handed = self.leaf(out, rows, weights)
         stays = all(memory_of(x) in self._storages for x, c in zip(tensors, fixed, strict=True) if c)
         if stays and not kwargs and fixed.count(False) == 1:
-            self._keep(func, args, tensors[fixed.index(False)], out, given)
-        return given
+            self._keep(func, args, tensors[fixed.index(False)], out, handed)
+        return handed
 
     def _read(self, data: Tensor) -> None:
         """Note what a product with weights reads of the outputs of heads."""

@@ -96,13 +96,13 @@ class Baseline:
         if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
             self.opaque[path] = str(func)
 
-    def keep(self, func: Function, args: Arguments, data: Tensor, result: Tensor, given: Tensor) -> None:
-        """Keep what a product of ``data`` with weights gave; the model gets a copy of it, ``given``."""
+    def keep(self, func: Function, args: Arguments, data: Tensor, result: Tensor, handed: Tensor) -> None:
+        """Keep what a product of ``data`` with weights gave; the model gets a copy of it, ``handed``."""
         row = row_map(func, args)
         if row is not None and row[1] is data:
             with torch._C.DisableTorchFunction():
                 kept = result.detach()
-                self._copies[id(given)] = weakref.ref(given), version_of(given), kept
+                self._copies[id(handed)] = weakref.ref(handed), version_of(handed), kept
                 self.products.setdefault(row[0], []).append((self._copy(data), kept))
 
     def enter_run(self, module: nn.Module) -> tuple[str, int]:
