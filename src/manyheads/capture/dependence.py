@@ -140,7 +140,7 @@ class Marks(TorchFunctionMode):
         if func is F.embedding:
             return self.leaf(func(*args, **kwargs), (-1,), tensors[-1:])
         if func in SDPA:  # with a bias that is differentiated it would compute all scores at once
-            args = tuple(_without_history(x) if place == 3 else x for place, x in enumerate(args))
+            args = tuple(_without_history(x) if index == 3 else x for index, x in enumerate(args))
             kwargs = {name: _without_history(x) if name == "attn_mask" else x for name, x in kwargs.items()}
         out = func(*args, **kwargs)
         if self._of_heads and any(self._reads_heads(x) for x in tensors):
