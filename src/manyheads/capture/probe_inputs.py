@@ -172,7 +172,7 @@ def _module_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     if id(module) in memo or not plain:
         return copy.deepcopy(module, memo)
     copied = memo[id(module)] = kind.__new__(kind)
-    for name, value in module.__dict__.items():
+    for name, value in module.__getstate__().items():  # without what torch compiled
         if name == "_modules":
             parts = ((key, None if part is None else _module_copy(part, memo)) for key, part in value.items())
             copied.__dict__[name] = type(value)(parts)
