@@ -19,12 +19,12 @@ from manyheads.common.registry import registered
 from manyheads.common.types import Batch
 from manyheads.data.batches import BATCH_TOKENS, Corpus, groups, padded, unknown_share
 from manyheads.data.examples import spread
+from manyheads.data.labelled import labelled
+from manyheads.data.labelled.media import image_tokens
+from manyheads.data.readers.records import IMAGES as IMAGE_SUFFIXES
 from manyheads.data.text_lines import pieces, read_lines
 from manyheads.models.open import Loaded, if_any
 
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
-# An image counts as this many tokens if the model's config does not give the number of its patches.
-TOKENS_OF_AN_IMAGE = 256
 # The number of tokens that are read of a task's held-out examples by default.
 HELD_OUT_TOKENS = 32768
 
@@ -48,7 +48,7 @@ def text(
     (5, ['frequent', 'rare', 'special'])
     """
     tokenizer = loaded.tokenizer()
-    length = _length(loaded, max_length, getattr(tokenizer, "model_max_length", None))
+    length = loaded.longest(max_length, tokenizer)
     sequences: list[array[int]] = []
     for line in read_lines(path, limit):
         sequences += [array("q", ids) for ids in pieces(tokenizer, line, length)]
@@ -95,7 +95,7 @@ def tokens(
             f"tokens: {path} holds sequences of {ids.shape[1]} tokens, and the model has {loaded.positions} "
             f"positions; --max-length {loaded.positions} cuts them into pieces"
         )
-    length = _length(loaded, max_length)
+    length = loaded.longest(max_length)
     if ids.ndim == 1:
         length = min(length or batch_tokens, batch_tokens) if max_length is None else length
     rows = [ids] if ids.ndim == 1 else ids[:limit]
@@ -129,12 +129,7 @@ def images(
             batch = processor(pixels)
         return dict(batch) if isinstance(batch, Mapping) else batch
 
-    side, patch = (
-        getattr(getattr(loaded.model, "config", None), n, None) for n in ("image_size", "patch_size")
-    )
-    each = (
-        (side // patch) ** 2 + 1 if isinstance(side, int) and isinstance(patch, int) else TOKENS_OF_AN_IMAGE
-    )
+    each = image_tokens(loaded.model)
     return Corpus(path, "images", [each] * len(files), make, batch_tokens)
 
 
@@ -261,16 +256,3 @@ def _counts(sequences: Sequence[array[int]]) -> Counter[int]:
     for ids in sequences:
         counts.update(ids)
     return counts
-
-
-def _length(loaded: Loaded, max_length: int | None, tokenizer: int | None = None) -> int | None:
-    """The longest sequence. Tokenizers without a limit give an astronomical number."""
-    positions = loaded.positions
-    if max_length is None:
-        limits = [n for n in (positions, tokenizer) if n is not None and n < 10**9]
-        return min(limits, default=None)
-    if positions is not None and max_length > positions:
-        raise ValueError(
-            f"max-length: got {max_length}, and the model has {positions} positions; give at most {positions}"
-        )
-    return max_length

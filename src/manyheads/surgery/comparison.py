@@ -19,12 +19,12 @@ from manyheads.common.devices import device_of
 from manyheads.common.json_numbers import plain
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
-from manyheads.common.run_batch import run
+from manyheads.common.run_batch import run, without_labels
 from manyheads.common.types import Batch, Json
 from manyheads.heads.observer import moved, tensors
 from manyheads.heads.unverified_sites import Doubts, doubts_of
 from manyheads.surgery.prune import few
-from manyheads.surgery.quality import Compared, compare_quality, without_labels
+from manyheads.surgery.quality import Compared, compare_quality
 
 Metric = Callable[[nn.Module], float]
 _LONGEST = 128  # tokens of the sequences that are timed

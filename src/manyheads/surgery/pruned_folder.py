@@ -22,9 +22,10 @@ from manyheads.common.json_numbers import plain
 from manyheads.common.locks import locked
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.registry import registered
+from manyheads.common.run_batch import without_labels
 from manyheads.common.types import Batch
 from manyheads.common.whole_files import tidy, whole_folder, write_whole
-from manyheads.data.batches import Corpus, bucketed
+from manyheads.data.batches import Corpus
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
 from manyheads.models.folder import save
@@ -33,7 +34,6 @@ from manyheads.surgery import pruning_curve
 from manyheads.surgery.comparison import Card, compare
 from manyheads.surgery.plan import Plan, Scope, with_roles
 from manyheads.surgery.prune import prune
-from manyheads.surgery.quality import without_labels
 from manyheads.surgery.recover import steps_done
 
 HELD_OUT = 10  # every tenth sequence
@@ -209,8 +209,7 @@ def split(corpus: Corpus) -> tuple[list[Batch], list[Batch]]:
         )
     parts = []
     for indices in _parts(corpus):
-        plan = bucketed([corpus.sizes[i] for i in indices], corpus.batch_tokens, corpus.padding)
-        parts.append([corpus.make([indices[i] for i in batch]) for batch in plan])
+        parts.append([corpus.make(batch) for batch in corpus.buckets(indices)])
     return [without_labels(batch) for batch in parts[0]], parts[1]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.capture.site import Site
-from manyheads.common.run_batch import run
+from manyheads.common.run_batch import LabelledBatch, run, without_labels
 from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import causal, fitting, units
 from manyheads.heads.model_outputs import Output, difference, main_tensor, read
@@ -183,13 +183,6 @@ def student(degrees: int) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 0.975)) if degrees > 0 else math.nan
-
-
-def without_labels(batch: Batch) -> Batch:
-    """A batch without its labels, as the model takes it."""
-    if not isinstance(batch, Mapping):
-        return batch
-    return {name: item for name, item in batch.items() if name != "labels"}
 
 
 def _weighted(values: Tensor, counts: Tensor) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.types import Batch
-from manyheads.data.batches import Corpus, bucketed
+from manyheads.data.batches import Corpus
 
 # Tokens that the extra measurements read, fewer for a large model: parameters times tokens are bounded.
 TOKENS, FEWEST_TOKENS, WORK = 2048, 256, 4e11
@@ -63,8 +63,8 @@ def of_corpus(corpus: Corpus, model: nn.Module) -> Sample:
             chosen.append(i)
             tokens += corpus.sizes[i]
     sizes = [corpus.sizes[i] for i in chosen]
-    plan = bucketed(sizes, max(limit // 4, *sizes), corpus.padding)
-    batches = [shortened(corpus.make([chosen[n] for n in part]), limit) for part in plan]
+    plan = corpus.buckets(chosen, max(limit // 4, *sizes))
+    batches = [shortened(corpus.make(part), limit) for part in plan]
     if corpus.unit != "tokens":
         shown = [corpus.make([i]) for i in range(min(3, len(corpus.sizes)))]
         note = f"{len(chosen)} of {len(corpus.sizes)} {corpus.unit}"
