@@ -9,7 +9,7 @@ grow with the square of a small change, which is what makes them predictable fro
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,13 @@ class Output:
         or embeddings (batch, width).
     real: (batch, tokens), False for padding; None for embeddings.
     whole: logits are of whole sequences, not of their tokens.
+    named: the logits as the model named them, for the scores of a task.
     """
 
     value: Tensor
     real: Tensor | None
     whole: bool = False
+    named: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def measure(self) -> str:
@@ -46,7 +48,8 @@ def read(result: object, model: nn.Module, real: Tensor | None = None) -> Output
 
     ``logits`` by name, or a tensor whose last axis is as wide as the model's vocabulary, are logits. Else it
     is ``last_hidden_state``, or the first tensor there is: (batch, length, width), of which the mean over
-    real positions is taken, or (batch, width).
+    real positions is taken, or (batch, width). Where an answer starts and ends (``start_logits`` and
+    ``end_logits``) are two choices among the real positions.
 
     Parameters
     ----------
@@ -59,6 +62,35 @@ def read(result: object, model: nn.Module, real: Tensor | None = None) -> Output
     >>> read(torch.ones(2, 5, 3), nn.Identity()).value.shape                  # (batch, width)
     torch.Size([2, 3])
     """
+    named = _named_logits(result)
+    return replace(_read(result, model, real, named), named=named) if named else _read(result, model, real, {})
+
+
+# The names of logits in what models of transformers return.
+_LOGITS = ("logits", "start_logits", "end_logits")
+
+
+def _named_logits(result: object) -> dict[str, Tensor]:
+    if not isinstance(result, Mapping):
+        return {}
+    return {name: result[name] for name in _LOGITS if isinstance(result.get(name), Tensor)}
+
+
+def is_span(result: object) -> bool:
+    """Whether a model returned where an answer starts and where it ends.
+
+    >>> is_span({"start_logits": torch.zeros(1, 5), "end_logits": torch.zeros(1, 5)}), is_span({})
+    (True, False)
+    """
+    return {"start_logits", "end_logits"} <= set(_named_logits(result))
+
+
+def _read(result: object, model: nn.Module, real: Tensor | None, named: Mapping[str, Tensor]) -> Output:
+    if is_span(result):
+        both = torch.stack([named["start_logits"], named["end_logits"]], 1)  # (batch, 2, length)
+        if real is not None and real.shape == both[:, 0].shape:
+            both = both.masked_fill(~real.unsqueeze(1), torch.finfo(both.dtype).min)
+        return Output(both, torch.ones(both.shape[:2], dtype=torch.bool, device=both.device), True)
     name, value = main_tensor(result)
     if not value.is_floating_point() or value.dim() < 2:
         raise ValueError(

@@ -22,7 +22,7 @@ from manyheads.common.json_numbers import plain
 from manyheads.common.locks import locked
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.registry import registered
-from manyheads.common.run_batch import without_labels
+from manyheads.common.run_batch import LabelledBatch, without_labels
 from manyheads.common.types import Batch
 from manyheads.common.whole_files import tidy, whole_folder, write_whole
 from manyheads.data.batches import Corpus
@@ -201,7 +201,10 @@ def prune_to_folder(
 
 
 def split(corpus: Corpus) -> tuple[list[Batch], list[Batch]]:
-    """Batches to fit on, without labels, and batches held out, with theirs: every tenth sequence."""
+    """Batches to fit on, and batches held out, with their labels: every tenth sequence.
+
+    Labels of the former are left out, except those of `labelled`, which the model does not see.
+    """
     if len(corpus.sizes) < FEWEST:
         raise ValueError(
             f"text: {corpus.what} has {len(corpus.sizes)} texts; expected at least {FEWEST}, better "
@@ -210,7 +213,8 @@ def split(corpus: Corpus) -> tuple[list[Batch], list[Batch]]:
     parts = []
     for indices in _parts(corpus):
         parts.append([corpus.make(batch) for batch in corpus.buckets(indices)])
-    return [without_labels(batch) for batch in parts[0]], parts[1]
+    fitted = [one if isinstance(one, LabelledBatch) else without_labels(one) for one in parts[0]]
+    return fitted, parts[1]
 
 
 def sizes(corpus: Corpus) -> dict[str, dict[str, int]]:

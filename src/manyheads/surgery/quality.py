@@ -52,8 +52,8 @@ class Change:
 class Compared:
     """Two models on the same sequences.
 
-    measure: "perplexity" for models that predict next tokens; "accuracy" for classes where the batches have
-        ``labels``; "agreement", the share of the uncut model's choices that stay, for classes and tokens
+    measure: that of their task, for batches of `labelled`; "perplexity" for models that predict next tokens;
+        "accuracy" for classes where the batches have ``labels``; "agreement", the share of the uncut model's choices that stay, for classes and tokens
         without; "cosine" with the uncut model's output for embeddings.
     """
 
@@ -114,6 +114,8 @@ def measure_of(result: object, model: nn.Module, sites: Iterable[Site], batch: B
     >>> measure_of({"logits": torch.zeros(2, 3)}, nn.Identity(), [], torch.zeros(2, 5))
     'agreement'
     """
+    if isinstance(batch, LabelledBatch):
+        return batch.task.measure
     if fitting(result, model, sites) is causal:
         return "perplexity"
     value = main_tensor(result)[1]
@@ -130,6 +132,8 @@ def scores(measure: str, full: Output, other: Output, batch: Batch) -> Tensor:
     measure: as `measure_of` finds it.
     full, other: what the uncut model gives for the batch, and what the model gives that is judged.
     """
+    if isinstance(batch, LabelledBatch):
+        return batch.task.scores(other.named, batch)
     if measure == "perplexity":
         value = units(causal, {"logits": other.value}, without_labels(batch))
         count = _next_tokens(other.value, full.real)
@@ -201,7 +205,7 @@ def _at_least(measure: str, error: float, sequences: int) -> float:
 
     Six right answers of six do not prove that the seventh is right.
     """
-    if measure not in ("accuracy", "agreement") or error != 0.0:
+    if measure not in ("accuracy", "agreement", "exact match") or error != 0.0:
         return error
     share = 2 / (sequences + 4)
     return math.sqrt(share * (1 - share) / (sequences + 4))

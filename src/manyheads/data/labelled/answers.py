@@ -117,8 +117,10 @@ class QuestionAnswers(Task):
 
     def loss(self, result: Any, batch: Any) -> Tensor:
         """Cross-entropy of start and end."""
-        positions = batch["start_positions"], batch["end_positions"]
-        return span_cross_entropy(result["start_logits"], result["end_logits"], *positions)
+        both = [result["start_logits"], result["end_logits"]]
+        if "attention_mask" in batch:  # padding is no answer
+            both = [x.masked_fill(batch["attention_mask"] == 0, torch.finfo(x.dtype).min) for x in both]
+        return span_cross_entropy(*both, batch["start_positions"], batch["end_positions"])
 
     def answer(self, start: Tensor, end: Tensor, answers: Answers) -> str:
         """The likeliest answer, from logits (tokens,): a part of the context, or "" where none is likelier."""
