@@ -1,8 +1,8 @@
 """What a model's output is, and how far two outputs are apart.
 
 Logits are compared as distributions, by KL(full || other) in nats for each token, or for each sequence where
-sequences are classified; anything else as a
-direction, by 1 - cosine of the masked mean of the last hidden state. Both are zero where nothing changed and
+sequences are classified; amounts (regression) by half the square of their change; anything else as a
+direction, by 1 - cosine of the masked mean of the last hidden state. All are zero where nothing changed and
 grow with the square of a small change, which is what makes them predictable from gradients: see `directions`.
 """
 
@@ -24,9 +24,10 @@ class Output:
     Attributes
     ----------
     value: logits (batch, tokens, classes), where one token stands for a whole sequence that is classified;
-        or embeddings (batch, width).
-    real: (batch, tokens), False for padding; None for embeddings.
+        embeddings (batch, width); or amounts (batch, amounts).
+    real: (batch, tokens), False for padding; None for embeddings and amounts.
     whole: logits are of whole sequences, not of their tokens.
+    amounts: the value is numbers that count as they are: regression.
     named: the logits as the model named them, for the scores of a task.
     """
 
@@ -34,10 +35,13 @@ class Output:
     real: Tensor | None
     whole: bool = False
     named: Mapping[str, Tensor] = field(default_factory=dict)
+    amounts: bool = False
 
     @property
     def measure(self) -> str:
         """The name of what `difference` measures."""
+        if self.amounts:
+            return "half the square of the change of the output"
         if self.real is None:
             return "1 - cosine of the mean hidden state"
         return f"KL(full || silenced), nats a {'sequence' if self.whole else 'token'}"
@@ -98,8 +102,9 @@ def _read(result: object, model: nn.Module, real: Tensor | None, named: Mapping[
             f"{tuple(value.shape)}"
         )
     if name == "logits" or (name != "last_hidden_state" and value.shape[-1] in _vocabularies(model)):
-        if value.shape[-1] == 1:
-            return Output(value.flatten(1), None)
+        problem = getattr(getattr(model, "config", None), "problem_type", None)
+        if value.shape[-1] == 1 or (problem == "regression" and value.dim() == 2):
+            return Output(value.flatten(1), None, amounts=True)
         whole = value.dim() == 2
         value = value.unsqueeze(1) if whole else value.flatten(1, -2)
         fits = real is not None and real.shape == value.shape[:2]
@@ -155,6 +160,8 @@ def difference(full: Output, other: Output) -> Tensor:
             f"model: its output changed from {tuple(full.value.shape)} to {tuple(other.value.shape)} when a "
             "head was silenced; expected the same shape"
         )
+    if full.amounts:
+        return (in_float64(full.value) - in_float64(other.value)).pow(2).sum(-1) / 2
     if full.real is None:
         a, b = (nn.functional.normalize(in_float64(output.value), dim=-1) for output in (full, other))
         return (a - b).pow(2).sum(-1) / 2
@@ -180,13 +187,18 @@ def directions(output: Output, generator: torch.Generator, number: int = 1) -> I
     on average the `difference` that a small change makes.
 
     For logits: log p of tokens drawn from the model's own distribution p, the direction whose square has the
-    Fisher information as its mean. For embeddings: a normal direction in the tangent space of the sphere.
+    Fisher information as its mean. For embeddings: a normal direction in the tangent space of the sphere. For
+    amounts: a normal direction.
 
     >>> next(directions(Output(torch.tensor([[3.0, 0.0]]), None), torch.Generator().manual_seed(0)))
     tensor([[ 0.0000, -0.0978]])
     """
     value = output.value.detach()
     dtype = torch.promote_types(value.dtype, torch.float32)
+    if output.amounts:
+        for _ in range(number):
+            yield torch.randn(value.shape, generator=generator, dtype=dtype).to(value)
+        return
     if output.real is None:
         length: Tensor = torch.linalg.vector_norm(value, dim=-1, keepdim=True, dtype=dtype)
         along = value.to(dtype) / length

@@ -188,7 +188,7 @@ def prune_to_folder(
         if curve is not None:
             document["curve"] = plain(asdict(curve))
         with whole_folder(out) as folder:
-            save(small, folder, if_any(loaded.tokenizer))
+            save(small, folder, _Readers(loaded))
             removed.save(folder / "plan.json")
             write_whole(folder / "card.json", json.dumps(document, indent=1))
             if curve is not None:
@@ -198,6 +198,20 @@ def prune_to_folder(
         if state is not None and unfinished is None:
             state.unlink(missing_ok=True)
         return PrunedFolder(out, card, removed, document, curve is not None, unfinished, interrupted())
+
+
+class _Readers:
+    """All that makes the input of a model: what `save` writes beside it."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        makers: tuple[Callable[[], Any], ...] = (loaded.tokenizer, loaded.processor, loaded.extractor)
+        self._readers = [reader for make in makers if (reader := if_any(make)) is not None]
+
+    def save_pretrained(self, folder: str) -> None:
+        """Write them, each into its file."""
+        for reader in self._readers:
+            if hasattr(reader, "save_pretrained"):
+                reader.save_pretrained(folder)
 
 
 def split(corpus: Corpus) -> tuple[list[Batch], list[Batch]]:

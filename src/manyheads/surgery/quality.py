@@ -54,7 +54,8 @@ class Compared:
 
     measure: that of their task, for batches of `labelled`; "perplexity" for models that predict next tokens;
         "accuracy" for classes where the batches have ``labels``; "agreement", the share of the uncut model's choices that stay, for classes and tokens
-        without; "cosine" with the uncut model's output for embeddings.
+        without; "squared change" from the uncut model's output for amounts (regression); "cosine" with the
+        uncut model's output for embeddings.
     """
 
     measure: str
@@ -101,7 +102,7 @@ def compare_quality(model: nn.Module, small: nn.Module, batches: Iterable[Batch]
 def compared(measure: str, before: Tensor, after: Tensor) -> Compared:
     """Two models by their `scores` on the same sequences, (sequences, 2) each."""
     first, second = (estimate(measure, one) for one in (before, after))
-    if measure in ("agreement", "cosine"):  # with itself: one by definition
+    if measure in ("agreement", "cosine", "squared change"):  # with itself: one or none by definition
         first = Estimate(first.value, 0.0)
     return Compared(measure, first, second, change(measure, before, after), len(before))
 
@@ -116,12 +117,15 @@ def measure_of(result: object, model: nn.Module, sites: Iterable[Site], batch: B
     """
     if isinstance(batch, LabelledBatch):
         return batch.task.measure
+    output = read(result, model)
+    if output.amounts:
+        return "squared change"
     if fitting(result, model, sites) is causal:
         return "perplexity"
     value = main_tensor(result)[1]
     if value.dim() == 2 and _classes(batch, len(value)) is not None:
         return "accuracy"
-    return "cosine" if read(result, model).real is None else "agreement"
+    return "cosine" if output.real is None else "agreement"
 
 
 def scores(measure: str, full: Output, other: Output, batch: Batch) -> Tensor:
@@ -147,6 +151,9 @@ def scores(measure: str, full: Output, other: Output, batch: Batch) -> Tensor:
         same = (full.value.argmax(-1) == other.value.argmax(-1)) & full.real
         count = full.real.sum(1)
         value = same.sum(1) / count.clamp(min=1)
+    elif measure == "squared change":
+        value = 2 * difference(full, other)
+        count = torch.ones_like(value)
     else:
         value = 1 - difference(full, other)
         count = torch.ones_like(value)

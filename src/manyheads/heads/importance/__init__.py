@@ -74,7 +74,7 @@ def importance(
         other, exact and slow; ``gradient`` is the slope of a loss by each head's gate; ``gates`` learns which
         heads to keep; ``relevance`` follows the output back to the heads; ``confidence`` and ``output-norm``
         look at the heads alone; ``random`` is the control.
-    loss: a name (``labels``, ``causal``, ``masked``, ``classification``, ``seq2seq``, ``embedding``) or a
+    loss: a name (``causal``, ``masked``, ``classification``, ``seq2seq``, ``embedding``, ``labels``) or a
         function of what the model returned and the batch, which gives a number or one for each sequence. For
         ``gradient``, ``leave-one-out`` and ``gates``; without it they take the task's for batches of
         `labelled`; else ``gradient`` takes the one that fits the model, and the others look at what changes

@@ -114,12 +114,12 @@ def labels(result: object, batch: Batch | None) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {
-    "labels": labels,
     "causal": causal,
     "masked": masked,
     "classification": classification,
     "seq2seq": seq2seq,
     "embedding": embedding,
+    "labels": labels,
 }
 
 
@@ -151,9 +151,10 @@ def fitting(result: object, model: nn.Module, sites: Iterable[Site]) -> Loss:
     >>> fitting({"last_hidden_state": torch.zeros(2, 5, 3)}, nn.Identity(), []) is embedding
     True
     """
-    if is_span(result):
+    output = read(result, model)
+    if is_span(result) or output.amounts:
         return labels
-    if read(result, model).real is None:
+    if output.real is None:
         return embedding
     if main_tensor(result)[1].dim() == 2:
         return classification
