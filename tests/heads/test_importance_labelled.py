@@ -3,10 +3,10 @@
 import pytest
 import torch
 import transformers as hf
+from tests.helpers.labelled import bert, tokenizer, write_csv, write_lines
 
 import manyheads as mh
 from manyheads.common.run_batch import run
-from tests.helpers.labelled import bert, tokenizer, write_csv, write_lines
 
 TEXTS = ["ab cd", "e", "fgh ij k", "lm", "no pq r", "st", "uvw"]
 

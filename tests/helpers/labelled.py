@@ -47,7 +47,14 @@ def gpt2(kind: Any, **changes: Any) -> Any:
 
 
 def t5() -> Any:
-    sizes = {"vocab_size": len(VOCABULARY), "d_model": 12, "d_kv": 5, "d_ff": 7, "num_layers": 1, "num_heads": 3}
+    sizes = {
+        "vocab_size": len(VOCABULARY),
+        "d_model": 12,
+        "d_kv": 5,
+        "d_ff": 7,
+        "num_layers": 1,
+        "num_heads": 3,
+    }
     config = hf.T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0, eos_token_id=2)
     return drawn(hf.T5ForConditionalGeneration(config))
 

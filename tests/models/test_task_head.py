@@ -2,10 +2,10 @@
 
 import pytest
 import transformers as hf
+from tests.helpers.labelled import bert, gpt2, t5, vit, wav2vec2
 from torch import nn
 
 from manyheads.models.task_head import class_names, task_kind
-from tests.helpers.labelled import bert, gpt2, t5, vit, wav2vec2
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import transformers as hf
+from tests.helpers.labelled import bert, gpt2, t5, tokenizer, write_csv, write_lines
 
 import manyheads as mh
 from manyheads.surgery.quality import compare_quality
-from tests.helpers.labelled import bert, gpt2, t5, tokenizer, write_csv, write_lines
 
 TEXTS = ["ab cd", "e", "fgh ij k", "lm", "no pq r", "st", "uvw"]
 
@@ -24,7 +24,9 @@ def test_quality_is_the_metric_of_the_task_before_and_after(tmp_path, kind):
         path = write_csv(tmp_path / "t.csv", {"text": TEXTS, "label": numbers})
     elif kind == "words":
         model = bert(hf.BertForTokenClassification, num_labels=3)
-        path = write_lines(tmp_path / "t.jsonl", [{"tokens": t.split(), "tags": [1] * len(t.split())} for t in TEXTS])
+        path = write_lines(
+            tmp_path / "t.jsonl", [{"tokens": t.split(), "tags": [1] * len(t.split())} for t in TEXTS]
+        )
     elif kind == "answers":
         model = bert(hf.BertForQuestionAnswering)
         rows = {"question": TEXTS, "context": TEXTS, "answer": [text.split()[0] for text in TEXTS]}

@@ -309,7 +309,7 @@ export interface Ablation {
   before: Answer | null;
   after: Answer | null;
   change: number | null;
-  /** cosine, kl or kl_sequence */
+  /** cosine, kl, kl_sequence or square */
   measure: string;
   cut: Shortened | null;
   example: Example;

@@ -67,7 +67,9 @@ def read(result: object, model: nn.Module, real: Tensor | None = None) -> Output
     torch.Size([2, 3])
     """
     named = _named_logits(result)
-    return replace(_read(result, model, real, named), named=named) if named else _read(result, model, real, {})
+    return (
+        replace(_read(result, model, real, named), named=named) if named else _read(result, model, real, {})
+    )
 
 
 # The names of logits in what models of transformers return.

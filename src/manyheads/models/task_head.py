@@ -19,8 +19,8 @@ TaskKind = Literal[
     "ctc",
     "speech-seq2seq",
 ]
-# In which of transformers' tables a class of each kind is listed, and how the names of such classes end. A class that
-# stands in several tables (BART fills in masks, too) is of the first kind.
+# In which of transformers' tables a class of each kind is listed, and how the names of such classes end. A
+# class that stands in several tables (BART fills in masks, too) is of the first kind.
 _TABLES: dict[TaskKind, tuple[str, str]] = {
     "sequence-classification": ("SEQUENCE_CLASSIFICATION", "ForSequenceClassification"),
     "token-classification": ("TOKEN_CLASSIFICATION", "ForTokenClassification"),

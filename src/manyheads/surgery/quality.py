@@ -53,9 +53,9 @@ class Compared:
     """Two models on the same sequences.
 
     measure: that of their task, for batches of `labelled`; "perplexity" for models that predict next tokens;
-        "accuracy" for classes where the batches have ``labels``; "agreement", the share of the uncut model's choices that stay, for classes and tokens
-        without; "squared change" from the uncut model's output for amounts (regression); "cosine" with the
-        uncut model's output for embeddings.
+        "accuracy" for classes where the batches have ``labels``; "agreement", the share of the uncut model's
+        choices that stay, for classes and tokens without; "squared change" from the uncut model's output for
+        amounts (regression); "cosine" with the uncut model's output for embeddings.
     """
 
     measure: str

@@ -3,13 +3,17 @@
 import pytest
 import torch
 import transformers as hf
+from tests.helpers.labelled import bert, tokenizer, write_csv, write_lines
 
 import manyheads as mh
 from manyheads.common.run_batch import run
-from tests.helpers.labelled import bert, tokenizer, write_csv, write_lines
 
 ROWS = [
-    {"question": "a b", "context": "cd ef. gh", "answers": {"text": ["ef", "ef. gh"], "answer_start": [3, 3]}},
+    {
+        "question": "a b",
+        "context": "cd ef. gh",
+        "answers": {"text": ["ef", "ef. gh"], "answer_start": [3, 3]},
+    },
     {"question": "c", "context": "ij kl mn", "answers": {"text": ["ij"], "answer_start": [0]}},
     {"question": "d e f", "context": "op op", "answers": {"text": ["op"], "answer_start": [3]}},
 ]
@@ -54,7 +58,9 @@ def test_the_best_answer_is_the_best_of_all_pairs(tmp_path):
         start, end = result.start_logits[0].tolist(), result.end_logits[0].tolist()
         offsets, context = example.truth.offsets, example.truth.context
         inside = [i for i, offset in enumerate(offsets) if offset is not None]
-        first, last = max(((i, j) for i in inside for j in inside if i <= j), key=lambda ij: start[ij[0]] + end[ij[1]])
+        first, last = max(
+            ((i, j) for i in inside for j in inside if i <= j), key=lambda ij: start[ij[0]] + end[ij[1]]
+        )
         text = context[offsets[first][0] : offsets[last][1]]
         assert data.task.answer(result.start_logits[0], result.end_logits[0], example.truth) == text
         matches.append(text.replace(".", "") in [right.replace(".", "") for right in example.truth.texts])
@@ -85,5 +91,5 @@ def test_answers_as_plain_text_are_looked_up(tmp_path):
     data = mh.labelled(write_csv(tmp_path / "qa.csv", columns), model(), tokenizer())
     assert sorted(example.shown for example in data.examples) == ["ef", "gh"]
     columns["answer"][1] = "xy"
-    with pytest.raises(ValueError, match="line 3 of .* has the answer 'xy', which is not in its context"):
+    with pytest.raises(ValueError, match=r"line 3 of .* has the answer 'xy', which is not in its context"):
         mh.labelled(write_csv(tmp_path / "qa.csv", columns), model(), tokenizer())

@@ -19,7 +19,9 @@ def test_digits_that_are_the_name_of_a_class_are_a_name():
 def test_numbers_of_a_file_that_names_them_are_matched_by_name():
     names = {0: "POSITIVE", 1: "NEGATIVE"}
     assert match_classes(cells(0, 1), names, "f", ["negative", "positive"]).classes == [1, 0]
-    with pytest.raises(ValueError, match="f has the classes sad, glad; expected those of the model: POSITIVE, NEGATIVE"):
+    with pytest.raises(
+        ValueError, match="f has the classes sad, glad; expected those of the model: POSITIVE, NEGATIVE"
+    ):
         match_classes(cells(0, 1), names, "f", ["sad", "glad"])
     assert match_classes(cells(0, 1), {0: "LABEL_0", 1: "LABEL_1"}, "f", ["sad", "glad"]).classes == [0, 1]
 

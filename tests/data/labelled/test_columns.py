@@ -23,10 +23,18 @@ def test_custom_and_names():
 @pytest.mark.parametrize(
     ("names", "options", "sentence"),
     [
-        (["a", "b", "label"], {}, "text-column: which column of f.csv does the model read. It has a, b, label"),
+        (
+            ["a", "b", "label"],
+            {},
+            "text-column: which column of f.csv does the model read. It has a, b, label",
+        ),
         (["text", "b", "c"], {}, "label-column: which column of f.csv has the labels. It has text, b, c"),
         (["text", "label"], {"label": "y"}, "label-column: f.csv has no column 'y'; it has text, label"),
-        (["a", "b", "c", "d"], {"text": ["a", "b", "c"]}, "text-column: got a, b, c; expected 1 or 2 columns"),
+        (
+            ["a", "b", "c", "d"],
+            {"text": ["a", "b", "c"]},
+            "text-column: got a, b, c; expected 1 or 2 columns",
+        ),
     ],
 )
 def test_what_cannot_be_decided_lists_what_is_there(names, options, sentence):

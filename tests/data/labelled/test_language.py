@@ -6,10 +6,10 @@ import pytest
 import sacrebleu
 import torch
 import transformers as hf
+from tests.helpers.labelled import bert, gpt2, t5, tokenizer, write_csv, write_lines
 
 import manyheads as mh
 from manyheads.common.run_batch import run
-from tests.helpers.labelled import bert, gpt2, t5, tokenizer, write_csv, write_lines
 
 TEXTS = ["ab cd e", "f gh", "ijk l m no p", "q r"]
 TEMPLATE = (
@@ -85,7 +85,7 @@ def test_prompts_and_completions_are_read_alike_with_and_without_a_template(tmp_
 
 def test_a_conversation_without_an_answer_is_refused(tmp_path):
     rows = [{"messages": [{"role": "user", "content": "bc"}]}]
-    with pytest.raises(ValueError, match="line 1 of .* has no conversation in 'messages'"):
+    with pytest.raises(ValueError, match=r"line 1 of .* has no conversation in 'messages'"):
         mh.labelled(write_lines(tmp_path / "c.jsonl", rows), gpt2(hf.GPT2LMHeadModel), tokenizer())
 
 
@@ -128,5 +128,5 @@ def test_an_encoder_decoder_is_scored_by_what_it_writes(tmp_path):
 
 def test_texts_without_words_are_refused(tmp_path):
     path = write_lines(tmp_path / "t.jsonl", [{"text": ""}])
-    with pytest.raises(ValueError, match="no text of .* has two tokens"):
+    with pytest.raises(ValueError, match=r"no text of .* has two tokens"):
         mh.labelled(path, gpt2(hf.GPT2LMHeadModel), tokenizer())

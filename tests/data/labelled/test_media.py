@@ -1,4 +1,4 @@
-"""Images and sounds with labels: files, folders of classes, bytes in Parquet; CTC against the model's own loss."""
+"""Images and sounds with labels: files, folders, bytes in Parquet; CTC against the model's own loss."""
 
 import io
 
@@ -7,11 +7,11 @@ import pytest
 import torch
 import transformers as hf
 from PIL import Image
+from tests.helpers.labelled import tokenizer, vit, wav2vec2, write_csv
 
 import manyheads as mh
 from manyheads.common.run_batch import run
 from manyheads.data.readers.audio import encode_wav
-from tests.helpers.labelled import tokenizer, vit, wav2vec2, write_csv
 
 SIZE = {"height": 8, "width": 8}
 NAMES = {0: "cat", 1: "dog"}
@@ -47,9 +47,14 @@ def test_images_of_folders_files_and_bytes_are_the_same(tmp_path, pictures):
 
     model, processor = vit(id2label=NAMES), hf.ViTImageProcessor(size=SIZE)
     files = sorted(pictures.glob("*/*.png"))
-    table = {"image": [str(file.relative_to(tmp_path)) for file in files], "label": [f.parent.name for f in files]}
+    table = {
+        "image": [str(file.relative_to(tmp_path)) for file in files],
+        "label": [f.parent.name for f in files],
+    }
     write_csv(tmp_path / "pictures.csv", table)
-    rows = [{"image": {"bytes": file.read_bytes(), "path": None}, "label": file.parent.name} for file in files]
+    rows = [
+        {"image": {"bytes": file.read_bytes(), "path": None}, "label": file.parent.name} for file in files
+    ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "pictures.parquet")
     results = []
     for data in (pictures, tmp_path / "pictures.csv", tmp_path / "pictures.parquet"):

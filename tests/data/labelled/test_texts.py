@@ -1,4 +1,4 @@
-"""Texts with classes, amounts or several classes, and labels of words: against the model's own loss and counts."""
+"""Texts with classes, amounts or several classes, and labels of words: against the model's own loss."""
 
 import copy
 
@@ -6,10 +6,10 @@ import pytest
 import torch
 import transformers as hf
 from sklearn.metrics import f1_score
+from tests.helpers.labelled import bert, gpt2, tokenizer, write_csv, write_lines
 
 import manyheads as mh
 from manyheads.common.run_batch import run
-from tests.helpers.labelled import bert, gpt2, tokenizer, write_csv, write_lines
 
 TEXTS = ["ab cd", "e", "fgh ij k", "lm", "no pq r", "st", "uvw"]
 STARS = ["bad", "good", "fine", "Good", "bad", "bad", "fine"]
@@ -53,7 +53,9 @@ def test_the_loss_of_each_row_is_the_models_whatever_it_is_padded_with(tmp_path)
 def test_metrics_are_those_of_the_likeliest_classes(tmp_path):
     model = classifier()
     data = mh.labelled(reviews(tmp_path), model, tokenizer(), text="review", label="stars")
-    truth = {text: {"bad": 0, "fine": 1, "good": 2}[star.lower()] for text, star in zip(TEXTS, STARS, strict=True)}
+    truth = {
+        text: {"bad": 0, "fine": 1, "good": 2}[star.lower()] for text, star in zip(TEXTS, STARS, strict=True)
+    }
     true, chosen = [], []
     for text in TEXTS:
         logits = model(**tokenizer()(text, return_tensors="pt")).logits[0]
@@ -110,7 +112,9 @@ def test_several_classes_may_be_right(tmp_path):
     assert loss_of(model, data).tolist() == pytest.approx(own_loss(model, data), rel=1e-4)
     switches = [[1, 0, 0], [1, 0, 1], [0, 1, 0], [0, 0, 1], [1, 0, 0], [1, 1, 0], [0, 0, 1]]
     true = torch.tensor(switches)
-    chosen = torch.stack([model(**tokenizer()(text, return_tensors="pt")).logits[0] > 0 for text in TEXTS]).long()
+    chosen = torch.stack(
+        [model(**tokenizer()(text, return_tensors="pt")).logits[0] > 0 for text in TEXTS]
+    ).long()
     metrics = data.evaluate(model).metrics
     assert metrics["accuracy"].mean == pytest.approx((true == chosen).all(1).double().mean().item())
     assert metrics["f1_micro"].mean == pytest.approx(f1_score(true, chosen, average="micro"))
@@ -164,7 +168,7 @@ def test_labels_of_words_go_to_their_first_token(tmp_path):
 
 def test_words_and_labels_of_different_numbers_are_refused(tmp_path):
     path = write_csv(tmp_path / "ner.csv", {"words": ["a b", "c d"], "tags": ["O O", "O"]})
-    with pytest.raises(ValueError, match="line 3 of .* has 2 words and 1 labels"):
+    with pytest.raises(ValueError, match=r"line 3 of .* has 2 words and 1 labels"):
         mh.labelled(path, bert(hf.BertForTokenClassification, id2label=TAGS), tokenizer())
 
 
@@ -174,9 +178,15 @@ def test_words_and_labels_of_different_numbers_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "sentence"),
     [
-        (["bad"] * 6 + ["awful"], "line 8 of .* has the label 'awful'; expected one of bad, fine, good, or a number from 0 to 2"),
+        (
+            ["bad"] * 6 + ["awful"],
+            "line 8 of .* has the label 'awful'; expected one of bad, fine, good, or a number from 0 to 2",
+        ),
         ([0, 1, 2, 3, 0, 1, 2], "line 5 of .* has the label '3'; numbers of classes count from 0; expected"),
-        (["bad", "fine", "good", "1", "2", "bad", "bad"], "line 5 of .* has the label '1', and line 2 has 'bad': all are names"),
+        (
+            ["bad", "fine", "good", "1", "2", "bad", "bad"],
+            "line 5 of .* has the label '1', and line 2 has 'bad': all are names",
+        ),
         ([-1] * 7, "every label of .* is -1"),
         ([""] * 7, "no row of .* has a label in the column 'stars'"),
     ],
@@ -188,20 +198,22 @@ def test_labels_that_do_not_fit_are_one_sentence(tmp_path, labels, sentence):
 
 def test_a_model_without_names_says_that_it_has_none(tmp_path):
     model = bert(hf.BertForSequenceClassification, num_labels=3)
-    with pytest.raises(ValueError, match="has the label 'bad'; expected a number from 0 to 2: the model has no names"):
+    with pytest.raises(
+        ValueError, match="has the label 'bad'; expected a number from 0 to 2: the model has no names"
+    ):
         mh.labelled(reviews(tmp_path), model, tokenizer(), text="review", label="stars")
 
 
 def test_a_text_for_a_number_is_refused(tmp_path):
     model = bert(hf.BertForSequenceClassification, num_labels=1)
-    with pytest.raises(ValueError, match="line 2 of .* has the label 'bad'; expected a number"):
+    with pytest.raises(ValueError, match=r"line 2 of .* has the label 'bad'; expected a number"):
         mh.labelled(reviews(tmp_path), model, tokenizer(), text="review", label="stars")
 
 
 def test_a_model_without_a_head_and_a_missing_column_are_one_sentence(tmp_path):
-    with pytest.raises(ValueError, match="BertModel.* has no task head"):
+    with pytest.raises(ValueError, match=r"BertModel.* has no task head"):
         mh.labelled(reviews(tmp_path), bert(hf.BertModel), tokenizer())
-    with pytest.raises(ValueError, match="text-column: .* has no column 'body'; it has review, stars"):
+    with pytest.raises(ValueError, match=r"text-column: .* has no column 'body'; it has review, stars"):
         mh.labelled(reviews(tmp_path), classifier(), tokenizer(), text="body")
     with pytest.raises(ValueError, match="tokenizer: BertForSequenceClassification needs"):
         mh.labelled(reviews(tmp_path), classifier())

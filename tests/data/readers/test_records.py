@@ -49,7 +49,9 @@ def test_parts_of_objects_are_columns(tmp_path):
 def test_names_of_classes_and_splits_of_datasets(tmp_path):
     import datasets
 
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
     part = datasets.Dataset.from_list([{"text": "a", "label": 1}], features=features)
     datasets.DatasetDict({"train": part, "test": part}).save_to_disk(tmp_path / "saved")
     part.to_parquet(tmp_path / "t.parquet")
@@ -58,7 +60,7 @@ def test_names_of_classes_and_splits_of_datasets(tmp_path):
     assert table.class_names == {"label": ["no", "yes"]}
     assert read_records(str(tmp_path / "t.parquet")).class_names == {"label": ["no", "yes"]}
     assert read_records(str(tmp_path / "saved"), split="train").what.endswith("train")
-    with pytest.raises(ValueError, match="split: .* has no 'dev'; it has train, test"):
+    with pytest.raises(ValueError, match=r"split: .* has no 'dev'; it has train, test"):
         read_records(str(tmp_path / "saved"), split="dev")
 
 
@@ -101,7 +103,7 @@ def test_long_fields_are_read_and_endless_ones_are_refused(tmp_path):
     before = csv.field_size_limit()
     assert len(read_records(str(path)).rows[0].values["text"]) == 200_000
     path.write_text("text,label\n" + "a" * 10_000_001 + ",1\n")
-    with pytest.raises(ValueError, match="line 2 of .* larger than field limit"):
+    with pytest.raises(ValueError, match=r"line 2 of .* larger than field limit"):
         read_records(str(path))
     assert csv.field_size_limit() == before
 
@@ -114,7 +116,9 @@ def test_what_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     import datasets
 
-    monkeypatch.setattr(datasets, "load_dataset", lambda *names: (_ for _ in ()).throw(ConnectionError("offline")))
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *names: (_ for _ in ()).throw(ConnectionError("offline"))
+    )
     with pytest.raises(ValueError, match="'owner/name' is no file here, and no dataset that can be read"):
         read_records("owner/name")
 

@@ -59,6 +59,7 @@ export const live = {
   change: {
     cosine: (value: string) => `The embedding changed by 1 − cosine = ${value}.`,
     kl: (value: string) => `The probabilities changed by ${value} nats a token (KL divergence).`,
+    square: (value: string) => `The output changed: half the square of the change is ${value}.`,
     kl_sequence: (value: string) => `The probabilities of the classes changed by ${value} nats (KL divergence).`,
   } as Record<string, (value: string) => string>,
 

@@ -59,6 +59,7 @@ export const live: typeof english = {
   change: {
     cosine: (value) => `嵌入向量的偏转：1 − 余弦 = ${value}。`,
     kl: (value) => `概率分布平均每个词元变化 ${value} 奈特。`,
+    square: (value) => `输出发生变化：变化平方的一半为 ${value}。`,
     kl_sequence: (value) => `类别的概率分布变化 ${value} 奈特。`,
   },
 

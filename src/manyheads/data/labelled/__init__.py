@@ -28,7 +28,7 @@ from manyheads.data.labelled.answers import QuestionAnswers
 from manyheads.data.labelled.columns import choose_columns
 from manyheads.data.labelled.language import HiddenTokens, NextTokens, WrittenTexts
 from manyheads.data.labelled.media import HeardLetters, HeardTexts, ImageClasses, SoundClasses
-from manyheads.data.labelled.task import Example, Reading, Task
+from manyheads.data.labelled.task import Example, Part, Reading, Task
 from manyheads.data.labelled.texts import TextClasses, WordLabels, text_classes
 from manyheads.data.readers.records import read_records
 from manyheads.models.open import Loaded, if_any
@@ -125,7 +125,8 @@ class Labelled(Corpus):
 
         Ctrl-C ends it after the current batch, with the metrics of the rows so far.
         """
-        device, parts, done = device_of(model), [], 0
+        device, done = device_of(model), 0
+        parts: list[Part] = []
         with torch.no_grad(), evaluating(model):
             for batch in self:
                 if interrupted() and parts:
@@ -183,8 +184,9 @@ def labelled(
     Returns
     -------
     Labelled
-        Iterate it for batches with labels; ``data.loss`` is the loss of the task, ``data.evaluate(model)`` its
-        metrics with intervals, ``data.notes`` what was cut or left out, ``data.reading`` what was read as what.
+        Iterate it for batches with labels; ``data.loss`` is the loss of the task, ``data.evaluate(model)``
+        its metrics with intervals, ``data.notes`` what was cut or left out, ``data.reading`` what was read as
+        what.
 
     See Also
     --------
@@ -223,8 +225,8 @@ def labelled(
     kind = task_kind(loaded.model)
     if kind is None:
         raise ValueError(
-            f"data: {loaded.name} ({type(loaded.model).__name__}) has no task head whose labels can be read; expected "
-            f"a model of transformers for one of {', '.join(kinds())}, loaded with its head"
+            f"data: {loaded.name} ({type(loaded.model).__name__}) has no task head whose labels can be "
+            f"read; expected a model of transformers for one of {', '.join(kinds())}, loaded with its head"
         )
     for name, number in (("limit", limit), ("max-length", max_length), ("batch-tokens", batch_tokens)):
         if number is not None and number < 1:
@@ -257,8 +259,8 @@ def _corpus(loaded: Loaded, what: str, task: Task, examples: list[Example], batc
         vocabulary = loaded.vocabulary
         if vocabulary is not None and max(counts) >= vocabulary:
             raise ValueError(
-                f"data: the tokenizer gives the id {max(counts)}; expected 0 to {vocabulary - 1}, the model's "
-                "vocabulary: take the tokenizer that belongs to the model"
+                f"data: the tokenizer gives the id {max(counts)}; expected 0 to {vocabulary - 1}, the "
+                "model's vocabulary: take the tokenizer that belongs to the model"
             )
         corpus.groups, corpus.shares = groups(counts, tokenizer.all_special_ids)
         corpus.unknown = unknown_share(counts, tokenizer)
@@ -270,13 +272,17 @@ def _loaded(model: nn.Module, reader: Any) -> Loaded:
 
     def missing() -> NoReturn:
         raise ValueError(
-            f"tokenizer: {type(model).__name__} needs the one that makes its input; expected labelled(data, model, "
-            "tokenizer), or the image processor or feature extractor in its place"
+            f"tokenizer: {type(model).__name__} needs the one that makes its input; expected "
+            "labelled(data, model, tokenizer), or the image processor or feature extractor in its place"
         )
 
     def part(name: str) -> Callable[[], Any]:
         return lambda: missing() if reader is None else getattr(reader, name, reader)
 
     return Loaded(
-        type(model).__name__, model, part("tokenizer"), part("image_processor"), extractor=part("feature_extractor")
+        type(model).__name__,
+        model,
+        part("tokenizer"),
+        part("image_processor"),
+        extractor=part("feature_extractor"),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,10 +47,11 @@ class QuestionAnswers(Task):
     has_unanswerable = False
 
     def encode(self, records: Sequence[Record]) -> list[Example]:
-        """One example for each question whose answer is in the part of its context that the model can read."""
+        """One example for each question whose answer is in what the model can read of its context."""
         if not getattr(self.tokenizer(), "is_fast", False):
             raise ValueError(
-                "data: this tokenizer does not say where tokens are in the text; expected a fast one of transformers"
+                "data: this tokenizer does not say where tokens are in the text; expected a fast one of "
+                "transformers"
             )
         examples = []
         rows = self.labelled_rows(records)
@@ -73,7 +75,9 @@ class QuestionAnswers(Task):
         )
         target = (0, 0)
         if spans:
-            fitting = [inside for start, text in spans if (inside := _inside(offsets, start, start + len(text)))]
+            fitting = [
+                inside for start, text in spans if (inside := _inside(offsets, start, start + len(text)))
+            ]
             if not fitting:
                 return None
             target = fitting[0]
@@ -87,14 +91,14 @@ class QuestionAnswers(Task):
         """The right answers: where they start, and their text."""
         what, value = self.reading.table.what, self.reading.cell(row).value
         if isinstance(value, str) and value.lstrip().startswith("{"):
-            try:
+            with suppress(ValueError):
                 value = json.loads(value)
-            except ValueError:
-                pass
         if isinstance(value, Mapping):
             texts, starts = value.get("text", []), value.get("answer_start", value.get("start"))
             texts = [texts] if isinstance(texts, str) else list(texts)
-            starts = [None] * len(texts) if starts is None else [starts] if isinstance(starts, int) else starts
+            starts = (
+                [None] * len(texts) if starts is None else [starts] if isinstance(starts, int) else starts
+            )
         else:
             texts = [str(text) for text in (value if isinstance(value, list | tuple) else [value])]
             start = row.values.get("answer_start") if len(texts) == 1 else None
@@ -117,13 +121,14 @@ class QuestionAnswers(Task):
 
     def loss(self, result: Any, batch: Any) -> Tensor:
         """Cross-entropy of start and end."""
-        both = [result["start_logits"], result["end_logits"]]
+        start, end = result["start_logits"], result["end_logits"]
         if "attention_mask" in batch:  # padding is no answer
-            both = [x.masked_fill(batch["attention_mask"] == 0, torch.finfo(x.dtype).min) for x in both]
-        return span_cross_entropy(*both, batch["start_positions"], batch["end_positions"])
+            padding = batch["attention_mask"] == 0
+            start, end = (x.masked_fill(padding, torch.finfo(x.dtype).min) for x in (start, end))
+        return span_cross_entropy(start, end, batch["start_positions"], batch["end_positions"])
 
     def answer(self, start: Tensor, end: Tensor, answers: Answers) -> str:
-        """The likeliest answer, from logits (tokens,): a part of the context, or "" where none is likelier."""
+        """The likeliest answer, from logits (tokens,): a part of the context; "" where none is likelier."""
         inside = torch.tensor([offset is not None for offset in answers.offsets], device=start.device)
         a, b = (x[: len(inside)].float().masked_fill(~inside, -torch.inf) for x in (start, end))
         both = a.unsqueeze(1) + b.unsqueeze(0)  # (starts, ends)

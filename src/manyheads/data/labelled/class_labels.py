@@ -60,7 +60,8 @@ def match_classes(
     if all(number in names for number in numbers):
         if in_file is not None and not _generic(names):
             raise ValueError(
-                f"data: {what} has the classes {_list(in_file)}; expected those of the model: {_list(names.values())}"
+                f"data: {what} has the classes {_list(in_file)}; expected those of the model: "
+                f"{_list(names.values())}"
             )
         return Matched([number for number in numbers if number is not None], "numbers")
     if set(numbers) == {-1}:
@@ -76,7 +77,7 @@ def _misfit(
     names: Mapping[int, str],
     what: str,
 ) -> ValueError:
-    """The error for labels that are neither all names nor all numbers: it names the first that does not fit."""
+    """The error for labels that are neither all names nor all numbers: it has the first that misfits."""
     named = [i for i, text in enumerate(plain) if text in by_name]
     numbered = [i for i, number in enumerate(numbers) if number in names]
     fits = named if len(named) >= len(numbered) else numbered
@@ -91,7 +92,8 @@ def _misfit(
     elif numbers[wrong] is not None and numbers[wrong] == max(names) + 1:
         mixed = "; numbers of classes count from 0"
     return ValueError(
-        f"data: {labels[wrong].where} of {what} has the label {str(labels[wrong].value)[:60]!r}{mixed}; expected {expected}"
+        f"data: {labels[wrong].where} of {what} has the label {str(labels[wrong].value)[:60]!r}{mixed}; "
+        f"expected {expected}"
     )
 
 
@@ -135,8 +137,8 @@ def number_of(label: Cell, what: str) -> float:
         value = math.nan
     if not math.isfinite(value):
         raise ValueError(
-            f"data: {label.where} of {what} has the label {str(label.value)[:60]!r}; expected a number: the model "
-            "has one output, and its labels are amounts"
+            f"data: {label.where} of {what} has the label {str(label.value)[:60]!r}; expected a number: the "
+            "model has one output, and its labels are amounts"
         )
     return value
 

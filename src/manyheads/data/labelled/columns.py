@@ -71,7 +71,8 @@ def choose_columns(
             label = left[0]
         if label is None and customs.needs_label:
             raise ValueError(
-                f"label-column: which column of {table.what} has the labels? It has {_listed(table)}; name one"
+                f"label-column: which column of {table.what} has the labels? It has {_listed(table)}; "
+                "name one"
             )
     return Columns(inputs, label)
 
@@ -86,7 +87,8 @@ def _customary(table: Records, customs: Customs, label: str | None) -> tuple[str
         return (left[0],)
     several = f", {max(customs.counts)} with a comma between" if max(customs.counts) > 1 else ""
     raise ValueError(
-        f"text-column: which column of {table.what} does the model read? It has {_listed(table)}; name it{several}"
+        f"text-column: which column of {table.what} does the model read? It has {_listed(table)}; name "
+        f"it{several}"
     )
 
 

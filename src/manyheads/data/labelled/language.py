@@ -53,8 +53,8 @@ class PredictedTokens(Task):
         """Perplexity, and the accuracy of tokens."""
         summed, right, count = zip(*(part[:3] for part in parts), strict=True)
         loss = measured.ratio(summed, count)
-        ends = (math.exp(min(end, 700.0)) for end in (loss.mean, loss.low, loss.high))
-        return {"perplexity": Interval(*ends, loss.count), "accuracy": measured.ratio(right, count)}
+        mean, low, high = (math.exp(min(end, 700.0)) for end in (loss.mean, loss.low, loss.high))
+        return {"perplexity": Interval(mean, low, high, loss.count), "accuracy": measured.ratio(right, count)}
 
 
 CONVERSATIONS = ("messages", "conversation", "conversations", "chat")
@@ -87,7 +87,11 @@ class NextTokens(PredictedTokens):
         self.note_left_out(len(rows) - len(kept), len(rows), "have their answer behind the cut and are")
         if not kept:
             raise ValueError(f"data: no answer of {self.reading.table.what} is in what the model can read")
-        how = "in the model's chat template" if template else "as plain text: the tokenizer has no chat template"
+        how = (
+            "in the model's chat template"
+            if template
+            else "as plain text: the tokenizer has no chat template"
+        )
         self.notes.append(f"prompts and answers are read {how}; the answers are predicted")
         self.note_cut()
         return kept
@@ -96,16 +100,20 @@ class NextTokens(PredictedTokens):
         tokenizer, examples, empty = self.tokenizer(), [], 0
         for row in records:
             text = self.reading.texts(row)[0]
-            parts = [ids for ids in pieces(tokenizer, text, self.reading.length) if len(ids) > 1] if text else []
+            parts = (
+                [ids for ids in pieces(tokenizer, text, self.reading.length) if len(ids) > 1] if text else []
+            )
             empty += not parts
             examples += [Example({"input_ids": ids}, ids, None, len(ids)) for ids in parts]
         self.note_left_out(empty, len(records), "have less than two tokens and are")
         if not examples:
-            raise ValueError(f"data: no text of {self.reading.table.what} has two tokens; expected some words")
+            raise ValueError(
+                f"data: no text of {self.reading.table.what} has two tokens; expected some words"
+            )
         if getattr(tokenizer, "chat_template", None):
             self.notes.append(
-                "the texts are read as they are, without the model's chat template; a column of messages, or of "
-                "prompts and completions, is read with it"
+                "the texts are read as they are, without the model's chat template; a column of "
+                "messages, or of prompts and completions, is read with it"
             )
         return examples
 
@@ -119,10 +127,14 @@ class NextTokens(PredictedTokens):
             if ids[: len(asked)] != asked:  # a template that writes prompts otherwise before an answer
                 ids = asked + list(tokenizer(turns[-1]["content"], add_special_tokens=False)["input_ids"])
         else:
-            asked = list(tokenizer("\n".join(turn["content"] for turn in turns[:-1]), verbose=False)["input_ids"])
+            asked = list(
+                tokenizer("\n".join(turn["content"] for turn in turns[:-1]), verbose=False)["input_ids"]
+            )
             end = tokenizer.eos_token_id
             asked = asked[:-1] if asked and asked[-1] == end else asked
-            ids = asked + list(tokenizer(turns[-1]["content"], add_special_tokens=False, verbose=False)["input_ids"])
+            ids = asked + list(
+                tokenizer(turns[-1]["content"], add_special_tokens=False, verbose=False)["input_ids"]
+            )
         self._read += 1
         length = self.reading.length
         if length is not None and len(ids) > length:
@@ -149,7 +161,8 @@ class NextTokens(PredictedTokens):
             turns.pop()
         if not proper or len(turns) < 2:
             raise ValueError(
-                f"data: {row.where} of {self.reading.table.what} has no conversation in {column!r}; expected turns "
+                f"data: {row.where} of {self.reading.table.what} has no conversation in {column!r}; "
+                "expected turns "
                 '{"role": "user", "content": "..."} with an answer of the role assistant'
             )
         return turns
@@ -175,7 +188,9 @@ class HiddenTokens(PredictedTokens):
         tokenizer = self.tokenizer()
         mask = tokenizer.mask_token_id
         if mask is None:
-            raise ValueError("data: the tokenizer has no mask token; expected that of a masked language model")
+            raise ValueError(
+                "data: the tokenizer has no mask token; expected that of a masked language model"
+            )
         generator = torch.Generator().manual_seed(0)
         special = set(tokenizer.all_special_ids)
         examples = []
@@ -192,8 +207,12 @@ class HiddenTokens(PredictedTokens):
                 target = [token if i in hidden else IGNORED for i, token in enumerate(ids)]
                 examples.append(Example({"input_ids": asked}, target, None, len(ids)))
         if not examples:
-            raise ValueError(f"data: no text of {self.reading.table.what} has a token to hide; expected some words")
-        self.notes.append(f"{HIDDEN:.0%} of the tokens are hidden, at least one of each text, drawn with the seed 0")
+            raise ValueError(
+                f"data: no text of {self.reading.table.what} has a token to hide; expected some words"
+            )
+        self.notes.append(
+            f"{HIDDEN:.0%} of the tokens are hidden, at least one of each text, drawn with the seed 0"
+        )
         return examples
 
     collate = NextTokens.collate

@@ -35,13 +35,16 @@ def file_of(row: Record, reading: Reading) -> Any:
         cell = cell.get("bytes") or cell.get("path")
     if is_missing(cell) or not isinstance(cell, str | bytes):
         raise ValueError(
-            f"data: {row.where} of {reading.table.what} has no file in {reading.columns.inputs[0]!r}; expected a path"
+            f"data: {row.where} of {reading.table.what} has no file in {reading.columns.inputs[0]!r}; "
+            "expected a path"
         )
     if isinstance(cell, bytes):
         return cell
     path = (reading.table.folder or Path()) / Path(cell).expanduser()
     if not path.is_file():
-        raise ValueError(f"data: {row.where} of {reading.table.what} names {cell}, and there is no file {path}")
+        raise ValueError(
+            f"data: {row.where} of {reading.table.what} names {cell}, and there is no file {path}"
+        )
     return path
 
 
@@ -111,7 +114,7 @@ class Sounds(Task):
 
     @property
     def has_mask(self) -> bool:
-        """Whether the model is given which samples are padding; without it, only equal lengths share a batch."""
+        """Whether the model sees which samples are padding; without, only equal lengths share a batch."""
         return bool(getattr(self.reading.loaded.extractor(), "return_attention_mask", False))
 
     def features(self, examples: Sequence[Example]) -> dict[str, Any]:
@@ -162,8 +165,8 @@ class HeardLetters(Sounds):
             examples.append(self.sound(row, ids, text, text))
         if unknown:
             self.notes.append(
-                f"{unknown / letters:.1%} of the letters of the transcripts are unknown to the tokenizer: compare "
-                "their case and their signs with its vocabulary"
+                f"{unknown / letters:.1%} of the letters of the transcripts are unknown to the tokenizer: "
+                "compare their case and their signs with its vocabulary"
             )
         return examples
 

@@ -7,7 +7,7 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from manyheads.common.intervals import Interval, binomial, bootstrap
 
 RESAMPLES = 1000
+Numbers: TypeAlias = Sequence[float] | NDArray[Any]
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -28,7 +29,7 @@ def share(right: Sequence[bool]) -> Interval:
     return binomial(sum(right), len(right))
 
 
-def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
+def ratio(numerators: Numbers, denominators: Numbers) -> Interval:
     """The sum of one thing by the sum of another, with a bootstrap over examples.
 
     >>> ratio([1, 2, 3], [2, 4, 6]).mean
@@ -56,7 +57,8 @@ def macro_f1(truths: Sequence[int], predictions: Sequence[int]) -> Interval:
 
     def value(weights: NDArray[Any]) -> NDArray[Any]:
         counted = weights @ both
-        return (2 * (weights @ right) / np.maximum(counted, 1)).sum(-1) / (counted > 0).sum(-1)
+        each = 2 * (weights @ right) / np.maximum(counted, 1)
+        return np.asarray(each.sum(-1) / (counted > 0).sum(-1))
 
     counts = np.array(list(pairs.values()))
     drawn = np.random.default_rng(0).multinomial(counts.sum(), counts / counts.sum(), RESAMPLES)
@@ -64,7 +66,9 @@ def macro_f1(truths: Sequence[int], predictions: Sequence[int]) -> Interval:
     return Interval(float(value(counts)), float(low), float(high), int(counts.sum()))
 
 
-def several_f1(truths: NDArray[Any], predictions: NDArray[Any], average: Literal["micro", "macro"]) -> Interval:
+def several_f1(
+    truths: NDArray[Any], predictions: NDArray[Any], average: Literal["micro", "macro"]
+) -> Interval:
     """F1 where each example may have several classes, (examples, classes) each; as scikit-learn has it.
 
     >>> several_f1(np.array([[1, 0], [1, 1]]), np.array([[1, 0], [1, 0]]), "micro").mean

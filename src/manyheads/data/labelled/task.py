@@ -141,7 +141,8 @@ class Task(ABC):
         tokenizer = self.reading.loaded.tokenizer()
         if not hasattr(tokenizer, "all_special_ids"):
             raise ValueError(
-                f"data: expected a tokenizer of transformers for labelled texts, got {type(tokenizer).__name__}"
+                "data: expected a tokenizer of transformers for labelled texts, got "
+                f"{type(tokenizer).__name__}"
             )
         self._tokenizer = tokenizer
         return tokenizer
@@ -224,4 +225,3 @@ def stacked(values: Tensor, weights: Tensor | None = None) -> Tensor:
 def counted(labels: Tensor) -> Tensor:
     """How many labels each sequence has, (batch,)."""
     return (labels >= 0).sum(1)
-

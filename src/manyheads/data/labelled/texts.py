@@ -82,7 +82,9 @@ class TextClasses(Classes):
         """One example for each row."""
         rows = self.labelled_rows(records)
         examples = [self._example(row, *target) for row, target in zip(rows, self.targets(rows), strict=True)]
-        if getattr(self.config, "pad_token_id", None) is None:  # such a model cannot find the end of padded texts
+        if (
+            getattr(self.config, "pad_token_id", None) is None
+        ):  # such a model cannot find the end of padded texts
             for number, example in enumerate(examples):
                 example.group = (number,)
         self.note_cut()
@@ -116,8 +118,8 @@ class TextAmounts(TextClasses):
             cells = list_of(cell.value) if len(self.names) > 1 else [cell.value]
             if len(cells) != len(self.names):
                 raise ValueError(
-                    f"data: {row.where} of {self.reading.table.what} has {len(cells)} numbers as its label; expected "
-                    f"{len(self.names)}, as many as the model has outputs"
+                    f"data: {row.where} of {self.reading.table.what} has {len(cells)} numbers as its "
+                    f"label; expected {len(self.names)}, as many as the model has outputs"
                 )
             numbers = [number_of(Cell(row.where, value), self.reading.table.what) for value in cells]
             targets.append((numbers, ", ".join(f"{number:g}" for number in numbers)))
@@ -126,7 +128,10 @@ class TextAmounts(TextClasses):
     def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
         """Padded ids and (batch,) or (batch, outputs) numbers."""
         labels = torch.tensor([example.target for example in examples])
-        return {**self.padded_inputs(examples), "labels": labels.squeeze(1) if labels.shape[1] == 1 else labels}
+        return {
+            **self.padded_inputs(examples),
+            "labels": labels.squeeze(1) if labels.shape[1] == 1 else labels,
+        }
 
     def loss(self, result: Any, batch: Any) -> Tensor:
         """The squared error."""
@@ -217,23 +222,28 @@ class WordLabels(Task):
     kind = "token classification"
     measure = "accuracy"
     customs = Customs(
-        (("tokens",), ("words",), ("text",), ("sentence",)), ("ner_tags", "pos_tags", "chunk_tags", "tags", *LABELS)
+        (("tokens",), ("words",), ("text",), ("sentence",)),
+        ("ner_tags", "pos_tags", "chunk_tags", "tags", *LABELS),
     )
 
     def encode(self, records: Sequence[Record]) -> list[Example]:
         """One example for each row: its words through the tokenizer."""
         if not getattr(self.tokenizer(), "is_fast", False):
             raise ValueError(
-                "data: this tokenizer does not say which token is of which word; expected a fast one of transformers"
+                "data: this tokenizer does not say which token is of which word; expected a fast one of "
+                "transformers"
             )
         rows = self.labelled_rows(records)
         label, what = self.reading.columns.label or "", self.reading.table.what
-        words = [[str(word) for word in list_of(row.values[self.reading.columns.inputs[0]], None)] for row in rows]
+        words = [
+            [str(word) for word in list_of(row.values[self.reading.columns.inputs[0]], None)] for row in rows
+        ]
         tags = [list_of(self.reading.cell(row).value, None) for row in rows]
         for row, some, labels in zip(rows, words, tags, strict=True):
             if len(some) != len(labels):
                 raise ValueError(
-                    f"data: {row.where} of {what} has {len(some)} words and {len(labels)} labels; expected one for each"
+                    f"data: {row.where} of {what} has {len(some)} words and {len(labels)} labels; "
+                    "expected one for each"
                 )
         cells = [Cell(row.where, tag) for row, labels in zip(rows, tags, strict=True) for tag in labels]
         matched = match_classes(cells, self.names, what, self.reading.table.class_names.get(label))
@@ -254,7 +264,9 @@ class WordLabels(Task):
             target.append(classes[word] if word is not None and word != before else IGNORED)
             before = word
         lost = len(classes) - sum(label != IGNORED for label in target)
-        shown = [f"{word}/{self.names[n]}" for word, n in zip(words, classes, strict=True) if self.names[n] != "O"]
+        shown = [
+            f"{word}/{self.names[n]}" for word, n in zip(words, classes, strict=True) if self.names[n] != "O"
+        ]
         return Example(inputs, target, (lost,), len(target), " ".join(shown))
 
     def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
@@ -276,7 +288,9 @@ class WordLabels(Task):
         """(true classes, predicted classes, loss) of the words of each sentence."""
         losses = self.loss(result, batch).tolist()
         rows = zip(batch["labels"], result["logits"].argmax(-1), losses, strict=True)
-        return [(true[true >= 0].tolist(), predicted[true >= 0].tolist(), loss) for true, predicted, loss in rows]
+        return [
+            (true[true >= 0].tolist(), predicted[true >= 0].tolist(), loss) for true, predicted, loss in rows
+        ]
 
     def metrics(self, parts: Sequence[Part]) -> dict[str, Interval]:
         """Accuracy of words; F1 of entities where labels are B- and I-, else the macro F1 of words."""

@@ -82,7 +82,9 @@ def read_records(data: str, split: str | None = None, limit: int | None = None) 
     """
     path = Path(data).expanduser()
     if path.is_dir():
-        saved = any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json", "state.json"))
+        saved = any(
+            (path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json", "state.json")
+        )
         table = _from_datasets(data, split, path) if saved else _class_folders(path)
         split = None if saved else split
     elif path.exists() or path.suffix.lower() in _SUFFIXES:
@@ -94,7 +96,9 @@ def read_records(data: str, split: str | None = None, limit: int | None = None) 
     if split is not None:
         table.rows = _part(table, split)
     if not table.rows:
-        raise ValueError(f"data: {table.what} has no row; expected at least one under the names of its columns")
+        raise ValueError(
+            f"data: {table.what} has no row; expected at least one under the names of its columns"
+        )
     table.rows = table.rows[:limit]
     return table
 
@@ -102,12 +106,14 @@ def read_records(data: str, split: str | None = None, limit: int | None = None) 
 def _part(table: Records, split: str) -> list[Record]:
     if "split" not in table.columns:
         raise ValueError(
-            f"split: got {split!r}, and {table.what} has no column 'split'; it has {', '.join(table.columns)}: "
-            "leave the option out, or give the file of that part"
+            f"split: got {split!r}, and {table.what} has no column 'split'; it has "
+            f"{', '.join(table.columns)}: leave the option out, or give the file of that part"
         )
     parts = Counter(str(row.values["split"]) for row in table.rows)
     if split not in parts:
-        raise ValueError(f"split: {table.what} has no {split!r}; its column 'split' has {', '.join(sorted(parts))}")
+        raise ValueError(
+            f"split: {table.what} has no {split!r}; its column 'split' has {', '.join(sorted(parts))}"
+        )
     return [row for row in table.rows if str(row.values["split"]) == split]
 
 
@@ -137,7 +143,9 @@ def _separated(path: Path) -> Records:
             try:
                 cells = next(reader, None)
             except csv.Error as error:
-                raise ValueError(f"data: line {start} of {path} is no row of a table ({error}); {_QUOTES}") from None
+                raise ValueError(
+                    f"data: line {start} of {path} is no row of a table ({error}); {_QUOTES}"
+                ) from None
             if cells is None:
                 break
             if any(cell.strip() for cell in cells):
@@ -149,8 +157,8 @@ def _separated(path: Path) -> Records:
     for line, cells in rows[1:]:
         if len(cells) != len(names):
             raise ValueError(
-                f"data: line {line} of {path} has {len(cells)} cells; expected {len(names)}, as many as the first "
-                f"line has names{'' if tabs else '; ' + _QUOTES}"
+                f"data: line {line} of {path} has {len(cells)} cells; expected {len(names)}, as many as "
+                f"the first line has names{'' if tabs else '; ' + _QUOTES}"
             )
     records = [
         Record(f"line {line}", {name: cell or None for name, cell in zip(names, cells, strict=True)})
@@ -196,7 +204,8 @@ def _json_lines(path: Path) -> Records:
                 rows.append(Record(f"line {number}", parse_json(line, dict[str, object])))
             except ValueError as error:
                 raise ValueError(
-                    f"data: line {number} of {path} is no JSON object ({first_line(error)}); expected one on every "
+                    f"data: line {number} of {path} is no JSON object ({first_line(error)}); expected one "
+                    "on every "
                     'line, as {"text": "...", "label": 1}'
                 ) from None
     if not rows:
@@ -255,8 +264,8 @@ def _class_folders(path: Path) -> Records:
     files = sorted(file for file in path.glob("*/**/*") if file.suffix.lower() in SOUNDS | IMAGES)
     if not files:
         raise ValueError(
-            f"data: {path} has no folders with images or sounds in them; expected one for each class, or a file: "
-            f"{EXPECTED}"
+            f"data: {path} has no folders with images or sounds in them; expected one for each class, or "
+            f"a file: {EXPECTED}"
         )
     rows = []
     for file in files:
@@ -280,8 +289,8 @@ def _from_datasets(name: str, split: str | None, folder: Path | None = None) -> 
         )
     except Exception as error:
         raise ValueError(
-            f"data: {name!r} is no file here, and no dataset that can be read ({describe_error(error)}); expected "
-            f"{EXPECTED}"
+            f"data: {name!r} is no file here, and no dataset that can be read ({describe_error(error)}); "
+            f"expected {EXPECTED}"
         ) from error
     if isinstance(read, Mapping):
         chosen = split or next((part for part in SPLITS if part in read), next(iter(read), ""))

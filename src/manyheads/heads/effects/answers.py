@@ -277,7 +277,8 @@ def span_items(
 ) -> list[Item]:
     """The likeliest parts of an input of token ids (tokens,) as answers, from where they start and end.
 
-    >>> span_items(torch.tensor([0.0, 9.0, 0.0]), torch.tensor([0.0, 0.0, 9.0]), torch.tensor([5, 6, 7]), None)[0]
+    >>> start, end = torch.tensor([0.0, 9.0, 0.0]), torch.tensor([0.0, 0.0, 9.0])
+    >>> span_items(start, end, torch.tensor([5, 6, 7]), None)[0]
     ['6 7', 0.999506]
     """
     both = start.float().softmax(-1).unsqueeze(1) * end.float().softmax(-1).unsqueeze(0)  # (starts, ends)

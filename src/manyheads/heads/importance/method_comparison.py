@@ -20,6 +20,7 @@ from manyheads.common.interrupts import (
 )
 from manyheads.common.progress import Progress, no_progress
 from manyheads.data.batches import Corpus
+from manyheads.data.labelled import Labelled
 from manyheads.heads.importance import METHODS, WITH_LOSS, Agreement, agreement, importance
 from manyheads.heads.importance.losses import hide_tokens
 from manyheads.heads.table import HeadTable
@@ -84,7 +85,8 @@ def compare_methods(
     ----------
     loaded, corpus: the model, and what it reads.
     methods: of `importance`.
-    loss, gates: as for `importance`, for those of the methods that take them.
+    loss, gates: as for `importance`, for those of the methods that take them; with labels, the loss is that
+        of their task by default.
     seed, unverified, progress: as for `importance`.
     state: a file in which ``leave-one-out`` keeps what it has after Ctrl-C, to continue from.
 
@@ -99,6 +101,8 @@ def compare_methods(
     >>> list(comparison.tables), comparison.agreements[0].heads
     (['fisher', 'random'], 72)
     """
+    if loss is None and isinstance(corpus, Labelled):
+        loss = "labels"
     result = MethodComparison()
     length = len(corpus.plan())
 

@@ -186,7 +186,9 @@ def _unpadded(batch: Mapping[str, Any], name: str, not_of: str) -> Mapping[str, 
         and (not_of or key.startswith("decoder") or key == "labels")
     }
     unpadded = {key: x[:, real] if key in masked else x for key, x in batch.items()}
-    return LabelledBatch(unpadded, batch.task, batch.examples) if isinstance(batch, LabelledBatch) else unpadded
+    return (
+        LabelledBatch(unpadded, batch.task, batch.examples) if isinstance(batch, LabelledBatch) else unpadded
+    )
 
 
 def shortened(batch: Batch, length: int) -> Batch:
