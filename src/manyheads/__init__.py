@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from manyheads import heads as heads
     from manyheads import nn as nn
     from manyheads import surgery as surgery
-    from manyheads.data.labelled import Labelled as Labelled
     from manyheads.data.labelled import labelled as labelled
     from manyheads.heads.diversity import diversity as diversity
     from manyheads.heads.importance import agreement as agreement
@@ -78,7 +77,7 @@ if TYPE_CHECKING:
 
 # Where each public name is defined. It is imported when it is first used.
 _NAMES = {
-    "manyheads.data.labelled": ("Labelled", "labelled"),
+    "manyheads.data.labelled": ("labelled",),
     "manyheads.heads.diversity": ("diversity",),
     "manyheads.heads.importance": ("agreement", "importance"),
     "manyheads.heads.maps": ("maps",),
