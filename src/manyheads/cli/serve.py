@@ -14,6 +14,10 @@ def serve(
     model: options.Model = None,
     text: options.Text = None,
     images: options.Images = None,
+    data: options.Data = None,
+    text_column: options.TextColumn = None,
+    label_column: options.LabelColumn = None,
+    split: options.Split = None,
     host: Annotated[
         str, "The address to listen on; any other than 127.0.0.1 lets other machines in."
     ] = "127.0.0.1",
@@ -25,14 +29,27 @@ def serve(
     """Type a text and see every head at once; silence heads and see what the model says without them.
 
     The page answers as you type or drop an image. Choose heads by hand, by rule or by ranking, see what
-    silencing them costs on the first texts or images of the corpus, and download the plan that manyheads
-    prune --plan takes. Ctrl-C stops the server.
+    silencing them costs on the first texts, images or labelled rows of the corpus, and download the plan that
+    manyheads prune --plan takes. Ctrl-C stops the server.
 
     [bold]Examples[/bold]
 
       manyheads serve --open
       manyheads serve out/language --text corpus.txt --port 0
+      manyheads serve my-classifier --data reviews.csv --label-column stars
     """
     with options.loading(model) as status:
         announce = partial(terminal.serving.print_address, loading=status, browser=open, as_json=json)
-        mh.serve(model, text=text, images=images, host=host, port=port, device=device, announce=announce)
+        mh.serve(
+            model,
+            text=text,
+            images=images,
+            data=data,
+            text_column=text_column,
+            label_column=label_column,
+            split=split,
+            host=host,
+            port=port,
+            device=device,
+            announce=announce,
+        )

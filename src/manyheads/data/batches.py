@@ -44,6 +44,11 @@ class Corpus:
     unknown: float | None = None
 
     @property
+    def reading(self) -> str:
+        """What is read as what, in a sentence; "" where there is nothing to say."""
+        return ""
+
+    @property
     def notes(self) -> list[str]:
         """Sentences that a reader of the results should know."""
         if not self.unknown:

@@ -144,6 +144,7 @@ def prune_to_folder(
                 )
         removed = Plan.of(model, small, fitted[0])
         document: dict[str, Any] = {"model": loaded.name, "corpus": corpus.what, "out": str(out)}
+        document |= {"notes": corpus.notes}
         document |= sizes(corpus)
         document |= {**card.as_json(), "original_heads": getattr(small, "original_heads", {})}
         if curve is not None:
