@@ -18,10 +18,7 @@ def evaluate(
             "model with a task head: a folder, a hub name, or package.module:factory."
         ),
     ],
-    data: options.Data = None,
-    text_column: options.TextColumn = None,
-    label_column: options.LabelColumn = None,
-    split: options.Split = None,
+    rows: options.Rows,
     max_length: options.MaxLength = None,
     limit: options.Limit = None,
     beams: Annotated[int | None, "Beam width for translation and speech: wider is slower and better."] = None,
@@ -41,10 +38,10 @@ def evaluate(
         progress("measure", 0, None)
         result = mh.evaluate(
             model,
-            data,
-            text=options.names(text_column),
-            label=label_column,
-            split=split,
+            rows.data,
+            text=options.names(rows.text_column),
+            label=rows.label_column,
+            split=rows.split,
             limit=limit,
             max_length=max_length,
             beams=beams,
@@ -52,5 +49,5 @@ def evaluate(
             device=device,
             progress=progress,
         )
-    terminal.training.print_evaluation(result, model, data, as_json=json)
+    terminal.training.print_evaluation(result, model, rows.data, as_json=json)
     return terminal.training.where_it_stopped(result)

@@ -53,25 +53,6 @@ Text = Annotated[
 ]
 Images = Annotated[str | None, "A folder of images.", "Corpus"]
 Tokens = Annotated[str | None, "Token ids in a NumPy file: (sequences, length) or (length,).", "Corpus"]
-Data = Annotated[
-    str | None,
-    "Rows with labels for a model with a task head: FILE.csv, .tsv, .jsonl or .parquet, a folder with a "
-    "folder for each class, or the name of a dataset. For a model that train wrote: data of its task; what "
-    "was held out by default.",
-    "Corpus",
-]
-TextColumn = Annotated[
-    str | None,
-    "The column of --data that the model reads, or two with a comma between; text, sentence1,sentence2, "
-    "tokens, question,context, image ... by default.",
-    "Corpus",
-]
-LabelColumn = Annotated[
-    str | None,
-    "The column of --data with the labels; label, ner_tags, answers, target ... by default.",
-    "Corpus",
-]
-Split = Annotated[str | None, "Which part of --data; validation, test or train by default.", "Corpus"]
 MaxLength = Annotated[
     int | None, "Cut longer sequences into pieces of this length; rows with labels, to this length.", "Corpus"
 ]
@@ -80,17 +61,38 @@ BatchTokens = Annotated[int, "The number of tokens in a batch, padding included.
 
 
 @dataclass(frozen=True)
-class Source:
+class Rows:
+    """Data with labels, and their columns."""
+
+    data: Annotated[
+        str | None,
+        "Rows with labels for a model with a task head: FILE.csv, .tsv, .jsonl or .parquet, a folder with a "
+        "folder for each class, or the name of a dataset. For a model that train wrote: data of its task; what "
+        "was held out by default.",
+        "Corpus",
+    ] = None
+    text_column: Annotated[
+        str | None,
+        "The column of --data that the model reads, or two with a comma between; text, sentence1,sentence2, "
+        "tokens, question,context, image ... by default.",
+        "Corpus",
+    ] = None
+    label_column: Annotated[
+        str | None, "The column of --data with labels; label, tags, answers, target ... by default.", "Corpus"
+    ] = None
+    split: Annotated[str | None, "Which part of --data; validation, test or train by default.", "Corpus"] = (
+        None
+    )
+
+
+@dataclass(frozen=True)
+class Source(Rows):
     """A model and the corpus it reads: a parameter of this type stands for all these options."""
 
     model: Model = None
     text: Text = None
     images: Images = None
     tokens: Tokens = None
-    data: Data = None
-    text_column: TextColumn = None
-    label_column: LabelColumn = None
-    split: Split = None
     max_length: MaxLength = None
     limit: Limit = None
     batch_tokens: BatchTokens = 4096
@@ -104,16 +106,8 @@ class Source:
             loaded = mh.open_model(self.model, head=True, device=self.device)
             files = self.text, self.images, self.tokens
             numbers = self.max_length, self.limit, self.batch_tokens
-            corpus = data.corpus.choose(
-                loaded,
-                *files,
-                *numbers,
-                self.data,
-                labels=labels,
-                text_column=self.text_column,
-                label_column=self.label_column,
-                split=self.split,
-            )
+            columns = {name: getattr(self, name) for name in ("text_column", "label_column", "split")}
+            corpus = data.corpus.choose(loaded, *files, *numbers, self.data, labels=labels, **columns)
         if corpus.reading:
             errors = Console(stderr=True, quiet=rank() > 0)
             errors.print(corpus.reading, soft_wrap=True, markup=False, highlight=False)

@@ -11,13 +11,10 @@ from manyheads.view import terminal
 
 
 def serve(
+    rows: options.Rows,
     model: options.Model = None,
     text: options.Text = None,
     images: options.Images = None,
-    data: options.Data = None,
-    text_column: options.TextColumn = None,
-    label_column: options.LabelColumn = None,
-    split: options.Split = None,
     host: Annotated[
         str, "The address to listen on; any other than 127.0.0.1 lets other machines in."
     ] = "127.0.0.1",
@@ -44,10 +41,7 @@ def serve(
             model,
             text=text,
             images=images,
-            data=data,
-            text_column=text_column,
-            label_column=label_column,
-            split=split,
+            **vars(rows),
             host=host,
             port=port,
             device=device,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
+from manyheads.common.run_batch import without_labels
 from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import causal, classification, fitting, masked, seq2seq
 from manyheads.heads.model_outputs import is_span, main_tensor, read
@@ -277,16 +278,25 @@ def span_items(
 ) -> list[Item]:
     """The likeliest parts of an input of token ids (tokens,) as answers, from where they start and end.
 
+    Answers are in the context: the last tokens of the input between two special ones.
+
     >>> start, end = torch.tensor([0.0, 9.0, 0.0]), torch.tensor([0.0, 0.0, 9.0])
     >>> span_items(start, end, torch.tensor([5, 6, 7]), None)[0]
     ['6 7', 0.999506]
     """
     both = start.float().softmax(-1).unsqueeze(1) * end.float().softmax(-1).unsqueeze(0)  # (starts, ends)
-    likely = torch.ones_like(both).triu().tril(LONGEST_ANSWER - 1) * both
+    special = set(getattr(tokenizer, "all_special_ids", None) or [])
+    ordinary = [i for i, number in enumerate(ids.tolist()) if number not in special]
+    first_of_context = next((i for i in reversed(ordinary) if i - 1 not in ordinary), 0)
+    inside = torch.zeros(len(start), dtype=torch.bool, device=start.device)
+    inside[[i for i in ordinary if i >= first_of_context]] = True
+    likely = torch.ones_like(both).triu().tril(LONGEST_ANSWER - 1) * both * (inside.unsqueeze(1) & inside)
     probabilities, chosen = likely.flatten().topk(min(top, likely.numel()))
     items: list[Item] = []
     for p, number in zip(probabilities.tolist(), chosen.tolist(), strict=True):
-        first, last = divmod(number, len(ids))
+        if p == 0:
+            break
+        first, last = divmod(number, len(start))
         part = ids[first : last + 1].tolist()
         text = tokenizer.decode(part) if tokenizer is not None else " ".join(map(str, part))
         items.append([shown(str(text).strip()), round(p, 6)])
@@ -310,7 +320,8 @@ def translated(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tenso
     >>> sorted(translated(T5ForConditionalGeneration(config).eval(), batch))
     ['decoder_input_ids', 'input_ids']
     """
-    encoder_inputs = {name: item for name, item in batch.items() if not name.startswith("decoder_")}
+    inputs = without_labels(batch)
+    encoder_inputs = {name: item for name, item in inputs.items() if not name.startswith("decoder_")}
     with torch.no_grad():
         return encoder_inputs | {"decoder_input_ids": _generated(model, batch).sequences[:, :-1]}
 

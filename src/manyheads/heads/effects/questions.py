@@ -74,7 +74,8 @@ def ask(
 ) -> tuple[Answer | None, Question | None]:
     """What a model says about an input of one sequence, and the question to ask again; None if neither.
 
-    A translation is written token by token, so it is not asked again.
+    A translation is written token by token, and classes of single tokens are many, so they are not asked
+    again.
 
     Examples
     --------
@@ -88,6 +89,9 @@ def ask(
     if kind == "translation":
         return answer(model, tokenizer, batch, kind=kind), None
     question = _question(kind, model, batch, tokenizer, neighbours)
+    if question is None and kind == "class":
+        classes = answer(model, tokenizer, batch, kind=kind)
+        return (classes if classes and classes["items"] else None), None
     if question is None:
         return None, None
     reply: Answer = {"kind": question.kind, "items": question.answer(_run(model, question.batch))}
