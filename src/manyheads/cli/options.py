@@ -67,8 +67,8 @@ class Rows:
     data: Annotated[
         str | None,
         "Rows with labels for a model with a task head: FILE.csv, .tsv, .jsonl or .parquet, a folder with a "
-        "folder for each class, or the name of a dataset. For a model that train wrote: data of its task; what "
-        "was held out by default.",
+        "folder for each class, or the name of a dataset. For a model that train wrote: data of its task; "
+        "what was held out by default.",
         "Corpus",
     ] = None
     text_column: Annotated[
