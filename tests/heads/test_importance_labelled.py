@@ -87,3 +87,25 @@ def test_heads_of_question_answering_are_measured_by_where_answers_are(tmp_path)
         changes.append(sum(each) / 2)
     assert table["importance"][1].item() == pytest.approx(sum(changes) / 2, rel=1e-3)
     assert mh.importance(model, plain, "fisher")["importance"].isfinite().all()
+
+
+def test_heads_of_a_regression_are_measured_by_how_far_its_amount_moves(tmp_path):
+    model = bert(hf.BertForSequenceClassification, num_labels=1)
+    batches = [dict(tokenizer()(text, return_tensors="pt")) for text in TEXTS[:3]]
+    exact, fisher = (mh.importance(model, batches, method) for method in ("leave-one-out", "fisher"))
+    assert set(exact["measure"]) == {"half the square of the change of the output"}
+    for number, row in enumerate(exact.rows):
+        changes, slopes = [], []
+        for batch in batches:
+            with torch.no_grad(), mh.silence(model, {row.site: [row.head]}):
+                without = model(**batch).logits.item()
+            gates = {site: torch.ones(3, requires_grad=True) for site in dict.fromkeys(exact["site"])}
+            with mh.gates(model, gates):
+                amount = model(**batch).logits.squeeze()
+                amount.backward()
+            changes.append((amount.item() - without) ** 2 / 2)
+            slopes.append(gates[row.site].grad[row.head].item() ** 2 / 2)
+        assert exact["importance"][number].item() == pytest.approx(sum(changes) / 3, rel=1e-3, abs=1e-7)
+        assert fisher["importance"][number].item() == pytest.approx(sum(slopes) / 3, rel=1e-3, abs=1e-7)
+    with pytest.raises(ValueError, match="loss 'labels' needs the batches of labelled"):
+        mh.importance(model, batches, "gradient")

@@ -190,7 +190,7 @@ def directions(output: Output, generator: torch.Generator, number: int = 1) -> I
 
     For logits: log p of tokens drawn from the model's own distribution p, the direction whose square has the
     Fisher information as its mean. For embeddings: a normal direction in the tangent space of the sphere. For
-    amounts: a normal direction.
+    amounts: random signs.
 
     >>> next(directions(Output(torch.tensor([[3.0, 0.0]]), None), torch.Generator().manual_seed(0)))
     tensor([[ 0.0000, -0.0978]])
@@ -199,7 +199,8 @@ def directions(output: Output, generator: torch.Generator, number: int = 1) -> I
     dtype = torch.promote_types(value.dtype, torch.float32)
     if output.amounts:
         for _ in range(number):
-            yield torch.randn(value.shape, generator=generator, dtype=dtype).to(value)
+            signs = torch.randint(2, value.shape, generator=generator) * 2 - 1
+            yield signs.to(value)
         return
     if output.real is None:
         length: Tensor = torch.linalg.vector_norm(value, dim=-1, keepdim=True, dtype=dtype)

@@ -141,3 +141,43 @@ def test_letters_are_joined_and_blanks_are_left_out(tmp_path):
     logits[0, len(letters) :, 0] = 9.0
     assert data.task.heard({"logits": logits}, batch)[0].replace(" ", "") == "aab"
     assert data.task.scores({"logits": logits}, batch)[0, 1] == 1  # one word
+
+
+def test_a_model_of_a_folder_reads_sounds_by_its_own_extractor(tmp_path):
+    wav2vec2(hf.Wav2Vec2ForSequenceClassification, id2label=NAMES).save_pretrained(tmp_path / "model")
+    extractor().save_pretrained(tmp_path / "model")
+    for number in range(3):
+        (tmp_path / f"{number}.wav").write_bytes(sound(number, 400))
+    path = write_csv(tmp_path / "t.csv", {"file": [f"{n}.wav" for n in range(3)], "label": [0, 1, 1]})
+    result = mh.evaluate(str(tmp_path / "model"), str(path))
+    assert (result.task, result.examples) == ("audio classification", 3)
+    assert set(result.intervals) == {"accuracy", "f1_macro", "loss"}
+
+
+def test_an_encoder_decoder_writes_what_it_hears(tmp_path):
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 7, "decoder_ffn_dim": 7}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "d_model": 8}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    lengths = {"max_source_positions": 25, "max_target_positions": 30, "num_mel_bins": 5}
+    config = hf.WhisperConfig(vocab_size=60, **lengths, **sizes, **heads, **ids)
+    config.begin_suppress_tokens = config.suppress_tokens = None
+    model = hf.WhisperForConditionalGeneration(config).eval()
+    model.generation_config = hf.GenerationConfig(**ids, max_length=30)
+    for number in range(2):
+        (tmp_path / f"{number}.wav").write_bytes(sound(number, 4000 + 500 * number))
+
+    class Both:
+        feature_extractor = hf.WhisperFeatureExtractor(
+            feature_size=5, sampling_rate=8000, chunk_length=1, n_fft=400
+        )
+
+    Both.tokenizer = tokenizer()
+    path = write_csv(tmp_path / "t.csv", {"audio": ["0.wav", "1.wav"], "text": ["ab c", "d ef"]})
+    data = mh.labelled(path, model, Both)
+    assert data.task.kind == "speech recognition"
+    assert len(data) == 1  # its extractor makes sounds equally long
+    batch = data.task.batch(data.examples)
+    with torch.no_grad():
+        alone = [model(**data.task.batch([example])).loss.item() for example in data.examples]
+        assert data.loss(run(model, batch), batch).tolist() == pytest.approx(alone, rel=1e-3)
+    assert {"word_error_rate", "perplexity"} <= set(data.evaluate(model).metrics)

@@ -136,3 +136,15 @@ def test_a_dataset_of_the_hub_by_its_name_and_config(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load)
     assert read_records("owner/name:small").what == "owner/name:small, validation"
     assert asked == [("owner/name", "small")]
+
+
+def test_a_limit_takes_rows_evenly(tmp_path):
+    import datasets
+
+    rows = [{"text": str(n)} for n in range(10)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    for name, where in (("t.jsonl", "line"), ("saved", "row")):
+        chosen = read_records(str(tmp_path / name), limit=3).rows
+        assert [row.values["text"] for row in chosen] == ["0", "3", "6"]
+        assert [row.where for row in chosen] == [f"{where} 1", f"{where} 4", f"{where} 7"]

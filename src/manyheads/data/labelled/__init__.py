@@ -177,7 +177,7 @@ def labelled(
     label: the column with the labels. Default: label, ner_tags, answers, target, transcription and the like.
         Classes are matched with ``model.config.id2label``, all by name or all by number.
     split: which part of a dataset, or of a file with a column ``split``.
-    limit: read at most this many rows.
+    limit: read at most this many rows, evenly over all.
     max_length: cut longer texts to this many tokens.
     batch_tokens: the most tokens of a batch, padding included.
 

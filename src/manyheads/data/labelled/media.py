@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,13 +109,19 @@ class Sounds(Task):
         example = Example({"file": file_of(row, self.reading)}, target, truth, 1, shown)
         length = len(self.samples(example))
         example.size = max(1, length // FRAME)
-        if not self.has_mask:
+        if not self.has_mask and not self.pads:  # only sounds of equal lengths can share a batch
             example.group = (length,)
         return example
 
     @property
+    def pads(self) -> bool:
+        """Whether the extractor makes all sounds equally long by itself, as Whisper's does."""
+        parameters = inspect.signature(self.reading.loaded.extractor()).parameters
+        return "padding" in parameters and parameters["padding"].default == "max_length"
+
+    @property
     def has_mask(self) -> bool:
-        """Whether the model sees which samples are padding; without, only equal lengths share a batch."""
+        """Whether the model sees which samples are padding."""
         return bool(getattr(self.reading.loaded.extractor(), "return_attention_mask", False))
 
     def features(self, examples: Sequence[Example]) -> dict[str, Any]:
@@ -122,8 +129,8 @@ class Sounds(Task):
         sounds = [self.samples(example).numpy() for example in examples]
         extract: Any = self.reading.loaded.extractor()
         options: dict[str, Any] = {"sampling_rate": self.rate(), "return_tensors": "pt"}
-        several = {"padding": True} if len({len(sound) for sound in sounds}) > 1 else {}
-        features = extract(sounds, **options, **several)
+        uneven = len({len(sound) for sound in sounds}) > 1
+        features = extract(sounds, **options, **({"padding": True} if uneven and not self.pads else {}))
         return {name: x for name, x in features.items() if name in self._arguments}
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manyheads.common.errors import describe_error, first_line
 from manyheads.common.json_files import in_one_sentence, parse_json, read_bytes
+from manyheads.data.examples import spread
 from manyheads.data.readers.text import read_text
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def read_records(data: str, split: str | None = None, limit: int | None = None) 
         that ``datasets`` saved; or the name of a dataset, ``owner/name`` or ``owner/name:config``.
     split: which part: of a dataset, or of a file with a column ``split``. Default: validation, test or train,
         the first that the dataset has; everything, of a file.
-    limit: the largest number of rows.
+    limit: the largest number of rows, evenly over all: rows are often sorted by label.
 
     Examples
     --------
@@ -85,12 +86,12 @@ def read_records(data: str, split: str | None = None, limit: int | None = None) 
         saved = any(
             (path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json", "state.json")
         )
-        table = _from_datasets(data, split, path) if saved else _class_folders(path)
+        table = _from_datasets(data, split, limit, path) if saved else _class_folders(path)
         split = None if saved else split
     elif path.exists() or path.suffix.lower() in _SUFFIXES:
         table = _read_file(path)
     elif _HUB.fullmatch(data):
-        table, split = _from_datasets(data, split), None
+        table, split = _from_datasets(data, split, limit), None
     else:
         raise ValueError(f"data: there is no {data}; expected {EXPECTED}")
     if split is not None:
@@ -99,7 +100,7 @@ def read_records(data: str, split: str | None = None, limit: int | None = None) 
         raise ValueError(
             f"data: {table.what} has no row; expected at least one under the names of its columns"
         )
-    table.rows = table.rows[:limit]
+    table.rows = [table.rows[i] for i in spread(len(table.rows), limit or 0)]
     return table
 
 
@@ -274,7 +275,7 @@ def _class_folders(path: Path) -> Records:
     return Records(str(path), ["file", "label"], rows, path)
 
 
-def _from_datasets(name: str, split: str | None, folder: Path | None = None) -> Records:
+def _from_datasets(name: str, split: str | None, limit: int | None, folder: Path | None = None) -> Records:
     """A dataset of the hub, or one that ``datasets`` saved in a folder."""
     try:
         import datasets
@@ -303,8 +304,9 @@ def _from_datasets(name: str, split: str | None, folder: Path | None = None) -> 
     names = {
         column: list(feature.names) for column, feature in read.features.items() if hasattr(feature, "names")
     }
-    undecoded = _undecoded(read)
-    rows = [Record(f"row {number}", dict(row)) for number, row in enumerate(undecoded, 1)]
+    undecoded = _undecoded(read.select(spread(len(read), limit or 0)))
+    numbers = [i + 1 for i in spread(len(read), limit or 0)]
+    rows = [Record(f"row {n}", dict(row)) for n, row in zip(numbers, undecoded, strict=True)]
     return _with_columns(Records(name, list(read.column_names), rows, None, names))
 
 
