@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from manyheads.common.run_batch import LabelledBatch
+from manyheads.common.labelled_batch import LabelledBatch
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:

@@ -13,11 +13,12 @@ from torch import distributed, nn
 from manyheads.common.devices import device_of
 from manyheads.common.errors import describe_error
 from manyheads.common.interrupts import Interrupted, interrupted
+from manyheads.common.labelled_batch import without_labels
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.processes import processes, rank
 from manyheads.common.progress import Progress, no_progress
-from manyheads.common.run_batch import run, without_labels
+from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.data.batches import Corpus
 from manyheads.heads.observer import shapes

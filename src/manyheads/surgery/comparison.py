@@ -17,9 +17,10 @@ from manyheads.capture.mask_reading import update_site, visible
 from manyheads.capture.site import Site
 from manyheads.common.devices import device_of
 from manyheads.common.json_numbers import plain
+from manyheads.common.labelled_batch import without_labels
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
-from manyheads.common.run_batch import run, without_labels
+from manyheads.common.run_batch import run
 from manyheads.common.types import Batch, Json
 from manyheads.heads.observer import moved, tensors
 from manyheads.heads.unverified_sites import Doubts, doubts_of

@@ -19,11 +19,11 @@ from torch import nn
 from manyheads.capture.site import Unverified
 from manyheads.common.interrupts import Interrupted, interrupted, interruptible, stop_if_interrupted
 from manyheads.common.json_numbers import plain
+from manyheads.common.labelled_batch import LabelledBatch, without_labels
 from manyheads.common.locks import locked
 from manyheads.common.out_folder import check_free
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.registry import registered
-from manyheads.common.run_batch import LabelledBatch, without_labels
 from manyheads.common.types import Batch
 from manyheads.common.whole_files import tidy, whole_folder, write_whole
 from manyheads.data.batches import Corpus

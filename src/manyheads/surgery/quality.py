@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.capture.site import Site
-from manyheads.common.run_batch import LabelledBatch, run, without_labels
+from manyheads.common.labelled_batch import LabelledBatch, without_labels
+from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import causal, fitting, units
 from manyheads.heads.model_outputs import Output, difference, main_tensor, read

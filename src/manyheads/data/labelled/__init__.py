@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from manyheads.common.devices import device_of
 from manyheads.common.interrupts import interrupted
 from manyheads.common.intervals import Interval
+from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
-from manyheads.common.run_batch import LabelledBatch, run
+from manyheads.common.run_batch import run
 from manyheads.data.batches import BATCH_TOKENS, Corpus, bucketed, groups, unknown_share
 from manyheads.data.labelled.answers import QuestionAnswers
 from manyheads.data.labelled.columns import choose_columns

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.intervals import Interval, interval
-from manyheads.common.run_batch import LabelledBatch
+from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.data.labelled import metrics as measured
 from manyheads.data.labelled.columns import Customs
 from manyheads.data.labelled.losses import span_cross_entropy

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.intervals import Interval
-from manyheads.common.run_batch import LabelledBatch, without_labels
+from manyheads.common.labelled_batch import LabelledBatch, without_labels
 from manyheads.data.batches import padded
 from manyheads.data.labelled import metrics as measured
 from manyheads.data.labelled.columns import Customs

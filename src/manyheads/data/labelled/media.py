@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.common.decompression import open_image
 from manyheads.common.intervals import Interval, interval
-from manyheads.common.run_batch import LabelledBatch
+from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.data.batches import padded
 from manyheads.data.labelled import metrics as measured
 from manyheads.data.labelled.columns import Customs

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.intervals import Interval
-from manyheads.common.run_batch import LabelledBatch
+from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.data.batches import padded
 from manyheads.data.labelled.class_labels import Cell
 from manyheads.data.labelled.columns import Columns, Customs

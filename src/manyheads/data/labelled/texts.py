@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.intervals import Interval, interval
-from manyheads.common.run_batch import LabelledBatch
+from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.data.batches import padded
 from manyheads.data.labelled import metrics as measured
 from manyheads.data.labelled.class_labels import Cell, list_of, match_classes, number_of

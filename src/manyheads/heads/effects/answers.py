@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
-from manyheads.common.run_batch import without_labels
+from manyheads.common.labelled_batch import without_labels
 from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import causal, classification, fitting, masked, seq2seq
 from manyheads.heads.model_outputs import is_span, main_tensor, read

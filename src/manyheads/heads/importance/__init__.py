@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from manyheads.capture.site import Unverified
+from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.common.lazy_names import submodules
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.registry import registered
-from manyheads.common.run_batch import LabelledBatch
 from manyheads.common.types import Batch
 from manyheads.data.labelled import Labelled
 from manyheads.heads.importance.baselines import confidence, output_norm, random

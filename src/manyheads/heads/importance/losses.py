@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.capture.site import Site
-from manyheads.common.run_batch import LabelledBatch
+from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.common.types import Batch
 from manyheads.data.labelled.losses import IGNORED, token_cross_entropy
 from manyheads.heads.model_outputs import is_span, main_tensor, read

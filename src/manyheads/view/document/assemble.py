@@ -16,9 +16,9 @@ from torch import nn
 from manyheads.common.devices import device_of
 from manyheads.common.interrupts import Interrupted, interruptible, stop_if_interrupted
 from manyheads.common.json_numbers import plain
+from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
-from manyheads.common.run_batch import LabelledBatch
 from manyheads.common.version import __version__
 from manyheads.heads.diversity import diversity
 from manyheads.heads.importance import importance

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.labelled_batch import LabelledBatch, without_labels
 from manyheads.common.nested_tensors import tensors_in
-from manyheads.common.run_batch import LabelledBatch, without_labels
 from manyheads.common.types import Batch
 from manyheads.data.batches import Corpus
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from manyheads.common.json_numbers import plain
-from manyheads.common.run_batch import LabelledBatch
+from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.common.types import Batch
 from manyheads.heads.effects.ablated import (
     Observation,
