@@ -16,6 +16,7 @@ def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     logits: (batch, tokens, classes).
     labels: (batch, tokens); -100 for what is not labelled.
 
+    >>> import torch
     >>> token_cross_entropy(torch.zeros(2, 3, 7), torch.tensor([[-100, 4, 1], [-100, -100, -100]]))
     tensor([1.9459, 0.0000])
     """
@@ -26,6 +27,7 @@ def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
     """The mean square of the errors of each sequence, (batch,).
 
+    >>> import torch
     >>> squared_error(torch.tensor([[1.0], [4.0]]), torch.tensor([3.0, 4.0]))
     tensor([4., 0.])
     """
@@ -35,6 +37,7 @@ def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
 def several_classes(logits: Tensor, labels: Tensor) -> Tensor:
     """The mean binary cross-entropy over the classes of each sequence, (batch,); several may be right.
 
+    >>> import torch
     >>> several_classes(torch.zeros(2, 3), torch.tensor([[1, 0, 1], [0, 0, 0]]))
     tensor([0.6931, 0.6931])
     """
@@ -49,6 +52,7 @@ def span_cross_entropy(start: Tensor, end: Tensor, starts: Tensor, ends: Tensor)
     start, end: logits (batch, tokens).
     starts, ends: positions (batch,).
 
+    >>> import torch
     >>> span_cross_entropy(torch.zeros(1, 7), torch.zeros(1, 7), torch.tensor([2]), torch.tensor([3]))
     tensor([1.9459])
     """
@@ -66,6 +70,7 @@ def connectionist(logits: Tensor, frames: Tensor, labels: Tensor, blank: int) ->
     labels: (batch, longest), -100 after the end of each.
     blank: the id that stands for no label.
 
+    >>> import torch
     >>> logits = torch.zeros(1, 3, 2)                                 # three frames, a and blank: 8 paths
     >>> connectionist(logits, torch.tensor([3]), torch.tensor([[0]]), blank=1).exp()   # 6 of them say "a"
     tensor([1.3333])

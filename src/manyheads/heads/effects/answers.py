@@ -281,8 +281,9 @@ def span_items(
     Answers are in the context: the last tokens of the input between two special ones.
 
     >>> start, end = torch.tensor([0.0, 9.0, 0.0]), torch.tensor([0.0, 0.0, 9.0])
-    >>> span_items(start, end, torch.tensor([5, 6, 7]), None)[0]
-    ['6 7', 0.999506]
+    >>> text, p = span_items(start, end, torch.tensor([5, 6, 7]), None)[0]
+    >>> text, round(p, 3)
+    ('6 7', 1.0)
     """
     both = start.float().softmax(-1).unsqueeze(1) * end.float().softmax(-1).unsqueeze(0)  # (starts, ends)
     special = set(getattr(tokenizer, "all_special_ids", None) or [])
