@@ -96,27 +96,6 @@ def test_twins_dead_heads_gradients_and_losses():
     assert "not a number any more" in alarm.message
 
 
-def test_attention_that_sharpens_while_the_loss_does_not_fall():
-    entropies = [0.6, 0.57, 0.54, 0.51, 0.48]
-    stale = [2.0, 1.9, 1.91, 1.92, 1.91]
-    steps = range(100, 600, 100)
-
-    def looks(losses, entropies):
-        each = zip(steps, losses, entropies, strict=True)
-        return [look(step, loss, entropy_normalised=entropy) for step, loss, entropy in each]
-
-    *before, last = judged(looks(stale, entropies))
-    assert not flat(before)
-    (alarm,) = last
-    assert (alarm.layer, alarm.head, alarm.metric) == (-1, -1, "entropy_normalised")
-    assert alarm.message.startswith(
-        "all attention is getting sharper (mean entropy 48% of its largest, was 60% 4 looks ago) and the loss"
-    )
-    assert not flat(judged(looks([2.0, 1.9, 1.91, 1.89, 1.91], entropies)))  # a new lowest loss
-    assert not flat(judged(looks(stale, [0.6, 0.59, 0.58, 0.57, 0.56])))  # hardly sharper
-    assert not flat(judged(looks([math.nan] * 5, entropies)))  # no loss to judge by
-
-
 def test_layers_of_the_same_number_are_told_apart_by_their_site():
     rows = [
         Row(site, 0, head, head, head, "self") for site in ("encoder.0", "decoder.0") for head in range(4)

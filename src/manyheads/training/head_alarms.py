@@ -23,9 +23,6 @@ HIGH, LARGE, EXTREME, GROWS = 25.0, 60.0, 100.0, 1.5
 # A head's normalised entropy below COLLAPSED is a collapse if its logits are HIGH and half of its layer's
 # heads are above OPEN: a head that finds the one key it needs gets there with small logits.
 COLLAPSED, OPEN = 0.02, 0.2
-# Attention sharpens without learning when the model's mean entropy falls by this share within LOOKS looks,
-# and the last two saw no new lowest loss.
-SHARPENS = 0.12
 # Heads are twins from this linear CKA on; a layer of twins has more than this share of them.
 ALIKE, MOST = 0.98, 0.75
 # The gradient explodes when it is so many times its median of the last looks.
@@ -290,23 +287,6 @@ def _exploding_gradient(history: History) -> Iterator[Alarm]:
         yield Alarm(history.steps[-1], "", -1, -1, "gradient_norm", float(norms[-1]), None, message)
 
 
-def _sharpening(history: History) -> Iterator[Alarm]:
-    """The attention of all heads, sharper and sharper while the loss no longer falls."""
-    entropy = history["entropy_normalised"].nanmean(1).double()
-    falls = any(not look.loss[0] > history.lowest_loss[0] for look in history.looks[-2:])
-    if len(entropy) < LOOKS or falls:
-        return
-    steps = torch.tensor(history.steps, dtype=torch.float64)
-    first, fall = float(entropy[0]), -_slope(steps, entropy) * float(steps[-1] - steps[0])
-    if fall > SHARPENS * first:
-        message = (
-            f"all attention is getting sharper (mean entropy {float(entropy[-1]):.0%} of its largest, was "
-            f"{first:.0%} {LOOKS - 1} looks ago) and the loss does not fall; expect divergence; lower "
-            "the rate"
-        )
-        yield Alarm(history.steps[-1], "", -1, -1, "entropy_normalised", float(entropy[-1]), None, message)
-
-
 def _rising_loss(history: History) -> Iterator[Alarm]:
     """The loss, clearly above its lowest so far."""
     value, error = history.looks[-1].loss
@@ -319,7 +299,7 @@ def _rising_loss(history: History) -> Iterator[Alarm]:
 
 
 RULES: tuple[Callable[[History], Iterator[Alarm]], ...] = (
-    _large_logits, _collapsed_entropy, _twins, _dying, _exploding_gradient, _sharpening, _rising_loss,
+    _large_logits, _collapsed_entropy, _twins, _dying, _exploding_gradient, _rising_loss,
 )  # fmt: skip
 
 
