@@ -246,6 +246,7 @@ def _from_factory(name: str) -> Loaded:
         model,
         lambda: reader if reader is not None else _no_tokenizer(name),
         lambda: reader if reader is not None else _no_processor(name),
+        extractor=lambda: reader if reader is not None else _no_extractor(name),
     )
 
 

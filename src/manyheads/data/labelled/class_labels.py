@@ -81,7 +81,8 @@ def _misfit(
     named = [i for i, text in enumerate(plain) if text in by_name]
     numbered = [i for i, number in enumerate(numbers) if number in names]
     fits = named if len(named) >= len(numbered) else numbered
-    wrong = next(i for i in range(len(labels)) if i not in set(fits))
+    fitting = set(fits)
+    wrong = next(i for i in range(len(labels)) if i not in fitting)
     expected = f"one of {_list(names.values())}, or a number from 0 to {max(names)}"
     if _generic(names):
         expected = f"a number from 0 to {max(names)}: the model has no names for its classes"
