@@ -2,8 +2,8 @@ import type { live as english } from "./en-live";
 
 export const live: typeof english = {
   opening: "正在打开模型……",
-  lead: "输入文字，每个头关注什么立即可见。点击某个头即可屏蔽它，看看没有它模型会怎么回答。",
-  leadPicture: "拖入一张图片，每个头关注什么立即可见。点击某个头即可屏蔽它，看看没有它模型会怎么回答。",
+  lead: "输入文字，每个头关注什么立即可见。点击某个头即可消融它，看看没有它模型会怎么回答。",
+  leadPicture: "拖入一张图片，每个头关注什么立即可见。点击某个头即可消融它，看看没有它模型会怎么回答。",
   text: "文本",
   hint: "请输入文字……",
   hintMask: (mask) => `请输入文字；在 ${mask} 处由模型填空。`,
@@ -29,13 +29,13 @@ export const live: typeof english = {
   },
 
   maps: "头",
-  mapsNote: "每个头一幅图：行是查询，列是键。点击（或按空格键）屏蔽一个头，再点一次恢复；回车键打开该头。",
-  mapsNoteSilenced: "这些图来自屏蔽之后的模型：后面各层看到的内容已经改变。",
+  mapsNote: "每个头一幅图：行是查询，列是键。点击（或按空格键）消融一个头，再点一次恢复；回车键打开该头。",
+  mapsNoteSilenced: "这些图来自消融之后的模型：后面各层看到的内容已经改变。",
   show: "显示",
   asMaps: "注意力图",
   asNumbers: "某项指标",
-  silencedHead: "已屏蔽",
-  notSilenced: "未经验证的头不能在此屏蔽。",
+  silencedHead: "已消融",
+  notSilenced: "未经验证的头不能在此消融。",
   looks: (head) => `头 ${head} 关注什么（所有词元合计）`,
   looksFrom: (head, token) => `头 ${head} 从“${token}”出发关注什么`,
   looksPicture: "图像中的一个图块看向哪里，在一个头和每个头中：",
@@ -53,8 +53,8 @@ export const live: typeof english = {
   },
   nothing: "此模型没有可供人阅读的输出：请看下面的质量变化。",
   before: "全部头",
-  after: (count) => `屏蔽 ${count} 个头`,
-  afterNone: "屏蔽几个头来比较",
+  after: (count) => `消融 ${count} 个头`,
+  afterNone: "消融几个头来比较",
   same: "与之前相同。",
   change: {
     cosine: (value) => `嵌入向量的偏转：1 − 余弦 = ${value}。`,
@@ -63,7 +63,7 @@ export const live: typeof english = {
     kl_sequence: (value) => `类别的概率分布变化 ${value} 奈特。`,
   },
 
-  silenced: "屏蔽的头",
+  silenced: "消融的头",
   kept: (kept, all) => `${all} 个头中有 ${kept} 个在工作`,
   byRule: "按规则",
   rules: { sinks: "注意力汇", twins: "冗余的孪生头" },
@@ -80,7 +80,7 @@ export const live: typeof english = {
     random: "随机（对照）",
   },
   least: (percent) => `最不重要的 ${percent}%`,
-  found: (count) => `已屏蔽 ${count} 个头`,
+  found: (count) => `已消融 ${count} 个头`,
   clear: "全部恢复",
 
   quality: "在一小段文本上的质量",
@@ -104,7 +104,7 @@ export const live: typeof english = {
   random: "随机",
 
   plan: "下载剪枝方案",
-  planNote: "用下面的命令永久剪除这些头、重新拟合其余部分，并保存更小的模型：",
+  planNote: "用下面的命令永久剪掉这些头、重新拟合其余部分，并保存更小的模型：",
   planDone: "plan.json 已保存。",
   copy: "复制",
   copied: "已复制",
