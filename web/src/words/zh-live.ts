@@ -48,6 +48,7 @@ export const live: typeof english = {
     mask: "填空",
     neighbours: "最相近的句子",
     class: "类别",
+    answer: "答案",
     translation: "译文",
   },
   nothing: "此模型没有可供人阅读的输出：请看下面的质量变化。",
@@ -58,6 +59,7 @@ export const live: typeof english = {
   change: {
     cosine: (value) => `嵌入向量的偏转：1 − 余弦 = ${value}。`,
     kl: (value) => `概率分布平均每个词元变化 ${value} 奈特。`,
+    square: (value) => `输出发生变化：变化平方的一半为 ${value}。`,
     kl_sequence: (value) => `类别的概率分布变化 ${value} 奈特。`,
   },
 
@@ -88,6 +90,10 @@ export const live: typeof english = {
     perplexity: "困惑度（越低越好）",
     agreement: "保持不变的预测所占比例",
     accuracy: "准确率",
+    "exact match": "完全匹配率",
+    "word error rate": "词错误率（越低越好）",
+    "squared error": "均方误差（越低越好）",
+    "squared change": "输出变化的均方值（越低越好）",
   },
   allHeads: (value) => `全部头：${value}`,
   measuredOn: (sequences, corpus) => `${corpus}中的 ${sequences} 个序列`,

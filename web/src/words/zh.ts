@@ -193,6 +193,7 @@ export const zh: Words = {
   distanceWord: "距离",
   silencedTitle: "没有这个头时",
   silencedNote: "消融该头后，模型在此示例上的回答。",
+  right: (label) => `标签：${label}。`,
   change: (change, place, all) => `输出变化 ${change}：在 ${all} 个头中排第 ${place}。`,
   noChange: "无变化",
   mostChange: "所有头中的最大变化",
