@@ -166,7 +166,7 @@ def _module_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     module has.
     """
     kind = type(module)
-    plain = not hasattr(kind, "__deepcopy__") and all(
+    plain = not hasattr(module, "__deepcopy__") and all(  # asked of the module: scripted ones have one each
         getattr(kind, name) is getattr(nn.Module, name) for name in _COPYING
     )
     if id(module) in memo or not plain:
