@@ -16,6 +16,9 @@ from manyheads import tasks as tasks
 from manyheads import view as view
 from manyheads.common.lazy_names import attributes, submodules
 from manyheads.common.version import __version__ as __version__
+from manyheads.models import transformers_import as _transformers_import
+
+_transformers_import.register()  # so that from_pretrained loads cut models
 
 if TYPE_CHECKING:
     from manyheads import heads as heads

@@ -177,6 +177,7 @@ def load(dir: str | PathLike[str], factory: Callable[[], nn.Module] | None = Non
         setattr(model, ATTRIBUTE, changes)
     if description["original_heads"]:
         setattr(model, "original_heads", description["original_heads"])  # noqa: B010
+    transformers_config.note_in_config(model)
     return model.eval()
 
 
@@ -276,7 +277,7 @@ def _fill(model: nn.Module, folder: Path, description: _Description) -> None:
             )
         if held[name].is_floating_point() != tensor.is_floating_point():
             raise ValueError(f"{folder}: {name} is {tensor.dtype}, but {held[name].dtype} is needed")
-    filled = {id(held[name]) for name in persistent}
+    filled = {id(held[name]) for name in persistent | others}
     lost = [name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) not in filled]
     if lost:
         raise ValueError(f"{folder}: its weights lack {len(lost)} tensors, {lost[0]} among them")
