@@ -19,6 +19,7 @@ from manyheads.common.version import __version__
 from manyheads.common.whole_files import whole_folder, write_whole
 from manyheads.models import config, native, transformers_config
 from manyheads.models.changes import ATTRIBUTE, Changes, changes_of, reshape, set_tensor
+from manyheads.models.model_card import write_card
 from manyheads.models.size_limits import no_larger_than, shapes
 from manyheads.nn.orthogonal_rows import plain
 
@@ -27,11 +28,18 @@ _PLAN, _WEIGHTS, _BUFFERS = "heads.json", "model.safetensors", "buffers.safetens
 _NAMELESS = 2**24  # numbers of a tensor that was cut and is in the file by another name, if at all
 
 
-def save(model: nn.Module, dir: str | PathLike[str], tokenizer: object = None) -> None:
+def save(
+    model: nn.Module,
+    dir: str | PathLike[str],
+    tokenizer: object = None,
+    *,
+    card: bool | Mapping[str, Any] = False,
+) -> None:
     """Write a model, cut or not, to a folder: weights as safetensors, its config, and ``heads.json``.
 
-    The folder appears complete or not at all. If every layer has the same number of heads, and the config of
-    the class can express it, plain ``from_pretrained`` loads it, too ("plain" in ``heads.json``).
+    The folder appears complete or not at all. After ``import manyheads``, ``from_pretrained`` of transformers
+    loads it, too; and without it, if the config of the class can express the new numbers of heads, as most
+    can where every layer has the same ("plain" in ``heads.json``).
 
     Parameters
     ----------
@@ -39,10 +47,14 @@ def save(model: nn.Module, dir: str | PathLike[str], tokenizer: object = None) -
     dir: a folder that does not exist yet, or is empty.
     tokenizer: written beside the model; anything with ``save_pretrained``. Default: ``model.tokenizer``, if
         there is one.
+    card: also write a model card, README.md: what was cut, and how to load it; with the measurements of
+        `compare` (``Card.as_json()``) also the quality before and after.
 
     See Also
     --------
     load : read the folder back.
+    push : upload it to the hub.
+    export : other formats.
     prune : remove heads, and what to save afterwards.
     open_model : open the folder with its tokenizer.
 
@@ -66,14 +78,21 @@ def save(model: nn.Module, dir: str | PathLike[str], tokenizer: object = None) -
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     folder = Path(dir)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"dir: {folder} exists already; choose another folder, or remove it first")
+    check_free(folder, "dir")
     with whole_folder(folder) as unfinished:
         _write(
             plain(model),
             unfinished,
             tokenizer if tokenizer is not None else getattr(model, "tokenizer", None),
         )
+        if card is not False:  # it may be edited: heads.json does not have its hash
+            write_card(unfinished, folder.name, {} if card is True else card)
+
+
+def check_free(folder: Path, name: str = "out") -> None:
+    """Raise a ValueError, which begins with ``name``, unless a folder can be written there."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{name}: {folder} exists already; choose another folder, or remove it first")
 
 
 def _write(model: nn.Module, folder: Path, tokenizer: object) -> None:

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 @register_quantization_config(METHOD)
-class HeadsConfig(QuantizationConfigMixin):  # type: ignore[no-untyped-call]
+class HeadsConfig(QuantizationConfigMixin):
     """The record of changed heads, as transformers passes it on; it checks what the file says."""
 
     def __init__(self, **record: Any) -> None:
-        self.quant_method = METHOD
+        self.quant_method = METHOD  # type: ignore[assignment]
         self.record: HeadsRecord = record  # type: ignore[assignment]
         version = record.get("version")
         if type(version) is int and version > VERSION:
@@ -52,7 +52,7 @@ class HeadsQuantizer(HfQuantizer):
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **options: Any) -> PreTrainedModel:
-        record: HeadsRecord = self.quantization_config.record
+        record: HeadsRecord = self.quantization_config.record  # type: ignore[attr-defined]
         with in_one_sentence(f"config.json: the changes of its heads do not fit {type(model).__name__}"):
             changes, original_heads = _for_class(record, model)
             reshape(model, changes)

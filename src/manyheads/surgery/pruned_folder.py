@@ -27,7 +27,9 @@ from manyheads.common.whole_files import tidy, whole_folder, write_whole
 from manyheads.data.batches import Corpus, bucketed
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
+from manyheads.models.folder import check_free as check_free
 from manyheads.models.folder import save
+from manyheads.models.model_card import write_card
 from manyheads.models.open import Loaded, if_any
 from manyheads.surgery import pruning_curve
 from manyheads.surgery.comparison import Card, compare
@@ -103,12 +105,6 @@ class PrunedFolder:
     has_curve: bool
     unfinished: Path | None
     interrupted: bool
-
-
-def check_free(out: Path) -> None:
-    """Raise a ValueError unless a folder can be written there."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"out: {out} exists already; choose another folder, or remove it first")
 
 
 def prune_to_folder(
@@ -191,6 +187,7 @@ def prune_to_folder(
             save(small, folder, if_any(loaded.tokenizer))
             removed.save(folder / "plan.json")
             write_whole(folder / "card.json", json.dumps(document, indent=1))
+            write_card(folder, out.name)
             if curve is not None:
                 draw = registered("view.pruning_curve")  # drawing is a room above this one
                 draw(curve, folder / "curve.png", f"{loaded.name}, {corpus.what}")
