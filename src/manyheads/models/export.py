@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from manyheads.common.version import __version__
@@ -135,4 +136,7 @@ def _check_installed(to: Target) -> None:
 
 def _ready(model: nn.Module) -> nn.Module:
     """A copy to export: float32 on the CPU, in eval mode, without gradients."""
-    return copy.deepcopy(plain(model)).cpu().float().eval().requires_grad_(False)
+    ready = copy.deepcopy(plain(model)).cpu()
+    if {x.dtype for x in ready.parameters() if x.is_floating_point()} - {torch.float32}:
+        ready = ready.float()  # which transformers refuses where weights are quantized
+    return ready.eval().requires_grad_(False)

@@ -153,8 +153,6 @@ def _loading(name: str, kind: str, plain: bool) -> str:
     ways = [f"import manyheads as mh\n\nmodel = mh.open_model({quoted}, head=True).model"]
     if kind:
         load = f"from transformers import {kind}\n\nmodel = {kind}.from_pretrained({quoted})"
-        first = (
-            "" if plain else "import manyheads  # from_pretrained needs it here\n"
-        )
+        first = "" if plain else "import manyheads  # from_pretrained needs it here\n"
         ways.insert(0, first + load)
     return "\n\n".join(["## How to load it", *(f"```python\n{way}\n```" for way in ways)])

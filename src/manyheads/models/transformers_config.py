@@ -162,7 +162,8 @@ def _per_layer(config: PretrainedConfig, changes: Changes) -> PretrainedConfig |
 
 def _without_record(config: PretrainedConfig) -> PretrainedConfig:
     new = copy.deepcopy(config)
-    if (getattr(new, "quantization_config", None) or {}).get("quant_method") == METHOD:
+    noted = getattr(new, "quantization_config", None)
+    if isinstance(noted, dict) and noted.get("quant_method") == METHOD:
         del new.quantization_config
     return new
 
