@@ -33,6 +33,7 @@ from manyheads.cli.options import Source
 from manyheads.cli.prune import prune as run_prune
 from manyheads.common import whole_files
 from manyheads.surgery import recover
+from manyheads.surgery.prune_options import PruneOptions
 from manyheads.tasks.language import Language
 from manyheads.training.log import Log
 from manyheads.training.loop import train
@@ -76,7 +77,7 @@ def verbs(home: Path) -> list[Verb]:
     def pruning(out: Path) -> None:
         if not out.exists():
             source = Source(str(model), text=str(lines), batch_tokens=64)
-            run_prune(source, keep=0.5, recover=15, out=out, json=True)
+            run_prune(source, PruneOptions(keep=0.5, recover=15), out=out, json=True)
 
     trained = ("config.json", "model.safetensors", "metrics.json", "log.jsonl", "checkpoints/step-00000008/*")
     return [

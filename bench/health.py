@@ -71,7 +71,13 @@ EXPLAINED = f"""Losses are means of {MEAN} steps, in nats. The loss breaks at th
 {BREAK} above its lowest, to the end of the run, which knows nothing of the alarms. Looks every {EVERY} steps,
 since the runs are short. The first alarm is the first that announces divergence ({", ".join(DANGER)}).
 A run breaks through logits if the largest passed the clip before the loss had risen by half of a break; these
-were run again with `clip={CLIP:.0f}`, looked for every 10 steps."""
+were run again with `clip={CLIP:.0f}`, looked for every 10 steps.
+
+What bounds it: the three that were announced too late (44, 24 and 4 steps, the last not at all ahead) are
+post-norm models of two layers, whose loss breaks while their logits are still between 20 and 40, as healthy
+ones' may be. Tried: an alarm for attention whose mean entropy falls by 12% within five looks while the loss
+has no new lowest. Chosen on seeds 101 to 104 (19 of 19 announced, one false alarm in 20), it announced 17 of
+the reported 20 again, one of the three a look earlier, and gave one false alarm in 20: it was left out."""
 
 
 @cache

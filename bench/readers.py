@@ -18,7 +18,7 @@ from PIL import Image
 
 import manyheads as mh
 from manyheads import tasks
-from manyheads.cli.train import run as run_training
+from manyheads.cli.train import train as run_training
 from manyheads.data import corpus
 from manyheads.data.batches import Corpus
 from manyheads.data.readers.audio import encode_wav

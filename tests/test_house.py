@@ -49,6 +49,36 @@ def test_no_test_imports_another(path):
     assert not [name for name in names if re.match(r"tests\..*\btest_", name)]
 
 
+OURS = re.compile(r"(from|import) (manyheads\b|\.)")
+
+
+def inside_functions(source: str) -> set[str]:
+    """What the functions of a file import from the package."""
+    nodes = ast.walk(ast.parse(source))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    parts = (part for node in functions for part in ast.walk(node))
+    lines = {ast.unparse(part) for part in parts if isinstance(part, ast.Import | ast.ImportFrom)}
+    return {line for line in lines if OURS.match(line)}
+
+
+def test_no_function_imports_from_the_house():
+    """A cycle would hide there. What is heavy is reached by a lazy name (common/lazy_names.py)."""
+    files = sorted(SOURCE.rglob("*.py"))
+    assert not {str(path): lines for path in files if (lines := inside_functions(path.read_text("utf-8")))}
+
+
+def test_an_import_inside_a_function_is_seen():
+    source = """
+import manyheads
+class Verb:
+    def run(self):
+        import torch
+        if self:
+            from manyheads.nn import mask
+"""
+    assert inside_functions(source) == {"from manyheads.nn import mask"}
+
+
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 # `heads/watch.py: watch, Watch.table`: a file, from src/manyheads or the root, and names defined in it.
 REFERENCE = re.compile(r"`([\w./-]+\.(?:py|ts|md|toml))(?:: ([\w., ]+))?`")
@@ -79,12 +109,20 @@ def defined(path: Path) -> set[str]:
 
 
 def imported(path: Path) -> set[Path]:
-    """The files of ours that a file imports, anywhere in it, or names as ``package.module:attribute``."""
+    """The files of ours that a file imports, or names: ``package.module:attribute``, ``mh.heads.watch``."""
     text = path.read_text(encoding="utf-8")
     modules = set(re.findall(r'"(manyheads[\w.]+):\w+"', text))
-    for node in ast.walk(ast.parse(text)):
+    names = {"mh": "manyheads"}
+    nodes = list(ast.walk(ast.parse(text)))
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("manyheads"):
-            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            modules.add(node.module)
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            name, _, rest = ast.unparse(node).partition(".")
+            modules |= {f"{names[name]}.{rest}"} if name in names else set()
+    modules |= set(names.values())
     files = {ROOT / "src" / name.replace(".", "/") for name in modules}
     return {path.with_suffix(".py") for path in files} | {path / "__init__.py" for path in files}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -54,6 +57,38 @@ def test_processes_do_not_share_standard_input(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="several processes cannot share standard input"):
         options.Source(text="-").open()
+
+
+@dataclass(frozen=True)
+class Share:
+    keep: Annotated[float, "The share of heads that stays."] = 0.5
+    refit: Annotated[bool, "Fit what is left."] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep < 1:
+            raise ValueError(f"keep: got {self.keep}")
+
+
+shares: list[tuple[options.Source, Share, str]] = []
+
+
+def share(source: options.Source, how: Share, word: Annotated[str, "A word."] = "none") -> None:
+    """A verb with two dataclasses of options."""
+    shares.append((source, how, word))
+
+
+def test_a_dataclass_is_an_option_for_each_field() -> None:
+    app = typer.Typer()
+    app.command()(options.command(share))
+    runner = CliRunner()
+    assert runner.invoke(app, ["model", "--keep", "0.25", "--no-refit", "--word", "heads"]).exit_code == 0
+    assert shares == [(options.Source("model"), Share(0.25, refit=False), "heads")]
+    assert runner.invoke(app, []).exit_code == 0
+    assert shares[-1] == (options.Source(), Share(), "none")
+    assert "The share of heads that stays." in runner.invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    with pytest.raises(ValueError, match="keep: got 2"):
+        runner.invoke(app, ["--keep", "2"], catch_exceptions=False)
+    assert len(shares) == 2
 
 
 def test_names_of_a_list() -> None:

@@ -37,9 +37,32 @@ def test_every_public_name_resolves(name):
 
 def test_the_functions_of_tasks_resolve():
     names = lazy_imports(mh.tasks)
-    assert set(names.values()) == {"manyheads.tasks.trained"}
+    assert {"build", "train_task"} <= set(names)
     for name, module in names.items():
         assert getattr(mh.tasks, name) is getattr(import_module(module), name)
+
+
+# Packages whose modules are reached as their attributes, and load then.
+LAZY = [
+    "data",
+    "heads",
+    "heads.effects",
+    "heads.importance",
+    "surgery",
+    "training",
+    "view",
+    "view.live",
+    "view.terminal",
+]
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_type_checkers_see_modules_that_load_on_first_use(name):
+    package = import_module(f"manyheads.{name}")
+    modules = {key: home for key, home in lazy_imports(package).items() if home == package.__name__}
+    assert modules
+    for module in modules:
+        assert getattr(package, module) is import_module(f"manyheads.{name}.{module}")
 
 
 def test_a_name_that_is_not_there():
@@ -54,6 +77,10 @@ import manyheads as mh
 assert "torch" not in sys.modules, "import manyheads loads torch"
 assert sorted(mh.tasks.TASKS)[0] == "dna"
 assert "torch" not in sys.modules, "listing the tasks loads torch"
+from manyheads import data, training
+from manyheads.view import live, terminal
+assert "torch" not in sys.modules, "a package loads torch, not only its modules"
+data.corpus.choose, training.sweep.sweep, terminal.prune.print_pruned, mh.tasks.train_task, mh.view.study
 mh.surgery.cut, mh.heads.roles, mh.nn.attention, mh.mask.causal, mh.tasks.find("language")
 """
 

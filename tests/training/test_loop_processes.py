@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from manyheads.models.folder import load
 from manyheads.tasks.translation import Translation
 from manyheads.training.log import read
 from manyheads.training.loop import train
@@ -102,3 +103,43 @@ def test_two_processes_clip_alike_and_one_of_them_looks(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("agreed") == 2
+
+
+DYNAMIC = """
+import sys
+import torch
+import torch.distributed as dist
+
+import manyheads as mh
+
+text, out = sys.argv[1:]
+task = mh.tasks.find("language")(context=16, d_model=12, heads=4, layers=2)
+options = dict(steps=24, batch_tokens=160, evaluate_every=12, evaluate_examples=3, watch_every=0)
+result = mh.train(task, text, out=out, dynamic=True, final_heads=0.5, **options)
+acts = [None, None]
+dist.all_gather_object(acts, [str(act) for act in result.dynamic.acts])
+assert acts[0] == acts[1], acts
+assert any("cut" in act for act in acts[0]), acts
+weights = torch.cat([p.detach().flatten() for p in result.model.parameters()])
+both = [torch.empty_like(weights) for _ in range(2)]
+dist.all_gather(both, weights)
+assert torch.equal(*both)
+print("agreed", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_change_the_same_heads(tmp_path):
+    """What comes out is one ordinary smaller model, the same in both."""
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60)
+    (tmp_path / "dynamic.py").write_text(DYNAMIC)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launch, str(tmp_path / "dynamic.py"), str(tmp_path / "text.txt"), str(tmp_path / "run")],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("agreed") == 2
+    assert sum(block.attention.heads for block in load(tmp_path / "run").blocks) == 4

@@ -12,7 +12,7 @@ from manyheads.view.progress_bar import progress_bar
 def drawn(*, terminal: bool = True, **options: object) -> str:
     file = StringIO()
     console = Console(file=file, force_terminal=terminal, width=120, color_system=None)
-    with progress_bar(console, **options) as progress:  # type: ignore[arg-type]
+    with progress_bar(console=console, **options) as progress:  # type: ignore[arg-type]
         progress("rank", 1, 4)
         progress("text", 500, 1000)
         progress("batches", 3, None)  # of a generator: nobody knows how many there are

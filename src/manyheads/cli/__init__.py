@@ -1,13 +1,13 @@
 """The ``manyheads`` command. Each verb is a file here: its options, one call into the library, its output.
 
-Modules that need torch are imported inside functions, so that ``--help`` answers at once.
+The library is loaded when a verb first uses a name of it (`mh.roles`, `mh.surgery.pruned_folder`,
+`terminal.prune`: see common/lazy_names.py), so that ``--help`` answers at once.
 """
-
-from __future__ import annotations
 
 import io
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,8 +24,8 @@ from manyheads.cli.prune import prune
 from manyheads.cli.roles import roles
 from manyheads.cli.serve import serve
 from manyheads.cli.study import study
-from manyheads.cli.sweep import sweep
-from manyheads.cli.train import train
+from manyheads.cli.sweep import OF_SWEEP, sweep
+from manyheads.cli.train import OF_RUN, task_verb, train
 from manyheads.common.errors import FailedChangeError
 from manyheads.common.interrupts import EXIT_CODE, leave_at_once
 
@@ -84,8 +84,8 @@ def _options(
 BATCH_TOKENS = {"importance": 1024, "diversity": 2048, "prune": 2048}
 for verb in (demo, diversity, evaluate, importance, inspect, predict, prune, roles, serve, study):
     app.command()(command(verb, BATCH_TOKENS.get(verb.__name__, 4096)))
-app.add_typer(train)
-app.add_typer(sweep)
+app.add_typer(task_verb(train, OF_RUN, Path("out")))
+app.add_typer(task_verb(sweep, OF_SWEEP, Path("out/sweep")))
 
 
 def main() -> None:

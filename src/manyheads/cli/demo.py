@@ -1,12 +1,11 @@
 """``manyheads demo``: one sentence through the embedded MiniLM, step by step."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
+import manyheads as mh
+from manyheads.cli.options import loading
 
 SENTENCE = "The animal did not cross the street because it was too tired."
 
@@ -22,16 +21,6 @@ def demo(
     a figure of all 72 attention maps. The attention is computed by this package and compared with MiniLM's.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
-    console, errors = Console(), Console(stderr=True)
-    with errors.status("Loading torch and the embedded MiniLM"):
-        from manyheads.heads.effects.bert_steps import sentence_steps
-        from manyheads.models.embedded import load
-        from manyheads.view.demo_text import print_steps
-        from manyheads.view.figures.attention_maps import draw
-
-        steps = sentence_steps(*load(), sentence)
-    print_steps(steps, console)
-    path = out / "heads.png"
-    with errors.status("Drawing all maps"):
-        draw([layer.seen for layer in steps.layers], steps.tokens, path, steps.text)
-    console.print(f"\nAll {sum(len(layer.seen) for layer in steps.layers)} maps: {path}", soft_wrap=True)
+    with loading("the embedded MiniLM"):
+        steps = mh.heads.effects.bert_steps.embedded_steps(sentence)
+    mh.view.demo_text.present_steps(steps, out / "heads.png")

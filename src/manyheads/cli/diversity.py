@@ -1,14 +1,14 @@
 """``manyheads diversity``: which heads are alike, printed and drawn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
+import manyheads as mh
 from manyheads.cli import options
 from manyheads.common.interrupts import UntilInterrupted, interrupted, interruptible
+from manyheads.common.out_folder import prepared
+from manyheads.view import terminal
+from manyheads.view.progress_bar import progress_bar
 
 
 def diversity(
@@ -28,27 +28,12 @@ def diversity(
     writes diversity.json and diversity.txt.
     """
     loaded, corpus = source.open()
-    from manyheads.common.out_folder import prepared
-    from manyheads.heads.diversity import MEASURES
-    from manyheads.heads.diversity import diversity as compare_heads
-    from manyheads.view.progress_bar import progress_bar
-    from manyheads.view.terminal.diversity import DiversityPresentation, warnings_as_notes
-    from manyheads.view.terminal.presentation import present
-
+    chosen = options.names(measures) or mh.heads.diversity.MEASURES
     batches = UntilInterrupted((batch for _, batch in corpus.batches()), len(corpus.plan()))
     with prepared(out), interruptible():
-        with progress_bar(Console(stderr=True)) as progress, warnings_as_notes() as notes:
+        with progress_bar() as progress, terminal.diversity.warnings_as_notes() as notes:
             progress("diversity", 0, len(batches))
-            table = compare_heads(
-                loaded.model,
-                batches,
-                measures=options.names(measures) or MEASURES,
-                rows=rows,
-                progress=progress,
-            )
-        read = f"{batches.read} of {len(batches)} batches"
-        if batches.read < len(batches):
-            notes.append(f"Stopped by Ctrl-C: these are the numbers of {read}.")
-        present(DiversityPresentation(table, loaded.name, corpus, notes, out), as_json=json)
-        stopped = interrupted()
-    return f"Stopped after {read}; their results are kept." if stopped else None
+            table = mh.diversity(loaded.model, batches, measures=chosen, rows=rows, progress=progress)
+        result = terminal.diversity.DiversityPresentation(table, loaded.name, corpus, batches, notes, out)
+        terminal.presentation.present(result, as_json=json)
+        return result.ending(interrupted())

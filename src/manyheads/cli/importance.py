@@ -1,16 +1,14 @@
 """``manyheads importance``: which heads matter, by several methods side by side."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
+import manyheads as mh
 from manyheads.cli import options
 from manyheads.common.interrupts import interruptible
-
-STATE = "leave-one-out.state.json"
+from manyheads.common.out_folder import prepared
+from manyheads.view import terminal
+from manyheads.view.progress_bar import progress_bar
 
 
 def importance(
@@ -38,34 +36,23 @@ def importance(
     nats a sequence for classifiers, and 1 - cosine of the mean hidden state for models without a head of
     their own.
     """
-    errors = Console(stderr=True)
-    with errors.status("Loading torch"):
-        from manyheads.common.out_folder import prepared
-        from manyheads.heads.importance.losses import named
-        from manyheads.heads.importance.method_comparison import check_methods, compare_methods
-        from manyheads.view.progress_bar import progress_bar
-        from manyheads.view.terminal.importance import ImportancePresentation, where_it_stopped
-        from manyheads.view.terminal.presentation import present
-
-        methods = check_methods([name for name in options.names(method) or () if name])
-        named(loss)
+    comparing = mh.heads.importance.method_comparison
+    methods = comparing.check_methods([name for name in options.names(method) or () if name], loss)
     loaded, corpus = source.open(labels=loss == "classification")
     with prepared(out), interruptible():
-        with progress_bar(errors) as progress:
-            comparison = compare_methods(
+        with progress_bar() as progress:
+            comparison = comparing.compare_methods(
                 loaded,
                 corpus,
                 methods,
                 loss,
                 gates=gates,
                 seed=seed,
-                state=out / STATE,
+                state=out / "leave-one-out.state.json",
                 unverified=unverified,
                 progress=progress,
             )
         if comparison.tables:
-            present(ImportancePresentation(comparison, loaded.name, corpus, out), as_json=json)
-    if comparison.error is not None:
-        saved = f"; what was computed before is in {out}" if comparison.tables else ""
-        raise ValueError(f"{comparison.error}{saved}") from comparison.error
-    return where_it_stopped(comparison) if comparison.stopped else None
+            result = terminal.importance.ImportancePresentation(comparison, loaded.name, corpus, out)
+            terminal.presentation.present(result, as_json=json)
+    return terminal.importance.ending(comparison, out)

@@ -1,14 +1,14 @@
 """``manyheads inspect``: what every head of a model does on a corpus."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
-from rich.console import Console
-
+import manyheads as mh
 from manyheads.cli import options
-from manyheads.common.interrupts import Interrupted, interrupted, interruptible
+from manyheads.common.interrupts import interrupted, interruptible
+from manyheads.common.out_folder import prepared
 from manyheads.common.processes import rank
+from manyheads.view import terminal
+from manyheads.view.progress_bar import progress_bar
 
 
 def inspect(
@@ -26,19 +26,11 @@ def inspect(
     (accelerate starts a single process when it is given `--cpu`).
     """
     loaded, corpus = source.open(head=False)
-    from manyheads.common.out_folder import prepared
-    from manyheads.heads.inspect import count_corpus
-    from manyheads.view.progress_bar import progress_bar
-    from manyheads.view.terminal.inspect import InspectPresentation
-    from manyheads.view.terminal.presentation import present
-
     with prepared(out), interruptible():
-        with progress_bar(Console(stderr=True), unit=corpus.unit, hidden=rank() > 0) as progress:
-            counted = count_corpus(loaded.model, corpus, progress)
-        if counted.stopped and (rank() > 0 or counted.table is None):
-            raise Interrupted
+        with progress_bar(unit=corpus.unit, hidden=rank() > 0) as progress:
+            counted = mh.heads.inspect.count_corpus(loaded.model, corpus, progress)
         if rank() > 0:
             return None
-        result = InspectPresentation(counted, loaded, corpus, out)
-        present(result, as_json=json)
+        result = terminal.inspect.InspectPresentation(counted, loaded, corpus, out)
+        terminal.presentation.present(result, as_json=json)
         return result.ending(interrupted())

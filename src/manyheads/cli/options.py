@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from importlib import import_module
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
+from rich.status import Status
 
+import manyheads as mh
+from manyheads import data
 from manyheads.common.interrupts import EXIT_CODE, Interrupted
 from manyheads.common.processes import processes, rank
 
@@ -26,7 +30,7 @@ SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
-
+Verb = Callable[..., str | None]  # returns what to say after Ctrl-C
 
 Model = Annotated[
     str | None,
@@ -73,14 +77,16 @@ class Source:
         """The model and its corpus; ``head`` and ``labels`` as for `open_model` and `corpus.choose`."""
         if self.text == "-" and processes() > 1:
             raise ValueError("text: several processes cannot share standard input; save the text to a file")
-        with Console(stderr=True).status(f"Loading {self.model or 'the embedded MiniLM'}"):
-            from manyheads.data.corpus import choose
-            from manyheads.models import open as models
-
-            loaded = models.open_model(self.model, head=head, device=self.device)
+        with loading(self.model):
+            loaded = mh.open_model(self.model, head=head, device=self.device)
             files = self.text, self.images, self.tokens
             numbers = self.max_length, self.limit, self.batch_tokens
-            return loaded, choose(loaded, *files, *numbers, self.data, labels=labels)
+            return loaded, data.corpus.choose(loaded, *files, *numbers, self.data, labels=labels)
+
+
+def loading(what: str | None) -> Status:
+    """What a person sees while this model, or the embedded one, or a package is loaded."""
+    return Console(stderr=True).status(f"Loading {what or 'the embedded MiniLM'}")
 
 
 def names(text: str | None) -> list[str] | None:
@@ -97,29 +103,31 @@ def option(name: str, default: object, hint: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def command(verb: Callable[..., str | None], batch_tokens: int = 4096) -> Callable[..., None]:
+def command(verb: Verb, batch_tokens: int = 4096) -> Callable[..., None]:
     """A verb as Typer takes it.
 
-    A text beside the type of a parameter is the help of its option. A parameter of the type `Source` becomes
-    the options of a source, with this default for its batches. A verb that Ctrl-C ended returns the sentence
-    that says what was kept, or raises `Interrupted` when there is nothing to keep; the exit code is then 130.
+    A text beside the type of a parameter is the help of its option. A parameter whose type is a dataclass,
+    such as `Source`, stands for an option for each field; ``batch_tokens`` is the default of that field. A
+    verb that Ctrl-C ended returns the sentence that says what was kept, or raises `Interrupted` when there is
+    nothing to keep; the exit code is then 130.
     """
-    hints, defaults = get_type_hints(Source, include_extras=True), Source(batch_tokens=batch_tokens)
-    of_source = [option(name, getattr(defaults, name), hint) for name, hint in hints.items()]
     parameters: list[Parameter] = []
-    sources: list[str] = []
+    groups: dict[str, Any] = {}
     for parameter in signature(verb, eval_str=True).parameters.values():
-        if parameter.annotation is Source:
-            sources.append(parameter.name)
-            parameters += of_source
+        if is_dataclass(parameter.annotation):
+            groups[parameter.name] = kind = parameter.annotation
+            defaults = {field.name: field.default for field in fields(kind)} | {"batch_tokens": batch_tokens}
+            hints = get_type_hints(kind, include_extras=True)
+            parameters += [option(name, defaults[name], hint) for name, hint in hints.items()]
         else:
             parameters.append(option(parameter.name, parameter.default, parameter.annotation))
 
     @wraps(verb)
     def run(**options: object) -> None:
-        for name in sources:
-            chosen: Any = {option: options.pop(option) for option in hints}
-            options[name] = Source(**chosen)
+        for name, kind in groups.items():
+            options[name] = kind(**{field.name: options.pop(field.name) for field in fields(kind)})
+        with loading("torch"):
+            import_module("manyheads.models.open")  # the slow part of what every verb loads
         try:
             stopped = verb(**options)
         except Interrupted:

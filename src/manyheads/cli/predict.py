@@ -1,15 +1,14 @@
 """``manyheads predict``: what a trained model makes of your input."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+import manyheads as mh
 from manyheads.cli import options
+from manyheads.view import terminal
 
 
 def predict(
@@ -46,21 +45,13 @@ def predict(
       manyheads predict out/speech recording.wav
       manyheads predict out/picturebook picture.png --language zh
     """
-    with Console(stderr=True).status(f"Loading {folder}"):
-        from manyheads.tasks import trained
-        from manyheads.view.terminal.training import print_predictions
-    settings: dict[str, object] = {"new_tokens": new_tokens, "temperature": temperature, "seed": seed}
-    settings |= {"beams": beams, "language": language}
-    passed = {name: value for name, value in settings.items() if value is not None}
-    if temperature == 0:
-        passed["temperature"] = None  # greedy
+    settings = {"new_tokens": new_tokens, "seed": seed, "beams": beams, "language": language}
+    passed: dict[str, object] = {name: value for name, value in settings.items() if value is not None}
+    if temperature is not None:
+        passed["temperature"] = temperature or None  # 0 is greedy
     texts = inputs or [line.rstrip("\n") for line in sys.stdin]
-    outputs = trained.predict(folder, texts, device=device, **passed)
-    print_predictions(texts, outputs, as_json=json)
+    outputs = mh.predict(folder, texts, device=device, **passed)
+    terminal.training.print_predictions(texts, outputs, as_json=json)
     if draw is not None:
-        from manyheads.tasks.dna import attention_panels
-        from manyheads.view.figures.along_sequence import draw as draw_along
-
-        title, panels = attention_panels(folder, texts, outputs, device)
-        draw_along(panels, draw, title)
-        Console(stderr=True).print(f"Where the heads look: {draw}", soft_wrap=True, highlight=False)
+        title, panels = mh.tasks.attention_panels(folder, texts, outputs, device)
+        terminal.training.draw_panels(title, panels, draw)

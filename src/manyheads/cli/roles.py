@@ -1,14 +1,14 @@
 """``manyheads roles``: which head does what, each claim with its evidence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
+import manyheads as mh
 from manyheads.cli import options
 from manyheads.common.interrupts import interrupted, interruptible
+from manyheads.common.out_folder import prepared
+from manyheads.view import terminal
+from manyheads.view.progress_bar import progress_bar
 
 
 def roles(
@@ -27,25 +27,20 @@ def roles(
     roles.csv and roles.txt.
     """
     loaded, corpus = source.open()
-    from manyheads.common.out_folder import prepared
-    from manyheads.heads.roles import roles as find_roles
-    from manyheads.view.progress_bar import progress_bar
-    from manyheads.view.terminal.presentation import present
-    from manyheads.view.terminal.roles import RolesPresentation
-
     reads_text = corpus.unit == "tokens" and (source.tokens is None or treebank is not None)
     tokenizer = loaded.tokenizer() if reads_text else None
+    batches = (batch for _, batch in corpus.batches())
     with prepared(out), interruptible():
-        with progress_bar(Console(stderr=True), "Reading") as progress:
-            table = find_roles(
+        with progress_bar("Reading") as progress:
+            table = mh.roles(
                 loaded.model,
-                (batch for _, batch in corpus.batches()),
+                batches,
                 treebank,
                 tokenizer=tokenizer,
                 only=options.names(only),
                 least=least,
                 progress=progress,
             )
-        present(RolesPresentation(table, loaded.name, corpus, out), as_json=json)
-        stopped = interrupted()
-    return "Stopped: the roles are judged on what was read until then." if stopped else None
+        result = terminal.roles.RolesPresentation(table, loaded.name, corpus, out)
+        terminal.presentation.present(result, as_json=json)
+        return "Stopped: the roles are judged on what was read until then." if interrupted() else None

@@ -1,16 +1,13 @@
 """``manyheads serve``: the live page of a model on this machine."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+import manyheads as mh
 from manyheads.cli import options
-
-PORT = 8610
+from manyheads.view import terminal
 
 
 def serve(
@@ -20,7 +17,7 @@ def serve(
     host: Annotated[
         str, "The address to listen on; any other than 127.0.0.1 lets other machines in."
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any free one.")] = PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any free one.")] = 8610,
     device: options.Device = None,
     open: Annotated[bool, "Open the page in your browser."] = False,
     json: options.Json = False,
@@ -36,9 +33,6 @@ def serve(
       manyheads serve --open
       manyheads serve out/language --text corpus.txt --port 0
     """
-    with Console(stderr=True).status(f"Loading {model or 'the embedded MiniLM'}") as loading:
-        from manyheads.view.serve import serve as serve_page
-        from manyheads.view.terminal.serving import print_address
-
-        announce = partial(print_address, loading=loading, browser=open, as_json=json)
-        serve_page(model, text=text, images=images, host=host, port=port, device=device, announce=announce)
+    with options.loading(model) as status:
+        announce = partial(terminal.serving.print_address, loading=status, browser=open, as_json=json)
+        mh.serve(model, text=text, images=images, host=host, port=port, device=device, announce=announce)

@@ -1,13 +1,11 @@
 """``manyheads study``: claims about multi-head attention, run, drawn and judged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
+import manyheads as mh
 from manyheads.cli import options
 from manyheads.common.interrupts import interruptible
 
@@ -35,9 +33,7 @@ def study(
       manyheads study several_heads --set heads=1,2,4,8 --seeds 5
       manyheads study --all --out site
     """
-    with Console(stderr=True).status("Loading torch"):
-        from manyheads.view import study as view
-
+    view = mh.view.study
     with interruptible():
         if all:
             return view.run_all(view.request(full, seeds, data, set), out, language, as_json=json)

@@ -1,16 +1,16 @@
 """``manyheads sweep TASK``: how many heads a task needs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+import manyheads as mh
+from manyheads.cli.train import OF_RUN, task_option
+from manyheads.view import terminal
+from manyheads.view.progress_bar import progress_bar
 
-from manyheads.cli.train import OF_RUN, task_option, task_verb
-
-LISTS = [
+OF_SWEEP = [
+    *(each for each in OF_RUN if each.name not in ("resume", "tracker")),
     task_option("heads", str, "Numbers of heads to try.", "1,2,4,8,16"),
     task_option("kv_heads", str, "Numbers of key and value heads to try; all by default."),
     task_option("d_key", str, "Widths of a head's queries and keys to try; d_model / heads by default."),
@@ -23,43 +23,26 @@ LISTS = [
 ]
 
 
-def run(
-    task: str, options: Mapping[str, object], *, out: Path | None = None, json: bool = False, **settings: Any
+def sweep(
+    task: str, options: Mapping[str, object], *, out: Path, json: bool = False, **settings: Any
 ) -> str | None:
-    """Sweep, and print what came of it."""
-    with Console(stderr=True).status("Loading torch"):
-        from manyheads.tasks.train import sweep_task
-        from manyheads.view.progress_bar import progress_bar
-        from manyheads.view.terminal.presentation import present
-        from manyheads.view.terminal.sweep import SweepPresentation, how_it_ended
-    with progress_bar(Console(stderr=True)) as progress:
-        show = [lambda report: progress("run", report.step, report.steps)]
-        out = out or Path("out/sweep") / task
-        result = sweep_task(task, options, out=out, callbacks=show, progress=progress, **settings)
-    present(SweepPresentation(result), as_json=json)
-    if result.ended == "finished" and result.comparison is None:
-        raise ValueError(result.answer)
-    return how_it_ended(result)
-
-
-sweep = task_verb(
-    "sweep",
-    run,
     """How many heads? Train a task with several numbers of heads and seeds, and compare them.
 
-Every run is a model in a folder of its own. The table has means with intervals, time, memory and cache; the
-answer says which settings are best, and which cannot be told apart.
+    Every run is a model in a folder of its own. The table has means with intervals, time, memory and cache;
+    the answer says which settings are best, and which cannot be told apart.
 
-Ctrl-C keeps a checkpoint, and the same command goes on from there, as it does after a crash. The same command
-in another terminal, or on another machine with the same folder, shares the work. Add heads or --seeds later:
-only what is missing is run.
+    Ctrl-C keeps a checkpoint, and the same command goes on from there, as it does after a crash. The same
+    command in another terminal, or on another machine with the same folder, shares the work. Add heads or
+    --seeds later: only what is missing is run.
 
-[bold]Examples[/bold]
+    [bold]Examples[/bold]
 
-  manyheads sweep language --heads 1,2,4,8 --seeds 3
-  manyheads sweep translation --data corpus/train --equal compute --d-key 8,16,32 --steps 2000
-  manyheads sweep series --heads 8 --kv-heads 1,2,4,8 --equal nothing
-""",
-    [each for each in OF_RUN if each.name not in ("resume", "tracker")] + LISTS,
-    Path("out/sweep"),
-)
+      manyheads sweep language --heads 1,2,4,8 --seeds 3
+      manyheads sweep translation --data corpus/train --equal compute --d-key 8,16,32 --steps 2000
+      manyheads sweep series --heads 8 --kv-heads 1,2,4,8 --equal nothing
+    """
+    with progress_bar() as progress:
+        show = [lambda report: progress("run", report.step, report.steps)]
+        result = mh.tasks.sweep_task(task, options, out=out, callbacks=show, progress=progress, **settings)
+    terminal.presentation.present(terminal.sweep.SweepPresentation(result), as_json=json)
+    return terminal.sweep.how_it_ended(result)

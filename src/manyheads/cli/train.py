@@ -1,30 +1,26 @@
 """``manyheads train TASK``: a command for every task; the options of a task are the fields of its class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args
 
 import typer
-from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-from manyheads.cli.options import SETTINGS, command, option
+import manyheads as mh
+from manyheads.cli.options import SETTINGS, Verb, command, loading, option
 from manyheads.common.processes import rank
 from manyheads.tasks import TASKS
+from manyheads.view import terminal
 
 
-def task_option(
-    name: str, hint: Any, help: str, default: object = None, panel: str | None = None
-) -> Parameter:
+def task_option(name: str, hint: Any, help: str, default: object = None, panel: str = "") -> Parameter:
     """An option that is None unless it is passed; its help says what holds then."""
     kind = next((part for part in get_args(hint) if part is not type(None)), hint)
     if default is not None and default is not False and default != "":
         help = f"{help} [dim]({default})[/dim]"
-    return option(name, None, Annotated[kind | None, help, panel])
+    return option(name, None, Annotated[kind | None, help, panel or None])
 
 
 OF_RUN = [
@@ -36,13 +32,41 @@ OF_RUN = [
 ]
 
 
-def task_verb(
-    name: str, run: Callable[..., str | None], help: str, of_run: Sequence[Parameter], out: Path = Path("out")
-) -> typer.Typer:
+def train(
+    task: str,
+    options: Mapping[str, object],
+    *,
+    out: Path,
+    tracker: str = "tensorboard",
+    json: bool = False,
+    **settings: Any,
+) -> str | None:
+    """Train a transformer on a task, on your data or on an embedded example of it.
+
+    The folder it writes is a model: evaluate, predict, inspect, prune and the others take it.
+
+    Ctrl-C keeps a checkpoint, and --resume continues from it, to the bit, as it does after a crash.
+    Several processes share the work with `torchrun --nproc-per-node 2 -m manyheads train TASK ...`.
+
+    [bold]Examples[/bold]
+
+      manyheads train language --data book.txt --heads 8
+      manyheads train translation --data corpus/train --source en --target de
+    """
+    with terminal.training.training_bar(mh.tasks.find(task).metric, hidden=json or rank() > 0) as show:
+        trackers = [] if tracker == "none" else [tracker]
+        result = mh.tasks.train_task(task, options, out=out, callbacks=[show], trackers=trackers, **settings)
+    files = settings.get("data"), settings.get("valid")
+    if rank() == 0:
+        terminal.training.print_training(result, *files, as_json=json)
+    return terminal.training.how_to_resume(result, task, *files)
+
+
+def task_verb(run: Verb, of_run: Sequence[Parameter], out: Path) -> typer.Typer:
     """A verb with a command for every task.
 
-    ``run`` gets the name of the task, the options of task and training that were passed, and those of
-    ``of_run`` by name; these replace options of the task. ``out`` has the folders of the tasks by default.
+    ``run`` gets the name of the task, the options of task and training that were passed, and by name those of
+    ``of_run``, which replace options of the task, and ``out``: by default, the folder of the task in ``out``.
     """
 
     class Tasks(TyperGroup):
@@ -56,40 +80,28 @@ def task_verb(
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             task, listed, rest = super().resolve_command(ctx, args)
-            folder = task_option("out", Path, "The folder for the results.", out / str(task))
-            return task, _of_task(task, run, [*of_run, folder], help) if task in TASKS else listed, rest
+            return task, _of_task(task, run, of_run, out) if task in TASKS else listed, rest
 
-    return typer.Typer(name=name, cls=Tasks, no_args_is_help=True, rich_markup_mode="rich", help=help)
+    return typer.Typer(name=run.__name__, cls=Tasks, no_args_is_help=True, help=run.__doc__, **SETTINGS)
 
 
-def _of_task(name: str, run: Callable[..., str | None], of_run: list[Parameter], help: str) -> TyperCommand:
+def _of_task(name: str, run: Verb, of_run: Sequence[Parameter], out: Path) -> TyperCommand:
     """The command of a task: the options of the run, those of the task, and those of training."""
-    from manyheads.tasks import find
-    from manyheads.tasks.architecture import Architecture
-    from manyheads.training.options import Options
-
-    task: Any = find(name)
-    of_model = {field.name for field in fields(Architecture)}
+    of_run = [*of_run, task_option("out", Path, "The folder for the results.", out / name)]
     taken = {each.name for each in of_run}
     taken |= {"seed"} if "seeds" in taken else set()
-    parameters = [*of_run]
-    sources: list[tuple[Any, dict[str, object]]] = [(task, {}), (Options, task.training)]
-    for kind, defaults in sources:
-        hints = get_type_hints(kind)
-        for field in (field for field in fields(kind) if field.name not in taken):
-            panel = "Training" if kind is Options else "Model" if field.name in of_model else "Task"
-            about, default = field.metadata["help"], defaults.get(field.name, field.default)
-            parameters.append(task_option(field.name, hints[field.name], about, default, panel))
+    with loading("torch"):
+        of_task = [task_option(*each) for each in mh.tasks.task_options(name) if each.name not in taken]
 
     def verb(**options: Any) -> str | None:
         chosen = {key: value for key, value in options.items() if value is not None}
         settings = {each.name: chosen.pop(each.name) for each in of_run if each.name in chosen}
-        return run(name, chosen, **settings)
+        return run(name, chosen, **{"out": out / name, **settings})
 
-    verb.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    about = cleandoc(task.__doc__ or "").split("Examples\n")[0].replace("`", "").strip()
+    verb.__signature__ = Signature([*of_run, *of_task])  # type: ignore[attr-defined]
+    about = cleandoc(mh.tasks.find(name).__doc__ or "").split("Examples\n")[0].replace("`", "").strip()
     paragraphs = [" ".join(part.split()) for part in about.split("\n\n")]
-    how = help.split("[bold]")[0].strip().rpartition("\n\n")[2]  # the last paragraph before the examples
+    how = cleandoc(run.__doc__ or "").split("[bold]")[0].strip().rpartition("\n\n")[2]  # before the examples
     return _command(name, command(verb), "\n\n".join([*paragraphs, how]))
 
 
@@ -98,48 +110,3 @@ def _command(name: str, function: Callable[..., None], help: str) -> TyperComman
     app.command(name, help=help)(function)
     built: TyperCommand = typer.main.get_command(app)  # type: ignore[assignment]
     return built
-
-
-def run(
-    task: str,
-    options: Mapping[str, object],
-    *,
-    out: Path | None = None,
-    tracker: str = "tensorboard",
-    json: bool = False,
-    **settings: Any,
-) -> str | None:
-    """Train, and print what came of it."""
-    with Console(stderr=True).status("Loading torch"):
-        from manyheads.tasks import find
-        from manyheads.tasks.train import train_task
-        from manyheads.view.terminal.training import HEADS, how_to_resume, print_training, training_bar
-    with training_bar(Console(stderr=True, quiet=json or rank() > 0), find(task).metric) as show:
-        trackers = [] if tracker == "none" else [tracker]
-        out = out or Path("out") / task
-        result = train_task(task, options, out=out, callbacks=[show], trackers=trackers, **settings)
-    files = settings.get("data"), settings.get("valid")
-    if rank() == 0:
-        if result.dynamic is not None:
-            result.dynamic.draw(result.out / HEADS)
-        print_training(result, *files, as_json=json)
-    return how_to_resume(result, task, *files) if result.ended == "interrupted" else None
-
-
-train = task_verb(
-    "train",
-    run,
-    """Train a transformer on a task, on your data or on an embedded example of it.
-
-The folder it writes is a model: evaluate, predict, inspect, prune and the others take it.
-
-Ctrl-C keeps a checkpoint, and --resume continues from it, to the bit, as it does after a crash.
-Several processes share the work with `torchrun --nproc-per-node 2 -m manyheads train TASK ...`.
-
-[bold]Examples[/bold]
-
-  manyheads train language --data book.txt --heads 8
-  manyheads train translation --data corpus/train --source en --target de
-""",
-    OF_RUN,
-)

@@ -29,6 +29,12 @@ def prepared(out: Path) -> Iterator[None]:
         yield
 
 
+def check_free(out: Path) -> None:
+    """Raise a ValueError unless a new folder can be written there."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"out: {out} exists already; choose another folder, or remove it first")
+
+
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
     try:

@@ -71,7 +71,11 @@ def count(
 
 
 def count_corpus(model: nn.Module, corpus: Corpus, progress: Progress = no_progress) -> Counted:
-    """Count a corpus; several processes share it, and each returns what all of them have counted."""
+    """Count a corpus; several processes share it, and each returns what all of them have counted.
+
+    After Ctrl-C, the first process returns what there is to keep; the others, or all if there is nothing,
+    raise `Interrupted`.
+    """
     share = rank(), processes()
     units = corpus.total(*share)
 
@@ -79,7 +83,10 @@ def count_corpus(model: nn.Module, corpus: Corpus, progress: Progress = no_progr
         progress(stage, done, units)
 
     report("watch", 0, None)
-    return together(count(model, corpus.batches(*share), corpus.groups, progress=report))
+    counted = together(count(model, corpus.batches(*share), corpus.groups, progress=report))
+    if counted.stopped and (rank() > 0 or counted.table is None):
+        raise Interrupted
+    return counted
 
 
 def _table(seen: Watch) -> HeadTable:

@@ -1,10 +1,13 @@
 """Changing heads: plan, cut, grow, refit, recover, prune."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
 from manyheads.common.lazy_names import submodules
 from manyheads.common.registry import register
 
-register("importance.elimination", "manyheads.surgery.elimination:elimination")
+if TYPE_CHECKING:
+    from manyheads.surgery import pruned_folder as pruned_folder
 
 __getattr__ = submodules(__name__)
+
+register("importance.elimination", "manyheads.surgery.elimination:elimination")

@@ -20,6 +20,7 @@ from manyheads.capture.site import Unverified
 from manyheads.common.interrupts import Interrupted, interrupted, interruptible, stop_if_interrupted
 from manyheads.common.json_numbers import plain
 from manyheads.common.locks import locked
+from manyheads.common.out_folder import check_free
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.registry import registered
 from manyheads.common.types import Batch
@@ -33,8 +34,9 @@ from manyheads.models.model_card import write_card
 from manyheads.models.open import Loaded, if_any
 from manyheads.surgery import pruning_curve
 from manyheads.surgery.comparison import Card, compare
-from manyheads.surgery.plan import Plan, Scope, with_roles
+from manyheads.surgery.plan import Plan, with_roles
 from manyheads.surgery.prune import prune
+from manyheads.surgery.prune_options import PruneOptions
 from manyheads.surgery.quality import without_labels
 from manyheads.surgery.recover import steps_done
 
@@ -42,48 +44,6 @@ HELD_OUT = 10  # every tenth sequence
 FEWEST = 20  # sequences
 
 Metric = Callable[[nn.Module], float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PruneOptions:
-    """How to prune.
-
-    keep: the share of heads that stays; or
-    plan: a plan.json to follow.
-    refit, recover, rounds, method, floor, unverified: as for `prune`.
-    uniform: remove the same number of heads from every layer.
-    protect: heads that stay, as text: see `protected_heads`.
-    metric: a function of the model that measures quality, ``package.module:function``.
-    curve: also measure quality against the share of heads, with the random control.
-    """
-
-    keep: float | None = None
-    plan: Path | None = None
-    refit: bool = True
-    recover: int = 0
-    rounds: int = 1
-    method: str = "elimination"
-    uniform: bool = False
-    floor: int = 1
-    protect: str = ""
-    metric: str | None = None
-    curve: bool = False
-    unverified: Unverified = "refuse"
-
-    def __post_init__(self) -> None:
-        if (self.keep is None) == (self.plan is None):
-            raise ValueError("keep: expected one of --keep and --plan")
-        if self.keep is not None and not 0 < self.keep < 1:
-            raise ValueError(
-                f"keep: got {self.keep}; expected the share of heads that stays, between 0 and 1"
-            )
-        if self.recover < 0:
-            raise ValueError(f"recover: got {self.recover}; expected a number of steps, 0 for none")
-
-    @property
-    def scope(self) -> Scope:
-        """As for `plan`."""
-        return "layer" if self.uniform else "global"
 
 
 @dataclass(frozen=True)
@@ -108,12 +68,19 @@ class PrunedFolder:
 
 
 def prune_to_folder(
-    loaded: Loaded, corpus: Corpus, out: Path, options: PruneOptions, progress: Progress = no_progress
+    loaded: Loaded,
+    corpus: Corpus,
+    out: Path,
+    options: PruneOptions,
+    *,
+    unverified: Unverified = "refuse",
+    progress: Progress = no_progress,
 ) -> PrunedFolder:
     """Prune a model on a corpus, compare it with the uncut one, and write it to a folder that `load` reads.
 
     The folder appears complete or not at all. The first Ctrl-C ends a recovery, or the measuring of the
     curve, and the model is written; before that, it raises `Interrupted` and nothing is written.
+    ``unverified`` is as for `prune`.
 
     Examples
     --------
@@ -158,7 +125,7 @@ def prune_to_folder(
             floor=options.floor,
             protect=protected,
             using=plan,
-            unverified=options.unverified,
+            unverified=unverified,
             state=state,
             progress=report,
         )
@@ -174,7 +141,7 @@ def prune_to_folder(
                     refit=options.refit,
                     scope=options.scope,
                     metric=metric,
-                    unverified=options.unverified,
+                    unverified=unverified,
                     progress=report,
                 )
         removed = Plan.of(model, small, fitted[0])

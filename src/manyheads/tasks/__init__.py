@@ -20,6 +20,10 @@ from manyheads.common.lazy_names import attributes
 from manyheads.common.registry import register
 
 if TYPE_CHECKING:
+    from manyheads.tasks.dna import attention_panels as attention_panels
+    from manyheads.tasks.train import sweep_task as sweep_task
+    from manyheads.tasks.train import task_options as task_options
+    from manyheads.tasks.train import train_task as train_task
     from manyheads.tasks.trained import build as build
     from manyheads.tasks.trained import held_out as held_out
     from manyheads.tasks.trained import load as load
@@ -28,12 +32,12 @@ if TYPE_CHECKING:
     from manyheads.tasks.trained import restore as restore
     from manyheads.training.task import Task
 else:  # these need torch, which listing the tasks does not
-    __getattr__ = attributes(
-        __name__,
-        dict.fromkeys(
-            ("build", "held_out", "load", "may_read", "read_data", "restore"), "manyheads.tasks.trained"
-        ),
-    )
+    _NAMES = {
+        "manyheads.tasks.dna": ("attention_panels",),
+        "manyheads.tasks.train": ("sweep_task", "task_options", "train_task"),
+        "manyheads.tasks.trained": ("build", "held_out", "load", "may_read", "read_data", "restore"),
+    }
+    __getattr__ = attributes(__name__, {name: home for home, names in _NAMES.items() for name in names})
 
 # How the folder of a trained model is opened, and which examples its training held out.
 register("tasks.restore", "manyheads.tasks.trained:restore")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
-from manyheads import tasks
+from manyheads import tasks, training
 from manyheads.common.json_files import in_one_sentence
+from manyheads.tasks.architecture import Architecture
 from manyheads.training.loop import Callback, Result, train
 from manyheads.training.options import Options
 from manyheads.training.run_folder import Run, read_config
@@ -48,15 +49,15 @@ def train_task(
     >>> result.step
     3
     """
-    described, training = split_options(name, options)
+    described, of_training = split_options(name, options)
     if resume and Run(out).config.exists():
         config = _recorded(out, name, {"data": data, "valid": valid})
         described, recorded = config["task"] | described, config["training"]
         data, valid = data or recorded["data"], valid or recorded["valid"]
-        training = split_options(name, recorded)[1] | training
+        of_training = split_options(name, recorded)[1] | of_training
     task = tasks.build(described)
     return train(
-        task, data, out=out, valid=valid, resume=resume, callbacks=callbacks, trackers=trackers, **training
+        task, data, out=out, valid=valid, resume=resume, callbacks=callbacks, trackers=trackers, **of_training
     )
 
 
@@ -68,13 +69,11 @@ def sweep_task(name: str, options: Mapping[str, object], **settings: Any) -> Swe
     name, options: as for `train_task`.
     settings: those of `sweep`; whole numbers are texts, such as ``"1,2,4"``.
     """
-    from manyheads.training.sweep import sweep  # needs Optuna
-
-    described, training = split_options(name, options)
+    described, of_training = split_options(name, options)
     lists = {
         option: _numbers(text, option) for option, text in settings.items() if option in (*VARIED, "seeds")
     }
-    return sweep(tasks.build(described), **(settings | lists), **training)
+    return training.sweep.sweep(tasks.build(described), **(settings | lists), **of_training)
 
 
 def _numbers(text: str, option: str) -> int | list[int]:
@@ -90,6 +89,36 @@ def _numbers(text: str, option: str) -> int | list[int]:
     return listed if "," in text else listed[0]
 
 
+class TaskOption(NamedTuple):
+    """An option of a task or of its training; ``panel`` is what it is about: Task, Model or Training."""
+
+    name: str
+    kind: Any
+    help: str
+    default: object
+    panel: str
+
+
+def task_options(name: str) -> list[TaskOption]:
+    """All options that `train_task` takes for a task: the fields of its class, and those of training.
+
+    >>> options = {option.name: option for option in task_options("language")}
+    >>> [options[name].panel for name in ("context", "heads", "steps")]
+    ['Task', 'Model', 'Training']
+    """
+    task: Any = tasks.find(name)
+    of_model = {field.name for field in fields(Architecture)}
+    listed = []
+    sources: list[tuple[Any, dict[str, object]]] = [(task, {}), (Options, task.training)]
+    for kind, defaults in sources:
+        hints = get_type_hints(kind)
+        for field in fields(kind):
+            panel = "Training" if kind is Options else "Model" if field.name in of_model else "Task"
+            about, default = field.metadata["help"], defaults.get(field.name, field.default)
+            listed.append(TaskOption(field.name, hints[field.name], about, default, panel))
+    return listed
+
+
 def split_options(name: str, options: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The description of a task, as `tasks.build` takes it, and the options of training.
 
@@ -97,8 +126,8 @@ def split_options(name: str, options: Mapping[str, object]) -> tuple[dict[str, A
     ({'name': 'language', 'layers': 2}, {'steps': 50})
     """
     names = {field.name for field in fields(Options)}
-    training = {key: value for key, value in options.items() if key in names}
-    return {"name": name} | {key: value for key, value in options.items() if key not in names}, training
+    of_training = {key: value for key, value in options.items() if key in names}
+    return {"name": name} | {key: value for key, value in options.items() if key not in names}, of_training
 
 
 def _recorded(folder: Path, name: str, paths: Mapping[str, str | None]) -> dict[str, Any]:

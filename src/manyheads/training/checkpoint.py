@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from manyheads.common.json_files import read_json, regular_file
 from manyheads.common.whole_files import whole_folder, write_whole
@@ -134,6 +135,38 @@ def put(values: Mapping[str, Tensor], model: nn.Module) -> None:
             kinds = f"{values[name].dtype} in the file, {value.dtype} in the model"
             raise ValueError(f"weights: {name!r} is {kinds}, expected the same")
         value.copy_(values[name])
+
+
+def moments(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """What AdamW remembers of every parameter, under names such as ``exp_avg/weight``.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> model(torch.ones(1, 2)).sum().backward()
+    >>> optimizer.step()
+    >>> sorted(moments(optimizer, model))
+    ['exp_avg/weight', 'exp_avg_sq/weight', 'step/weight']
+    """
+    return {
+        f"{key}/{name}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def put_moments(values: Mapping[str, Tensor], optimizer: Optimizer, model: nn.Module) -> None:
+    """Let an optimiser remember what `moments` gave."""
+    for name, parameter in model.named_parameters():
+        state = {
+            key: values[f"{key}/{name}"]
+            for key in ("step", "exp_avg", "exp_avg_sq")
+            if f"{key}/{name}" in values
+        }
+        for key, value in state.items():
+            if value.shape != (() if key == "step" else parameter.shape) or not value.is_floating_point():
+                raise ValueError(f"{key} of {name} is {value.dtype} {tuple(value.shape)}")
+        if state:
+            optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
 
 
 def _savable(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from torch import distributed as dist
 from manyheads.common.devices import device_of
 from manyheads.common.json_numbers import plain
 from manyheads.heads.table import HeadTable, Row
+from manyheads.training import health_callbacks
 from manyheads.training.head_alarms import LOOKS, Alarm, Alarms, History, Look, Trend, trends
 from manyheads.training.head_monitor import MONITORED, HeadMonitor, structure
 from manyheads.training.query_key_weights import LogitClip, SiteWeights, query_key_weights, spectral_norms
@@ -210,15 +211,11 @@ class HeadHealth:
 
     def trainer_callback(self) -> TrainerCallback:
         """This as a callback of transformers' Trainer: numbers go to its logs, alarms to `on_alarm`."""
-        from manyheads.training.health_callbacks import trainer_callback
-
-        return trainer_callback(self)
+        return health_callbacks.trainer_callback(self)
 
     def lightning_callback(self) -> Callback:
         """This as a callback of Lightning's Trainer: numbers go to its loggers, alarms to `on_alarm`."""
-        from manyheads.training.health_callbacks import lightning_callback
-
-        return lightning_callback(self)
+        return health_callbacks.lightning_callback(self)
 
     def state_dict(self) -> dict[str, Any]:
         """What alarms to come depend on, as JSON: the last looks, losses and standing alarms."""

@@ -228,6 +228,7 @@ class Loop:
         """The best weights in the model, measured on all validation examples unless it was interrupted."""
         metrics: dict[str, float] = {}
         self.model = plain(self.model)
+        self.accelerator.wait_for_everyone()  # the first process may still be writing the best weights
         if self.run.weights.exists() and self.dynamic is not None:
             self.model = load(self.run.out).to(self.accelerator.device)  # it may have had other heads
         elif self.run.weights.exists():
@@ -386,7 +387,8 @@ class Loop:
     def _save(self) -> None:
         if not self.accelerator.is_main_process:
             return
-        tensors = {"model": checkpoint.weights(self.model), "optimizer": self._optimizer_state()}
+        moments = checkpoint.moments(self.optimizer, self.model)
+        tensors = {"model": checkpoint.weights(self.model), "optimizer": moments}
         if self.average is not None:
             tensors["average"] = self.average.values
         scaler = self.accelerator.scaler
@@ -426,17 +428,7 @@ class Loop:
         if self.average is not None:
             for name, value in self.average.values.items():
                 value.copy_(tensors["average"][name])
-        for name, parameter in self.model.named_parameters():
-            state_of = {
-                key: tensors["optimizer"][f"{key}/{name}"]
-                for key in ("step", "exp_avg", "exp_avg_sq")
-                if f"{key}/{name}" in tensors["optimizer"]
-            }
-            for key, value in state_of.items():
-                if value.shape != (() if key == "step" else parameter.shape) or not value.is_floating_point():
-                    raise ValueError(f"{key} of {name} is {value.dtype} {tuple(value.shape)}")
-            if state_of:
-                self.optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in state_of.items()}
+        checkpoint.put_moments(tensors["optimizer"], self.optimizer, self.model)
         if self.dynamic is not None and "dynamic" in state:
             self.dynamic.load_state_dict(state["dynamic"])
         if state["scaler"] is not None and self.accelerator.scaler is not None:
@@ -445,13 +437,6 @@ class Loop:
             self.health.load_state_dict(health)
         self.step, self.best = state["step"], state["best"]
         self.best_step, self.worse = state["best_step"], state["worse"]
-
-    def _optimizer_state(self) -> dict[str, Tensor]:
-        return {
-            f"{key}/{name}": value
-            for name, parameter in self.model.named_parameters()
-            for key, value in self.optimizer.state.get(parameter, {}).items()
-        }
 
     def _digest(self) -> list[str]:
         return [self.data.train.digest(), self.data.valid.digest()]

@@ -1,6 +1,16 @@
 """Drawing: the report, the live page, the notebook widget, figures, the terminal. It measures nothing."""
 
+from typing import TYPE_CHECKING
+
+from manyheads.common.lazy_names import submodules
 from manyheads.common.registry import register
+
+if TYPE_CHECKING:
+    from manyheads.view import demo_text as demo_text
+    from manyheads.view import study as study
+    from manyheads.view import terminal as terminal
+else:
+    __getattr__ = submodules(__name__)
 
 # How a HeadTable and what `watch` returns show themselves in a notebook.
 register("view.notebook", "manyheads.view.widget:bundle")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -10,11 +12,21 @@ from torch import Tensor
 
 from manyheads.heads.effects.bert_steps import Layer, SentenceSteps, strongest_link
 from manyheads.view import text_maps
+from manyheads.view.figures import attention_maps
 
 # Maps with more tokens than this do not fit a terminal line; they are in the figure only.
 MOST_TOKENS = 64
 # A labelled map takes two characters a token.
 MOST_LABELLED = 32
+
+
+def present_steps(steps: SentenceSteps, path: Path) -> None:
+    """Print every step, draw the attention maps of all heads into a PNG file, and say where it is."""
+    console = Console()
+    print_steps(steps, console)
+    with Console(stderr=True).status("Drawing all maps"):
+        attention_maps.draw([layer.seen for layer in steps.layers], steps.tokens, path, steps.text)
+    console.print(f"\nAll {sum(len(layer.seen) for layer in steps.layers)} maps: {path}", soft_wrap=True)
 
 
 def print_steps(steps: SentenceSteps, console: Console) -> None:

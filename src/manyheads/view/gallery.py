@@ -79,13 +79,8 @@ def _section(number: int, result: Result) -> str:
     study = find(result.study)
     claim, judgement = study.claim, study.verdict(result)
     paragraphs = "".join(_paragraphs(claim.explanation, language) for language in LANGUAGES)
-    formulas = "".join(
-        f'<p class="formula">{_inline(formula_svg(formula))}</p>' for formula in claim.formulas
-    )
-    figures = "".join(
-        f'<div lang="{language}" class="figure">{_inline(as_svg(study.figure(result, language)))}</div>'
-        for language in LANGUAGES
-    )
+    formulas = "".join(map(_formula, claim.formulas))
+    figures = "".join(_figure(as_svg(study.figure(result, language)), language) for language in LANGUAGES)
     sources = "".join(f"<li>{escape(source)}</li>" for source in claim.sources)
     rule = Words("The rule, fixed before the run: ", "运行之前定下的规则：")
     size = " --full" if result.size == "full" else ""
@@ -102,6 +97,18 @@ def _section(number: int, result: Result) -> str:
 <details><summary>{_both(Words("Sources, machine", "来源与机器"))}</summary><ul>{sources}</ul>
 <p>{escape(result.machine)}; {result.seconds:,.0f} s</p></details>
 </section>"""
+
+
+def _formula(formula: str) -> str:
+    """A line of formulas, which wraps at wide spaces where the screen is narrow."""
+    parts = (_inline(formula_svg(part.strip())) for part in formula.split(r"\qquad"))
+    return f'<p class="formula">{" ".join(parts)}</p>'
+
+
+def _figure(svg: str, language: Language) -> str:
+    """A figure as wide as the page, but no narrower than its panels can be read: then it scrolls."""
+    panels = svg.count('id="axes_')
+    return f'<div lang="{language}" class="figure" style="--panels:{panels}">{_inline(svg)}</div>'
 
 
 def _paragraphs(words: Words, language: Language) -> str:

@@ -30,20 +30,21 @@ STAGES = {
 
 @contextmanager
 def progress_bar(
-    console: Console, doing: str = "", *, unit: str = "", hidden: bool = False
+    doing: str = "", *, unit: str = "", hidden: bool = False, console: Console | None = None
 ) -> Iterator[Progress]:
     """A `Progress` that draws a bar for each stage, and removes them at the end; only on a terminal.
 
     Parameters
     ----------
-    console: where to draw, as a rule on stderr.
     doing: a word before the name of each stage, such as "Reading".
     unit: what is counted, such as "tokens": then the speed is shown, too.
     hidden: draw nothing: for all but the first of several processes.
+    console: where to draw; on stderr by default.
 
-    >>> with progress_bar(Console()) as progress:
+    >>> with progress_bar() as progress:
     ...     progress("refit", 3, 12)
     """
+    console = console or Console(stderr=True)
     columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()]
     columns += [TextColumn("{task.fields[speed]}"), TimeRemainingColumn()]
     with Bars(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bars:

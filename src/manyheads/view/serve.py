@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from manyheads.models import open as models
 from manyheads.models.open import Loaded
+from manyheads.view import live
 
 if TYPE_CHECKING:
     from manyheads.view.live.session import Live
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
 PORT = 8610
 
 
-def print_address(live: Live, address: str) -> None:
+def print_address(session: Live, address: str) -> None:
     """Print where the page of a model is."""
-    print(f"{live.loaded.name}, {live.heads} heads: {address}", flush=True)
+    print(f"{session.loaded.name}, {session.heads} heads: {address}", flush=True)
 
 
 def serve(
@@ -65,10 +66,10 @@ def serve(
     out/language, 16 heads: http://127.0.0.1:40913/
     """
     try:
-        from manyheads.view.live import server, session
+        server, session = live.server, live.session
     except ImportError as error:
         raise ImportError(f"the live page needs {error.name}: pip install 'manyheads[live]'") from None
 
     loaded = model if isinstance(model, Loaded) else models.open_model(model, head=True, device=device)
-    live = session.begin(loaded, text, images)
-    server.serve(live, host, port, lambda address: announce(live, address))
+    begun = session.begin(loaded, text, images)
+    server.serve(begun, host, port, lambda address: announce(begun, address))

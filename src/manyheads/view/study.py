@@ -89,6 +89,6 @@ def run_all(how: Request, out: Path, language: Language, *, as_json: bool) -> st
 
 
 def _run(name: str, how: Request, out: Path) -> Result:
-    with progress_bar(Console(stderr=True), "Running") as progress:
+    with progress_bar("Running") as progress:
         options = {"seeds": how.seeds, "data": how.data, "settings": how.settings}
         return study(name, how.size, out=out, progress=progress, **options)  # type: ignore[arg-type]

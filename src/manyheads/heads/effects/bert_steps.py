@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from manyheads.heads.maps import maps
 from manyheads.heads.watch import watch
+from manyheads.models import embedded
 from manyheads.nn.attention import attention
 from manyheads.nn.multihead import MultiHeadAttention
 
@@ -94,6 +95,11 @@ def sentence_steps(model: BertModel, tokenizer: PreTrainedTokenizerBase, text: s
     position = torch.arange(len(ids))
     is_word = (position > 0) & (position < len(ids) - 1) & (ids != tokenizer.unk_token_id)
     return SentenceSteps(text, tokens, is_word, ids, words, positions, normed, layers, sentence, difference)
+
+
+def embedded_steps(text: str) -> SentenceSteps:
+    """The steps of a sentence through the embedded MiniLM."""
+    return sentence_steps(*embedded.load(), text)
 
 
 class Link(NamedTuple):

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from manyheads.capture.site import Unverified
+from manyheads.common.lazy_names import submodules
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.registry import registered
 from manyheads.common.types import Batch
@@ -25,6 +27,11 @@ from manyheads.heads.importance.rankings import Agreement, agreement
 from manyheads.heads.importance.relevance import relevance
 from manyheads.heads.importance.request import Request
 from manyheads.heads.table import HeadTable
+
+if TYPE_CHECKING:
+    from manyheads.heads.importance import method_comparison as method_comparison
+else:
+    __getattr__ = submodules(__name__)
 
 __all__ = ["METHODS", "WITH_LOSS", "Agreement", "agreement", "importance"]
 

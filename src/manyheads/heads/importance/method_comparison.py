@@ -21,7 +21,7 @@ from manyheads.common.interrupts import (
 from manyheads.common.progress import Progress, no_progress
 from manyheads.data.batches import Corpus
 from manyheads.heads.importance import METHODS, WITH_LOSS, Agreement, agreement, importance
-from manyheads.heads.importance.losses import hide_tokens
+from manyheads.heads.importance.losses import hide_tokens, named
 from manyheads.heads.table import HeadTable
 from manyheads.models.open import Loaded
 
@@ -53,8 +53,8 @@ class MethodComparison:
         return agreement(self.tables) if len(self.tables) > 1 else []
 
 
-def check_methods(methods: Sequence[str]) -> list[str]:
-    """The methods, each once; a ValueError if one is unknown.
+def check_methods(methods: Sequence[str], loss: str | None = None) -> list[str]:
+    """The methods, each once; a ValueError if one of them, or the loss, is unknown.
 
     >>> check_methods(["fisher", "random", "fisher"])
     ['fisher', 'random']
@@ -63,6 +63,7 @@ def check_methods(methods: Sequence[str]) -> list[str]:
     if unknown or not methods:
         wrong = ", ".join(unknown) or "none"
         raise ValueError(f"method: expected some of {', '.join(METHODS)}, got {wrong}")
+    named(loss)
     return list(dict.fromkeys(methods))
 
 

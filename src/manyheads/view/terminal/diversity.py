@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from manyheads.common.interrupts import UntilInterrupted
+from manyheads.common.types import Batch
 from manyheads.data.batches import Corpus
 from manyheads.heads.diversity.map_layout import islands, stress
 from manyheads.heads.diversity.result import head_names
@@ -87,8 +89,20 @@ class DiversityPresentation:
     table: HeadTable
     model: str
     corpus: Corpus
-    notes: Sequence[str]
+    batches: UntilInterrupted[Batch]
+    warned: Sequence[str]
     out: Path
+
+    @property
+    def read(self) -> str:
+        """How much of the corpus was read."""
+        return f"{self.batches.read} of {len(self.batches)} batches"
+
+    @property
+    def notes(self) -> list[str]:
+        """What `diversity` warned of, and whether Ctrl-C ended it."""
+        early = self.batches.read < len(self.batches)
+        return [*self.warned, *[f"Stopped by Ctrl-C: these are the numbers of {self.read}."] * early]
 
     @property
     def title(self) -> str:
@@ -106,7 +120,7 @@ class DiversityPresentation:
             "model": self.model,
             "fingerprint": self.table.model,
             "corpus": self.corpus.what,
-            "notes": list(self.notes),
+            "notes": self.notes,
             **doubts_in(self.table).as_json(),
             "out": str(self.out),
             "layers": [layer._asdict() for layer in layers(self.table)],
@@ -126,6 +140,10 @@ class DiversityPresentation:
                 sentences.append(f"The map of all heads: {self.out / 'map.png'}")
             draw_matrices(self.table, self.out / "matrices.png", self.model)
         return [*sentences, f"The matrices of all pairs: {self.out / 'matrices.png'}"]
+
+    def ending(self, interrupted: bool) -> str | None:
+        """The sentence for a comparison that Ctrl-C ended."""
+        return f"Stopped after {self.read}; their results are kept." if interrupted else None
 
 
 @contextmanager

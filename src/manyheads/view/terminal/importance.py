@@ -90,9 +90,14 @@ class ImportancePresentation:
         return [f"Written: {', '.join(map(str, files))}"]
 
 
-def where_it_stopped(comparison: MethodComparison) -> str:
-    """The sentence for a comparison that Ctrl-C ended."""
+def ending(comparison: MethodComparison, out: Path) -> str | None:
+    """The sentence for a comparison that Ctrl-C ended; raises the error that ended one."""
+    if comparison.error is not None:
+        saved = f"; what was computed before is in {out}" if comparison.tables else ""
+        raise ValueError(f"{comparison.error}{saved}") from comparison.error
     method = comparison.stopped
+    if not method:
+        return None
     then = "; the same command continues from there" if comparison.resumable else ""
     if method in comparison.tables and method not in MANY_PASSES:
         then = ": its numbers are those of the batches that were read until then"

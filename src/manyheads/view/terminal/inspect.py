@@ -76,7 +76,7 @@ class InspectPresentation:
     def write(self) -> list[str]:
         """heads.json, heads.csv, summary.txt; then report.html, for which a little more is measured."""
         files = write_table(self.table, self.out, summary_text(self.table, **self.about))
-        with progress_bar(Console(stderr=True), "Measuring") as progress:
+        with progress_bar("Measuring") as progress:
             self.has_whole_page = self._write_page(progress)
         return [
             f"Every number with its standard error: {files[1]}",

@@ -69,7 +69,9 @@ class SweepPresentation:
 
 
 def how_it_ended(result: SweepResult) -> str | None:
-    """The sentence for a sweep that Ctrl-C ended."""
+    """The sentence for a sweep that Ctrl-C ended; raises an error for one of which no run finished."""
+    if result.ended == "finished" and result.comparison is None:
+        raise ValueError(result.answer)
     if result.ended != "interrupted":
         return None
     total = result.left + len(result.outcomes)

@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from manyheads.heads.along_sequence import Along
 from manyheads.tasks.trained import Evaluation
 from manyheads.training.dynamic_heads import DynamicHeads
 from manyheads.training.head_health import LOGGER
 from manyheads.training.loop import Result
 from manyheads.training.report import Report
+from manyheads.view.figures.along_sequence import draw
 
 HEADS = "heads.png"  # the figure of heads that changed, in the folder of a run
 COLUMNS = 12  # of the table of heads
@@ -25,8 +27,11 @@ SMOOTH = 0.9  # how much of the loss and the speed shown is that of the steps be
 
 
 @contextmanager
-def training_bar(console: Console, metric: str) -> Iterator[Callable[[Report], None]]:
-    """A callback that shows loss, metric, tokens a second, dead heads and the time left."""
+def training_bar(
+    metric: str, *, hidden: bool = False, console: Console | None = None
+) -> Iterator[Callable[[Report], None]]:
+    """A callback that shows loss, metric, tokens a second, dead heads and the time left, on stderr."""
+    console = console or Console(stderr=True, quiet=hidden)
     columns = (
         TextColumn("Training"),
         BarColumn(),
@@ -70,6 +75,8 @@ def training_bar(console: Console, metric: str) -> Iterator[Callable[[Report], N
 
 def print_training(result: Result, data: str | None, valid: str | None, *, as_json: bool) -> None:
     """What came of a run, and the commands to go on with: they name the data, which the folder may not."""
+    if result.dynamic is not None:
+        result.dynamic.draw(result.out / HEADS)
     if as_json:
         numbers = {"step": result.step, "best_step": result.best_step, "ended": result.ended}
         document = {"out": str(result.out), **numbers, "metrics": result.metrics, "notes": result.notes}
@@ -119,8 +126,10 @@ def print_heads(dynamic: DynamicHeads, console: Console) -> None:
     console.print(f"{done}; log.jsonl says why")
 
 
-def how_to_resume(result: Result, task: str, data: str | None, valid: str | None) -> str:
+def how_to_resume(result: Result, task: str, data: str | None, valid: str | None) -> str | None:
     """The sentence for a run that Ctrl-C ended."""
+    if result.ended != "interrupted":
+        return None
     options = [part for name, path in (("--data", data), ("--valid", valid)) if path for part in (name, path)]
     command = shlex.join(["manyheads", "train", task, "--resume", "--out", str(result.out), *options])
     return f"Stopped after step {result.step:,}; go on with: {command}"
@@ -135,6 +144,19 @@ def print_evaluation(result: Evaluation, folder: Path, data: str | None, *, as_j
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{folder} ({result.task}), {result.examples:,} examples of {data or 'what was held out'}")
     print_metrics(result.metrics, console)
+
+
+def where_it_stopped(result: Evaluation) -> str | None:
+    """The sentence for an evaluation that Ctrl-C ended."""
+    if not result.interrupted:
+        return None
+    return f"Stopped after {result.examples:,} of {result.total:,} examples; the metrics are theirs."
+
+
+def draw_panels(title: str, panels: Sequence[tuple[str, Along, Sequence[str]]], path: Path) -> None:
+    """Draw where heads look along sequences, and say where the figure is."""
+    draw(panels, path, title)
+    Console(stderr=True).print(f"Where the heads look: {path}", soft_wrap=True, highlight=False)
 
 
 def print_predictions(inputs: Sequence[str], outputs: Sequence[str], *, as_json: bool) -> None:

@@ -1,0 +1,49 @@
+"""How to prune: the options of ``manyheads prune``, with their help. This module loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions:
+    """How `prune_to_folder` prunes. The text beside a type says what the field is; it is its help, too.
+
+    >>> PruneOptions(keep=0.5, uniform=True).scope
+    'layer'
+    """
+
+    keep: Annotated[float | None, "The share of heads that stays, between 0 and 1."] = None
+    plan: Annotated[Path | None, "A plan.json to follow instead; it must be of this very model."] = None
+    refit: Annotated[bool, "Fit the remaining output projections to the uncut model."] = True
+    recover: Annotated[int, "The number of steps of distillation from the uncut model."] = 0
+    rounds: Annotated[int, "Remove the heads in this many rounds, and rank them again in between."] = 1
+    method: Annotated[str, "How heads are ranked: a method of manyheads importance."] = "elimination"
+    uniform: Annotated[bool, "Remove the same number of heads from every layer."] = False
+    floor: Annotated[int, "The fewest heads that every layer keeps."] = 1
+    protect: Annotated[
+        str,
+        "Heads that stay: 3.5,4.0 (layer.head), or out/roles/roles.json for its retrieval heads, "
+        "roles.json:induction for those of another role; or several of these, separated by commas.",
+    ] = ""
+    metric: Annotated[
+        str | None, "Measure quality by your own function of the model, package.module:function."
+    ] = None
+    curve: Annotated[bool, "Also draw quality against heads kept, with the random control."] = False
+
+    def __post_init__(self) -> None:
+        if (self.keep is None) == (self.plan is None):
+            raise ValueError("keep: expected one of --keep and --plan")
+        if self.keep is not None and not 0 < self.keep < 1:
+            raise ValueError(
+                f"keep: got {self.keep}; expected the share of heads that stays, between 0 and 1"
+            )
+        if self.recover < 0:
+            raise ValueError(f"recover: got {self.recover}; expected a number of steps, 0 for none")
+
+    @property
+    def scope(self) -> Literal["global", "layer"]:
+        """As for `plan`."""
+        return "layer" if self.uniform else "global"
