@@ -16,11 +16,13 @@ import manyheads
 from manyheads.cli.demo import demo
 from manyheads.cli.diversity import diversity
 from manyheads.cli.evaluate import evaluate
+from manyheads.cli.export import export
 from manyheads.cli.importance import importance
 from manyheads.cli.inspect import inspect
 from manyheads.cli.options import SETTINGS, command
 from manyheads.cli.predict import predict
 from manyheads.cli.prune import prune
+from manyheads.cli.push import push
 from manyheads.cli.roles import roles
 from manyheads.cli.serve import serve
 from manyheads.cli.study import study
@@ -53,6 +55,9 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
   manyheads prune MODEL --keep 0.5 --out small
       a smaller model, refitted, and what that costs and saves
 
+  manyheads export small --to onnx --out small-onnx
+      the same model for another runtime, run and compared
+
   manyheads train translation
       train a small transformer; its folder is a MODEL for all of these
 
@@ -82,7 +87,9 @@ def _options(
 
 # Verbs that need more memory for each token read fewer at once.
 BATCH_TOKENS = {"importance": 1024, "diversity": 2048, "prune": 2048}
-for verb in (demo, diversity, evaluate, importance, inspect, predict, prune, roles, serve, study):
+for verb in (
+    demo, diversity, evaluate, export, importance, inspect, predict, prune, push, roles, serve, study,
+):  # fmt: skip
     app.command()(command(verb, BATCH_TOKENS.get(verb.__name__, 4096)))
 app.add_typer(task_verb(train, OF_RUN, Path("out")))
 app.add_typer(task_verb(sweep, OF_SWEEP, Path("out/sweep")))

@@ -14,10 +14,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.out_folder import check_free
 from manyheads.common.version import __version__
 from manyheads.common.whole_files import whole_folder, write_whole
 from manyheads.models import gguf_export, graph_export
-from manyheads.models.folder import check_free
 from manyheads.models.open import if_any, open_model
 from manyheads.models.probe_batch import probe_batch
 from manyheads.nn.orthogonal_rows import plain

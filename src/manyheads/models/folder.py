@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from manyheads.common.json_files import check_fields, in_one_sentence, read_json
+from manyheads.common.out_folder import check_free
 from manyheads.common.version import __version__
 from manyheads.common.whole_files import whole_folder, write_whole
 from manyheads.models import config, native, transformers_config
@@ -87,12 +88,6 @@ def save(
         )
         if card is not False:  # it may be edited: heads.json does not have its hash
             write_card(unfinished, folder.name, {} if card is True else card)
-
-
-def check_free(folder: Path, name: str = "out") -> None:
-    """Raise a ValueError, which begins with ``name``, unless a folder can be written there."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{name}: {folder} exists already; choose another folder, or remove it first")
 
 
 def _write(model: nn.Module, folder: Path, tokenizer: object) -> None:

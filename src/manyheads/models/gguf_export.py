@@ -262,8 +262,7 @@ def _logits(file: Path, ids: Tensor) -> Tensor:
         return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
 
     def split(x: Tensor, name: str, count: int) -> Tensor:
-        split_up: Tensor = linear(x, name).unflatten(-1, (count, width))  # type: ignore[no-untyped-call]
-        return split_up.transpose(1, 2)
+        return linear(x, name).view(*x.shape[:-1], count, width).transpose(1, 2)
 
     x: Tensor = held["token_embd.weight"][ids]
     both = zip(value("ARCH.attention.head_count"), value("ARCH.attention.head_count_kv"), strict=True)

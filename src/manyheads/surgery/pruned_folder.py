@@ -28,7 +28,6 @@ from manyheads.common.whole_files import tidy, whole_folder, write_whole
 from manyheads.data.batches import Corpus, bucketed
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
-from manyheads.models.folder import check_free as check_free
 from manyheads.models.folder import save
 from manyheads.models.model_card import write_card
 from manyheads.models.open import Loaded, if_any
