@@ -21,6 +21,7 @@ from bench.coverage_cut import CUT, FAILED, NONE, REFUSED, choose, collect, meas
 from manyheads.common.compare_outputs import seeded_evaluation, tensors
 from manyheads.common.errors import describe_error
 
+SECONDS = 600  # of each architecture: exporting takes longer than cutting
 EXPORTED, RELOADED, LOST = "reloads, runs as ONNX", "reloads, no ONNX", "does not reload"
 
 
@@ -90,12 +91,14 @@ def _names(out: Path) -> list[str]:
 def run(quick: bool = False, out: Path = coverage.OUT) -> str:
     """As a part of `python -m bench`: every architecture that is cut, or every twentieth."""
     torch.set_num_threads(1)
+    coverage.SECONDS = SECONDS
     look = partial(measure, check=take_out)
     return report(collect(_names(out)[:: 20 if quick else 1], out / "export.json", jobs=2, look=look))
 
 
 def main() -> None:
     asked = options("export", __doc__)
+    coverage.SECONDS = SECONDS
     path, look = asked.out / "export.json", partial(measure, check=take_out)
     text = report(collect(asked.name or _names(asked.out), path, asked.jobs, asked.again, look))
     (asked.out / "export.md").write_text(text + "\n")
