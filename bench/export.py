@@ -17,7 +17,18 @@ from torch import nn
 
 import manyheads as mh
 from bench import coverage, harness
-from bench.coverage_cut import CUT, FAILED, NONE, REFUSED, choose, collect, measure, options, refusal, sites_of
+from bench.coverage_cut import (
+    CUT,
+    FAILED,
+    NONE,
+    REFUSED,
+    choose,
+    collect,
+    measure,
+    options,
+    refusal,
+    sites_of,
+)
 from manyheads.common.compare_outputs import seeded_evaluation, tensors
 from manyheads.common.errors import describe_error
 
@@ -26,20 +37,19 @@ EXPORTED, RELOADED, LOST = "reloads, runs as ONNX", "reloads, no ONNX", "does no
 
 
 def take_out(model: nn.Module, batch: Any) -> dict[str, Any]:
-    """Cut a model, save it, load it with transformers, and export it: a verdict, and what stood in the way."""
+    """Cut a model, save it, load it with transformers, and export it: a verdict and the reason."""
     heads = choose(sites_of(model, batch))
     if not heads:
         return {"status": NONE, "reason": ""}
     try:
-        small = mh.cut(model, heads, batch=batch).eval()
+        small: Any = mh.cut(model, heads, batch=batch).eval()
     except Exception as error:
         return refusal(error, "cut: ")
     with tempfile.TemporaryDirectory() as folder:
         try:
             mh.save(small, f"{folder}/small")
-            again: Any = type(small).from_pretrained(  # type: ignore[attr-defined]
-                f"{folder}/small", attn_implementation=small.config._attn_implementation
-            )
+            kind, attention = type(small), small.config._attn_implementation
+            again = kind.from_pretrained(f"{folder}/small", attn_implementation=attention)
             if not _equal(mh.load(f"{folder}/small"), again, batch):
                 return {"status": LOST, "reason": "other outputs than mh.load"}
         except Exception as error:

@@ -56,7 +56,9 @@ def test_mistakes_are_one_sentence(command, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
     code, printed = command("push", "small", "owner/name")
     assert code == 2
-    assert printed.err.startswith("manyheads: repo: owner/name was not pushed (OSError: no network); its model")
+    assert printed.err.startswith(
+        "manyheads: repo: owner/name was not pushed (OSError: no network); its model"
+    )
     assert (tmp_path / "small" / "README.md").is_file()
 
 

@@ -109,8 +109,8 @@ def export(
         loaded = open_model(str(model), head=True, device="cpu")
         model, tokenizer = loaded.model, if_any(loaded.tokenizer) or if_any(loaded.processor)
     ready = _ready(model)
-    given = probe_batch(ready) if batch is None else batch
-    inputs = {name: x.cpu().contiguous() if isinstance(x, Tensor) else x for name, x in given.items()}
+    sample = probe_batch(ready) if batch is None else batch
+    inputs = {name: x.cpu().contiguous() if isinstance(x, Tensor) else x for name, x in sample.items()}
     with whole_folder(out) as folder:
         if to == "gguf":
             differences, notes = gguf_export.write(ready, inputs, folder, tokenizer)

@@ -94,15 +94,15 @@ def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], list[tuple[int, int]]
     if not is_transformers(model) or not hasattr(model, "lm_head"):
         raise _refuse(model, "it is no language model of transformers")
     _check_config(model)
-    layers = {int(found[1]) for name, _ in model.named_modules() if (found := _LAYER.search(f"{name}."))}
+    layers = {int(match[1]) for name, _ in model.named_modules() if (match := _LAYER.search(f"{name}."))}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.DECI, len(layers))
     width = _head_width(model)
     heads = [_heads(model, number, width) for number in range(len(layers))]
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        found = _LAYER.search(name)
-        layer = int(found[1]) if found else None
+        match = _LAYER.search(name)
+        layer = int(match[1]) if match else None
         if new is None:
             at = "" if layer is None else f"layer {layer} has "
             raise _refuse(model, f"{at}{name}, which {_ARCHITECTURE}, its architecture for layers with "
@@ -146,7 +146,7 @@ def _head_width(model: Any) -> int:
 def _heads(model: Any, number: int, width: int) -> tuple[int, int]:
     """Heads and key heads of a layer."""
     for name, module in model.named_modules():
-        if (found := _LAYER.search(f"{name}.")) and int(found[1]) == number:
+        if (match := _LAYER.search(f"{name}.")) and int(match[1]) == number:
             if isinstance(module, NoHeads):
                 if module.bias is not None:
                     raise _refuse(model, f"layer {number} has a bias in place of attention")

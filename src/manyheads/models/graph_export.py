@@ -181,13 +181,13 @@ def _with_cache(model: Any, inputs: dict[str, Any], path: Path, to: str) -> dict
     seen, steps = 0, [ids.shape[1] - 4, 2, 1, 1]
     pieces = []
     for step in steps:
-        given = {
+        values = {
             "input_ids": ids[:, seen : seen + step],
             "attention_mask": torch.ones_like(ids[:, : seen + step]),
         }
         try:
             with _silent():
-                got = run(given | cached)
+                got = run(values | cached)
         except Exception as error:
             raise _RefusedError(f"{to} does not run on a cache ({describe_error(error, 300)})") from error
         cached = {name: tensor for name, tensor in got.items() if name in cached}
@@ -208,8 +208,8 @@ def _onnx(model: nn.Module, inputs: dict[str, Any], path: Path) -> Run:
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     outputs = [output.name.removeprefix("output.") for output in session.get_outputs()]
 
-    def run(given: dict[str, Any]) -> dict[str, Tensor]:
-        arguments = {x.name: given[x.name.removeprefix("input.")].numpy() for x in session.get_inputs()}
+    def run(values: dict[str, Any]) -> dict[str, Tensor]:
+        arguments = {x.name: values[x.name.removeprefix("input.")].numpy() for x in session.get_inputs()}
         return dict(zip(outputs, map(torch.from_numpy, session.run(None, arguments)), strict=True))
 
     return run
@@ -222,8 +222,8 @@ def _torch(model: nn.Module, inputs: dict[str, Any], path: Path) -> Run:
     torch.export.save(exported, file)
     program = torch.export.load(file).module()
 
-    def run(given: dict[str, Any]) -> dict[str, Tensor]:
-        return _leaves(program(**given))
+    def run(values: dict[str, Any]) -> dict[str, Tensor]:
+        return _leaves(program(**values))
 
     return run
 
@@ -239,9 +239,9 @@ def _openvino(model: nn.Module, inputs: dict[str, Any], path: Path) -> Run:
     exporters.OpenVINOExporter().export(model, inputs, config)
     compiled = openvino.Core().compile_model(str(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
-    def run(given: dict[str, Any]) -> dict[str, Tensor]:
+    def run(values: dict[str, Any]) -> dict[str, Tensor]:
         names = [port.any_name for port in compiled.inputs]
-        got = compiled({name: given[name.removeprefix("input.")].numpy() for name in names})
+        got = compiled({name: values[name.removeprefix("input.")].numpy() for name in names})
         return {
             port.any_name.removeprefix("output."): torch.from_numpy(got[port].copy())
             for port in compiled.outputs
@@ -261,8 +261,8 @@ def _executorch(model: nn.Module, inputs: dict[str, Any], path: Path) -> Run:
     names = list(_expected(model, inputs))
     method = Runtime.get().load_program(file).load_method("forward")
 
-    def run(given: dict[str, Any]) -> dict[str, Tensor]:
-        return dict(zip(names, method.execute(list(given.values())), strict=True))
+    def run(values: dict[str, Any]) -> dict[str, Tensor]:
+        return dict(zip(names, method.execute(list(values.values())), strict=True))
 
     return run
 
