@@ -31,6 +31,7 @@ _PACKAGES: dict[Target, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"), "gguf": ("gguf",), "openvino": ("openvino",),
     "executorch": ("executorch",),
 }  # fmt: skip
+_EXPORTERS: dict[Target, str] = {"torch-export": "dynamo"}  # transformers' names that are not ours
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ def _check_installed(to: Target) -> None:
     missing = [name for name in _PACKAGES.get(to, ()) if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"{to} needs {', '.join(missing)}: pip install 'manyheads[{_EXTRAS[to]}]'")
-    if to != "gguf" and importlib.util.find_spec("transformers.exporters") is None:
+    exporter = f"transformers.exporters.exporter_{_EXPORTERS.get(to, to)}"
+    if to != "gguf" and importlib.util.find_spec(exporter) is None:
         raise ImportError(f"{to} needs a newer transformers: pip install -U transformers")
 
 
