@@ -35,11 +35,22 @@ def qwen2():
     return like_llama(hf.Qwen2ForCausalLM, hf.Qwen2Config, tie_word_embeddings=True)
 
 
+def qwen3(**options):
+    sizes = {"head_dim": 8, "tie_word_embeddings": True} | options
+    return like_llama(hf.Qwen3ForCausalLM, hf.Qwen3Config, **sizes)
+
+
+def biased():
+    return like_llama(hf.LlamaForCausalLM, hf.LlamaConfig, attention_bias=True, mlp_bias=True)
+
+
 CASES = {
     "uneven": (lambda: models.llama(**THREE), {0: [2, 3], 1: [0, 2, 4]}),
     "a layer without heads": (lambda: models.llama(**THREE), {0: [2, 3], 1: range(6)}),
     "scaled positions": (lambda: models.llama(rope_parameters=SCALED), {1: [0, 1]}),
-    "biases, tied": (qwen2, {0: [2, 3]}),
+    "biases of three, tied": (qwen2, {0: [2, 3]}),
+    "biases of all": (biased, {0: [2, 3]}),
+    "normalised queries": (qwen3, {0: [2, 3]}),
 }
 
 
@@ -51,7 +62,10 @@ def test_the_file_computes_what_the_model_computes(name, tmp_path):
     assert done.files == ["model.gguf"]
     assert max(done.differences.values()) < 1e-4
     assert done.notes == ["it takes token ids: there is no tokenizer"]
-    counts = gguf.GGUFReader(tmp_path / "out" / "model.gguf").fields["deci.attention.head_count"].contents()
+    fields = gguf.GGUFReader(tmp_path / "out" / "model.gguf").fields
+    architecture = "openelm" if name == "normalised queries" else "deci"
+    assert fields["general.architecture"].contents() == architecture
+    counts = fields[f"{architecture}.attention.head_count"].contents()
     assert counts == [6 - len(heads.get(layer, ())) for layer in range(len(counts))]
 
 
@@ -88,11 +102,14 @@ def scaled_embedding():
     ("make", "heads", "message"),
     [
         (models.llama, {0: range(6)}, "layer 0 has no heads, and llama.cpp reads"),
+        (cut_models.qwen3, {0: [2, 3]}, "its output weights are not those of its embedding"),
+        (qwen3, {1: range(6)}, "layer 1 has no heads, and each of openelm's has some"),
         (
-            cut_models.qwen3,
+            lambda: qwen3(attention_bias=True),
             {0: [2, 3]},
-            r"layer 0 has model\.layers\.0\.self_attn\.q_norm\.weight, which deci",
+            r"layer 0 has .*proj\.bias, which .* openelm does not",
         ),
+        (lambda: qwen3(rope_parameters=SCALED), {0: [2, 3]}, "its rotary positions are scaled"),
         (models.gpt2, {0: [1]}, "cannot take GPT2LMHeadModel: its layers compute None, not silu"),
         (models.bert, {0: [1]}, "cannot take BertModel: it is no language model"),
         (mistral, {0: [2, 3]}, "attend to the last 8 tokens only"),

@@ -1,9 +1,10 @@
 """GGUF, the file format of llama.cpp, for models with the layers of Llama, each with its number of heads.
 
-llama.cpp has one architecture, "deci", whose layers may have unequal numbers of heads, or none. So a model is
-written as that one, if its tensors are those of Llama; Qwen2's biases are taken, too. What llama.cpp computes
-from the file is computed here with plain tensor operations from the file as it was written, and compared with
-the model.
+llama.cpp has two architectures of that kind whose layers may have unequal numbers of heads: "deci", which is
+Llama, with biases or not, and "openelm", which also normalises queries and keys, as Qwen3 does, and whose
+output weights are those of the embedding. So a model is written as one of them, by the tensors it has. What
+llama.cpp computes from the file is computed here with plain tensor operations from the file as it was
+written, and compared with the model.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from manyheads.common.compare_outputs import difference, seeded_evaluation
 from manyheads.models.no_heads import NoHeads
 from manyheads.models.transformers_config import is_transformers
 
-_ARCHITECTURE = "deci"
+_DECI, _OPENELM = "deci", "openelm"
 _TOLERANCE = 1e-4
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _PERMUTED = re.compile(r"attn_(q|k)\.(weight|bias)$")
+_PROJECTION = re.compile(r"\.(q|k|v)_proj\.weight$")
 
 
 def write(
@@ -40,13 +42,13 @@ def write(
     """
     import gguf
 
-    tensors, heads = _tensors(model)
+    architecture, tensors, heads = _tensors(model)
     config: Any = model.config
     ids = inputs.get("input_ids")
     if not isinstance(ids, Tensor):
         raise ValueError(f"to: gguf is for models that read token ids, not {', '.join(inputs)}")
     file = folder / "model.gguf"
-    writer = gguf.GGUFWriter(file, _ARCHITECTURE)
+    writer = gguf.GGUFWriter(file, architecture)
     width = _head_width(model)
     writer.add_name(str(getattr(config, "name_or_path", "") or type(model).__name__))
     writer.add_block_count(len(heads))
@@ -87,38 +89,61 @@ def _refuse(model: nn.Module, why: str) -> ValueError:
     return ValueError(f"to: gguf cannot take {type(model).__name__}: {why}")
 
 
-def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
-    """The weights by the names of llama.cpp, and heads and key heads of each layer."""
+def _tensors(model: Any) -> tuple[str, dict[str, Tensor], list[tuple[int, int]]]:
+    """The architecture, the weights by the names of llama.cpp, and heads and key heads of each layer."""
     import gguf
 
     if not is_transformers(model) or not hasattr(model, "lm_head"):
         raise _refuse(model, "it is no language model of transformers")
     _check_config(model)
     layers = {int(match[1]) for name, _ in model.named_modules() if (match := _LAYER.search(f"{name}."))}
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.DECI, len(layers))
+    state = model.state_dict()
+    normed = any(name.endswith(".q_norm.weight") for name in state)
+    architecture = _OPENELM if normed else _DECI
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.OPENELM if normed else gguf.MODEL_ARCH.DECI, len(layers))
     width = _head_width(model)
     heads = [_heads(model, number, width) for number in range(len(layers))]
+    factors = _frequency_factors(model, width)
+    output: Tensor = model.get_output_embeddings().weight
     tensors: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        new = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    packed: dict[int, list[Tensor]] = {}
+    for name, tensor in state.items():
         match = _LAYER.search(name)
         layer = int(match[1]) if match else None
-        if new is None:
+        if name == "lm_head.weight":
+            continue
+        if normed and layer is not None and _PROJECTION.search(name):
+            packed.setdefault(layer, []).append(tensor)
+            continue
+        new = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        of_all_heads = name.endswith((".q_norm.weight", ".k_norm.weight")) and tensor.numel() != width
+        if new is None or new == "output.bias" or (normed and (of_all_heads or new.endswith(".bias"))):
             at = "" if layer is None else f"layer {layer} has "
-            raise _refuse(model, f"{at}{name}, which {_ARCHITECTURE}, its architecture for layers with "
-                                 "unequal heads, does not have")  # fmt: skip
+            raise _refuse(model, f"{at}{name}, which its architecture {architecture} does not have")
         if layer is not None and heads[layer] == (0, 0) and ".attn_" in new:
             continue  # the norm before attention that is not there
-        if _PERMUTED.search(new):
+        if not normed and _PERMUTED.search(new):
             count = heads[layer or 0]["_k." in new]
             tensor = tensor.view(count, 2, width // 2, -1).transpose(1, 2).reshape(tensor.shape)
         tensors[new] = tensor
-    if "output.weight" not in tensors:
-        tensors["output.weight"] = model.get_output_embeddings().weight
-    factors = _frequency_factors(model, width)
+    if normed:
+        _check_openelm(model, heads, factors, model.get_input_embeddings().weight is output)
+        tensors |= {f"blk.{layer}.attn_qkv.weight": torch.cat(parts) for layer, parts in packed.items()}
+    else:
+        tensors["output.weight"] = output.detach()
+        if factors is not None:
+            tensors["rope_freqs.weight"] = factors
+    return architecture, {name: tensor.detach().float() for name, tensor in tensors.items()}, heads
+
+
+def _check_openelm(model: Any, heads: list[tuple[int, int]], factors: Tensor | None, tied: bool) -> None:
+    """Refuse what the architecture that normalises queries and keys does not have."""
+    if not tied:
+        raise _refuse(model, "its output weights are not those of its embedding, as openelm's are")
+    if (0, 0) in heads:
+        raise _refuse(model, f"layer {heads.index((0, 0))} has no heads, and each of openelm's has some")
     if factors is not None:
-        tensors["rope_freqs.weight"] = factors
-    return {name: tensor.detach().float() for name, tensor in tensors.items()}, heads
+        raise _refuse(model, "its rotary positions are scaled, and openelm's are not")
 
 
 def _check_config(model: Any) -> None:
@@ -239,15 +264,15 @@ def _logits(file: Path, ids: Tensor) -> Tensor:
     import gguf
 
     reader = gguf.GGUFReader(file)
-    # GGUF counts dimensions from the last one; the data has them in the order of torch
     held = {x.name: torch.from_numpy(x.data.copy()).double() for x in reader.tensors}
+    architecture = reader.fields["general.architecture"].contents()
 
     def value(name: str) -> Any:
-        return reader.fields[name.replace("ARCH", _ARCHITECTURE)].contents()
+        return reader.fields[f"{architecture}.{name}"].contents()
 
-    eps, width = value("ARCH.attention.layer_norm_rms_epsilon"), value("ARCH.attention.key_length")
+    eps, width = value("attention.layer_norm_rms_epsilon"), value("attention.key_length")
     step = torch.arange(0, width, 2, dtype=torch.float64)
-    angles = value("ARCH.rope.freq_base") ** (-step / width) / held.get("rope_freqs.weight", 1.0)
+    angles = value("rope.freq_base") ** (-step / width) / held.get("rope_freqs.weight", 1.0)
     turned = torch.arange(ids.shape[1], dtype=torch.float64)[:, None] * angles  # (length, width / 2)
 
     def norm(x: Tensor, name: str) -> Tensor:
@@ -257,29 +282,39 @@ def _logits(file: Path, ids: Tensor) -> Tensor:
         return F.linear(x, held[f"{name}.weight"], held.get(f"{name}.bias"))
 
     def rotated(x: Tensor) -> Tensor:
-        even, odd = x[..., 0::2], x[..., 1::2]
+        """Pairs are neighbours in deci, and half a head apart in openelm."""
         cos, sin = turned.cos(), turned.sin()
-        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+        if architecture == _DECI:
+            a, b = x[..., 0::2], x[..., 1::2]
+            return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+        a, b = x[..., : width // 2], x[..., width // 2 :]
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
-    def split(x: Tensor, name: str, count: int) -> Tensor:
-        return linear(x, name).view(*x.shape[:-1], count, width).transpose(1, 2)
+    def attended(y: Tensor, at: str, heads: int, key_heads: int) -> Tensor:
+        counts = [heads, key_heads, key_heads]
+        if architecture == _DECI:
+            parts = [linear(y, f"{at}.attn_{part}") for part in "qkv"]
+        else:
+            parts = list(linear(y, f"{at}.attn_qkv").split([count * width for count in counts], -1))
+        q, k, v = (
+            part.reshape(*y.shape[:-1], count, width).transpose(1, 2)
+            for part, count in zip(parts, counts, strict=True)
+        )
+        if architecture == _OPENELM:
+            q, k = norm(q, f"{at}.attn_q_norm"), norm(k, f"{at}.attn_k_norm")
+        k, v = (part.repeat_interleave(heads // key_heads, 1) for part in (rotated(k), v))
+        scores = rotated(q) @ k.transpose(-1, -2) / math.sqrt(width)
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        return linear((weights @ v).transpose(1, 2).flatten(-2), f"{at}.attn_output")
 
     x: Tensor = held["token_embd.weight"][ids]
-    both = zip(value("ARCH.attention.head_count"), value("ARCH.attention.head_count_kv"), strict=True)
+    both = zip(value("attention.head_count"), value("attention.head_count_kv"), strict=True)
     for number, (heads, key_heads) in enumerate(both):
         at = f"blk.{number}"
         if heads:
-            y = norm(x, f"{at}.attn_norm")
-            q, k, v = (
-                split(y, f"{at}.attn_{part}", count)
-                for part, count in (("q", heads), ("k", key_heads), ("v", key_heads))
-            )
-            k, v = (part.repeat_interleave(heads // key_heads, 1) for part in (rotated(k), v))
-            scores = rotated(q) @ k.transpose(-1, -2) / math.sqrt(width)
-            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-            weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
-            x = x + linear((weights @ v).transpose(1, 2).flatten(-2), f"{at}.attn_output")
+            x = x + attended(norm(x, f"{at}.attn_norm"), at, heads, key_heads)
         y = norm(x, f"{at}.ffn_norm")
         y = F.silu(linear(y, f"{at}.ffn_gate")) * linear(y, f"{at}.ffn_up")
         x = x + linear(y, f"{at}.ffn_down")
-    return linear(norm(x, "output_norm"), "output")
+    return linear(norm(x, "output_norm"), "output" if "output.weight" in held else "token_embd")
