@@ -107,6 +107,26 @@ def test_whole_layers_and_equal_layers(tmp_path):
     assert equal(outputs(loaded, tokens()), outputs(even, tokens()))
 
 
+def test_a_module_whose_class_begins_the_weights_of_torch_s_attention(tmp_path):
+    config = hf.SiglipVisionConfig(
+        hidden_size=12,
+        intermediate_size=11,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        image_size=6,
+        patch_size=3,
+    )
+    model = models.sharpen(hf.SiglipVisionModel(config))
+    batch = {"pixel_values": torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))}
+    pooling = next(
+        name for name, part in model.named_modules() if isinstance(part, torch.nn.MultiheadAttention)
+    )
+    small = mh.cut(model, {pooling: [1]}, batch)
+    mh.save(small, tmp_path / "small")
+    loaded = hf.SiglipVisionModel.from_pretrained(tmp_path / "small")
+    assert equal(outputs(loaded, batch), outputs(mh.load(tmp_path / "small"), batch))
+
+
 def test_what_is_loaded_generates_casts_and_is_cut_again(tmp_path):
     small = mh.cut(models.llama(), {0: [2, 3]}, tokens())
     mh.save(small, tmp_path / "small")

@@ -81,8 +81,12 @@ def build(folder: Path, name: str, attention: str | None) -> nn.Module:
     values = read_json(folder / _CONFIG, dict[str, object], "config")
     config = cls.config_class.from_dict(values)
     options = {} if attention is None else {"attn_implementation": attention}
+    model: nn.Module
     with torch.random.fork_rng():
-        model: nn.Module = cls._from_config(config, dtype=torch.float32, **options)
+        try:
+            model = cls._from_config(copy.deepcopy(config), dtype=torch.float32, **options)
+        except ValueError:  # a part that refuses to be told, though it has it by default
+            model = cls._from_config(config, dtype=torch.float32)
     return model
 
 

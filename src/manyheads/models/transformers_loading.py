@@ -56,6 +56,9 @@ class HeadsQuantizer(HfQuantizer):
         with in_one_sentence(f"config.json: the changes of its heads do not fit {type(model).__name__}"):
             changes, original_heads = _for_class(record, model)
             reshape(model, changes)
+            for path in (*changes.replaced, *changes.emptied):
+                # else the class begins the weights of a module that is no more
+                setattr(model.get_submodule(path.rpartition(".")[0]), "_is_hf_initialized", True)  # noqa: B010
         setattr(model, "original_heads", original_heads)  # noqa: B010
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         return model
