@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo study test test-hard lint format web bench clean
+.PHONY: help setup demo study docs test test-hard lint format web bench clean
 
 help:
 	@echo "make demo    set up and run the main job on an embedded real model"
 	@echo "make study   the claims about multi-head attention (make study NAME=several_heads runs one)"
 	@echo "make test    set up, then lint, check types and run every test"
 	@echo "make test-hard  every test 18 times: two instruction sets, 1, 2 and 4 threads, any order, busy cores"
+	@echo "make docs    build the site into out/site"
 	@echo "make bench   set up and measure against peers (make bench PART=dropout for one part)"
 	@echo "make format  let ruff rewrite the source"
 	@echo "make web     build the page from web/ into the package (needs Node)"
@@ -54,6 +55,11 @@ web: setup $(PACKAGES)
 
 test: lint $(if $(NPM),$(PACKAGES))
 	$(BIN)/python -m pytest -n auto
+
+# The site, in English and Chinese: open out/site/index.html, no server needed.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "out/site/index.html"
 
 # Some hours. HARD="--times 1 --threads 2" runs a part.
 test-hard: setup

@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="readers whose names begin so")
-    parser.add_argument("--out", type=Path, help="also write the report here")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="also write DIR/mutated.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="good-") as name:
         home = Path(name)
@@ -178,7 +178,7 @@ def main() -> None:
     )
     print(text)
     if options.out is not None:
-        options.out.write_text(text)
+        (options.out / "mutated.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 SAYS = "  # -> "
 # Pages for users; CONTRIBUTING is for people who change the package.
 FOR_USERS = [page for page in PAGES if page.name != "CONTRIBUTING.md"]
+# Pages in Chinese, each with the English page whose code and structure it shares.
+CHINESE = {page: ROOT / "docs" / page.name for page in sorted((ROOT / "docs" / "zh").glob("*.md"))}
+ENGLISH_ONLY = {"architecture.md", "decisions.md"}  # for people who change the package
 WITH_CONTENTS = ["CONTRIBUTING.md", "docs/decisions.md", "docs/architecture.md"]
 READMES = ["README.md", "README.zh-CN.md"]
 
@@ -119,7 +122,7 @@ def anchor(title):
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *CHINESE], ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_links_lead_somewhere(page):
     links = LINK.findall(page.read_text(encoding="utf-8"))
     for path, section in links:
@@ -171,6 +174,22 @@ def test_both_readmes_have_the_same_sections_commands_and_numbers():
     assert english == chinese
     english, chinese = (re.findall(r"^(?:manyheads|make) [^#\n]*\S", text, re.MULTILINE) for text in texts)
     assert english == chinese
+
+
+def test_every_page_for_users_is_there_in_chinese():
+    english = {page.name for page in ROOT.glob("docs/*.md")} - ENGLISH_ONLY
+    assert {page.name for page in CHINESE} == english
+
+
+@pytest.mark.parametrize("page", CHINESE, ids=lambda page: page.stem)
+def test_a_chinese_page_has_the_code_sections_and_tables_of_the_english_one(page):
+    texts = [each.read_text(encoding="utf-8") for each in (page, CHINESE[page])]
+    chinese, english = (re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL) for text in texts)
+    assert chinese == english
+    chinese, english = ([level for level, _ in headings(each)] for each in (page, CHINESE[page]))
+    assert chinese == english
+    chinese, english = ([line.count("|") for line in text.split("\n") if line[:1] == "|"] for text in texts)
+    assert chinese == english
 
 
 def test_the_commands_of_the_readme_are_on_its_first_screen():

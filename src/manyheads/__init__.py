@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from manyheads import heads as heads
     from manyheads import nn as nn
     from manyheads import surgery as surgery
+    from manyheads.data.labelled import labelled as labelled
     from manyheads.heads.diversity import diversity as diversity
     from manyheads.heads.importance import agreement as agreement
     from manyheads.heads.importance import importance as importance
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
 
 # Where each public name is defined. It is imported when it is first used.
 _NAMES = {
+    "manyheads.data.labelled": ("labelled",),
     "manyheads.heads.diversity": ("diversity",),
     "manyheads.heads.importance": ("agreement", "importance"),
     "manyheads.heads.maps": ("maps",),

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
 
-from manyheads.capture.probe_inputs import Inputs, candidates, replaced
+from manyheads.capture.probe_inputs import Inputs, candidates, replaced, structure_copy
 
 
 def boxes(batch: int, length: int) -> torch.Tensor:
@@ -37,3 +38,36 @@ def test_a_replaced_token_has_another_box() -> None:
     assert (other.kwargs["bbox"] != probe.kwargs["bbox"]).any(-1).any(0).tolist() == [
         i == 3 for i in range(7)
     ]
+
+
+class Counting(nn.Linear):
+    """Says how it is copied."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Counting":
+        copied = Counting(3, 3)
+        copied.weight, copied.bias = self.weight, self.bias
+        copied.was_copied = True
+        return copied
+
+
+def test_a_copy_of_a_model_shares_its_weights_and_nothing_else() -> None:
+    shared = nn.Linear(3, 3)
+    model = nn.ModuleDict(
+        {"one": nn.Sequential(shared, nn.BatchNorm1d(3)), "two": shared, "own": Counting(3, 3)}
+    )
+    model.table, model.kept, model.nothing = torch.arange(6.0), [shared, {"a": [1]}], nn.ParameterDict()
+    model["one"].register_module("missing", None)
+    copied = structure_copy(model)
+    assert type(copied) is nn.ModuleDict
+    assert copied["one"][0] is copied["two"] is copied.kept[0] is not shared
+    assert copied["two"].weight is shared.weight
+    assert copied["own"].was_copied
+    assert copied.kept[1] == {"a": [1]}
+    assert copied.kept[1]["a"] is not model.kept[1]["a"]
+    assert torch.equal(copied.table, model.table)
+    assert copied.table is not model.table
+    assert copied["one"][1].running_mean is not model["one"][1].running_mean
+    assert copied["one"].missing is None
+    copied["two"].extra, copied["two"]._buffers["new"] = 1, torch.zeros(1)
+    assert not hasattr(shared, "extra")
+    assert not hasattr(shared, "new")

@@ -133,7 +133,7 @@ def test_models_that_cannot_be_probed_run_all_the_same(model: nn.Module, x: Tens
 
 
 def test_what_is_refuted_is_named_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probed_call, "_is_formula", lambda call: False)
+    monkeypatch.setattr(probed_call, "_is_formula", lambda call, products, alive: False)
     model, x = nn.Sequential(Attention()), torch.randn(2, 5, 24)
     with torch.no_grad(), mh.watch(model) as seen:
         model(x)

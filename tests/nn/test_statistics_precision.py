@@ -195,7 +195,8 @@ def test_a_bias_hides_what_gets_no_weight_from_it(hidden, shift):
     found = statistics(q, k, mask=bias, statistics="full")
     for name, value in found.items():
         moved = shift if name in ("logsumexp", "largest_logit") else 0.0
-        assert torch.allclose(value, plain[name] + moved, rtol=1e-5, atol=2e-3 if shift else 1e-4), name
+        error = 5e-3 if name == "distance_spread" else 2e-3 if shift else 1e-4
+        assert torch.allclose(value, plain[name] + moved, rtol=1e-5, atol=error), name
 
 
 def test_a_query_whose_keys_all_have_the_lowest_score_attends_to_all_of_them():

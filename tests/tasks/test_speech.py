@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import manyheads as mh
+from manyheads.data.labelled.metrics import edits
 from manyheads.data.readers.audio import encode_wav, log_mel
 from manyheads.data.readers.recordings import Recording
 from manyheads.models.config import build
@@ -16,7 +17,7 @@ from manyheads.tasks import find, load, restore
 from manyheads.tasks.speech import synthetic, word_strings
 from manyheads.tasks.speech import task as speech
 from manyheads.tasks.speech.task import KINDS, Speech
-from manyheads.tasks.speech.word_strings import edits, spelled
+from manyheads.tasks.speech.word_strings import spelled
 from manyheads.training.loop import train
 
 SMALL = {"d_model": 12, "heads": 3, "layers": 1, "decoder_layers": 1, "dropout": 0.0, "mels": 11}

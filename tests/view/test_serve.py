@@ -57,7 +57,8 @@ def test_a_model_that_is_open_already(monkeypatch):
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "manyheads.view.live.server", None)
+    monkeypatch.delitem(sys.modules, "manyheads.view.live.server", raising=False)
     monkeypatch.delattr("manyheads.view.live.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ImportError, match=r"pip install 'manyheads\[live\]'"):
         mh.serve(loaded(bert(), Characters()))

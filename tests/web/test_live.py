@@ -16,7 +16,14 @@ HOSTILE = "<script>window.hacked = 1</script> \u0000 👩‍👩‍👧 \u202e"
 
 
 @pytest.fixture(scope="module")
-def served():
+def twin():
+    """A model with the weights of the one that is served, whose own may be measured at any time."""
+    return bert()
+
+
+@pytest.fixture(scope="module")
+def served(twin):
+    """It begins after the twin is there: its threads set random generators back to what they were."""
     made = Served(begin(loaded(bert(), Characters())))
     yield made
     made.close()
@@ -91,7 +98,7 @@ def test_silence_by_click_and_by_key(page, served):
     assert "6 of 6" in page.locator('[data-part="kept"]').inner_text()
 
 
-def test_choose_by_ranking_and_download_a_plan_that_cuts(page, served, tmp_path):
+def test_choose_by_ranking_and_download_a_plan_that_cuts(page, served, twin, tmp_path):
     typed(page, "heads attend")
     with page.expect_response("**/api/choose"), page.expect_response("**/api/silence"):
         page.locator('[data-control="share"]').focus()
@@ -103,11 +110,10 @@ def test_choose_by_ranking_and_download_a_plan_that_cuts(page, served, tmp_path)
     saved.value.save_as(tmp_path / "plan.json")
     plan = mh.Plan.load(tmp_path / "plan.json")
     assert plan.removed == 4
-    model = bert()  # another one with the same weights: the server may be measuring its own
-    small = mh.prune(model, served.live.batches, using=plan, refit=False)
+    small = mh.prune(twin, served.live.batches, using=plan, refit=False)
     batch = served.live.batches[0]
-    with torch.no_grad(), mh.silence(model, plan):
-        wanted = model(**batch).last_hidden_state
+    with torch.no_grad(), mh.silence(twin, plan):
+        wanted = twin(**batch).last_hidden_state
     with torch.no_grad():
         found = small(**batch).last_hidden_state
     real = batch["attention_mask"].bool()

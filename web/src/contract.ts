@@ -129,7 +129,7 @@ export interface CurveLine {
 
 /** Quality as heads are silenced, the least important first. */
 export interface Curve {
-  /** perplexity, agreement or cosine */
+  /** perplexity, accuracy, agreement, cosine, or another measure of the task */
   quality: string;
   /** how many sequences it was measured on */
   sequences: number;
@@ -196,6 +196,8 @@ export interface Silenced {
 export interface Example {
   kind: "text" | "image" | "pair";
   title: string;
+  /** what is right, where the data have labels: a class by its name, an answer, a text */
+  label?: string;
   /** by axis */
   tokens: Record<string, Token[]>;
   picture: Picture | null;
@@ -307,7 +309,7 @@ export interface Ablation {
   before: Answer | null;
   after: Answer | null;
   change: number | null;
-  /** cosine, kl or kl_sequence */
+  /** cosine, kl, kl_sequence or square */
   measure: string;
   cut: Shortened | null;
   example: Example;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,33 +11,40 @@ from manyheads.capture.call import Call
 from manyheads.nn.mask import Mask
 
 
-def weight_rows(call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
+def weight_rows(call: Call, numbers: Sequence[int], wanted: Sequence[int]) -> Tensor:
     """Rows of the softmax (batch, heads, rows, keys), in float32 at least. Queries without any key have
-    zeros.
+    zeros. Heads or rows that are a range are not copied.
     """
     exact = torch.promote_types(call.output.dtype, torch.float32)
     if call.weights is not None:
-        return call.weights[:, numbers][:, :, wanted].to(exact)
+        return call.weights[:, _index(numbers)][:, :, _index(wanted)].to(exact)
     left = call.sinks[0]
     return score_rows(call, numbers, wanted).softmax(-1).nan_to_num(0.0)[..., left : left + call.keys]
 
 
-def score_rows(call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
+def score_rows(call: Call, numbers: Sequence[int], wanted: Sequence[int]) -> Tensor:
     """Rows of the scores (batch, heads, rows, keys and sinks) with masks and biases added, in float32 at
     least."""
     exact = torch.promote_types(call.output.dtype, torch.float32)
     if call.scores is not None:
-        return call.scores[:, numbers][:, :, wanted].to(exact)
+        return call.scores[:, _index(numbers)][:, :, _index(wanted)].to(exact)
     if call.query is None or call.key is None:
         raise ValueError(f"{call.site.name}: a call with neither scores nor queries and keys")
     group = call.query.shape[1] // call.key.shape[1]
-    q = call.query[:, numbers][:, :, wanted].to(exact)
+    q = call.query[:, _index(numbers)][:, :, _index(wanted)].to(exact)
     k = call.key[:, [number // group for number in numbers]].to(exact)
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if call.scale is None else call.scale)
     return _masked(scores, call, numbers, wanted)
 
 
-def _masked(scores: Tensor, call: Call, numbers: list[int], wanted: list[int]) -> Tensor:
+def _index(numbers: Sequence[int]) -> slice | list[int]:
+    """Numbers to index an axis by: a range without holes as a slice, which gives a view."""
+    if isinstance(numbers, range) and numbers.step == 1:
+        return slice(numbers.start, numbers.stop)
+    return list(numbers)
+
+
+def _masked(scores: Tensor, call: Call, numbers: Sequence[int], wanted: Sequence[int]) -> Tensor:
     mask: Mask = call.mask
     first, last = min(wanted), max(wanted) + 1
     rows = [i - first for i in wanted]
@@ -47,7 +56,7 @@ def _masked(scores: Tensor, call: Call, numbers: list[int], wanted: list[int]) -
     return scores if allowed is None else scores.masked_fill(~_chosen(allowed, numbers, rows), -torch.inf)
 
 
-def _chosen(part: Tensor, numbers: list[int], rows: list[int]) -> Tensor:
+def _chosen(part: Tensor, numbers: Sequence[int], rows: list[int]) -> Tensor:
     part = part[(None,) * (4 - part.dim())]
-    part = part if part.shape[1] == 1 else part[:, numbers]
+    part = part if part.shape[1] == 1 else part[:, _index(numbers)]
     return part if part.shape[2] == 1 else part[:, :, rows]

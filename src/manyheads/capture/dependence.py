@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from manyheads.capture.call import SDPA
 from manyheads.capture.tensor_tags import memory_of
 from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.types import Arguments, Function, Keywords
@@ -47,6 +49,7 @@ _NORMALISERS = {
 MIXED = -2  # an element that goes to several indices
 UNUSED = -1  # an element that goes nowhere
 _WHOLE = 512  # indices that the cotangents of one gradient can tell apart
+_PIECE = 2**22  # elements of a leaf that are looked at together
 NO_WEIGHTS = hash(())  # stands for the weights of what comes in from outside
 
 
@@ -57,11 +60,13 @@ class Leaf:
     tensor: the result.
     rows: its axes that belong to the weights; the others belong to the data.
     weights: a number that says which weights, by their place in memory and their shape.
+    number: which of all leaves of a run it is.
     """
 
     tensor: Tensor
     rows: tuple[int, ...]
     weights: int
+    number: int
 
     def by_row(self, elements: Tensor) -> Tensor:
         """Something about each element (n, *shape of the leaf), as (n, rows, data)."""
@@ -84,17 +89,25 @@ class Marks(TorchFunctionMode):
 
     constants: tensors that hold no data: parameters and buffers.
     see: told each function that runs.
+    keep: told each product of data with parameters or buffers: the function, its arguments, which of them are
+        the data, the leaf, and what the model gets.
     forced: a model that switches gradients off is differentiated all the same.
     """
 
     def __init__(
-        self, constants: Sequence[Tensor], see: Callable[[Function], None], forced: bool = False
+        self,
+        constants: Sequence[Tensor],
+        see: Callable[[Function], None],
+        keep: Callable[[Function, Arguments, Tensor, Tensor, Tensor], None],
+        forced: bool = False,
     ) -> None:
         super().__init__()
-        self._see, self._forced = see, forced
+        self._see, self._keep, self._forced = see, keep, forced
         self._storages = {memory_of(x) for x in constants}
         self._constant: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # made of constants alone, and when
-        self.leaves: dict[int, Leaf] = {}
+        # (rows, weights, number) of each leaf that something can still be differentiated by
+        self._leaves: MutableMapping[Tensor, tuple[tuple[int, ...], int, int]] = WeakTensorKeyDictionary()
+        self._count = 0
         self.outputs: dict[int, Tensor] = {}  # what attention calls gave, as leaves of their own
         self.readers: dict[int, list[bool]] = {}  # products that read them: whether nothing else
         self._of_heads: dict[
@@ -126,6 +139,9 @@ class Marks(TorchFunctionMode):
             return out
         if func is F.embedding:
             return self.leaf(func(*args, **kwargs), (-1,), tensors[-1:])
+        if func in SDPA:  # with a bias that is differentiated it would compute all scores at once
+            args = tuple(_without_history(x) if index == 3 else x for index, x in enumerate(args))
+            kwargs = {name: _without_history(x) if name == "attn_mask" else x for name, x in kwargs.items()}
         out = func(*args, **kwargs)
         if self._of_heads and any(self._reads_heads(x) for x in tensors):
             for result in tensors_in(args[0] if func is Tensor.__setitem__ else out):
@@ -145,8 +161,14 @@ class Marks(TorchFunctionMode):
             return out
         tensor = out.detach().requires_grad_()
         address = hash(tuple((memory_of(x), x.storage_offset(), x.shape, x.stride()) for x in weights))
-        self.leaves[id(tensor)] = Leaf(tensor, rows, address)
+        self._count += 1
+        self._leaves[tensor] = rows, address, self._count
         return tensor.clone()  # which may be written to
+
+    def leaves(self, tensor: Tensor) -> list[Leaf]:
+        """The leaves that a tensor was made of."""
+        behind = leaves_of(tensor)
+        return [Leaf(leaf, *self._leaves[leaf]) for leaf in behind if leaf in self._leaves]
 
     def output(self, out: Tensor) -> Tensor:
         """Start a new history with what an attention call gave: a leaf."""
@@ -195,7 +217,13 @@ class Marks(TorchFunctionMode):
         )
         weights = [x for x, constant in zip(tensors, fixed, strict=True) if constant and x.dim() > 1]
         rows = _rows(func, args, tensors, fixed, out)
-        return self.leaf(out, rows, weights) if weights and rows else out
+        if not (weights and rows):
+            return out
+        handed = self.leaf(out, rows, weights)
+        stays = all(memory_of(x) in self._storages for x, c in zip(tensors, fixed, strict=True) if c)
+        if stays and not kwargs and fixed.count(False) == 1:
+            self._keep(func, args, tensors[fixed.index(False)], out, handed)
+        return handed
 
     def _read(self, data: Tensor) -> None:
         """Note what a product with weights reads of the outputs of heads."""
@@ -255,23 +283,22 @@ def _indices(
     order = sorted(range(len(axes)), key=lambda i: axes[i])
     counted = torch.arange(size, device=tensor.device).view([tensor.shape[axis] for axis in axes])
     counted = counted.permute(order).reshape(shape)
-    result = [torch.full(x.shape, UNUSED, dtype=torch.long) for x in inputs]
+    result = [torch.full(x.shape, UNUSED, dtype=torch.int32) for x in inputs]
     used = [None if g is None else _is_used(g, leaf) for g, leaf in zip(plain, leaves, strict=True)]
     while unit == 1 or unit < size:
         factor = (1 + counted // unit % base / base).to(tensor.dtype)
         coded = _gradients(tensor, inputs, start * factor)
-        for number, (g, c, alive) in enumerate(zip(plain, coded, used, strict=True)):
+        for before, g, c, alive in zip(result, plain, coded, used, strict=True):
             if g is None or c is None or alive is None:
                 continue
-            ratio = (_double(c) / _double(torch.where(alive, g, 1)) - 1) * base
-            index = ratio.round()
-            index = torch.where((ratio - index).abs() < slack, index, -1).long()
-            index = torch.where((index >= 0) & (index < base), index, MIXED)
-            before, alive = result[number], alive.cpu()
-            sums = torch.where(
-                (before == MIXED) | (index == MIXED), MIXED, before.clamp(min=0) + index * unit
-            )
-            result[number] = torch.where(alive, sums, UNUSED)
+            pieces = (x.flatten().split(_PIECE) for x in (before, g, c, alive))
+            for out, g_piece, c_piece, some in zip(*pieces, strict=True):
+                ratio = (_double(c_piece) / _double(torch.where(some, g_piece, 1)) - 1) * base
+                index = ratio.round()
+                index = torch.where((ratio - index).abs() < slack, index, -1).int()
+                index = torch.where((index >= 0) & (index < base), index, MIXED)
+                sums = torch.where((out == MIXED) | (index == MIXED), MIXED, out.clamp(min=0) + index * unit)
+                out.copy_(torch.where(some.cpu(), sums, UNUSED))
         unit *= base
     for index in result:
         index[index >= size] = MIXED
@@ -285,7 +312,8 @@ def _is_often_mixed(index: Tensor) -> bool:
 
 def _unravelled(index: Tensor, sizes: Sequence[int]) -> Tensor:
     """The index along each axis, of indices over all of them."""
-    parts = torch.unravel_index(index.clamp(min=0), tuple(sizes))
+    steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    parts = [index // step % size for step, size in zip(steps, sizes, strict=True)]
     return torch.stack([torch.where(index < 0, index, part) for part in parts])
 
 
@@ -325,6 +353,10 @@ def leaves_of(tensor: Tensor) -> list[Tensor]:
             leaves.append(node.variable)
         waiting += [before for before, _ in node.next_functions]
     return leaves
+
+
+def _without_history(value: object) -> object:
+    return value.detach() if type(value) is Tensor and value.requires_grad else value
 
 
 def _detached(value: Any, data: set[int]) -> Any:

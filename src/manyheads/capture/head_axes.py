@@ -15,6 +15,7 @@ from torch import Tensor
 from manyheads.capture.axes import Roles
 from manyheads.capture.dependence import MIXED, UNUSED, Leaf, destinations
 
+_ROWS = 64  # of weights that are looked at together
 _EVERYWHERE = 0.9  # of the indices; no head has more than half of them
 
 
@@ -57,7 +58,7 @@ def origins(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) -> Orig
         if not bool(alive.any()):
             continue
         rows |= {(leaf.weights, row) for row in alive.nonzero().flatten().tolist()}
-        data |= {(id(leaf.tensor), token) for token in used.any(0).nonzero().flatten().tolist()}
+        data |= {(leaf.number, token) for token in used.any(0).nonzero().flatten().tolist()}
         for number, axis in enumerate(axes):
             sets[number].append(_indices(by_row[number][alive], tensor.shape[axis]))
     if not rows:
@@ -70,11 +71,13 @@ def origins(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) -> Orig
 
 def _indices(targets: Tensor, size: int) -> Tensor:
     """Which of ``size`` indices the elements of each row (rows, data) go to: (rows, size)."""
-    out = torch.zeros(targets.shape[0], size, dtype=torch.bool)
-    row, _ = (targets >= 0).nonzero(as_tuple=True)
-    out[row, targets[targets >= 0]] = True
-    out |= (targets == MIXED).any(1, keepdim=True)
-    return out
+    if not targets.numel():
+        return torch.zeros(targets.shape[0], size, dtype=torch.bool)
+    out = torch.zeros(targets.shape[0], size + 1, dtype=torch.bool)  # the last is for those that go nowhere
+    for rows, piece in zip(out.split(_ROWS), targets.split(_ROWS), strict=True):
+        rows.scatter_(1, torch.where(piece >= 0, piece, size).long(), True)
+        rows |= (piece == MIXED).any(1, keepdim=True)
+    return out[:, :size]
 
 
 def _axis(sets: Tensor) -> Axis:

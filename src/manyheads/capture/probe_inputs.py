@@ -5,6 +5,7 @@ the model to try it on, which shares the weights and nothing else.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from manyheads.nn.orthogonal_rows import replace_constrained
 SAMPLES = 3  # sequences of a probe
 LENGTH = 13  # tokens of each, where a model can be given fewer than it was called with
 LONGER = (67, 131, 257, 521, 1031, 2053)  # where so few do not show what a model does with many
+_COPYING = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__new__")
 _LONG = 32  # sequences up to this long are taken whole
 
 
@@ -145,7 +147,7 @@ def structure_copy(module: nn.Module) -> nn.Module:
     """
     memo: dict[int, object] = {id(parameter): parameter for parameter in module.parameters()}
     memo |= {id(buffer): buffer.detach().clone() for buffer in module.buffers()}
-    copied = replace_constrained(copy.deepcopy(module, memo))  # heads show in rows of plain weights
+    copied = replace_constrained(_module_copy(module, memo))  # heads show in rows of plain weights
     for part in copied.modules():
         for hooks in (part._forward_pre_hooks, part._forward_hooks):
             for key, hook in list(hooks.items()):
@@ -157,6 +159,28 @@ def structure_copy(module: nn.Module) -> nn.Module:
         part._backward_hooks.clear()
         part._backward_pre_hooks.clear()
     return copied.eval()
+
+
+def _module_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """What `copy.deepcopy` gives, sooner: most of what it looks at is the empty mappings of hooks that every
+    module has.
+    """
+    kind = type(module)
+    plain = not hasattr(kind, "__deepcopy__") and all(
+        getattr(kind, name) is getattr(nn.Module, name) for name in _COPYING
+    )
+    if id(module) in memo or not plain:
+        return copy.deepcopy(module, memo)
+    copied = memo[id(module)] = kind.__new__(kind)
+    for name, value in module.__getstate__().items():  # without what torch compiled
+        if name == "_modules":
+            parts = ((key, None if part is None else _module_copy(part, memo)) for key, part in value.items())
+            copied.__dict__[name] = type(value)(parts)
+        elif type(value) in (dict, OrderedDict) and not value:
+            copied.__dict__[name] = type(value)()
+        else:
+            copied.__dict__[name] = copy.deepcopy(value, memo)
+    return copied
 
 
 def _belongs_to_model(hook: object) -> bool:

@@ -4,7 +4,9 @@ what was taken for its weights and values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
@@ -12,10 +14,12 @@ from torch import Tensor
 from manyheads.capture.axes import Roles
 from manyheads.capture.call import Call, Origin
 from manyheads.capture.call_rows import weight_rows
-from manyheads.capture.dependence import NO_WEIGHTS, Leaf, Marks, leaves_of
+from manyheads.capture.dependence import NO_WEIGHTS, Leaf, Marks
 from manyheads.capture.head_axes import Axis, agree, keys_are_tokens, origins, roles_from
 from manyheads.capture.mask_reading import shown
+from manyheads.nn.mask import Mask
 
+_PIECE = 2**24  # scores that are looked at together
 NOTHING_TELLS = "no weights are behind its queries, so that nothing tells its heads"
 
 
@@ -23,6 +27,8 @@ NOTHING_TELLS = "no weights are behind its queries, so that nothing tells its he
 class Record:
     """What the first run shows of one attention call.
 
+    call: its sizes and settings. Its tensors have no numbers any more: of images there are gigabytes.
+    reads: (queries, keys) where some sequence and head has a weight.
     rows, data: the weights and the tokens that its queries depend on.
     problem: why nothing is proved of it.
     wanted: what the axes of its product are and the heads in a merged one, where custom has it wrong.
@@ -32,6 +38,7 @@ class Record:
 
     call: Call
     output: Tensor
+    reads: Tensor
     rows: frozenset[object] = frozenset()
     data: frozenset[object] = frozenset()
     problem: str = ""
@@ -40,7 +47,7 @@ class Record:
     readers: list[bool] = field(default_factory=list)
     query: Tensor | None = None
     key: Tensor | None = None
-    hidden: Tensor | None = None  # which scores are not those of a mask
+    hidden: bytes | None = None  # stands for which scores are not those of a mask
 
     @property
     def origin(self) -> Origin:
@@ -51,19 +58,25 @@ class Record:
 
 def record_call(call: Call, marks: Marks) -> Record:
     """Look at one call: differentiate its queries and values, and compute its output again."""
-    record = Record(call, marks.output(call.output))
+    products, reads, alive = _read(call)
+    record = Record(call, marks.output(call.output), reads)
     record.query = None if call.query is None else call.query.detach().clone()
     record.key = None if call.key is None else call.key.detach().clone()
-    record.hidden = None if call.scores is None else shown(call.scores.detach())
-    if call.again:
-        return record
-    origin = record.origin
-    value_leaves = _leaves(call.value, marks)
+    record.hidden = None if call.scores is None else shown_digest(call.scores.detach())
+    if not call.again:
+        _prove(record, marks, products, alive)
+    record.call = _emptied(call)
+    return record
+
+
+def _prove(record: Record, marks: Marks, products: Tensor | None, alive: Tensor) -> None:
+    call, origin = record.call, record.origin
+    value_leaves = marks.leaves(call.value)
     record.tokens = call.partial or keys_are_tokens(call.value, value_leaves)
     if not record.tokens:
-        return record
+        return
     axes = [axis for axis, role in enumerate(origin.roles) if role not in ("k", "d")]
-    leaves = _leaves(origin.tensor, marks)
+    leaves = marks.leaves(origin.tensor)
     sources = origins(origin.tensor, axes, leaves)
     if sources is None:
         record.problem = _heads_of_values(call, value_leaves)
@@ -72,13 +85,34 @@ def record_call(call: Call, marks: Marks) -> Record:
         _judge(record, axes, sources.axes, value_leaves)
         if record.wanted and all(leaf.weights == NO_WEIGHTS for leaf in leaves):
             record.wanted, record.problem = None, NOTHING_TELLS
-    if not (record.problem or record.wanted or _is_formula(call)):
+    if not (record.problem or record.wanted or _is_formula(call, products, alive)):
         record.problem = "what was taken for its weights and values does not give its output"
-    return record
 
 
-def _leaves(tensor: Tensor, marks: Marks) -> list[Leaf]:
-    return [marks.leaves[id(leaf)] for leaf in leaves_of(tensor) if id(leaf) in marks.leaves]
+def shown_digest(scores: Tensor) -> bytes:
+    """Bytes that stand for which scores (batch, heads, queries, keys) are those of a mask."""
+    digest = blake2b(repr(scores.shape).encode())
+    for piece in scores.flatten(0, 1).split(max(1, _PIECE // max(1, scores.shape[2] * scores.shape[3]))):
+        digest.update(shown(piece).cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.digest()
+
+
+def _emptied(call: Call) -> Call:
+    """The call with tensors of the same shapes that take no memory, nor keep a history."""
+
+    def empty(x: Tensor) -> Tensor:
+        return torch.empty((), dtype=x.dtype, device=x.device).expand(x.shape)
+
+    def maybe(x: Tensor | None) -> Tensor | None:
+        return None if x is None else empty(x)
+
+    assert call.origin is not None
+    return replace(
+        call, query=maybe(call.query), key=maybe(call.key), value=empty(call.value),
+        output=empty(call.output), mask=Mask(), tokens=None, scores=maybe(call.scores),
+        weights=maybe(call.weights), logits=maybe(call.logits),
+        origin=replace(call.origin, tensor=empty(call.origin.tensor)),
+    )  # fmt: skip
 
 
 def _heads_of_values(call: Call, leaves: list[Leaf]) -> str:
@@ -128,15 +162,39 @@ def _judge(record: Record, axes: list[int], proved: list[Axis], value_leaves: li
     record.wanted = tuple(result), merged
 
 
-def _is_formula(call: Call) -> bool:
+@torch.no_grad()
+def _read(call: Call) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The weights times the values (batch, heads, queries, width), unless they are not to be compared; where
+    some sequence and head has a weight (queries, keys); which rows have any (batch, heads, queries).
+    """
+    compared = not (call.again or call.partial or call.dropout or call.value.shape[2] != call.keys)
+    heads, value = range(call.output.shape[1]), call.value.detach()
+    products, reads, alive = [], [], []
+    for piece in _pieces(call):
+        weights = weight_rows(call, heads, piece)
+        some = weights != 0
+        reads.append(some.flatten(0, 1).any(0))
+        alive.append(some.any(-1))
+        if compared:
+            values = value.to(weights.dtype).repeat_interleave(weights.shape[1] // value.shape[1], 1)
+            products.append(weights @ values)
+    return torch.cat(products, 2) if compared else None, torch.cat(reads), torch.cat(alive, 2)
+
+
+def _pieces(call: Call) -> Iterator[range]:
+    """Some queries after the other, so that their weights are not too many at once."""
+    step = max(1, _PIECE // max(1, call.output.shape[0] * call.output.shape[1] * call.keys))
+    yield from (
+        range(start, min(call.queries, start + step)) for start in range(0, max(1, call.queries), step)
+    )
+
+
+def _is_formula(call: Call, products: Tensor | None, alive: Tensor) -> bool:
     """Whether the weights times the values are the output."""
-    if call.partial or call.dropout or call.value.shape[2] != call.keys:
+    if products is None:
         return True
-    weights = weight_rows(call, list(range(call.output.shape[1])), list(range(call.queries)))
-    value = call.value.detach().to(weights.dtype)
-    value = value.repeat_interleave(weights.shape[1] // value.shape[1], 1)
-    wanted, output = weights @ value, call.output.detach().to(weights.dtype)
-    there = torch.isfinite(output).all(-1) & (weights != 0).any(-1)
+    wanted, output = products, call.output.detach().to(products.dtype)
+    there = torch.isfinite(output).all(-1) & alive
     slack = 1e-3 if torch.finfo(call.output.dtype).eps < 1e-5 else 5e-2
     size = float(output[there].abs().max()) if bool(there.any()) else 0.0
     return bool(torch.allclose(wanted[there], output[there], rtol=slack, atol=slack * max(size, 1e-6)))

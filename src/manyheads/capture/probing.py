@@ -31,13 +31,12 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from manyheads.capture import proof as proofs
 from manyheads.capture.axes import Roles
 from manyheads.capture.call import SDPA, Call
-from manyheads.capture.call_rows import weight_rows
 from manyheads.capture.dependence import Marks
 from manyheads.capture.interceptor import internal, module_paths
 from manyheads.capture.probe_inputs import LONGER, Inputs, candidates, structure_copy
 from manyheads.capture.probed_call import NOTHING_TELLS, Record, record_call
 from manyheads.capture.proof import Forward, Proof, SiteProof, Step
-from manyheads.capture.second_run import Rows, probe_interceptor, second_run
+from manyheads.capture.second_run import Rows, probe_interceptor, second_run, token_run
 from manyheads.capture.token_mixing import Baseline, is_beside_attention, reasons
 from manyheads.capture.torch_patches import without_checkpoints
 from manyheads.common.errors import describe_error
@@ -196,7 +195,7 @@ def _first_run(
     """Run the copy with everything marked."""
     records: list[Record] = []
     first = Baseline(copied, module_paths(copied, path))
-    marks = Marks([*copied.parameters(), *copied.buffers()], first.see, forced)
+    marks = Marks([*copied.parameters(), *copied.buffers()], first.see, first.keep, forced)
     with marks:
 
         def see(call: Call) -> Tensor:
@@ -307,10 +306,7 @@ def _look_at_pieces(proof: Proof, names: list[str], records: list[Record], token
                     replaced_queries |= {asked + i for i in rows[0].any(0).nonzero().flatten().tolist()}
                     replaced_keys |= set(rows[1].any(0).nonzero().flatten().tolist())
                 asked += piece.call.queries
-                weights = weight_rows(
-                    piece.call, list(range(piece.call.output.shape[1])), list(range(piece.call.queries))
-                )
-                last = (weights != 0).flatten(0, 2).any(0).nonzero()
+                last = piece.reads.any(0).nonzero()
                 reached = max(reached, int(last[-1]) + 1 if last.numel() else 0)
                 causal &= reached <= asked
             site.causal = causal and asked > 1
@@ -329,7 +325,7 @@ def _second_runs(
 ) -> None:
     """Run the copy with a sequence and with a token replaced: what changes where, and what it is called."""
     sequence = second_run(copied, path, inputs, proof, records, first, axis=0)
-    token = second_run(copied, path, inputs, proof, records, first, axis=1)
+    token = token_run(copied, path, inputs, proof, records, first)
     names = token.names or sequence.names
     if any(_reads_more(record, rows) for record, rows in zip(records, token.rows, strict=True)):
         start = second_run(copied, path, inputs, proof, records, first, axis=1, at=lambda size: 0).rows
@@ -421,10 +417,10 @@ def _are_learned(record: Record, margins: tuple[int, int | None] | None, token: 
         or record.key.shape[0] < 2
     ):
         return False
-    keys, call = record.key.shape[2], record.call
+    keys = record.key.shape[2]
     real = [] if token is None else token[0].any(0).nonzero().flatten().tolist()  # others may be padding
-    weights = weight_rows(call, list(range(call.output.shape[1])), real or list(range(call.queries)))
-    if not bool(torch.cat([weights[..., : margins[0]], weights[..., keys - margins[1] :]], -1).any()):
+    reads = record.reads[real] if real else record.reads
+    if not bool(torch.cat([reads[:, : margins[0]], reads[:, keys - margins[1] :]], -1).any()):
         return False  # a cache that is not yet full
     extra = torch.cat([record.key[:, :, : margins[0]], record.key[:, :, keys - margins[1] :]], 2)
     return bool(torch.isclose(extra, extra[:1], rtol=1e-4, atol=1e-6).all())

@@ -5,20 +5,26 @@ change, and which modules carry something to other tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
-from manyheads.capture.mask_reading import shown
 from manyheads.capture.probe_inputs import Inputs, position, replaced
-from manyheads.capture.probed_call import Record
+from manyheads.capture.probed_call import Record, shown_digest
 from manyheads.capture.proof import Proof
-from manyheads.capture.token_mixing import Baseline, Perturbed
+from manyheads.capture.token_mixing import Baseline, Perturbed, row_map
+from manyheads.common.types import Arguments, Function, Keywords
 
+_CHOICES = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argsort, Tensor.argsort}
+_NAMES = {func.__name__ for func in _CHOICES}
+_TOKENS = 5  # that are replaced in turn
 Rows = tuple[Tensor, Tensor] | None  # which queries and keys of a call changed
 
 
@@ -44,12 +50,14 @@ def second_run(
     axis: int,
     at: Callable[[int], int] | None = None,
     ids: bool | None = None,
+    choices: Choices | None = None,
 ) -> Second:
     """Run the copy of a model with the sequence (``axis`` 0) or token (1) replaced that ``at`` chooses. With
-    ``ids`` whole numbers are replaced, too; unless it is given, where the model takes others.
+    ``ids`` whole numbers are replaced, too; unless it is given, where the model takes others. With
+    ``choices`` tokens are chosen as in another run.
     """
     if ids is None:
-        again = partial(second_run, copied, path, inputs, proof, records, first, axis, at)
+        again = partial(second_run, copied, path, inputs, proof, records, first, axis, at, choices=choices)
         if len({x.is_floating_point() for x in inputs.tensors()}) == 1:
             return again(ids=True)
         try:
@@ -84,12 +92,9 @@ def second_run(
                     _changed_rows(call.query, record.query),
                     _changed_rows(call.key, record.key),
                 )
-            if (
-                call.scores is not None
-                and record.hidden is not None
-                and record.hidden.shape == call.scores.shape
-            ):
-                run.hidden[number] = not torch.equal(shown(call.scores), record.hidden)
+            before = record.call.scores
+            if call.scores is not None and before is not None and before.shape == call.scores.shape:
+                run.hidden[number] = shown_digest(call.scores) != record.hidden
             kept = record.output.detach()
             if changed is None or changed[0].shape != (kept.shape[0], kept.shape[2]):
                 return kept
@@ -100,7 +105,9 @@ def second_run(
     probe = other if other is not None else inputs.changed(lambda x: x.detach().clone())
     interceptor = probe_interceptor(copied, see, proof, path)
     interceptor.embedded, interceptor.steps = perturbed.ids, proof.steps
-    with interceptor, perturbed, torch.no_grad():
+    if choices is not None:
+        choices.perturbed, perturbed.one_by_one = perturbed, True
+    with choices or nullcontext(), _Reused(first), interceptor, perturbed, torch.no_grad():
         torch.manual_seed(0)
         copied(*probe.args, **probe.kwargs)
     run.leaks = perturbed.leaks if other is not None else set()
@@ -108,6 +115,136 @@ def second_run(
         pairs = zip(perturbed.ids, first.ids, strict=True)
         run.embeddings = frozenset(i for i, (now, then) in enumerate(pairs) if not torch.equal(now, then))
     return run
+
+
+class Choices(TorchFunctionMode):
+    """A context that keeps the indices that `topk` and sorting give. With what one has ``kept``, a further
+    run gets the same ones where others would be chosen, and not for the share of what was replaced alone: a
+    choice of tokens stays what it was.
+
+    moved: the modules that would have chosen others.
+    """
+
+    def __init__(self, kept: list[tuple[Function, Tensor]] | None = None) -> None:
+        super().__init__()
+        self.kept = kept or []
+        self.perturbed: Perturbed | None = None
+        self.moved: set[str] = set()
+        self._number = 0
+
+    def __torch_function__(
+        self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func not in _CHOICES:
+            return out
+        with torch._C.DisableTorchFunction():
+            indices = out if isinstance(out, Tensor) else out[1]
+            if self.perturbed is None:
+                self.kept.append((func, indices.clone()))
+                return out
+            kept = self.kept[self._number] if self._number < len(self.kept) else None
+            self._number += 1
+            if kept is None or kept[0] is not func or kept[1].shape != indices.shape:
+                return out
+            if not _is_moved(indices != kept[1], self.perturbed):
+                return out
+            self.moved.add(self.perturbed.innermost or "")
+            if isinstance(out, Tensor):
+                return kept[1].clone()
+            dim = _axis_of(func, args, kwargs or {})
+            data = args[0] if args else (kwargs or {})["input"]
+            return type(out)((data.gather(dim, kept[1]), kept[1].clone()))
+
+
+def _is_moved(changed: Tensor, perturbed: Perturbed) -> bool:
+    """Whether more was chosen otherwise, in some sequence, than the share of what was replaced."""
+    by_sequence = changed.dim() > 1 and changed.shape[0] == perturbed.sequences
+    parts = changed if by_sequence else [changed]
+    return any(bool(part.any()) and not perturbed.is_confined(part) for part in parts)
+
+
+def _axis_of(func: Function, args: Arguments, kwargs: Keywords) -> int:
+    """The axis along which a function chooses."""
+    where = 2 if func in (torch.topk, Tensor.topk) else 1
+    dim = kwargs.get("dim", args[where] if len(args) > where else -1)
+    return dim if isinstance(dim, int) and not isinstance(dim, bool) else -1
+
+
+class _Reused(TorchFunctionMode):
+    """A context in which linear maps compute no row again whose data are those of the first run."""
+
+    def __init__(self, first: Baseline) -> None:
+        super().__init__()
+        self._waiting = {key: iter(kept) for key, kept in first.products.items()}
+
+    def __torch_function__(
+        self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Any:
+        row = None if kwargs else row_map(func, args)
+        kept = None if row is None else next(self._waiting.get(row[0], iter(())), None)
+        if row is not None and kept is not None and kept[0].shape == row[1].shape:
+            with torch._C.DisableTorchFunction():
+                data, (before, result) = row[1], kept
+                changed = (data != before).any(-1).flatten().nonzero().flatten()
+                if len(changed) * 2 < before.shape[:-1].numel() and data.dtype == before.dtype:
+                    out = result.clone(memory_format=torch.contiguous_format)
+                    if len(changed):
+                        rows = data.flatten(0, -2)[changed]
+                        again = [rows if x is data else x for x in args]
+                        out.flatten(0, -2)[changed] = func(*again)
+                    return out
+        return func(*args, **(kwargs or {}))
+
+
+def token_run(
+    copied: nn.Module, path: str, inputs: Inputs, proof: Proof, records: list[Record], first: Baseline
+) -> Second:
+    """The run with a token replaced. Where a model chooses tokens by what is in them (`topk`, sorting), a
+    replaced one may put all others in other places, which looks as if they had been mixed there, or may not
+    be chosen at all, which tells nothing. Then several are replaced in turn, with the choice as it was; the
+    modules that would have chosen others are among the leaks.
+    """
+    run = partial(second_run, copied, path, inputs, proof, records, first, axis=1)
+    token = run()
+    attending = {record.origin.frame[0] for record in records}
+    blamed = token.leaks & attending
+    unclear = blamed | (attending - _reached(token, records, least=2))
+    choosing = {path for path, names in first.functions.items() if names & _NAMES}
+    if not (unclear and choosing):
+        return token
+    kept = Choices()
+    probe = inputs.changed(lambda x: x.detach().clone())
+    with kept, torch.no_grad():
+        torch.manual_seed(0)
+        copied(*probe.args, **probe.kwargs)
+    leaks: set[str] = set() if blamed else token.leaks
+    for number in range(_TOKENS):
+        choices = Choices(kept.kept)
+        again = run(at=partial(_another, number), choices=choices)
+        if blamed and not number:
+            token = again
+        first.choosing |= choices.moved
+        leaks |= again.leaks | choices.moved
+        unclear -= _reached(again, records, least=1)
+        if not (unclear or blamed):
+            break
+    token.leaks = leaks | (blamed & (unclear | choosing))  # a module's own choices may be what it mixes by
+    return token
+
+
+def _another(number: int, size: int) -> int:
+    """The index of the token that is replaced at each try: the usual one first."""
+    return (position(size) + number * max(1, size // _TOKENS)) % size
+
+
+def _reached(run: Second, records: list[Record], least: int) -> set[str]:
+    """The modules to whose queries or keys what was replaced came, in as many sequences."""
+    pairs = ((record.origin.frame[0], rows) for record, rows in zip(records, run.rows, strict=True))
+    return {
+        path for path, rows in pairs
+        if rows is None or len(rows[0]) < least or any(int(part.any(1).sum()) >= least for part in rows)
+    }  # fmt: skip
 
 
 def _changed_rows(now: Tensor, before: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
-from manyheads.capture.tensor_tags import version_of
+from manyheads.capture.tensor_tags import memory_of, version_of
 from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.types import Arguments, Function, Keywords
 
@@ -57,6 +58,8 @@ class Baseline:
     """A context that remembers what went into and came out of every module of one run.
 
     functions: the names of the torch functions that ran in each module itself, not in its parts.
+    choosing: modules in which tokens are chosen by what is in others.
+    products: what maps of rows (`row_map`) took and gave, one after the other.
     """
 
     def __init__(self, module: nn.Module, paths: Mapping[int, str]) -> None:
@@ -66,6 +69,8 @@ class Baseline:
         self.outputs: dict[tuple[str, int], list[Tensor]] = {}
         self.functions: dict[str, set[str]] = {}
         self.opaque: dict[str, str] = {}
+        self.choosing: set[str] = set()
+        self.products: dict[object, list[tuple[Tensor, Tensor]]] = {}
         self.ids: list[Tensor] = []  # of every embedding
         self._stack: list[tuple[str, int]] = []
         self._runs: dict[str, int] = {}
@@ -90,6 +95,15 @@ class Baseline:
         self.functions.setdefault(path, set()).add(name)
         if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
             self.opaque[path] = str(func)
+
+    def keep(self, func: Function, args: Arguments, data: Tensor, result: Tensor, handed: Tensor) -> None:
+        """Keep what a product of ``data`` with weights gave; the model gets a copy of it, ``handed``."""
+        row = row_map(func, args)
+        if row is not None and row[1] is data:
+            with torch._C.DisableTorchFunction():
+                kept = result.detach()
+                self._copies[id(handed)] = weakref.ref(handed), version_of(handed), kept
+                self.products.setdefault(row[0], []).append((self._copy(data), kept))
 
     def enter_run(self, module: nn.Module) -> tuple[str, int]:
         """A module begins to run: which one, and for which time."""
@@ -134,7 +148,11 @@ class Perturbed(Baseline):
     sequences: how many there are of them.
     pairs: numbers of queries and keys of attention: a tensor of such axes has a number for each pair.
     leaks: the modules in which something got to others.
+    one_by_one: what was replaced may have come to one sequence alone, so that this is no sign that it stayed
+        where it was.
     """
+
+    one_by_one = False
 
     def __init__(
         self, first: Baseline, count: int, index: int, sequences: int, pairs: set[tuple[int, int]]
@@ -210,7 +228,7 @@ class Perturbed(Baseline):
         if not new.is_floating_point() or new.dim() < 2 or new.is_nested or new.numel() == 0:
             return False
         changed = new != old
-        if self._is_confined(changed.any(-1)):  # most often so, and quickly told
+        if self.is_confined(changed.any(-1)):  # most often so, and quickly told
             return False
         changed &= (new - old).abs_() > _TINY * old.abs().nan_to_num_(0.0, 0.0, 0.0).max()
         if not bool(changed.any()):
@@ -220,7 +238,7 @@ class Perturbed(Baseline):
             return False  # a vector for each sequence, as pooling gives, or a sequence of one token
         if (new.shape[-2], new.shape[-1]) in self.pairs:
             return False
-        return not (self._is_confined(changed) or self._is_reordered(new, old))
+        return not (self.is_confined(changed) or self._is_reordered(new, old))
 
     def _is_reordered(self, new: Tensor, old: Tensor) -> bool:
         """Whether there is nothing new but the share of what was replaced, in another order: tokens that are
@@ -244,11 +262,13 @@ class Perturbed(Baseline):
         _replace(kept.select(axes[0], self.index), new.select(axes[0], self.index), old)
         return kept
 
-    def _is_confined(self, changed: Tensor) -> bool:
+    def is_confined(self, changed: Tensor) -> bool:
         """Whether what changed has one index, or its share of them, along some axis."""
         for axis, size in enumerate(changed.shape):
             others = [other for other in range(changed.dim()) if other != axis]
             indices = changed.any(others) if others else changed
+            if size == self.sequences and self.one_by_one:
+                continue
             if size > 1 and int(indices.sum()) <= self._share(size):
                 if self._whole and size == self.count and not bool(indices[self.index]):
                     continue  # one token alone, and another than the one replaced
@@ -262,6 +282,23 @@ class Perturbed(Baseline):
         if size % self.count == 0:
             return size // self.count
         return self.sequences if size % self.sequences == 0 and size > self.sequences else 1
+
+
+def row_map(func: Function, args: Arguments) -> tuple[object, Tensor] | None:
+    """What tells a linear map from others, and its data (..., width), where it maps each row by itself, with
+    parameters or buffers alone.
+    """
+    if func is F.linear:
+        data, constants = args[0], args[1:]
+    elif func is torch.addmm and len(args) == 3 and args[0].dim() == 1:
+        data, constants = args[1], (args[2], args[0])
+    else:
+        return None
+    if type(data) is not Tensor or data.dim() < 2 or constants[0].dim() != 2:
+        return None
+    sizes = ((x.storage_offset(), x.shape, x.stride(), version_of(x)) for x in constants if x is not None)
+    where = (memory_of(x) for x in constants if x is not None)
+    return (func, *where, *sizes), data
 
 
 def _is_leaf(module: nn.Module) -> bool:
@@ -326,6 +363,8 @@ def is_beside_attention(path: str, first: Baseline) -> bool:
 
 def _kind(path: str, first: Baseline) -> str:
     names = first.functions.get(path, set())
+    if path in first.choosing:
+        return "a choice of tokens by what is in others"
     if path in first.opaque:
         return f"an opaque operator, {first.opaque[path]}"
     for kind, functions in _KINDS:

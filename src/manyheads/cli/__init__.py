@@ -16,13 +16,12 @@ import manyheads
 from manyheads.cli.demo import demo
 from manyheads.cli.diversity import diversity
 from manyheads.cli.evaluate import evaluate
-from manyheads.cli.export import export
+from manyheads.cli.export import export, push
 from manyheads.cli.importance import importance
 from manyheads.cli.inspect import inspect
 from manyheads.cli.options import SETTINGS, command
 from manyheads.cli.predict import predict
 from manyheads.cli.prune import prune
-from manyheads.cli.push import push
 from manyheads.cli.roles import roles
 from manyheads.cli.serve import serve
 from manyheads.cli.study import study

@@ -14,13 +14,14 @@ from manyheads.view.progress_bar import progress_bar
 def importance(
     source: options.Source,
     method: Annotated[
-        str,
+        str | None,
         "One or several: fisher, elimination, gradient, leave-one-out, confidence, output-norm, "
-        "relevance, gates, random.",
-    ] = "fisher",
+        "relevance, gates, random; fisher by default, with labels gradient and fisher.",
+    ] = None,
     loss: Annotated[
         str | None,
-        "For gradient, leave-one-out and gates: causal, masked, classification, seq2seq, embedding.",
+        "For gradient, leave-one-out and gates: causal, masked, classification, seq2seq, embedding, labels; "
+        "with labels, that of their task by default.",
     ] = None,
     gates: Annotated[int | None, "How many heads the method gates keeps; half of them by default."] = None,
     unverified: options.Unverified = "refuse",
@@ -37,7 +38,8 @@ def importance(
     their own.
     """
     comparing = mh.heads.importance.method_comparison
-    methods = comparing.check_methods([name for name in options.names(method) or () if name], loss)
+    methods = None if method is None else [name for name in options.names(method) or () if name]
+    comparing.check_methods(methods, loss)
     loaded, corpus = source.open(labels=loss == "classification")
     with prepared(out), interruptible():
         with progress_bar() as progress:

@@ -25,7 +25,7 @@ def inspect(
     `accelerate launch --multi_gpu --num_processes 2 -m manyheads inspect ...`
     (accelerate starts a single process when it is given `--cpu`).
     """
-    loaded, corpus = source.open(head=False)
+    loaded, corpus = source.open()
     with prepared(out), interruptible():
         with progress_bar(unit=corpus.unit, hidden=rank() > 0) as progress:
             counted = mh.heads.inspect.count_corpus(loaded.model, corpus, progress)

@@ -53,35 +53,65 @@ Text = Annotated[
 ]
 Images = Annotated[str | None, "A folder of images.", "Corpus"]
 Tokens = Annotated[str | None, "Token ids in a NumPy file: (sequences, length) or (length,).", "Corpus"]
-Data = Annotated[
-    str | None, "Data of the task, for a model that train wrote; what was held out by default.", "Corpus"
+MaxLength = Annotated[
+    int | None, "Cut longer sequences into pieces of this length; rows with labels, to this length.", "Corpus"
 ]
+Limit = Annotated[int | None, "Read at most this many texts, images, rows or sequences.", "Corpus"]
 BatchTokens = Annotated[int, "The number of tokens in a batch, padding included.", "Corpus"]
 
 
 @dataclass(frozen=True)
-class Source:
+class Rows:
+    """Data with labels, and their columns."""
+
+    data: Annotated[
+        str | None,
+        "Rows with labels for a model with a task head: FILE.csv, .tsv, .jsonl or .parquet, a folder with a "
+        "folder for each class, or the name of a dataset. For a model that train wrote: data of its task; "
+        "what was held out by default.",
+        "Corpus",
+    ] = None
+    text_column: Annotated[
+        str | None,
+        "The column of --data that the model reads, or two with a comma between; text, sentence1,sentence2, "
+        "tokens, question,context, image ... by default.",
+        "Corpus",
+    ] = None
+    label_column: Annotated[
+        str | None, "The column of --data with labels; label, tags, answers, target ... by default.", "Corpus"
+    ] = None
+    split: Annotated[str | None, "Which part of --data; validation, test or train by default.", "Corpus"] = (
+        None
+    )
+
+
+@dataclass(frozen=True)
+class Source(Rows):
     """A model and the corpus it reads: a parameter of this type stands for all these options."""
 
     model: Model = None
     text: Text = None
     images: Images = None
     tokens: Tokens = None
-    data: Data = None
-    max_length: Annotated[int | None, "Cut longer sequences into pieces of this length.", "Corpus"] = None
-    limit: Annotated[int | None, "Read at most this many texts, images or sequences.", "Corpus"] = None
+    max_length: MaxLength = None
+    limit: Limit = None
     batch_tokens: BatchTokens = 4096
     device: Device = None
 
-    def open(self, *, head: bool = True, labels: bool = False) -> tuple[Loaded, Corpus]:
-        """The model and its corpus; ``head`` and ``labels`` as for `open_model` and `corpus.choose`."""
+    def open(self, *, labels: bool = False) -> tuple[Loaded, Corpus]:
+        """The model with its head, and its corpus; ``labels`` as for `corpus.choose`."""
         if self.text == "-" and processes() > 1:
             raise ValueError("text: several processes cannot share standard input; save the text to a file")
         with loading(self.model):
-            loaded = mh.open_model(self.model, head=head, device=self.device)
+            loaded = mh.open_model(self.model, head=True, device=self.device)
             files = self.text, self.images, self.tokens
             numbers = self.max_length, self.limit, self.batch_tokens
-            return loaded, data.corpus.choose(loaded, *files, *numbers, self.data, labels=labels)
+            columns = {name: getattr(self, name) for name in ("text_column", "label_column", "split")}
+            corpus = data.corpus.choose(loaded, *files, *numbers, self.data, labels=labels, **columns)
+        if corpus.reading:
+            errors = Console(stderr=True, quiet=rank() > 0)
+            errors.print(corpus.reading, soft_wrap=True, markup=False, highlight=False)
+        return loaded, corpus
 
 
 def loading(what: str | None) -> Status:

@@ -24,12 +24,12 @@ def prune(
 ) -> str | None:
     """Cut a model to a share of its heads, refit what is left, and save it.
 
-    Every tenth text is held out: the card compares the two models there, with standard errors, by perplexity,
-    by accuracy where labels are available, by agreement with the uncut model where they are not, or by the
-    cosine to the uncut model's embedding; it has the sizes and the measured times. The folder holds the model
-    for mh.load and transformers, plan.json, card.json, README.md (the model card) and, with --curve,
-    curve.png. After Ctrl-C during --recover the model is saved as it is then, and the state stays beside the
-    folder: remove the folder and repeat the command to continue.
+    Every tenth text is held out: the card compares the two models there, with standard errors, by the measure
+    of the task where --data has labels; else by perplexity, by accuracy where labels are available, by
+    agreement with the uncut model where they are not, or by the cosine to the uncut model's embedding; it has
+    the sizes and the measured times. The folder holds the model, plan.json, card.json, README.md (the model
+    card) and, with --curve, curve.png. After Ctrl-C during --recover the model is saved as it is then, and
+    the state stays beside the folder: remove the folder and repeat the command to continue.
     """
     check_free(out)
     loaded, corpus = source.open(labels=True)

@@ -11,6 +11,7 @@ from manyheads.view import terminal
 
 
 def serve(
+    rows: options.Rows,
     model: options.Model = None,
     text: options.Text = None,
     images: options.Images = None,
@@ -25,14 +26,24 @@ def serve(
     """Type a text and see every head at once; silence heads and see what the model says without them.
 
     The page answers as you type or drop an image. Choose heads by hand, by rule or by ranking, see what
-    silencing them costs on the first texts or images of the corpus, and download the plan that manyheads
-    prune --plan takes. Ctrl-C stops the server.
+    silencing them costs on the first texts, images or labelled rows of the corpus, and download the plan that
+    manyheads prune --plan takes. Ctrl-C stops the server.
 
     [bold]Examples[/bold]
 
       manyheads serve --open
       manyheads serve out/language --text corpus.txt --port 0
+      manyheads serve my-classifier --data reviews.csv --label-column stars
     """
     with options.loading(model) as status:
         announce = partial(terminal.serving.print_address, loading=status, browser=open, as_json=json)
-        mh.serve(model, text=text, images=images, host=host, port=port, device=device, announce=announce)
+        mh.serve(
+            model,
+            text=text,
+            images=images,
+            **vars(rows),
+            host=host,
+            port=port,
+            device=device,
+            announce=announce,
+        )

@@ -85,12 +85,12 @@ def unpacked(content: bytes, name: str) -> bytes:
 
 
 @contextmanager
-def open_image(file: File, name: str) -> Iterator[Image]:
+def open_image(file: File | bytes, name: str) -> Iterator[Image]:
     """An image of Pillow, from a file or one in an archive; whatever is wrong with it is one sentence.
 
     Parameters
     ----------
-    file: the file.
+    file: the file, or its content.
     name: what the message of a ValueError begins with: an option, as ``images``.
     """
     try:
@@ -98,9 +98,10 @@ def open_image(file: File, name: str) -> Iterator[Image]:
         from PIL import Image
     except ImportError:
         raise ImportError("images need Pillow: pip install 'manyheads[train]'") from None
-    content = content_of(file, name)
+    content = file if isinstance(file, bytes) else content_of(file, name)
+    called = "an image of the data" if isinstance(file, bytes) else file
     with (
-        in_one_sentence(f"{name}: {file} is no image that can be read; repair it or take it away"),
+        in_one_sentence(f"{name}: {called} is no image that can be read; repair it or take it away"),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # about damage that Pillow can live with

@@ -1,12 +1,13 @@
-"""Means with confidence intervals, over seeds or other repetitions."""
+"""Means, shares and other statistics with confidence intervals, over seeds, examples or other repetitions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 
@@ -61,3 +62,49 @@ def paired_difference(
     2.0
     """
     return interval((first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())), level)
+
+
+def binomial(right: int, count: int, level: float = 0.95) -> Interval:
+    """The share ``right`` of ``count`` with Wilson's confidence interval, which stays within 0 and 1.
+
+    >>> share = binomial(8, 10)
+    >>> share.mean, round(share.low, 3), round(share.high, 3)
+    (0.8, 0.49, 0.943)
+    """
+    if not count:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    ends = stats.binomtest(right, count).proportion_ci(level, method="wilson")
+    return Interval(right / count, float(ends.low), float(ends.high), count)
+
+
+def bootstrap(
+    value: Callable[[NDArray[np.intp]], float],
+    count: int,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> Interval:
+    """A statistic of some examples, with the percentile interval over examples drawn again (Efron 1979).
+
+    Parameters
+    ----------
+    value: the statistic, from the indices of examples.
+    count: how many examples there are.
+    resamples, seed: how often they are drawn, and the seed of that.
+
+    >>> numbers = np.array([1.0, 2.0, 3.0, 4.0])
+    >>> mean = bootstrap(lambda i: numbers[i].mean(), 4)
+    >>> mean.mean, mean.low < 2.5 < mean.high
+    (2.5, True)
+    """
+    point = float(value(np.arange(count)))
+    if count < 2:
+        return Interval(point, math.nan, math.nan, count)
+    generator = np.random.default_rng(seed)
+    drawn = np.array([value(generator.integers(count, size=count)) for _ in range(resamples)])
+    drawn = drawn[np.isfinite(drawn)]
+    if not len(drawn):
+        return Interval(point, math.nan, math.nan, count)
+    low, high = np.percentile(drawn, [50 * (1 - level), 50 * (1 + level)])
+    return Interval(point, float(low), float(high), count)

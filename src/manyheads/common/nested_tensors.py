@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from manyheads.common.labelled_batch import LabelledBatch
+
 
 def tensors_in(value: object) -> Iterator[Tensor]:
     """The tensors in a value, in order.
@@ -26,7 +28,8 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The value with a function applied to each tensor in it; lists become tuples, mappings dictionaries.
+    """The value with a function applied to each tensor in it; lists become tuples, mappings dictionaries;
+    a `LabelledBatch` stays one.
 
     >>> import torch
     >>> map_tensors(torch.neg, {"a": torch.tensor(1), "b": [torch.tensor(2), "c"]})
@@ -34,6 +37,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """
     if isinstance(value, Tensor):
         return function(value)
+    if isinstance(value, LabelledBatch):
+        return value.map(lambda item: map_tensors(function, item))
     if isinstance(value, Mapping):
         return {name: map_tensors(function, item) for name, item in value.items()}
     return tuple(map_tensors(function, item) for item in value) if isinstance(value, list | tuple) else value

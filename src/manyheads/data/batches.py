@@ -44,6 +44,11 @@ class Corpus:
     unknown: float | None = None
 
     @property
+    def reading(self) -> str:
+        """What is read as what, in a sentence; "" where there is nothing to say."""
+        return ""
+
+    @property
     def notes(self) -> list[str]:
         """Sentences that a reader of the results should know."""
         if not self.unknown:
@@ -66,9 +71,21 @@ class Corpus:
 
     def plan(self) -> list[list[int]]:
         """The indices of the sequences of each batch, shuffled: a part of them is a fair sample."""
-        planned = bucketed(self.sizes, self.batch_tokens, self.padding)
+        planned = self.buckets()
         random.Random(0).shuffle(planned)
         return planned
+
+    def buckets(
+        self, indices: Sequence[int] | None = None, batch_tokens: int | None = None
+    ) -> list[list[int]]:
+        """Some of the sequences (all by default) in batches of similar lengths, the longest first."""
+        chosen = list(range(len(self.sizes)) if indices is None else indices)
+        plan = bucketed([self.sizes[i] for i in chosen], batch_tokens or self.batch_tokens, self.padding)
+        return [[chosen[n] for n in part] for part in plan]
+
+    def label(self, index: int) -> str:
+        """What is right for a sequence, for people; "" where nothing is."""
+        return ""
 
     def total(self, rank: int = 0, processes: int = 1) -> int:
         """The number of tokens (or images) of one process."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy
 from torch import Tensor
@@ -19,12 +20,16 @@ from manyheads.common.registry import registered
 from manyheads.common.types import Batch
 from manyheads.data.batches import BATCH_TOKENS, Corpus, groups, padded, unknown_share
 from manyheads.data.examples import spread
+from manyheads.data.labelled import labelled
+from manyheads.data.labelled.columns import choose_columns
+from manyheads.data.labelled.language import HiddenTokens
+from manyheads.data.labelled.media import image_tokens
+from manyheads.data.readers.records import IMAGES as IMAGE_SUFFIXES
+from manyheads.data.readers.records import is_missing, read_records
 from manyheads.data.text_lines import pieces, read_lines
 from manyheads.models.open import Loaded, if_any
+from manyheads.models.task_head import task_kind
 
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
-# An image counts as this many tokens if the model's config does not give the number of its patches.
-TOKENS_OF_AN_IMAGE = 256
 # The number of tokens that are read of a task's held-out examples by default.
 HELD_OUT_TOKENS = 32768
 
@@ -47,12 +52,44 @@ def text(
     >>> len(corpus.sizes), sorted(corpus.groups)
     (5, ['frequent', 'rare', 'special'])
     """
-    tokenizer = loaded.tokenizer()
-    length = _length(loaded, max_length, getattr(tokenizer, "model_max_length", None))
-    sequences: list[array[int]] = []
-    for line in read_lines(path, limit):
-        sequences += [array("q", ids) for ids in pieces(tokenizer, line, length)]
     what = "a text of our own" if path is None else "standard input" if path == "-" else path
+    return _of_texts(loaded, read_lines(path, limit), what, max_length, batch_tokens)
+
+
+def column(
+    loaded: Loaded,
+    data: str,
+    name: str | None = None,
+    *,
+    split: str | None = None,
+    max_length: int | None = None,
+    limit: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+) -> Corpus:
+    """The texts in a column of a table, for a model without a task head; its labels are not read.
+
+    Parameters
+    ----------
+    data, split, limit: as for `labelled`.
+    name: the column. Default: text, sentence, review and the like.
+    """
+    table = read_records(data, split, limit)
+    chosen = choose_columns(table, HiddenTokens.customs, name).inputs[0]
+    cells = (row.values[chosen] for row in table.rows)
+    texts = [str(cell) for cell in cells if not is_missing(cell)]
+    if not texts:
+        raise ValueError(f"data: the column {chosen!r} of {table.what} is empty; expected at least one text")
+    return _of_texts(loaded, texts, f"{table.what}, column {chosen!r}", max_length, batch_tokens)
+
+
+def _of_texts(
+    loaded: Loaded, texts: Iterable[str], what: str, max_length: int | None, batch_tokens: int
+) -> Corpus:
+    tokenizer = loaded.tokenizer()
+    length = loaded.longest(max_length, tokenizer)
+    sequences: list[array[int]] = []
+    for line in texts:
+        sequences += [array("q", ids) for ids in pieces(tokenizer, line, length)]
     special = list(getattr(tokenizer, "all_special_ids", None) or [])
     padding = getattr(tokenizer, "pad_token_id", None)
     corpus = _of_ids(loaded, sequences, what, batch_tokens, special, padding)
@@ -95,7 +132,7 @@ def tokens(
             f"tokens: {path} holds sequences of {ids.shape[1]} tokens, and the model has {loaded.positions} "
             f"positions; --max-length {loaded.positions} cuts them into pieces"
         )
-    length = _length(loaded, max_length)
+    length = loaded.longest(max_length)
     if ids.ndim == 1:
         length = min(length or batch_tokens, batch_tokens) if max_length is None else length
     rows = [ids] if ids.ndim == 1 else ids[:limit]
@@ -129,12 +166,7 @@ def images(
             batch = processor(pixels)
         return dict(batch) if isinstance(batch, Mapping) else batch
 
-    side, patch = (
-        getattr(getattr(loaded.model, "config", None), n, None) for n in ("image_size", "patch_size")
-    )
-    each = (
-        (side // patch) ** 2 + 1 if isinstance(side, int) and isinstance(patch, int) else TOKENS_OF_AN_IMAGE
-    )
+    each = image_tokens(loaded.model)
     return Corpus(path, "images", [each] * len(files), make, batch_tokens)
 
 
@@ -203,10 +235,14 @@ def choose(
     data: str | None = None,
     *,
     labels: bool = False,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    split: str | None = None,
 ) -> Corpus:
     """The corpus that the options of a command name: one of --text, --images, --tokens and --data.
 
     Without any, a model that manyheads trained reads what its training held out, and others a text of ours.
+    A model of transformers with a task head reads --data with its labels: `labelled`.
     """
     named = {"--text": text_file, "--images": image_folder, "--tokens": token_file, "--data": data}
     passed = [name for name, path in named.items() if path is not None]
@@ -215,6 +251,30 @@ def choose(
     for name, number in (("max-length", max_length), ("limit", limit), ("batch-tokens", batch_tokens)):
         if number is not None and number < 1:
             raise ValueError(f"{name}: got {number}; expected 1 or more")
+    columns = {"text-column": text_column, "label-column": label_column, "split": split}
+    if unused := [name for name, value in columns.items() if value is not None]:
+        if data is None:
+            raise ValueError(f"{unused[0]}: it is for --data; expected a file with columns, or a dataset")
+        if loaded.task is not None:
+            raise ValueError(
+                f"{unused[0]}: {loaded.name} was trained by manyheads, whose task knows its columns"
+            )
+    if data is not None and loaded.task is None:
+        options: Any = {
+            "split": split,
+            "max_length": max_length,
+            "limit": limit,
+            "batch_tokens": batch_tokens,
+        }
+        names = None if text_column is None else [name.strip() for name in text_column.split(",")]
+        if task_kind(loaded.model) is not None:
+            return labelled(data, loaded, text=names, label=label_column, **options)
+        if label_column is not None:
+            raise ValueError(
+                f"label-column: {loaded.name} has no task head whose labels can be read; leave the option "
+                "out to read its texts, or give the model with its head"
+            )
+        return column(loaded, data, text_column, **options)
     if image_folder is not None:
         return images(loaded, image_folder, limit=limit, batch_tokens=batch_tokens)
     if data is not None or (loaded.task is not None and not passed):
@@ -261,16 +321,3 @@ def _counts(sequences: Sequence[array[int]]) -> Counter[int]:
     for ids in sequences:
         counts.update(ids)
     return counts
-
-
-def _length(loaded: Loaded, max_length: int | None, tokenizer: int | None = None) -> int | None:
-    """The longest sequence. Tokenizers without a limit give an astronomical number."""
-    positions = loaded.positions
-    if max_length is None:
-        limits = [n for n in (positions, tokenizer) if n is not None and n < 10**9]
-        return min(limits, default=None)
-    if positions is not None and max_length > positions:
-        raise ValueError(
-            f"max-length: got {max_length}, and the model has {positions} positions; give at most {positions}"
-        )
-    return max_length

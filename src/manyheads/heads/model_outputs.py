@@ -1,15 +1,15 @@
 """What a model's output is, and how far two outputs are apart.
 
 Logits are compared as distributions, by KL(full || other) in nats for each token, or for each sequence where
-sequences are classified; anything else as a
-direction, by 1 - cosine of the masked mean of the last hidden state. Both are zero where nothing changed and
+sequences are classified; amounts (regression) by half the square of their change; anything else as a
+direction, by 1 - cosine of the masked mean of the last hidden state. All are zero where nothing changed and
 grow with the square of a small change, which is what makes them predictable from gradients: see `directions`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +24,24 @@ class Output:
     Attributes
     ----------
     value: logits (batch, tokens, classes), where one token stands for a whole sequence that is classified;
-        or embeddings (batch, width).
-    real: (batch, tokens), False for padding; None for embeddings.
+        embeddings (batch, width); or amounts (batch, amounts).
+    real: (batch, tokens), False for padding; None for embeddings and amounts.
     whole: logits are of whole sequences, not of their tokens.
+    amounts: the value is numbers that count as they are: regression.
+    named: the logits as the model named them, for the scores of a task.
     """
 
     value: Tensor
     real: Tensor | None
     whole: bool = False
+    named: Mapping[str, Tensor] = field(default_factory=dict)
+    amounts: bool = False
 
     @property
     def measure(self) -> str:
         """The name of what `difference` measures."""
+        if self.amounts:
+            return "half the square of the change of the output"
         if self.real is None:
             return "1 - cosine of the mean hidden state"
         return f"KL(full || silenced), nats a {'sequence' if self.whole else 'token'}"
@@ -46,7 +52,8 @@ def read(result: object, model: nn.Module, real: Tensor | None = None) -> Output
 
     ``logits`` by name, or a tensor whose last axis is as wide as the model's vocabulary, are logits. Else it
     is ``last_hidden_state``, or the first tensor there is: (batch, length, width), of which the mean over
-    real positions is taken, or (batch, width).
+    real positions is taken, or (batch, width). Where an answer starts and ends (``start_logits`` and
+    ``end_logits``) are two choices among the real positions.
 
     Parameters
     ----------
@@ -59,6 +66,37 @@ def read(result: object, model: nn.Module, real: Tensor | None = None) -> Output
     >>> read(torch.ones(2, 5, 3), nn.Identity()).value.shape                  # (batch, width)
     torch.Size([2, 3])
     """
+    named = _named_logits(result)
+    return (
+        replace(_read(result, model, real, named), named=named) if named else _read(result, model, real, {})
+    )
+
+
+# The names of logits in what models of transformers return.
+_LOGITS = ("logits", "start_logits", "end_logits")
+
+
+def _named_logits(result: object) -> dict[str, Tensor]:
+    if not isinstance(result, Mapping):
+        return {}
+    return {name: result[name] for name in _LOGITS if isinstance(result.get(name), Tensor)}
+
+
+def is_span(result: object) -> bool:
+    """Whether a model returned where an answer starts and where it ends.
+
+    >>> is_span({"start_logits": torch.zeros(1, 5), "end_logits": torch.zeros(1, 5)}), is_span({})
+    (True, False)
+    """
+    return {"start_logits", "end_logits"} <= set(_named_logits(result))
+
+
+def _read(result: object, model: nn.Module, real: Tensor | None, named: Mapping[str, Tensor]) -> Output:
+    if is_span(result):
+        both = torch.stack([named["start_logits"], named["end_logits"]], 1)  # (batch, 2, length)
+        if real is not None and real.shape == both[:, 0].shape:
+            both = both.masked_fill(~real.unsqueeze(1), torch.finfo(both.dtype).min)
+        return Output(both, torch.ones(both.shape[:2], dtype=torch.bool, device=both.device), True)
     name, value = main_tensor(result)
     if not value.is_floating_point() or value.dim() < 2:
         raise ValueError(
@@ -66,8 +104,9 @@ def read(result: object, model: nn.Module, real: Tensor | None = None) -> Output
             f"{tuple(value.shape)}"
         )
     if name == "logits" or (name != "last_hidden_state" and value.shape[-1] in _vocabularies(model)):
-        if value.shape[-1] == 1:
-            return Output(value.flatten(1), None)
+        problem = getattr(getattr(model, "config", None), "problem_type", None)
+        if value.shape[-1] == 1 or (problem == "regression" and value.dim() == 2):
+            return Output(value.flatten(1), None, amounts=True)
         whole = value.dim() == 2
         value = value.unsqueeze(1) if whole else value.flatten(1, -2)
         fits = real is not None and real.shape == value.shape[:2]
@@ -123,6 +162,8 @@ def difference(full: Output, other: Output) -> Tensor:
             f"model: its output changed from {tuple(full.value.shape)} to {tuple(other.value.shape)} when a "
             "head was silenced; expected the same shape"
         )
+    if full.amounts:
+        return (in_float64(full.value) - in_float64(other.value)).pow(2).sum(-1) / 2
     if full.real is None:
         a, b = (nn.functional.normalize(in_float64(output.value), dim=-1) for output in (full, other))
         return (a - b).pow(2).sum(-1) / 2
@@ -148,13 +189,19 @@ def directions(output: Output, generator: torch.Generator, number: int = 1) -> I
     on average the `difference` that a small change makes.
 
     For logits: log p of tokens drawn from the model's own distribution p, the direction whose square has the
-    Fisher information as its mean. For embeddings: a normal direction in the tangent space of the sphere.
+    Fisher information as its mean. For embeddings: a normal direction in the tangent space of the sphere. For
+    amounts: random signs.
 
     >>> next(directions(Output(torch.tensor([[3.0, 0.0]]), None), torch.Generator().manual_seed(0)))
     tensor([[ 0.0000, -0.0978]])
     """
     value = output.value.detach()
     dtype = torch.promote_types(value.dtype, torch.float32)
+    if output.amounts:
+        for _ in range(number):
+            signs = torch.randint(2, value.shape, generator=generator) * 2 - 1
+            yield signs.to(value)
+        return
     if output.real is None:
         length: Tensor = torch.linalg.vector_norm(value, dim=-1, keepdim=True, dtype=dtype)
         along = value.to(dtype) / length

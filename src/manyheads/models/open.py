@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, runtime_checkable
 
@@ -50,6 +51,7 @@ class Loaded:
     arrange: for models that manyheads trained: from token ids ``(batch, length)`` and their lengths
         ``(batch,)`` to the arguments of the model.
     task, folder: what it was trained for, if manyheads trained it, and the folder of that run.
+    extractor: as ``processor``, for sounds: gives the feature extractor.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Loaded:
     arrange: Callable[[Tensor, Tensor], dict[str, Any]] | None = None
     task: TrainedTask | None = None
     folder: Path | None = None
+    extractor: Callable[[], Any] = lambda: _no_extractor("the model")
 
     @property
     def config(self) -> PretrainedConfig | None:
@@ -81,6 +84,21 @@ class Loaded:
         """The longest sequence the model was made for; None when its config does not say."""
         sizes = [getattr(self.config, name, None) for name in _POSITIONS]
         return next((n for n in sizes if isinstance(n, int) and n > 0), None)
+
+    def longest(self, max_length: int | None = None, tokenizer: object = None) -> int | None:
+        """The most tokens of a sequence: ``max_length``, or what the model and its tokenizer can read.
+
+        Tokenizers without a limit give an astronomical number.
+        """
+        if max_length is None:
+            limits = [self.positions, getattr(tokenizer, "model_max_length", None)]
+            return min((n for n in limits if n is not None and n < 10**9), default=None)
+        if self.positions is not None and max_length > self.positions:
+            raise ValueError(
+                f"max-length: got {max_length}, and the model has {self.positions} positions; give at most "
+                f"{self.positions}"
+            )
+        return max_length
 
     @property
     def takes_mask(self) -> bool:
@@ -228,6 +246,7 @@ def _from_factory(name: str) -> Loaded:
         model,
         lambda: reader if reader is not None else _no_tokenizer(name),
         lambda: reader if reader is not None else _no_processor(name),
+        extractor=lambda: reader if reader is not None else _no_extractor(name),
     )
 
 
@@ -241,6 +260,9 @@ def _from_manyheads(name: str) -> Loaded:
     folder = Path(name).expanduser()
     model = load_folder(folder)
     loaded = Loaded(name, model, lambda: _tokenizer(name, folder), lambda: _no_processor(name))
+    if (folder / "preprocessor_config.json").is_file():
+        trust = {"trust_remote_code": False, "local_files_only": True}
+        loaded.processor, loaded.extractor = _readers(name, str(folder), trust)
     description = described.read(folder)
     if description is not None and "task" in description:
         task = registered("tasks.restore")(folder)
@@ -297,7 +319,7 @@ def _from_transformers(name: str, head: bool, device: torch.device) -> Loaded:
     if local and not (folder / "config.json").is_file():
         raise ValueError(f"MODEL: the folder {name} has no config.json; expected {EXPECTED}")
     from huggingface_hub.utils import logging as hub_logging
-    from transformers import AutoConfig, AutoImageProcessor, AutoModel
+    from transformers import AutoConfig, AutoModel
     from transformers.utils import logging
 
     source = str(folder) if local else name
@@ -330,18 +352,33 @@ def _from_transformers(name: str, head: bool, device: torch.device) -> Loaded:
             f"{lost[0]} among them; get the model again"
         )
 
-    def processor() -> ImageProcessor:
+    readers = _readers(name, source, trust)
+    return Loaded(
+        name, model, lambda: _tokenizer(name, folder if local else None), readers[0], extractor=readers[1]
+    )
+
+
+def _readers(
+    name: str, source: str, options: dict[str, Any]
+) -> tuple[Callable[[], ImageProcessor], Callable[[], Any]]:
+    """Functions that give the image processor and the feature extractor beside a model."""
+    from transformers import AutoFeatureExtractor, AutoImageProcessor
+    from transformers.utils import logging
+
+    def quietly(kind: Any, missing: Callable[[str, Exception], NoReturn]) -> Any:
         verbosity = logging.get_verbosity()
         logging.set_verbosity_error()
         try:
-            loaded: ImageProcessor = AutoImageProcessor.from_pretrained(source, **trust)
+            return kind.from_pretrained(source, **options)
         except Exception as error:
-            _no_processor(name, error)
+            missing(name, error)
         finally:
             logging.set_verbosity(verbosity)
-        return loaded
 
-    return Loaded(name, model, lambda: _tokenizer(name, folder if local else None), processor)
+    return (
+        cache(lambda: quietly(AutoImageProcessor, _no_processor)),
+        cache(lambda: quietly(AutoFeatureExtractor, _no_extractor)),
+    )
 
 
 def _class_with_head(config: PretrainedConfig) -> type[PreTrainedModel] | None:
@@ -391,6 +428,14 @@ def _no_tokenizer(name: str, error: Exception | None = None) -> NoReturn:
     raise ValueError(
         f"text: {name} comes without a tokenizer{why}; give --tokens FILE.npy with token ids, "
         "or a factory that returns (model, tokenizer)"
+    )
+
+
+def _no_extractor(name: str, error: Exception | None = None) -> NoReturn:
+    why = f" ({describe_error(error)})" if error else ""
+    raise ValueError(
+        f"data: {name} comes without a feature extractor{why}; expected a model that reads sounds, with its "
+        "preprocessor_config.json"
     )
 
 

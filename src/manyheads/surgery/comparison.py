@@ -17,6 +17,7 @@ from manyheads.capture.mask_reading import update_site, visible
 from manyheads.capture.site import Site
 from manyheads.common.devices import device_of
 from manyheads.common.json_numbers import plain
+from manyheads.common.labelled_batch import without_labels
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.run_batch import run
@@ -24,7 +25,7 @@ from manyheads.common.types import Batch, Json
 from manyheads.heads.observer import moved, tensors
 from manyheads.heads.unverified_sites import Doubts, doubts_of
 from manyheads.surgery.prune import few
-from manyheads.surgery.quality import Compared, compare_quality, without_labels
+from manyheads.surgery.quality import Compared, compare_quality
 
 Metric = Callable[[nn.Module], float]
 _LONGEST = 128  # tokens of the sequences that are timed
@@ -47,8 +48,8 @@ class Side:
 class Card:
     """A model before and after.
 
-    measure: what ``quality`` is: "perplexity", "accuracy", "agreement" or "cosine", as `Compared` has it, or
-        the name of the user's metric.
+    measure: what ``quality`` is: "perplexity", "accuracy", "word error rate" or another one, as `Compared`
+        has it, or the name of the user's metric.
     sequences: how many it was measured on.
     change: from before to after, with its 95% interval: a factor for perplexity, else a difference; None for
         the user's metric.
@@ -128,7 +129,8 @@ def compare(
     Parameters
     ----------
     model, small: the uncut and the cut model.
-    batches: dicts, tuples or tensors; ``labels`` in a dict are the right classes, for accuracy.
+    batches: dicts, tuples or tensors; ``labels`` in a dict are the right classes, for accuracy; with those of
+        `labelled`, quality is the task's.
     metric: quality by a function of the model; without it, perplexity for models that predict next tokens,
         accuracy for classes with labels, agreement with the uncut model for classes without, and cosine to
         its output for embeddings.
@@ -144,6 +146,7 @@ def compare(
     See Also
     --------
     prune: makes the smaller model.
+    labelled: batches with labels.
     evaluate: the metrics of a task.
 
     References

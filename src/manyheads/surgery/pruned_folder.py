@@ -19,13 +19,14 @@ from torch import nn
 from manyheads.capture.site import Unverified
 from manyheads.common.interrupts import Interrupted, interrupted, interruptible, stop_if_interrupted
 from manyheads.common.json_numbers import plain
+from manyheads.common.labelled_batch import LabelledBatch, without_labels
 from manyheads.common.locks import locked
 from manyheads.common.out_folder import check_free
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.registry import registered
 from manyheads.common.types import Batch
 from manyheads.common.whole_files import tidy, whole_folder, write_whole
-from manyheads.data.batches import Corpus, bucketed
+from manyheads.data.batches import Corpus
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
 from manyheads.models.folder import save
@@ -36,7 +37,6 @@ from manyheads.surgery.comparison import Card, compare
 from manyheads.surgery.plan import Plan, with_roles
 from manyheads.surgery.prune import prune
 from manyheads.surgery.prune_options import PruneOptions
-from manyheads.surgery.quality import without_labels
 from manyheads.surgery.recover import steps_done
 
 HELD_OUT = 10  # every tenth sequence
@@ -145,12 +145,13 @@ def prune_to_folder(
                 )
         removed = Plan.of(model, small, fitted[0])
         document: dict[str, Any] = {"model": loaded.name, "corpus": corpus.what, "out": str(out)}
+        document |= {"notes": corpus.notes}
         document |= sizes(corpus)
         document |= {**card.as_json(), "original_heads": getattr(small, "original_heads", {})}
         if curve is not None:
             document["curve"] = plain(asdict(curve))
         with whole_folder(out) as folder:
-            save(small, folder, if_any(loaded.tokenizer))
+            save(small, folder, _Readers(loaded))
             removed.save(folder / "plan.json")
             write_whole(folder / "card.json", json.dumps(document, indent=1))
             write_card(folder, out.name)
@@ -163,8 +164,25 @@ def prune_to_folder(
         return PrunedFolder(out, card, removed, document, curve is not None, unfinished, interrupted())
 
 
+class _Readers:
+    """All that makes the input of a model: what `save` writes beside it."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        makers: tuple[Callable[[], Any], ...] = (loaded.tokenizer, loaded.processor, loaded.extractor)
+        self._readers = [reader for make in makers if (reader := if_any(make)) is not None]
+
+    def save_pretrained(self, folder: str) -> None:
+        """Write them, each into its file."""
+        for reader in self._readers:
+            if hasattr(reader, "save_pretrained"):
+                reader.save_pretrained(folder)
+
+
 def split(corpus: Corpus) -> tuple[list[Batch], list[Batch]]:
-    """Batches to fit on, without labels, and batches held out, with theirs: every tenth sequence."""
+    """Batches to fit on, and batches held out, with their labels: every tenth sequence.
+
+    Labels of the former are left out, except those of `labelled`, which the model does not see.
+    """
     if len(corpus.sizes) < FEWEST:
         raise ValueError(
             f"text: {corpus.what} has {len(corpus.sizes)} texts; expected at least {FEWEST}, better "
@@ -172,9 +190,9 @@ def split(corpus: Corpus) -> tuple[list[Batch], list[Batch]]:
         )
     parts = []
     for indices in _parts(corpus):
-        plan = bucketed([corpus.sizes[i] for i in indices], corpus.batch_tokens, corpus.padding)
-        parts.append([corpus.make([indices[i] for i in batch]) for batch in plan])
-    return [without_labels(batch) for batch in parts[0]], parts[1]
+        parts.append([corpus.make(batch) for batch in corpus.buckets(indices)])
+    fitted = [one if isinstance(one, LabelledBatch) else without_labels(one) for one in parts[0]]
+    return fitted, parts[1]
 
 
 def sizes(corpus: Corpus) -> dict[str, dict[str, int]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.capture.site import Site
+from manyheads.common.labelled_batch import LabelledBatch, without_labels
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import causal, fitting, units
@@ -52,9 +53,10 @@ class Change:
 class Compared:
     """Two models on the same sequences.
 
-    measure: "perplexity" for models that predict next tokens; "accuracy" for classes where the batches have
-        ``labels``; "agreement", the share of the uncut model's choices that stay, for classes and tokens
-        without; "cosine" with the uncut model's output for embeddings.
+    measure: that of their task, for batches of `labelled`; "perplexity" for models that predict next tokens;
+        "accuracy" for classes where the batches have ``labels``; "agreement", the share of the uncut model's
+        choices that stay, for classes and tokens without; "squared change" from the uncut model's output for
+        amounts (regression); "cosine" with the uncut model's output for embeddings.
     """
 
     measure: str
@@ -101,7 +103,7 @@ def compare_quality(model: nn.Module, small: nn.Module, batches: Iterable[Batch]
 def compared(measure: str, before: Tensor, after: Tensor) -> Compared:
     """Two models by their `scores` on the same sequences, (sequences, 2) each."""
     first, second = (estimate(measure, one) for one in (before, after))
-    if measure in ("agreement", "cosine"):  # with itself: one by definition
+    if measure in ("agreement", "cosine", "squared change"):  # with itself: one or none by definition
         first = Estimate(first.value, 0.0)
     return Compared(measure, first, second, change(measure, before, after), len(before))
 
@@ -114,12 +116,17 @@ def measure_of(result: object, model: nn.Module, sites: Iterable[Site], batch: B
     >>> measure_of({"logits": torch.zeros(2, 3)}, nn.Identity(), [], torch.zeros(2, 5))
     'agreement'
     """
+    if isinstance(batch, LabelledBatch):
+        return batch.task.measure
+    output = read(result, model)
+    if output.amounts:
+        return "squared change"
     if fitting(result, model, sites) is causal:
         return "perplexity"
     value = main_tensor(result)[1]
     if value.dim() == 2 and _classes(batch, len(value)) is not None:
         return "accuracy"
-    return "cosine" if read(result, model).real is None else "agreement"
+    return "cosine" if output.real is None else "agreement"
 
 
 def scores(measure: str, full: Output, other: Output, batch: Batch) -> Tensor:
@@ -130,6 +137,8 @@ def scores(measure: str, full: Output, other: Output, batch: Batch) -> Tensor:
     measure: as `measure_of` finds it.
     full, other: what the uncut model gives for the batch, and what the model gives that is judged.
     """
+    if isinstance(batch, LabelledBatch):
+        return batch.task.scores(other.named, batch)
     if measure == "perplexity":
         value = units(causal, {"logits": other.value}, without_labels(batch))
         count = _next_tokens(other.value, full.real)
@@ -143,6 +152,9 @@ def scores(measure: str, full: Output, other: Output, batch: Batch) -> Tensor:
         same = (full.value.argmax(-1) == other.value.argmax(-1)) & full.real
         count = full.real.sum(1)
         value = same.sum(1) / count.clamp(min=1)
+    elif measure == "squared change":
+        value = 2 * difference(full, other)
+        count = torch.ones_like(value)
     else:
         value = 1 - difference(full, other)
         count = torch.ones_like(value)
@@ -185,13 +197,6 @@ def student(degrees: int) -> float:
     return float(stdtrit(degrees, 0.975)) if degrees > 0 else math.nan
 
 
-def without_labels(batch: Batch) -> Batch:
-    """A batch without its labels, as the model takes it."""
-    if not isinstance(batch, Mapping):
-        return batch
-    return {name: item for name, item in batch.items() if name != "labels"}
-
-
 def _weighted(values: Tensor, counts: Tensor) -> tuple[float, float]:
     """A weighted mean, and its standard error over sequences: that of a ratio of two sums."""
     total = counts.sum()
@@ -208,7 +213,7 @@ def _at_least(measure: str, error: float, sequences: int) -> float:
 
     Six right answers of six do not prove that the seventh is right.
     """
-    if measure not in ("accuracy", "agreement") or error != 0.0:
+    if measure not in ("accuracy", "agreement", "exact match") or error != 0.0:
         return error
     share = 2 / (sequences + 4)
     return math.sqrt(share * (1 - share) / (sequences + 4))

@@ -5,24 +5,28 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from torch import nn
+
 from manyheads.common.devices import choose_device
 from manyheads.common.errors import UnreadDataError
 from manyheads.common.interrupts import interrupted, interruptible
+from manyheads.common.intervals import Interval
 from manyheads.common.json_files import check_fields, in_one_sentence
 from manyheads.common.progress import Progress, no_progress
+from manyheads.data.labelled import Labelled, labelled
+from manyheads.models import config as described
 from manyheads.models.folder import load as load_model
+from manyheads.models.open import open_model
 from manyheads.tasks import find
 from manyheads.training.evaluation import evaluate as measure
 from manyheads.training.run_folder import read_config
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from manyheads.data.examples import Examples
     from manyheads.training.task import Task
 
@@ -40,6 +44,9 @@ class Evaluation:
     examples: the number of examples that were measured.
     total: the number of examples in the data; more than ``examples`` after Ctrl-C.
     interrupted: whether Ctrl-C ended the evaluation early.
+    intervals: the 95% intervals of metrics, over the rows, for labelled data.
+    reading: what was read as what, for labelled data.
+    notes: what was cut or left out of labelled data.
     """
 
     task: str
@@ -47,26 +54,40 @@ class Evaluation:
     examples: int
     total: int
     interrupted: bool
+    intervals: dict[str, Interval] = field(default_factory=dict)
+    reading: str = ""
+    notes: list[str] = field(default_factory=list)
 
 
 def evaluate(
-    folder: Folder,
-    data: str | None = None,
+    folder: Folder | nn.Module,
+    data: str | Labelled | None = None,
     *,
+    text: str | Sequence[str] | None = None,
+    label: str | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    max_length: int | None = None,
     beams: int | None = None,
     batch_tokens: int = 4096,
     device: str | None = None,
     progress: Progress = no_progress,
 ) -> Evaluation:
-    """The metrics of a trained model on its validation data or on yours: what ``manyheads evaluate`` prints.
+    """The metrics of a model on its validation data or on yours: what ``manyheads evaluate`` prints.
+
+    A model that `train` wrote is measured on what its task reads. A model of transformers with a task head is
+    measured on rows with labels, by the metrics of its task with 95% intervals: see `labelled`.
 
     Of ``data``, the test part is read if there is one; of the data that the model was trained on, the part
     that was held out. Files outside of the folder are read only if you name them.
 
     Parameters
     ----------
-    folder: a folder that `train` wrote, or one in which `save` wrote a pruned model of it.
+    folder: a folder that `train` wrote, or one in which `save` wrote a pruned model of it; or any model that
+        `open_model` opens, or a model itself with what `labelled` returned as ``data``.
     data: what to measure on, as the task reads it. Default: the examples that were held out in training.
+        For a model with a task head: a file with labels, the name of a dataset, or what `labelled` returned.
+    text, label, split, limit, max_length: as for `labelled`.
     beams: beam width for tasks that generate text (translation, speech).
     batch_tokens: tokens that run through the model at once.
     device: such as ``cpu`` or ``cuda:1``. Default: the accelerator, if there is one.
@@ -92,6 +113,7 @@ def evaluate(
     See Also
     --------
     train : train the model of a task.
+    labelled : rows with labels for a model with a task head.
     predict : the model's output for your own input.
 
     References
@@ -99,6 +121,32 @@ def evaluate(
     Post 2018, A call for clarity in reporting BLEU scores (translation).
     Popović 2015, chrF: character n-gram F-score for automatic MT evaluation (picturebook).
     """
+    options: dict[str, Any] = {"text": text, "label": label, "split": split}
+    options |= {"limit": limit, "max_length": max_length}
+    if isinstance(data, Labelled):
+        model = (
+            folder
+            if isinstance(folder, nn.Module)
+            else open_model(str(folder), head=True, device=device).model
+        )
+        return _on_labels(model, data, progress)
+    if isinstance(folder, nn.Module):
+        raise ValueError("data: a model itself needs what labelled(data, model, tokenizer) returns")
+    if not _is_trained(folder):
+        if data is None:
+            raise ValueError(
+                f"data: {folder} was not trained by manyheads, which would have kept its examples; give a "
+                "file with labels, or the name of a dataset"
+            )
+        loaded = open_model(str(folder), head=True, device=device)
+        return _on_labels(
+            loaded.model, labelled(data, loaded, batch_tokens=batch_tokens, **options), progress
+        )
+    if unused := [name for name, value in options.items() if value is not None]:
+        raise ValueError(
+            f"{unused[0]}: {folder} was trained by manyheads, whose task knows how its data are read; "
+            "leave it out"
+        )
     task, model = load(folder, device)
     if beams is not None:
         if not hasattr(task, "beams"):
@@ -118,6 +166,31 @@ def evaluate(
         metrics = measure(task, model, examples, batch_tokens=batch_tokens, progress=count, partly=True)
         stopped = interrupted()
     return Evaluation(task.name, metrics, counted if stopped else len(examples), len(examples), stopped)
+
+
+def _on_labels(model: nn.Module, data: Labelled, progress: Progress) -> Evaluation:
+    with interruptible():
+        measured = data.evaluate(model, progress)
+        stopped = interrupted()
+    return Evaluation(
+        data.task.kind,
+        {name: one.mean for name, one in measured.metrics.items()},
+        measured.rows,
+        len(data.examples),
+        stopped,
+        measured.metrics,
+        data.reading,
+        data.notes,
+    )
+
+
+def _is_trained(folder: Folder) -> bool:
+    """Whether a folder has the task of a model that manyheads trained."""
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        return False
+    description = described.read(path)
+    return description is not None and "task" in description
 
 
 def predict(

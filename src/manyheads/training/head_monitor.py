@@ -44,8 +44,8 @@ class HeadMonitor(Watch):
     >>> model = Decoder(12, heads=3, layers=2, vocabulary=101)
     >>> with HeadMonitor(model) as monitor:
     ...     model(torch.randint(101, (2, 7))).square().mean().backward()
-    >>> monitor.table["gradient_share"].sum().item(), len(monitor.table)
-    (1.0..., 6)
+    >>> round(monitor.table["gradient_share"].sum().item(), 4), len(monitor.table)
+    (1.0, 6)
     """
 
     def __init__(self, model: nn.Module) -> None:

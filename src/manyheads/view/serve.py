@@ -25,6 +25,10 @@ def serve(
     *,
     text: str | None = None,
     images: str | None = None,
+    data: str | None = None,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    split: str | None = None,
     host: str = "127.0.0.1",
     port: int = PORT,
     device: str | None = None,
@@ -43,6 +47,8 @@ def serve(
         returned with ``head=True``; without it the embedded MiniLM.
     text: a text file, one text a line; the page measures on its first texts. By default a built-in text.
     images: a folder of images to measure on, for models that read images.
+    data: a file with labels, or a dataset, to measure on instead, for a model with a task head; its columns
+        and its split, as for `labelled`.
     host, port: where to listen; port 0 for any free one.
     device: where the model runs, such as ``cpu`` or ``cuda:1``.
     announce: called with the session (its ``loaded.name``, its number of ``heads``) and the address to open,
@@ -71,5 +77,6 @@ def serve(
         raise ImportError(f"the live page needs {error.name}: pip install 'manyheads[live]'") from None
 
     loaded = model if isinstance(model, Loaded) else models.open_model(model, head=True, device=device)
-    begun = session.begin(loaded, text, images)
+    columns = {"text_column": text_column, "label_column": label_column, "split": split}
+    begun = session.begin(loaded, text, images, data, columns)
     server.serve(begun, host, port, lambda address: announce(begun, address))

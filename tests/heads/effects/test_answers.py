@@ -219,3 +219,31 @@ def test_translations_of_our_own():
 def test_tokens_that_nobody_sees_get_a_sign():
     assert [shown(text) for text in ("\t", "  ", " a b", "")] == ["⇥", "␣␣", " a b", ""]
     assert token(object(), 13) == "13"
+
+
+def test_answers_to_questions_are_parts_of_the_context():
+    from tests.helpers.labelled import bert, tokenizer
+
+    model, reader = bert(hf.BertForQuestionAnswering), tokenizer()
+    batch = dict(reader("ab c", "de fg h", return_tensors="pt"))
+    assert kind_of(model, batch) == "answer"
+    reply = answer(model, reader, batch)
+    assert reply["kind"] == "answer"
+    with torch.no_grad():
+        result = model(**batch)
+    start, end = result.start_logits[0].softmax(-1).tolist(), result.end_logits[0].softmax(-1).tolist()
+    context = range(5, 10)  # [CLS] a ##b c [SEP] d ##e f ##g h [SEP]
+    pairs = {(i, j): start[i] * end[j] for i in context for j in context if i <= j}
+    best = max(pairs, key=pairs.get)
+    text = reader.decode(batch["input_ids"][0, best[0] : best[1] + 1])
+    assert reply["items"][0] == [text, pytest.approx(pairs[best], abs=1e-6)]
+
+
+def test_a_regression_answers_with_its_amount():
+    from tests.helpers.labelled import bert, tokenizer
+
+    model = bert(hf.BertForSequenceClassification, num_labels=1)
+    batch = dict(tokenizer()("ab c", return_tensors="pt"))
+    with torch.no_grad():
+        amount = model(**batch).logits.item()
+    assert answer(model, tokenizer(), batch)["items"] == [["LABEL_0", pytest.approx(amount, abs=1e-5)]]

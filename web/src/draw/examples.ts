@@ -5,7 +5,9 @@ import { shorten, visible } from "./tokens";
 
 /** Its title; pictures have none unless somebody gave them one. */
 function named(page: Page, index: number): string {
-  return shorten(visible(page.document.examples[index]!.title), 70) || page.words.pictureNumber(index + 1);
+  const { title, label } = page.document.examples[index]!;
+  const name = shorten(visible(title), 70) || page.words.pictureNumber(index + 1);
+  return label ? `${name} · ${page.words.label(shorten(visible(label), 40))}` : name;
 }
 
 /** A drop-down list of those examples; choosing one changes the state. */

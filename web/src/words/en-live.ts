@@ -48,6 +48,7 @@ export const live = {
     mask: "masked token",
     neighbours: "nearest sentences",
     class: "class",
+    answer: "answer",
     translation: "translation",
   } as Record<string, string>,
   nothing: "The output of this model cannot be put into words: see how its quality below changes.",
@@ -58,6 +59,7 @@ export const live = {
   change: {
     cosine: (value: string) => `The embedding changed by 1 − cosine = ${value}.`,
     kl: (value: string) => `The probabilities changed by ${value} nats a token (KL divergence).`,
+    square: (value: string) => `The output changed: half the square of the change is ${value}.`,
     kl_sequence: (value: string) => `The probabilities of the classes changed by ${value} nats (KL divergence).`,
   } as Record<string, (value: string) => string>,
 
@@ -88,6 +90,10 @@ export const live = {
     perplexity: "perplexity (lower is better)",
     agreement: "share of predictions that stay the same",
     accuracy: "accuracy",
+    "exact match": "exact matches",
+    "word error rate": "word error rate (lower is better)",
+    "squared error": "mean squared error (lower is better)",
+    "squared change": "mean squared change of the output (lower is better)",
   } as Record<string, string>,
   allHeads: (value: string) => `all heads: ${value}`,
   measuredOn: (sequences: number, corpus: string) => `${sequences === 1 ? "1 sequence" : `${sequences} sequences`} of ${corpus}`,

@@ -3,6 +3,7 @@
 export const views = {
   example: "Example",
   pictureNumber: (number: number) => `Image ${number}`,
+  label: (label: string) => `label: ${label}`,
 
   pipeline: {
     lead: (heads: number, layer: string) =>
@@ -86,7 +87,7 @@ export const views = {
     pruning: {
       title: "Quality as heads are silenced",
       note: "Heads are silenced, the least important first. The line of a good ranking stays above that of random heads (band: one standard error of the change). Nothing is refitted or trained here: manyheads prune loses less.",
-      noteLess: "Heads are silenced, the least important first. The line of a good ranking stays below that of random heads (band: one standard error of the change; lower perplexity is better). Nothing is refitted or trained here: manyheads prune loses less.",
+      noteLess: "Heads are silenced, the least important first. The line of a good ranking stays below that of random heads (band: one standard error of the change; lower is better). Nothing is refitted or trained here: manyheads prune loses less.",
       kept: "heads kept",
       random: "at random",
       quality: {
@@ -94,6 +95,10 @@ export const views = {
         perplexity: "perplexity",
         agreement: "share of predictions that stay the same",
         accuracy: "accuracy",
+        "exact match": "exact matches",
+        "word error rate": "word error rate",
+        "squared error": "mean squared error",
+        "squared change": "mean squared change of the output",
       } as Record<string, string>,
       measured: (sequences: number) => ` Measured on ${sequences === 1 ? "one sequence, so there is no standard error" : `${sequences} sequences`}.`,
       at: (kept: string, quality: string, value: string) => `${kept} of heads kept, ${quality} ${value}`,

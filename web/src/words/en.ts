@@ -196,6 +196,7 @@ export const en = {
   distanceWord: "distance",
   silencedTitle: "Without this head",
   silencedNote: "What the model says on this example when the head is silenced.",
+  right: (label: string) => `Its label: ${label}.`,
   change: (change: string, place: number, all: number) => `The output changes by ${change}: rank ${place} of ${all} heads.`,
   noChange: "no change",
   mostChange: "the largest change of any head",

@@ -51,7 +51,7 @@ const EXACT: Record<string, string> = {
   // view/inspect.py
   "The counting ended early: these numbers are of a part of the corpus.": "统计提前结束：这些数字只来自语料的一部分。",
 
-  "heads that are not verified are not silenced, neither alone nor in the curve": "未经验证的头不屏蔽，单独屏蔽和剪枝曲线都不包括它们",
+  "heads that are not verified are not silenced, neither alone nor in the curve": "未经验证的头不消融，单独消融和剪枝曲线都不包括它们",
 
   // notes of sites: capture/handlers.py, capture/probing.py
   "the model changes its weights after the softmax: the numbers are of the weights it uses":
@@ -60,12 +60,12 @@ const EXACT: Record<string, string> = {
   "rows of weights do not sum to one: entropy and distance are of the normalised ones":
     "各行权重之和不为一：熵和距离来自归一化之后的权重",
   "more than attention's output flows into what reads this head (a norm, a convolution, a residual): silence makes zero what attention gives, which is not the same as zeroing the columns that read it":
-    "读取该头的部分还接收注意力输出以外的内容（归一化、卷积、残差）：屏蔽是把注意力给出的内容置零，与把读取它的列置零不同",
+    "读取该头的部分还接收注意力输出以外的内容（归一化、卷积、残差）：消融是把注意力给出的内容置零，与把读取它的列置零不同",
 
   // view/live
   "text: it is empty; type something": "文本是空的；请输入一些内容",
   "text: the tokenizer gives no token for it; type some words": "分词器没有给出任何词元；请输入一些词",
-  "heads: none is chosen; choose the heads to remove first": "还没有选择头；请先选择要剪除的头",
+  "heads: none is chosen; choose the heads to remove first": "还没有选择头；请先选择要剪掉的头",
   "heads: these are all heads of the model; leave at least one": "这是模型的全部头；请至少保留一个",
   "image: it cannot be read; expected one of BMP, GIF, JPEG, PNG, WEBP": "无法读取这张图片；支持 BMP、GIF、JPEG、PNG、WEBP",
 };
@@ -79,7 +79,7 @@ const PARTS: Record<string, string> = {
   neighbours: "相近句子",
   translation: "译文",
   answers: "回答",
-  "what silencing changes": "屏蔽的影响",
+  "what silencing changes": "消融的影响",
   watch: "统计量",
   fisher: "Fisher 信息",
   diversity: "冗余度",
@@ -100,14 +100,14 @@ const PATTERNS: [RegExp, (...found: string[]) => string][] = [
   [/^the first batch \(up to ([\d,]+) tokens\)$/, (tokens) => `第一个批次（至多 ${tokens} 个词元）`],
   [/^the first (\d+) batches \(up to ([\d,]+) tokens\)$/, (batches, tokens) => `前 ${batches} 个批次（至多 ${tokens} 个词元）`],
   [/^([\d.]+%) of the tokens are unknown to the tokenizer: .*$/, (share) => `${share} 的词元是分词器不认识的：所有这些词共用一个词元，头对它的注意说明不了这些词`],
-  [/^silenced one by one: the (\d+) most important of (\d+) heads$/, (some, all) => `逐个屏蔽：${all} 个头中最重要的 ${some} 个`],
+  [/^silenced one by one: the (\d+) most important of (\d+) heads$/, (some, all) => `逐个消融：${all} 个头中最重要的 ${some} 个`],
   [/^(.+): left out \((.+)\)$/, (name, why) => `${part(name!)}：未能测量（${why}）`],
   [/^(.+): interrupted; this part and all later parts are left out$/, (name) => `${part(name!)}：被中断，此项及其后各项从略`],
   [/^(.+) was not seen: (.+)$/, (path, why) => `未能观察 ${path}：${why}`],
   [/^not verified, (.+?): (.+)$/, (sites, why) => `未经验证，${sitesSaid(sites!)}：${why}`],
   [/^(\S+|\d+ sites \(.+?\)): ((?:the model changes|some weights|rows of weights|more than attention's).+)$/, (sites, notes) => `${sitesSaid(sites!)}：${notes!.split("; ").map(said).join("；")}`],
-  [/^heads: the heads of '(.+)' are not verified \((.+)\), so they are not silenced here; choose others$/, (site, why) => `${site} 的头未经验证（${why}），因此不能在此屏蔽；请选择其他头`],
-  [/^heads: '(.+)' shares each key head among .* groups are (.+)$/, (site, groups) => `${site} 的几个头共用一个键头：请整组剪除，或从每组剪除相同数目；各组为 ${groups}`],
+  [/^heads: the heads of '(.+)' are not verified \((.+)\), so they are not silenced here; choose others$/, (site, why) => `${site} 的头未经验证（${why}），因此不能在此消融；请选择其他头`],
+  [/^heads: '(.+)' shares each key head among .* groups are (.+)$/, (site, groups) => `${site} 的几个头共用一个键头：请整组剪掉，或从每组剪掉相同数目；各组为 ${groups}`],
   [/^too few \((.+) of (\d+) (\w+)\)$/, (found, least, what) => `实例太少（${found}，至少需要 ${least} ${unit(what!).trim()}）`],
 ];
 

@@ -3,6 +3,7 @@ import type { views as english } from "./en-views";
 export const views: typeof english = {
   example: "示例",
   pictureNumber: (number) => `图像 ${number}`,
+  label: (label) => `标签：${label}`,
 
   pipeline: {
     lead: (heads, layer) =>
@@ -84,8 +85,8 @@ export const views: typeof english = {
     },
     pruning: {
       title: "去掉头之后还剩多少",
-      note: "从最不重要的头开始逐步屏蔽。排序若有价值，它的曲线应高于随机去头的曲线（阴影带：变化量的一个标准误）。这里不做任何训练或重新拟合；manyheads prune 的效果更好。",
-      noteLess: "从最不重要的头开始逐步屏蔽。排序若有价值，它的曲线应低于随机去头的曲线（阴影带：变化量的一个标准误；困惑度越低越好）。这里不做任何训练或重新拟合；manyheads prune 的效果更好。",
+      note: "从最不重要的头开始逐步消融。排序若有价值，它的曲线应高于随机去头的曲线（阴影带：变化量的一个标准误）。这里不做任何训练或重新拟合；manyheads prune 的效果更好。",
+      noteLess: "从最不重要的头开始逐步消融。排序若有价值，它的曲线应低于随机去头的曲线（阴影带：变化量的一个标准误；数值越低越好）。这里不做任何训练或重新拟合；manyheads prune 的效果更好。",
       kept: "保留的头",
       random: "随机",
       quality: {
@@ -93,6 +94,10 @@ export const views: typeof english = {
         perplexity: "困惑度",
         agreement: "选择保持不变的比例",
         accuracy: "准确率",
+        "exact match": "完全匹配率",
+        "word error rate": "词错误率",
+        "squared error": "均方误差",
+        "squared change": "输出变化的均方值",
       },
       measured: (sequences) => (sequences === 1 ? "仅在一个序列上测得，因此没有标准误。" : `在 ${sequences} 个序列上测得。`),
       at: (kept, quality, value) => `保留 ${kept} 的头，${quality} ${value}`,

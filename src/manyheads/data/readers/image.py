@@ -15,7 +15,7 @@ from torch import Tensor
 
 from manyheads.common.decompression import File, check_archive, content_of, open_image, unpacked
 from manyheads.common.json_files import in_one_sentence
-from manyheads.data.corpus import IMAGE_SUFFIXES
+from manyheads.data.readers.records import IMAGES as IMAGE_SUFFIXES
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
+from manyheads.common.labelled_batch import without_labels
 from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import causal, classification, fitting, masked, seq2seq
-from manyheads.heads.model_outputs import main_tensor, read
+from manyheads.heads.model_outputs import is_span, main_tensor, read
 from manyheads.heads.observer import Forward, moved, observed
+from manyheads.models.task_head import class_names
 from manyheads.nn.generate import generate
 from manyheads.nn.transformers import Seq2Seq
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TOP = 5
+LONGEST_ANSWER = 30  # tokens of an answer that is a part of the input
 WRITTEN = 48  # tokens of a translation, at most
 SAME = 1e-6  # a sentence this near is the input itself
 _IDS = ("input_ids", "ids", "x", "source")
@@ -53,8 +56,8 @@ class Sentences:
 
 
 def kind_of(model: nn.Module, batch: Batch) -> str | None:
-    """What a model says about a batch: ``next``, ``mask``, ``class``, ``translation`` or ``neighbours``; None
-    for outputs that cannot be put into words.
+    """What a model says about a batch: ``next``, ``mask``, ``class``, ``answer``, ``translation`` or
+    ``neighbours``; None for outputs that cannot be put into words.
 
     The batch needs two tokens or more: one token alone does not show whether attention is causal.
 
@@ -70,6 +73,8 @@ def kind_of(model: nn.Module, batch: Batch) -> str | None:
     with observed(model) as observer:
         forward = observer.forward(next(iter(moved([batch], device))))
         loss = fitting(forward.result, model, observer.sites)
+    if is_span(forward.result):
+        return "answer" if ids_of(batch) is not None else None
     value = main_tensor(forward.result)[1]
     if loss is seq2seq:
         return "translation" if _writes(model) else None
@@ -108,7 +113,8 @@ def answer(
 
     Returns
     -------
-    Items, the likeliest first: ``next`` and ``mask`` tokens, and ``class`` labels, with probabilities; the
+    Items, the likeliest first: ``next`` and ``mask`` tokens, ``class`` labels, and parts of the input that
+    are the ``answer`` to a question, with probabilities; the
     nearest ``neighbours`` with cosines; one ``translation`` with the mean probability of its tokens (the
     geometric one). For ``mask``, ``"place"`` is the position of the token that was filled in: the first
     masked one, or else the last word, which is then masked. None where the output cannot be put into words.
@@ -148,6 +154,11 @@ def answer(
                 logits = forward_of(asked).output.value[0, position].clone()
                 logits[tokenizer.mask_token_id] = -torch.inf
                 return {"kind": kind, "items": likeliest(logits, tokenizer, top), "place": position}
+            ids = ids_of(batch)
+            if kind == "answer" and ids is not None:
+                named = forward_of(batch).output.named
+                both = named["start_logits"][0], named["end_logits"][0]
+                return {"kind": kind, "items": span_items(*both, ids[0], tokenizer, top)}
             if kind == "class":
                 return {"kind": kind, "items": _classes(model, forward_of(batch), tokenizer, batch, top)}
             if kind == "neighbours" and sentences is not None:
@@ -222,30 +233,15 @@ def hidden(batch: Batch, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Bat
     return items, words[-1]
 
 
-def labels_of(model: nn.Module) -> Mapping[int, str]:
-    """The names of the classes that a model knows: as transformers keeps them, or as our classifiers do.
-
-    >>> from manyheads.tasks.dna import SequenceClassifier
-    >>> labels_of(SequenceClassifier(["no", "yes"], vocabulary=7, d_model=4, heads=2, layers=1))
-    {0: 'no', 1: 'yes'}
-    """
-    named: Mapping[int, str] | None = getattr(getattr(model, "config", None), "id2label", None)
-    return named or dict(enumerate(getattr(model, "labels", None) or []))
-
-
 def _classes(
     model: nn.Module, forward: Forward, tokenizer: PreTrainedTokenizerBase | None, batch: Batch, top: int
 ) -> list[Item]:
     """Labels with their probabilities; of tokens, where each of them is labelled, those that stand out."""
-    labels = labels_of(model)
     value = main_tensor(forward.result)[1]
-    if value.dim() == 2 and value.shape[-1] == 1:  # a score
-        return [[str(labels.get(0, "0")), round(float(value[0, 0]), 6)]]
-    p = value[0].float().softmax(-1)
     if value.dim() == 2:
-        probabilities, classes = p.topk(min(top, len(p)))
-        pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
-        return [[str(labels.get(number, number)), round(x, 6)] for number, x in pairs]
+        return class_items(model, value[0], top)
+    labels = class_names(model)
+    p = value[0].float().softmax(-1)
     ids = ids_of(batch)
     if ids is None or ids.shape[1] != len(p):
         return []
@@ -256,6 +252,56 @@ def _classes(
         for i in range(len(p))
         if chosen[i] != usual
     ][:top]
+
+
+def class_items(model: nn.Module, logits: Tensor, top: int = TOP) -> list[Item]:
+    """The likeliest classes of logits (classes,), by name; of a regression, its amounts.
+
+    >>> from manyheads.tasks.dna import SequenceClassifier
+    >>> model = SequenceClassifier(["no", "yes"], vocabulary=7, d_model=4, heads=2, layers=1)
+    >>> class_items(model, torch.tensor([0.0, 2.0]))
+    [['yes', 0.880797], ['no', 0.119203]]
+    """
+    labels = class_names(model)
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    if len(logits) == 1 or problem == "regression":
+        return [[str(labels.get(n, n)), round(x, 6)] for n, x in enumerate(logits.float().tolist()[:top])]
+    several = problem == "multi_label_classification"
+    p = logits.float().sigmoid() if several else logits.float().softmax(-1)
+    probabilities, classes = p.topk(min(top, len(p)))
+    pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
+    return [[str(labels.get(number, number)), round(x, 6)] for number, x in pairs]
+
+
+def span_items(
+    start: Tensor, end: Tensor, ids: Tensor, tokenizer: PreTrainedTokenizerBase | None, top: int = TOP
+) -> list[Item]:
+    """The likeliest parts of an input of token ids (tokens,) as answers, from where they start and end.
+
+    Answers are in the context: the last tokens of the input between two special ones.
+
+    >>> start, end = torch.tensor([0.0, 9.0, 0.0]), torch.tensor([0.0, 0.0, 9.0])
+    >>> text, p = span_items(start, end, torch.tensor([5, 6, 7]), None)[0]
+    >>> text, round(p, 3)
+    ('6 7', 1.0)
+    """
+    both = start.float().softmax(-1).unsqueeze(1) * end.float().softmax(-1).unsqueeze(0)  # (starts, ends)
+    special = set(getattr(tokenizer, "all_special_ids", None) or [])
+    ordinary = [i for i, number in enumerate(ids.tolist()) if number not in special]
+    first_of_context = next((i for i in reversed(ordinary) if i - 1 not in ordinary), 0)
+    inside = torch.zeros(len(start), dtype=torch.bool, device=start.device)
+    inside[[i for i in ordinary if i >= first_of_context]] = True
+    likely = torch.ones_like(both).triu().tril(LONGEST_ANSWER - 1) * both * (inside.unsqueeze(1) & inside)
+    probabilities, chosen = likely.flatten().topk(min(top, likely.numel()))
+    items: list[Item] = []
+    for p, number in zip(probabilities.tolist(), chosen.tolist(), strict=True):
+        if p == 0:
+            break
+        first, last = divmod(number, len(start))
+        part = ids[first : last + 1].tolist()
+        text = tokenizer.decode(part) if tokenizer is not None else " ".join(map(str, part))
+        items.append([shown(str(text).strip()), round(p, 6)])
+    return items
 
 
 def nearest(embedding: Tensor, others: Tensor, texts: Sequence[str], top: int) -> list[Item]:
@@ -275,7 +321,8 @@ def translated(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tenso
     >>> sorted(translated(T5ForConditionalGeneration(config).eval(), batch))
     ['decoder_input_ids', 'input_ids']
     """
-    encoder_inputs = {name: item for name, item in batch.items() if not name.startswith("decoder_")}
+    inputs = without_labels(batch)
+    encoder_inputs = {name: item for name, item in inputs.items() if not name.startswith("decoder_")}
     with torch.no_grad():
         return encoder_inputs | {"decoder_input_ids": _generated(model, batch).sequences[:, :-1]}
 

@@ -17,11 +17,13 @@ from manyheads.heads.effects.answers import (
     Answer,
     Item,
     answer,
+    class_items,
     hidden,
+    ids_of,
     kind_of,
-    labels_of,
     likeliest,
     nearest,
+    span_items,
 )
 from manyheads.heads.model_outputs import main_tensor, read
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 class Question:
     """What a model is asked about an input, and how the answer is read from what it returns.
 
-    kind: ``next``, ``mask``, ``class`` or ``neighbours``.
+    kind: ``next``, ``mask``, ``class``, ``answer`` or ``neighbours``.
     batch: what the model is to be run on: the input, perhaps with a token masked.
     position: of the token that is masked; -1 for none.
     neighbours: the texts that can be named, and their embeddings (n, width).
@@ -51,12 +53,13 @@ class Question:
         if self.neighbours is not None:
             texts, others = self.neighbours
             return nearest(read(result, self.model).value[row : row + 1].to(others), others, texts, TOP)
+        ids = ids_of(self.batch)
+        if self.kind == "answer" and ids is not None:
+            named = read(result, self.model).named
+            return span_items(named["start_logits"][row], named["end_logits"][row], ids[0], self.tokenizer)
         logits = main_tensor(result)[1][row].float()
         if self.kind == "class":
-            labels = labels_of(self.model)
-            chances, classes = logits.softmax(-1).topk(min(TOP, len(logits)))
-            pairs = zip(classes.tolist(), chances.tolist(), strict=True)
-            return [[str(labels.get(number, number)), round(p, 6)] for number, p in pairs]
+            return class_items(self.model, logits)
         logits = logits[self.position].clone()  # -1: after the last token
         if self.position >= 0 and self.tokenizer is not None:
             logits[self.tokenizer.mask_token_id] = -torch.inf
@@ -71,7 +74,8 @@ def ask(
 ) -> tuple[Answer | None, Question | None]:
     """What a model says about an input of one sequence, and the question to ask again; None if neither.
 
-    A translation is written token by token, so it is not asked again.
+    A translation is written token by token, and classes of single tokens are many, so they are not asked
+    again.
 
     Examples
     --------
@@ -85,6 +89,9 @@ def ask(
     if kind == "translation":
         return answer(model, tokenizer, batch, kind=kind), None
     question = _question(kind, model, batch, tokenizer, neighbours)
+    if question is None and kind == "class":
+        classes = answer(model, tokenizer, batch, kind=kind)
+        return (classes if classes and classes["items"] else None), None
     if question is None:
         return None, None
     reply: Answer = {"kind": question.kind, "items": question.answer(_run(model, question.batch))}

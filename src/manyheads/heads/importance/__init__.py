@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from manyheads.capture.site import Unverified
+from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.common.lazy_names import submodules
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.registry import registered
 from manyheads.common.types import Batch
+from manyheads.data.labelled import Labelled
 from manyheads.heads.importance.baselines import confidence, output_norm, random
 from manyheads.heads.importance.gradients import fisher, gradient
 from manyheads.heads.importance.hard_concrete import gates as learned_gates
@@ -79,10 +81,11 @@ def importance(
         other, exact and slow; ``gradient`` is the slope of a loss by each head's gate; ``gates`` learns which
         heads to keep; ``relevance`` follows the output back to the heads; ``confidence`` and ``output-norm``
         look at the heads alone; ``random`` is the control.
-    loss: a name (``causal``, ``masked``, ``classification``, ``seq2seq``, ``embedding``) or a function of
-        what the model returned and the batch, which gives a number or one for each sequence. For
-        ``gradient``, ``leave-one-out`` and ``gates``; without it ``gradient`` takes the one that fits the
-        model, the others look at what changes in the output.
+    loss: a name (``causal``, ``masked``, ``classification``, ``seq2seq``, ``embedding``, ``labels``) or a
+        function of what the model returned and the batch, which gives a number or one for each sequence. For
+        ``gradient``, ``leave-one-out`` and ``gates``; without it they take the task's for batches of
+        `labelled`; else ``gradient`` takes the one that fits the model, and the others look at what changes
+        in the output.
     gates: how many heads ``gates`` keeps; half of them by default.
     seed: of all random numbers.
     state: a file in which ``leave-one-out`` keeps its results, to resume from after an interruption.
@@ -100,6 +103,7 @@ def importance(
     See Also
     --------
     agreement: whether two rankings agree.
+    labelled: batches with labels, and the loss of their task.
     plan: from a ranking to the heads to remove.
     prune.
 
@@ -129,6 +133,15 @@ def importance(
         raise ValueError(f"loss: {method} takes none; expected one only with {', '.join(WITH_LOSS)}")
     if gates is not None and method != "gates":
         raise ValueError(f"gates: {method} ranks all heads; expected a number only with method='gates'")
+    if loss is None and method in WITH_LOSS and _has_labels(batches):
+        loss = "labels"
     where = None if state is None else Path(state)
     request = Request(model, batches, named(loss), seed, gates, where, unverified, progress)
     return METHODS[method](request)
+
+
+def _has_labels(batches: Iterable[Batch]) -> bool:
+    """Whether these are batches of `labelled`: all of them at once, or some in a list."""
+    if isinstance(batches, list | tuple):
+        return bool(batches) and isinstance(batches[0], LabelledBatch)
+    return isinstance(batches, Labelled)

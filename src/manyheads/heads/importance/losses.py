@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.capture.site import Site
+from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.common.types import Batch
-from manyheads.heads.model_outputs import main_tensor, read
+from manyheads.data.labelled.losses import IGNORED, token_cross_entropy
+from manyheads.heads.model_outputs import is_span, main_tensor, read
 
 Loss = Callable[[Any, Any], Tensor]
-IGNORED = -100  # in labels, as transformers has it
 TEMPERATURE = 0.05
 # Names of the token ids that a model reads, and that its decoder reads: in transformers, then in manyheads.
 READ = ("input_ids", "x", "ids")
@@ -95,12 +96,30 @@ def embedding(result: object, batch: Batch | None) -> Tensor:
     return F.cross_entropy(unit @ unit.T / TEMPERATURE, torch.arange(len(value), device=value.device))
 
 
+def labels(result: object, batch: Batch | None) -> Tensor:
+    """The loss of the task that the labels of a batch are for, (batch,): batches of `labelled` have them.
+
+    >>> from manyheads.data.labelled.texts import TextClasses
+    >>> task = object.__new__(TextClasses)
+    >>> batch = LabelledBatch({"labels": torch.tensor([0, 2])}, task)
+    >>> labels({"logits": torch.zeros(2, 3)}, batch)
+    tensor([1.0986, 1.0986])
+    """
+    if not isinstance(batch, LabelledBatch):
+        raise ValueError(
+            "batches: loss 'labels' needs the batches of labelled(data, model, tokenizer), got "
+            f"{_names(batch)}; take another loss, or --data with it"
+        )
+    return batch.task.loss(result, batch)
+
+
 LOSSES: dict[str, Loss] = {
     "causal": causal,
     "masked": masked,
     "classification": classification,
     "seq2seq": seq2seq,
     "embedding": embedding,
+    "labels": labels,
 }
 
 
@@ -132,7 +151,10 @@ def fitting(result: object, model: nn.Module, sites: Iterable[Site]) -> Loss:
     >>> fitting({"last_hidden_state": torch.zeros(2, 5, 3)}, nn.Identity(), []) is embedding
     True
     """
-    if read(result, model).real is None:
+    output = read(result, model)
+    if is_span(result) or output.amounts:
+        return labels
+    if output.real is None:
         return embedding
     if main_tensor(result)[1].dim() == 2:
         return classification
@@ -188,13 +210,11 @@ def _cross_entropy(logits: Tensor, labels: Tensor, name: str) -> Tensor:
         )
     if labels.is_floating_point():
         raise ValueError(f"batches: loss {name!r} expected whole numbers as labels, got {labels.dtype}")
-    each = F.cross_entropy(logits.transpose(1, 2), labels.long(), ignore_index=IGNORED, reduction="none")
-    counted = labels != IGNORED
-    if not counted.any():
+    if not (labels != IGNORED).any():
         raise ValueError(
             f"batches: loss {name!r} found no label in a batch that counts; expected at least one"
         )
-    return each.sum(1) / counted.sum(1).clamp(min=1)
+    return token_cross_entropy(logits, labels)
 
 
 def _logits(result: object, name: str, axes: int) -> Tensor:

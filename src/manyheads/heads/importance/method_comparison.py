@@ -20,6 +20,7 @@ from manyheads.common.interrupts import (
 )
 from manyheads.common.progress import Progress, no_progress
 from manyheads.data.batches import Corpus
+from manyheads.data.labelled import Labelled
 from manyheads.heads.importance import METHODS, WITH_LOSS, Agreement, agreement, importance
 from manyheads.heads.importance.losses import hide_tokens, named
 from manyheads.heads.table import HeadTable
@@ -53,12 +54,16 @@ class MethodComparison:
         return agreement(self.tables) if len(self.tables) > 1 else []
 
 
-def check_methods(methods: Sequence[str], loss: str | None = None) -> list[str]:
-    """The methods, each once; a ValueError if one of them, or the loss, is unknown.
+def check_methods(
+    methods: Sequence[str] | None, loss: str | None = None, corpus: Corpus | None = None
+) -> list[str]:
+    """The methods, each once, or those by default; a ValueError if one of them, or the loss, is unknown.
 
-    >>> check_methods(["fisher", "random", "fisher"])
-    ['fisher', 'random']
+    >>> check_methods(["fisher", "random", "fisher"]), check_methods(None)
+    (['fisher', 'random'], ['fisher'])
     """
+    if methods is None:
+        methods = ("gradient", "fisher") if isinstance(corpus, Labelled) else ("fisher",)
     unknown = [name for name in methods if name not in METHODS]
     if unknown or not methods:
         wrong = ", ".join(unknown) or "none"
@@ -70,7 +75,7 @@ def check_methods(methods: Sequence[str], loss: str | None = None) -> list[str]:
 def compare_methods(
     loaded: Loaded,
     corpus: Corpus,
-    methods: Sequence[str] = ("fisher",),
+    methods: Sequence[str] | None = None,
     loss: str | None = None,
     *,
     gates: int | None = None,
@@ -84,8 +89,9 @@ def compare_methods(
     Parameters
     ----------
     loaded, corpus: the model, and what it reads.
-    methods: of `importance`.
-    loss, gates: as for `importance`, for those of the methods that take them.
+    methods: of `importance`. Default: ``fisher``; with labels, ``gradient`` before it.
+    loss, gates: as for `importance`, for those of the methods that take them; with labels, the loss is that
+        of their task by default.
     seed, unverified, progress: as for `importance`.
     state: a file in which ``leave-one-out`` keeps what it has after Ctrl-C, to continue from.
 
@@ -100,6 +106,8 @@ def compare_methods(
     >>> list(comparison.tables), comparison.agreements[0].heads
     (['fisher', 'random'], 72)
     """
+    if loss is None and isinstance(corpus, Labelled):
+        loss = "labels"
     result = MethodComparison()
     length = len(corpus.plan())
 
@@ -109,7 +117,7 @@ def compare_methods(
             stop_if_interrupted()
 
     with interruptible():
-        for method in check_methods(methods):
+        for method in check_methods(methods, loss, corpus):
             batches: Iterable[Any] = (batch for _, batch in corpus.batches())
             if method not in MANY_PASSES:
                 batches = UntilInterrupted(batches, length)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from manyheads.common.decompression import File
-from manyheads.data.corpus import IMAGE_SUFFIXES
 from manyheads.data.readers.archive import listing
 from manyheads.data.readers.image import read_image
+from manyheads.data.readers.records import IMAGES as IMAGE_SUFFIXES
 from manyheads.data.readers.table import read_named_rows
 from manyheads.tasks.picturebook import synthetic
 

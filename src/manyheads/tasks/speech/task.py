@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from manyheads.common.devices import device_of
 from manyheads.common.preserved_state import evaluating
 from manyheads.data.examples import Example, Examples
+from manyheads.data.labelled.metrics import edits
 from manyheads.data.readers import text
 from manyheads.data.readers.audio import HOP, log_mel, read_sound
 from manyheads.data.readers.recordings import Recording, hold_out, read_recordings
@@ -23,7 +24,7 @@ from manyheads.nn.generate import generate
 from manyheads.tasks.architecture import Architecture
 from manyheads.tasks.next_token_loss import next_token_loss
 from manyheads.tasks.speech.synthetic import ESPEAK, spoken, tones
-from manyheads.tasks.speech.word_strings import changed, edits, hidden, joined, spelled
+from manyheads.tasks.speech.word_strings import changed, hidden, joined, spelled
 from manyheads.training.options import option
 from manyheads.training.run_folder import read_config
 from manyheads.training.task import Data

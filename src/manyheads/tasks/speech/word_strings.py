@@ -95,17 +95,3 @@ def spelled(tokens: Sequence[int], blank: int) -> list[int]:
     [3, 3, 5]
     """
     return [one for one, last in zip(tokens, [blank, *tokens], strict=False) if one not in (last, blank)]
-
-
-def edits(written: Sequence[str], spoken: Sequence[str]) -> int:
-    """The edit distance: the fewest words to replace, remove or add that make one string the other.
-
-    >>> edits("a b d e".split(), "a c d".split())
-    2
-    """
-    row = list(range(len(spoken) + 1))
-    for i, one in enumerate(written, 1):
-        above, row = row, [i]
-        for j, other in enumerate(spoken, 1):
-            row.append(min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (one != other)))
-    return row[-1]

@@ -16,6 +16,7 @@ from torch import nn
 from manyheads.common.devices import device_of
 from manyheads.common.interrupts import Interrupted, interruptible, stop_if_interrupted
 from manyheads.common.json_numbers import plain
+from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.version import __version__
@@ -197,8 +198,13 @@ def _measure(
     if doubts_in(table).unverified:
         parts.notes.append("heads that are not verified are not silenced, neither alone nor in the curve")
     fisher = parts.measure("importance", lambda progress: importance(model, batches, progress=progress))
-    if fisher is not None:
-        page["importance"] = head_numbers.importance({"fisher": fisher}, table) | page["importance"]
+    rankings = {} if fisher is None else {"fisher": fisher}
+    if all(isinstance(batch, LabelledBatch) for batch in batches):
+        by_labels = parts.measure(
+            "importance", lambda progress: importance(model, batches, "gradient", progress=progress)
+        )
+        rankings |= {} if by_labels is None else {"gradient": by_labels}
+    page["importance"] = head_numbers.importance(rankings, table) | page["importance"]
     order = _most_important(table, fisher)
     examples = Examples(model, table, order, tokenizer, processor, parts.notes)
     parts.measure("examples", lambda progress: examples.add(sample, device, progress))
@@ -216,8 +222,7 @@ def _measure(
     )
     if evidence is not None:
         page["roles"] = head_numbers.roles(evidence, table)
-    if fisher is not None:
-        rankings = {"fisher": fisher}
+    if rankings:
         lines = parts.measure(
             "curve", lambda progress: curve(model, batches[:1], rankings, progress=progress)
         )

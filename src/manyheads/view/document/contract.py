@@ -150,7 +150,7 @@ class CurveLine(TypedDict):
 class Curve(TypedDict):
     """Quality as heads are silenced, the least important first."""
 
-    # perplexity, agreement or cosine
+    # perplexity, accuracy, agreement, cosine, or another measure of the task
     quality: str
     # how many sequences it was measured on
     sequences: int
@@ -224,6 +224,8 @@ class Example(TypedDict):
 
     kind: Literal["text", "image", "pair"]
     title: str
+    # what is right, where the data have labels: a class by its name, an answer, a text
+    label: NotRequired[str]
     # by axis
     tokens: dict[str, list[Token]]
     picture: Picture | None

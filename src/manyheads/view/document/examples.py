@@ -35,6 +35,8 @@ WORK = 4e11
 LONG_EXACT = 24
 # Characters of a neighbour's text.
 NEIGHBOUR_TEXT = 100
+# Characters of a label, which may be a text.
+LABEL_TEXT = 200
 
 T = TypeVar("T")
 Neighbours = tuple[list[str], Tensor]
@@ -70,9 +72,12 @@ class Examples:
         batches = list(moved(sample.examples, device))
         others = list(moved(sample.others, device)) if sample.others else []
         neighbours = self._tried("neighbours", lambda: self._neighbours(others))
-        for number, batch in enumerate(batches):
+        labels = sample.labels or [""] * len(batches)
+        for number, (batch, label) in enumerate(zip(batches, labels, strict=True)):
             batch = self._tried("translation", partial(self._with_translation, batch)) or batch
             self._add_one(batch, neighbours, number == 0, partial(_within, progress, number, len(batches)))
+            if label:
+                self._examples[-1]["label"] = visible(label, LABEL_TEXT)
 
     def _add_one(self, batch: Batch, neighbours: Neighbours | None, first: bool, progress: Progress) -> None:
         heads = len(self._table)

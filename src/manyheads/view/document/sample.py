@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.labelled_batch import LabelledBatch, without_labels
 from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.types import Batch
-from manyheads.data.batches import Corpus, bucketed
+from manyheads.data.batches import Corpus
 
 # Tokens that the extra measurements read, fewer for a large model: parameters times tokens are bounded.
 TOKENS, FEWEST_TOKENS, WORK = 2048, 256, 4e11
@@ -31,12 +32,14 @@ class Sample:
     ----------
     batches: a few batches to measure on.
     examples: batches of one sequence, to be shown.
+    labels: what is right for each example, for people; empty where there are no labels.
     others: batches of one sequence; their outputs are the neighbours that are named.
     note: where the sample comes from, in words.
     """
 
     batches: list[Batch] = field(default_factory=list)
     examples: list[Batch] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
     others: list[Batch] = field(default_factory=list)
     note: str = ""
 
@@ -63,19 +66,23 @@ def of_corpus(corpus: Corpus, model: nn.Module) -> Sample:
             chosen.append(i)
             tokens += corpus.sizes[i]
     sizes = [corpus.sizes[i] for i in chosen]
-    plan = bucketed(sizes, max(limit // 4, *sizes), corpus.padding)
-    batches = [shortened(corpus.make([chosen[n] for n in part]), limit) for part in plan]
+    plan = corpus.buckets(chosen, max(limit // 4, *sizes))
+    batches = [shortened(corpus.make(part), limit) for part in plan]
+    if not all(isinstance(batch, LabelledBatch) for batch in batches):  # a part of a text has no label
+        batches = [without_labels(batch) for batch in batches]
     if corpus.unit != "tokens":
-        shown = [corpus.make([i]) for i in range(min(3, len(corpus.sizes)))]
+        shown = range(min(3, len(corpus.sizes)))
         note = f"{len(chosen)} of {len(corpus.sizes)} {corpus.unit}"
-        return Sample(batches, shown, [], note)
-    examples = [corpus.make([i]) for i in _of_wanted_lengths(corpus.sizes)]
+        return Sample(batches, [corpus.make([i]) for i in shown], [corpus.label(i) for i in shown], [], note)
+    wanted = _of_wanted_lengths(corpus.sizes)
+    examples, labels = [corpus.make([i]) for i in wanted], [corpus.label(i) for i in wanted]
     if min(corpus.sizes) > 2 * max(LENGTHS):
         examples.insert(0, shortened(corpus.make([0]), CUT))
+        labels.insert(0, corpus.label(0))
     shortest = sorted(order[: 4 * NEIGHBOURS], key=lambda i: corpus.sizes[i])[:NEIGHBOURS]
     others = [corpus.make([i]) for i in shortest if corpus.sizes[i] <= LONGEST]
     note = f"{tokens:,} tokens in {len(chosen)} of {len(corpus.sizes)} texts"
-    return Sample(batches, examples, others, note)
+    return Sample(batches, examples, labels, others, note)
 
 
 def _of_wanted_lengths(sizes: Sequence[int]) -> list[int]:
@@ -125,7 +132,8 @@ def of_batches(batches: Sequence[Batch], model: nn.Module) -> Sample:
     if rows and min(sizes) > 2 * max(LENGTHS) and _has_ids(rows[0]):
         examples.insert(0, shortened(rows[0], CUT))
     note = "the first batch" if len(batches) == 1 else f"the first {len(batches)} batches"
-    return Sample(batches, examples, rows[:NEIGHBOURS], f"{note} (up to {limit:,} tokens)")
+    labels = [each.examples[0].shown if isinstance(each, LabelledBatch) else "" for each in examples]
+    return Sample(batches, examples, labels, rows[:NEIGHBOURS], f"{note} (up to {limit:,} tokens)")
 
 
 def _fewer(batch: Batch, limit: int) -> Batch:
@@ -154,6 +162,8 @@ def singles(batch: Batch) -> list[Batch]:
     rows: list[Batch] = []
     for i in range(number):
         row = _mapped(batch, lambda x, i=i: x[i : i + 1])  # type: ignore[misc]
+        if isinstance(row, LabelledBatch):
+            row.examples = row.examples[i : i + 1]
         if isinstance(row, Mapping):
             row = _unpadded(row, "attention_mask", "decoder")
             row = _unpadded(row, "decoder_attention_mask", "")
@@ -175,12 +185,18 @@ def _unpadded(batch: Mapping[str, Any], name: str, not_of: str) -> Mapping[str, 
         and not (not_of and key.startswith(not_of))
         and (not_of or key.startswith("decoder") or key == "labels")
     }
-    return {key: x[:, real] if key in masked else x for key, x in batch.items()}
+    unpadded = {key: x[:, real] if key in masked else x for key, x in batch.items()}
+    return (
+        LabelledBatch(unpadded, batch.task, batch.examples) if isinstance(batch, LabelledBatch) else unpadded
+    )
 
 
 def shortened(batch: Batch, length: int) -> Batch:
     """The beginning of a sequence: every tensor with a value for each token is cut."""
     full = _length(batch)
+    if full <= length:
+        return batch
+    batch = without_labels(batch)
     return _mapped(batch, lambda x: x[:, :length] if x.dim() > 1 and x.shape[1] == full else x)
 
 
@@ -198,6 +214,8 @@ def _mapped(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     """A batch of the same form, its tensors changed."""
     if isinstance(batch, Tensor):
         return change(batch)
+    if isinstance(batch, LabelledBatch):
+        return batch.map(lambda item: _mapped(item, change))
     if isinstance(batch, Mapping):
         return {name: _mapped(item, change) for name, item in batch.items()}
     return tuple(_mapped(item, change) for item in batch) if isinstance(batch, tuple | list) else batch

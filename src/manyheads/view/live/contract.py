@@ -121,7 +121,7 @@ class Ablation(TypedDict):
     before: Answer | None
     after: Answer | None
     change: float | None
-    # cosine, kl or kl_sequence
+    # cosine, kl, kl_sequence or square
     measure: str
     cut: Shortened | None
     example: Example

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from manyheads.common.json_numbers import plain
+from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.common.types import Batch
 from manyheads.heads.effects.ablated import (
     Observation,
@@ -29,7 +30,9 @@ from manyheads.surgery.plan import Plan
 from manyheads.surgery.quality import compared, scores
 from manyheads.view.document.contract import Answer, Example
 from manyheads.view.document.example import drawn_example
+from manyheads.view.document.examples import LABEL_TEXT
 from manyheads.view.document.packing import packed
+from manyheads.view.document.token_text import visible
 from manyheads.view.live.contract import (
     Ablation,
     Attended,
@@ -278,9 +281,16 @@ def _shortened(result: InputResult) -> Shortened | None:
 
 
 def _drawn(live: Live, batch: Batch, observation: Observation) -> Example:
-    return drawn_example(observation, live.model, batch, tokenizer=live.tokenizer, processor=live.processor)
+    example = drawn_example(
+        observation, live.model, batch, tokenizer=live.tokenizer, processor=live.processor
+    )
+    if isinstance(batch, LabelledBatch) and batch.examples[0].shown:
+        example["label"] = visible(batch.examples[0].shown, LABEL_TEXT)
+    return example
 
 
 def _measure(output: Output) -> str:
     """The name of what `difference` measures, for the page."""
+    if output.amounts:
+        return "square"
     return "cosine" if output.real is None else "kl_sequence" if output.whole else "kl"

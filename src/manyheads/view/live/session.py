@@ -139,7 +139,13 @@ class Live:
         return sum(site.heads for site in self.sites.values())
 
 
-def begin(loaded: Loaded, text: str | None = None, images: str | None = None) -> Live:
+def begin(
+    loaded: Loaded,
+    text: str | None = None,
+    images: str | None = None,
+    data: str | None = None,
+    columns: Mapping[str, str | None] | None = None,
+) -> Live:
     """Prepare a model to answer requests.
 
     Parameters
@@ -147,6 +153,9 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
     loaded: with its output layer, as ``open_model(name, head=True)`` gives it.
     text: a text file whose first lines are the small text; without it, a built-in text.
     images: a folder of images, for models that read images.
+    data: instead of these, rows with labels for a model with a task head, as for `labelled`: quality is then
+        that of the task.
+    columns: ``text_column``, ``label_column`` and ``split`` of these rows, as for `corpus.choose`.
 
     Examples
     --------
@@ -159,12 +168,17 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
         raise ValueError(
             "text: got standard input, which can be read only once; expected a file: save the text"
         )
-    tokenizer, processor = _reader(loaded, images)
+    named = {name: value for name, value in (columns or {}).items() if value is not None}
+    tokenizer, processor = _reader(loaded, images if data is None or loaded.vocabulary is not None else data)
     if processor is not None and text is not None:
         raise ValueError(f"text: {loaded.name} reads images, not texts; give --images FOLDER instead")
     read = None
-    if loaded.task is not None and text is None and images is None:
-        limit = TEXTS if processor is None else IMAGES
+    limit = TEXTS if processor is None else IMAGES
+    if data is not None or named:
+        read = corpus.choose(
+            loaded, text, images, None, None, limit, BATCH_TOKENS, data, labels=True, **named
+        )
+    elif loaded.task is not None and text is None and images is None:
         try:
             read = corpus.examples(loaded, limit=limit, batch_tokens=BATCH_TOKENS)
         except UnreadDataError as error:
@@ -183,7 +197,8 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
     neighbours: Sentences | None = None
     samples: list[str] = []
     if tokenizer is not None:
-        held_out = _decoded(tokenizer, batches) if loaded.task is not None and text is None else None
+        of_data = data is not None or (loaded.task is not None and text is None)
+        held_out = _decoded(tokenizer, batches) if of_data else None
         samples = _samples(text, mask_of(tokenizer) if kind == "mask" else "", held_out)
         if kind == "neighbours":
             neighbours = _neighbours(loaded, tokenizer, text)
@@ -198,7 +213,7 @@ def begin(loaded: Loaded, text: str | None = None, images: str | None = None) ->
         kind,
         neighbours,
         samples,
-        _source(text, images),
+        _source(text, images, data, named),
     )
 
 
@@ -256,10 +271,13 @@ def reference_of(live: Live, batches: Sequence[Batch]) -> Reference:
     return Reference(measure, [result.output for result in results])
 
 
-def _source(text: str | None, images: str | None) -> tuple[str, ...]:
-    for option, path in (("--text", text), ("--images", images)):
+def _source(
+    text: str | None, images: str | None, data: str | None, columns: Mapping[str, str]
+) -> tuple[str, ...]:
+    named = [part for name, value in columns.items() for part in (f"--{name.replace('_', '-')}", value)]
+    for option, path in (("--text", text), ("--images", images), ("--data", data)):
         if path is not None:
-            return option, _absolute(path)
+            return option, _absolute(path), *named
     return ()
 
 

@@ -100,9 +100,10 @@ class DiversityPresentation:
 
     @property
     def notes(self) -> list[str]:
-        """What `diversity` warned of, and whether Ctrl-C ended it."""
+        """What `diversity` warned of, whether Ctrl-C ended it, and what is to be said about the corpus."""
         early = self.batches.read < len(self.batches)
-        return [*self.warned, *[f"Stopped by Ctrl-C: these are the numbers of {self.read}."] * early]
+        stopped = [f"Stopped by Ctrl-C: these are the numbers of {self.read}."] * early
+        return [*self.warned, *self.corpus.notes, *stopped]
 
     @property
     def title(self) -> str:

@@ -53,7 +53,7 @@ class ImportancePresentation:
             interval = f"95% interval {pair.low:.2f} to {pair.high:.2f}, over {pair.heads} heads"
             sentence = f"{pair.first} and {pair.second}: Spearman {pair.spearman:.2f}, {interval}"
             console.print(Text(sentence), soft_wrap=True)
-        print_notes(doubts_in(first).sentences(), console)
+        print_notes([*doubts_in(first).sentences(), *self.corpus.notes], console)
 
     def document(self) -> dict[str, object]:
         """A row for each head with the numbers of all methods."""
@@ -68,6 +68,7 @@ class ImportancePresentation:
             "model": self.model,
             "fingerprint": first.model,
             "corpus": self.reading,
+            "notes": self.corpus.notes,
             "measures": {name: table["measure"][0] for name, table in tables.items()},
             "seconds": {name: round(seconds[name], 3) for name in tables},
             "stopped": self.comparison.stopped or None,

@@ -36,7 +36,7 @@ def print_pruned(pruned: PrunedFolder, *, as_json: bool) -> None:
         f"{size - len(pruned.plan.get(site, []))} of {size}" for site, size in pruned.plan.sizes.items()
     ]
     console.print(Text(f"Heads kept by layer: {', '.join(layers)}"), soft_wrap=True)
-    for note in card.doubts.sentences():
+    for note in [*card.doubts.sentences(), *document["notes"]]:
         console.print(Text(f"Note: {note}"), soft_wrap=True)
     console.print(Text(f'The model is in {pruned.out}; mh.load("{pruned.out}") loads it.'), soft_wrap=True)
 

@@ -21,6 +21,8 @@ def print_address(live: Live, address: str, *, loading: Status, browser: bool, a
         print(json.dumps({"model": live.loaded.name, "heads": live.heads, "address": address}), flush=True)
     else:
         console = Console()
+        if live.read is not None and live.read.reading:
+            console.print(Text(live.read.reading), soft_wrap=True)
         console.print(Text(f"{live.loaded.name}, {live.heads} heads: {address}"), soft_wrap=True)
         console.print("Press Ctrl-C to stop.", style="dim")
         console.file.flush()

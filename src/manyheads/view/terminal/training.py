@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from manyheads.common.json_numbers import plain
 from manyheads.heads.along_sequence import Along
 from manyheads.tasks.trained import Evaluation
 from manyheads.training.dynamic_heads import DynamicHeads
@@ -20,6 +22,7 @@ from manyheads.training.head_health import LOGGER
 from manyheads.training.loop import Result
 from manyheads.training.report import Report
 from manyheads.view.figures.along_sequence import draw
+from manyheads.view.terminal.presentation import print_notes
 
 HEADS = "heads.png"  # the figure of heads that changed, in the folder of a run
 COLUMNS = 12  # of the table of heads
@@ -135,15 +138,27 @@ def how_to_resume(result: Result, task: str, data: str | None, valid: str | None
     return f"Stopped after step {result.step:,}; go on with: {command}"
 
 
-def print_evaluation(result: Evaluation, folder: Path, data: str | None, *, as_json: bool) -> None:
-    """The metrics of a trained model."""
+def print_evaluation(result: Evaluation, model: str, data: str | None, *, as_json: bool) -> None:
+    """The metrics of a model, with their intervals where they have some."""
     if as_json:
-        document = {"model": str(folder), "examples": result.examples, "metrics": result.metrics}
-        print(json.dumps(document), flush=True)
+        document: dict[str, object] = {"model": model, "task": result.task}
+        document |= {"examples": result.examples, "metrics": result.metrics}
+        if result.intervals:
+            intervals = {name: [one.low, one.high] for name, one in result.intervals.items()}
+            document |= {"intervals": intervals, "reading": result.reading, "notes": result.notes}
+        print(json.dumps(plain(document)), flush=True)
         return
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{folder} ({result.task}), {result.examples:,} examples of {data or 'what was held out'}")
-    print_metrics(result.metrics, console)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    if not result.intervals:
+        examples = f"{result.examples:,} examples of {data or 'what was held out'}"
+        console.print(f"{model} ({result.task}), {examples}")
+        print_metrics(result.metrics, console)
+        return
+    console.print(f"{model} on {result.reading}")
+    for name, one in result.intervals.items():
+        ends = f"95% interval {one.low:.4f} to {one.high:.4f}" if math.isfinite(one.low) else "no interval"
+        console.print(f"  {name.replace('_', ' '):<20} {one.mean:.4f}  ({ends})")
+    print_notes(result.notes, console)
 
 
 def where_it_stopped(result: Evaluation) -> str | None:

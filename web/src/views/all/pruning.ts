@@ -10,6 +10,8 @@ import type { Page } from "../../page";
 
 const WIDTH = 1080;
 const HEIGHT = 330;
+/** Measures of quality that are errors, or grow with them. */
+export const LOWER_IS_BETTER = new Set(["perplexity", "squared error", "squared change", "word error rate"]);
 const MARGIN = { left: 52, right: 118, top: 34, bottom: 46 };
 
 export function pruning(page: Page): { figure: HTMLElement; close: () => void } | null {
@@ -20,8 +22,7 @@ export function pruning(page: Page): { figure: HTMLElement; close: () => void } 
   const quality = words.pruning.quality[curve.quality] ?? curve.quality;
   const one = chart({
     title: words.pruning.title,
-    // a perplexity is better the lower it is
-    note: (curve.quality === "perplexity" ? words.pruning.noteLess : words.pruning.note) + (curve.sequences ? words.pruning.measured(curve.sequences) : ""),
+    note: (LOWER_IS_BETTER.has(curve.quality) ? words.pruning.noteLess : words.pruning.note) + (curve.sequences ? words.pruning.measured(curve.sequences) : ""),
     name: "prune-curve",
     words: page.words,
     rows: () => [

@@ -75,7 +75,11 @@ export function silenced(page: Page, head: number, name: string): HTMLElement | 
   const of = (items: [string, number][] | null, label: string) => items?.find(([one]) => one === label)?.[1] ?? null;
   const figure = chart({
     title: words.silencedTitle,
-    note: place === null ? words.silencedNote : `${words.silencedNote} ${words.change(number(change), place, known(silenced.change).length)}`,
+    note: [
+      words.silencedNote,
+      example.label ? `${words.right(shorten(visible(example.label), 80))}` : "",
+      place === null ? "" : words.change(number(change), place, known(silenced.change).length),
+    ].filter(Boolean).join(" "),
     name: `${name}-silenced`,
     words,
     rows: () => [

@@ -7,11 +7,14 @@ import { bottom, left } from "../../draw/axis";
 import { chart } from "../../draw/chart";
 import { html, svg } from "../../draw/element";
 import { measured, number, percent } from "../../draw/number";
+import { LOWER_IS_BETTER } from "../all/pruning";
 import type { Bench, Part } from "../live";
 
 const WIDTH = 340;
 const HEIGHT = 204;
 const FOOT = 46;
+/** Measures of how much is as with all heads: there, all heads have 1 or 0 by definition. */
+const OF_THE_FULL_MODEL = new Set(["agreement", "cosine", "squared change"]);
 
 export function quality(bench: Bench): Part {
   const { live, page } = bench;
@@ -35,7 +38,7 @@ export function quality(bench: Bench): Part {
   /** What the number is, what it is for the whole model, and what it was measured on. */
   function told(now: Quality): string {
     const name = words.live.metrics[now.metric] ?? now.metric;
-    const whole = now.metric === "perplexity" || now.metric === "accuracy" ? words.live.allHeads(measured(now.before, now.before_se)) : "";
+    const whole = !OF_THE_FULL_MODEL.has(now.metric) ? words.live.allHeads(measured(now.before, now.before_se)) : "";
     return [name, whole, words.live.measuredOn(now.sequences, words.said(document.header.corpus))].filter(Boolean).join("; ");
   }
 
@@ -51,7 +54,7 @@ export function quality(bench: Bench): Part {
     }));
     const values = [...tried.map((one) => one.value), ...lines.flatMap((one) => one.points.map((point) => point.value))];
     let [low = 0, high = 1] = extent(values);
-    if (now?.metric !== "perplexity") high = 1;
+    if (!now || !LOWER_IS_BETTER.has(now.metric)) high = 1;
     if (high - low < 1e-6) low = high - 0.05;
     const lowest = Math.min(0.9, ...tried.map((one) => one.kept), ...lines.flatMap((one) => one.points.map((point) => point.kept)));
     const x = scaleLinear([lowest, 1], [44, WIDTH - 24]);
