@@ -120,7 +120,7 @@ def _cut(about: Mapping[str, Any], measured: Mapping[str, Any], base: str) -> st
 def _quality(measured: Mapping[str, Any]) -> str:
     """A table of the model before and after."""
     before, after = measured.get("before"), measured.get("after")
-    if not before or not after:
+    if not before or not after or not {"measure", "sequences"} <= set(measured):
         return ""
     rows = [
         (f"{measured['measure']}, {measured['sequences']:,} held-out sequences", "quality", "{:.4f}"),
