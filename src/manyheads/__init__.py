@@ -16,6 +16,9 @@ from manyheads import tasks as tasks
 from manyheads import view as view
 from manyheads.common.lazy_names import attributes, submodules
 from manyheads.common.version import __version__ as __version__
+from manyheads.models import transformers_import as _transformers_import
+
+_transformers_import.register()  # so that from_pretrained loads cut models
 
 if TYPE_CHECKING:
     from manyheads import heads as heads
@@ -31,8 +34,10 @@ if TYPE_CHECKING:
     from manyheads.heads.silence import silence as silence
     from manyheads.heads.table import HeadTable as HeadTable
     from manyheads.heads.watch import watch as watch
+    from manyheads.models.export import export as export
     from manyheads.models.folder import load as load
     from manyheads.models.folder import save as save
+    from manyheads.models.model_card import push as push
     from manyheads.models.open import open_model as open_model
     from manyheads.nn import mask as mask
     from manyheads.nn.attention import attention as attention
@@ -105,7 +110,9 @@ _NAMES = {
     "manyheads.surgery.comparison": ("compare",),
     "manyheads.surgery.cut": ("cut",),
     "manyheads.surgery.grow": ("grow",),
+    "manyheads.models.export": ("export",),
     "manyheads.models.folder": ("load", "save"),
+    "manyheads.models.model_card": ("push",),
     "manyheads.surgery.plan": ("Plan", "plan"),
     "manyheads.surgery.prune": ("prune",),
     "manyheads.surgery.recover": ("recover",),

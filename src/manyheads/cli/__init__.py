@@ -16,6 +16,7 @@ import manyheads
 from manyheads.cli.demo import demo
 from manyheads.cli.diversity import diversity
 from manyheads.cli.evaluate import evaluate
+from manyheads.cli.export import export, push
 from manyheads.cli.importance import importance
 from manyheads.cli.inspect import inspect
 from manyheads.cli.options import SETTINGS, command
@@ -53,6 +54,9 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
   manyheads prune MODEL --keep 0.5 --out small
       a smaller model, refitted, and what that costs and saves
 
+  manyheads export small --to onnx --out small-onnx
+      the same model for another runtime, run and compared
+
   manyheads train translation
       train a small transformer; its folder is a MODEL for all of these
 
@@ -82,7 +86,9 @@ def _options(
 
 # Verbs that need more memory for each token read fewer at once.
 BATCH_TOKENS = {"importance": 1024, "diversity": 2048, "prune": 2048}
-for verb in (demo, diversity, evaluate, importance, inspect, predict, prune, roles, serve, study):
+for verb in (
+    demo, diversity, evaluate, export, importance, inspect, predict, prune, push, roles, serve, study,
+):  # fmt: skip
     app.command()(command(verb, BATCH_TOKENS.get(verb.__name__, 4096)))
 app.add_typer(task_verb(train, OF_RUN, Path("out")))
 app.add_typer(task_verb(sweep, OF_SWEEP, Path("out/sweep")))

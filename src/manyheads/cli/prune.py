@@ -27,9 +27,9 @@ def prune(
     Every tenth text is held out: the card compares the two models there, with standard errors, by the measure
     of the task where --data has labels; else by perplexity, by accuracy where labels are available, by
     agreement with the uncut model where they are not, or by the cosine to the uncut model's embedding; it has
-    the sizes and the measured times. The folder holds the model for mh.load, plan.json, card.json and, with
-    --curve, curve.png. After Ctrl-C during --recover the model is saved as it is then, and the state stays
-    beside the folder: remove the folder and repeat the command to continue.
+    the sizes and the measured times. The folder holds the model, plan.json, card.json, README.md (the model
+    card) and, with --curve, curve.png. After Ctrl-C during --recover the model is saved as it is then, and
+    the state stays beside the folder: remove the folder and repeat the command to continue.
     """
     check_free(out)
     loaded, corpus = source.open(labels=True)

@@ -29,10 +29,10 @@ def prepared(out: Path) -> Iterator[None]:
         yield
 
 
-def check_free(out: Path) -> None:
-    """Raise a ValueError unless a new folder can be written there."""
+def check_free(out: Path, name: str = "out") -> None:
+    """Raise a ValueError, which begins with ``name``, unless a new folder can be written there."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"out: {out} exists already; choose another folder, or remove it first")
+        raise ValueError(f"{name}: {out} exists already; choose another folder, or remove it first")
 
 
 @contextmanager

@@ -283,4 +283,7 @@ def settle(model: nn.Module, changes: Changes) -> None:
             Pick(**options).attach(module)
     for path, width in changes.widths.items():
         Width(**width).attach(model.get_submodule(path))
+    for name in changes.shapes:
+        path, _, key = name.rpartition(".")
+        model.get_submodule(path)._non_persistent_buffers_set.discard(key)  # nothing else can make it again
     setattr(model, ATTRIBUTE, changes)

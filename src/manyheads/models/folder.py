@@ -15,10 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from manyheads.common.json_files import check_fields, in_one_sentence, read_json
+from manyheads.common.out_folder import check_free
 from manyheads.common.version import __version__
 from manyheads.common.whole_files import whole_folder, write_whole
 from manyheads.models import config, native, transformers_config
 from manyheads.models.changes import ATTRIBUTE, Changes, changes_of, reshape, set_tensor
+from manyheads.models.model_card import write_card
 from manyheads.models.size_limits import no_larger_than, shapes
 from manyheads.nn.orthogonal_rows import plain
 
@@ -27,11 +29,18 @@ _PLAN, _WEIGHTS, _BUFFERS = "heads.json", "model.safetensors", "buffers.safetens
 _NAMELESS = 2**24  # numbers of a tensor that was cut and is in the file by another name, if at all
 
 
-def save(model: nn.Module, dir: str | PathLike[str], tokenizer: object = None) -> None:
+def save(
+    model: nn.Module,
+    dir: str | PathLike[str],
+    tokenizer: object = None,
+    *,
+    card: bool | Mapping[str, Any] = False,
+) -> None:
     """Write a model, cut or not, to a folder: weights as safetensors, its config, and ``heads.json``.
 
-    The folder appears complete or not at all. If every layer has the same number of heads, and the config of
-    the class can express it, plain ``from_pretrained`` loads it, too ("plain" in ``heads.json``).
+    The folder appears complete or not at all. After ``import manyheads``, ``from_pretrained`` of transformers
+    loads it, too; and without it, if the config of the class can express the new numbers of heads, as most
+    can where every layer has the same ("plain" in ``heads.json``).
 
     Parameters
     ----------
@@ -39,10 +48,14 @@ def save(model: nn.Module, dir: str | PathLike[str], tokenizer: object = None) -
     dir: a folder that does not exist yet, or is empty.
     tokenizer: written beside the model; anything with ``save_pretrained``. Default: ``model.tokenizer``, if
         there is one.
+    card: also write a model card, README.md: what was cut, and how to load it; with the measurements of
+        `compare` (``Card.as_json()``) also the quality before and after.
 
     See Also
     --------
     load : read the folder back.
+    push : upload it to the hub.
+    export : other formats.
     prune : remove heads, and what to save afterwards.
     open_model : open the folder with its tokenizer.
 
@@ -66,14 +79,15 @@ def save(model: nn.Module, dir: str | PathLike[str], tokenizer: object = None) -
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     folder = Path(dir)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"dir: {folder} exists already; choose another folder, or remove it first")
+    check_free(folder, "dir")
     with whole_folder(folder) as unfinished:
         _write(
             plain(model),
             unfinished,
             tokenizer if tokenizer is not None else getattr(model, "tokenizer", None),
         )
+        if card is not False:  # it may be edited: heads.json does not have its hash
+            write_card(unfinished, folder.name, {} if card is True else card)
 
 
 def _write(model: nn.Module, folder: Path, tokenizer: object) -> None:
@@ -177,6 +191,7 @@ def load(dir: str | PathLike[str], factory: Callable[[], nn.Module] | None = Non
         setattr(model, ATTRIBUTE, changes)
     if description["original_heads"]:
         setattr(model, "original_heads", description["original_heads"])  # noqa: B010
+    transformers_config.note_in_config(model)
     return model.eval()
 
 
@@ -276,7 +291,7 @@ def _fill(model: nn.Module, folder: Path, description: _Description) -> None:
             )
         if held[name].is_floating_point() != tensor.is_floating_point():
             raise ValueError(f"{folder}: {name} is {tensor.dtype}, but {held[name].dtype} is needed")
-    filled = {id(held[name]) for name in persistent}
+    filled = {id(held[name]) for name in persistent | others}
     lost = [name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) not in filled]
     if lost:
         raise ValueError(f"{folder}: its weights lack {len(lost)} tensors, {lost[0]} among them")

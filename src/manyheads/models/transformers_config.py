@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 import torch
 from torch import nn
@@ -14,20 +14,57 @@ from torch import nn
 from manyheads.common.compare_outputs import difference, seeded_evaluation, tolerance
 from manyheads.common.json_files import read_json
 from manyheads.common.whole_files import write_whole
-from manyheads.models.changes import Changes
+from manyheads.models.changes import Changes, record_of
 from manyheads.models.probe_batch import probe_batch
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+METHOD, VERSION = "manyheads", 1  # of the record that is in a config as its quantization_config
 _CONFIG = "config.json"
 _HEADS = re.compile(r"head|kv")
 _WIDTH = re.compile(r"^(head_dim|d_kv|attention_head_dim|attention_head_size|kv_channels)$")
 
 
+HeadsRecord = TypedDict(
+    "HeadsRecord",
+    {
+        "quant_method": str,
+        "version": int,
+        "class": str,
+        "base": str,  # path of the model without a task's head
+        "original_heads": dict[str, list[int]],
+        "changes": dict[str, Any],
+    },
+)
+
+
 def is_transformers(model: nn.Module) -> TypeGuard[PreTrainedModel]:
     """Whether this is a model of transformers that can be built from its config alone."""
     return type(model).__module__.startswith("transformers.") and hasattr(model, "config")
+
+
+def base_path(model: PreTrainedModel) -> str:
+    """Where in a model the one without a task's head is: "bert"; "" if it is that one."""
+    name: str = model.base_model_prefix
+    return name if name in model._modules else ""
+
+
+def note_in_config(model: nn.Module) -> None:
+    """Write the record of a model's changes into its config, from which ``from_pretrained`` reads it
+    (`transformers_loading`). So whatever saves the model and its config saves the record.
+    """
+    record = record_of(model)
+    if record is None or not is_transformers(model):
+        return
+    values: HeadsRecord = {
+        "quant_method": METHOD,
+        "version": VERSION,
+        "class": type(model).__name__,
+        "base": base_path(model),
+        **record,
+    }
+    model.config.quantization_config = values
 
 
 def build(folder: Path, name: str, attention: str | None) -> nn.Module:
@@ -44,8 +81,12 @@ def build(folder: Path, name: str, attention: str | None) -> nn.Module:
     values = read_json(folder / _CONFIG, dict[str, object], "config")
     config = cls.config_class.from_dict(values)
     options = {} if attention is None else {"attn_implementation": attention}
+    model: nn.Module
     with torch.random.fork_rng():
-        model: nn.Module = cls._from_config(config, dtype=torch.float32, **options)
+        try:
+            model = cls._from_config(copy.deepcopy(config), dtype=torch.float32, **options)
+        except ValueError:  # a part that refuses to be told, though it has it by default
+            model = cls._from_config(config, dtype=torch.float32)
     return model
 
 
@@ -54,12 +95,13 @@ def write_config(model: PreTrainedModel, folder: Path, changes: Changes) -> bool
     generation: Any = getattr(model, "generation_config", None)
     if generation is not None:
         generation.save_pretrained(str(folder))
+    note_in_config(model)
     config = _describe_weights(model, copy.deepcopy(model.config))
-    uniform = _uniform(config, changes)
-    if uniform is not None and _fits(model, uniform):
-        _dump(uniform, folder)
-        if _loads(model, folder):
-            return True
+    for plain in (_uniform(config, changes), _per_layer(config, changes)):
+        if plain is not None and _fits(model, plain):
+            _dump(plain, folder)
+            if _loads(model, folder):
+                return True
     _dump(config, folder)
     return not changes.counts
 
@@ -86,7 +128,7 @@ def _uniform(config: PretrainedConfig, changes: Changes) -> PretrainedConfig | N
         widths.add(count["d_key"])
     if any(len(after) > 1 or 0 in after for after in became.values()):
         return None
-    uniform = copy.deepcopy(config)
+    uniform = _without_record(config)
     for part in _parts(uniform):
         for name, value in list(vars(part).items()):
             if type(value) is int and _HEADS.search(name) and not _WIDTH.search(name) and value in became:
@@ -94,6 +136,40 @@ def _uniform(config: PretrainedConfig, changes: Changes) -> PretrainedConfig | N
             elif _WIDTH.search(name) and len(widths) == 1 and widths != {None}:
                 setattr(part, name, next(iter(widths)))
     return uniform
+
+
+def _per_layer(config: PretrainedConfig, changes: Changes) -> PretrainedConfig | None:
+    """The config with other numbers of heads in each layer; None if that cannot say what changed.
+
+    Few classes read ``per_layer_config``, and some only a part of it: whether this one does is for the caller
+    to find out.
+    """
+    if not changes.counts or changes.copied or changes.inputs or changes.replaced or changes.emptied:
+        return None
+    new = _without_record(config)
+    text: Any = new.get_text_config()
+    layers: dict[int, dict[str, object]] = {}
+    try:
+        for number, values in text.to_dict().get("per_layer_config", {}).items():
+            layers[int(number)] = values
+        for site, count in changes.counts.items():
+            (number,) = re.findall(r"(?<=\.)\d+(?=\.|$)", f".{site}")
+            became = dict(zip(count["before"], count["after"], strict=True))
+            for name, value in vars(text.per_layer_config[int(number)]).items():
+                if type(value) is int and _HEADS.search(name) and not _WIDTH.search(name) and value in became:
+                    layers.setdefault(int(number), {})[name] = became[value]
+        text.per_layer_config = layers
+    except Exception:  # no layers that the config numbers, or an older transformers
+        return None
+    return new
+
+
+def _without_record(config: PretrainedConfig) -> PretrainedConfig:
+    new = copy.deepcopy(config)
+    noted = getattr(new, "quantization_config", None)
+    if isinstance(noted, dict) and noted.get("quant_method") == METHOD:
+        del new.quantization_config
+    return new
 
 
 def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:

@@ -30,6 +30,7 @@ from manyheads.data.batches import Corpus
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
 from manyheads.models.folder import save
+from manyheads.models.model_card import write_card
 from manyheads.models.open import Loaded, if_any
 from manyheads.surgery import pruning_curve
 from manyheads.surgery.comparison import Card, compare
@@ -153,6 +154,7 @@ def prune_to_folder(
             save(small, folder, _Readers(loaded))
             removed.save(folder / "plan.json")
             write_whole(folder / "card.json", json.dumps(document, indent=1))
+            write_card(folder, out.name)
             if curve is not None:
                 draw = registered("view.pruning_curve")  # drawing is a room above this one
                 draw(curve, folder / "curve.png", f"{loaded.name}, {corpus.what}")

@@ -20,6 +20,7 @@ from manyheads.models.no_heads import emptied
 from manyheads.models.per_head_inputs import hooks
 from manyheads.models.probe_batch import variations
 from manyheads.models.torch_attention import TorchAttention
+from manyheads.models.transformers_config import note_in_config
 from manyheads.surgery.arrangement import Arrangement
 from manyheads.surgery.head_counts import fix_head_counts, numbers_at_stake, read_regions
 from manyheads.surgery.longer_batch import LENGTH, RunLengths, longer
@@ -100,6 +101,7 @@ def rebuild(model: nn.Module, batch: Batch, arrangement: Arrangement, seen: RunL
     setattr(copied, "original_heads", original_heads)  # noqa: B010
     for name in arrangement.sites:
         _count(changes, arrangement, name, original_heads, head_weights[name].d_key)
+    note_in_config(copied)
     note_origins(model, copied, replaced, changes.copied, sliced)
     modules = [region.path for region in changed_regions]
 

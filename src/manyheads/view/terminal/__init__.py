@@ -6,6 +6,7 @@ from manyheads.common.lazy_names import submodules
 
 if TYPE_CHECKING:
     from manyheads.view.terminal import diversity as diversity
+    from manyheads.view.terminal import export as export
     from manyheads.view.terminal import importance as importance
     from manyheads.view.terminal import inspect as inspect
     from manyheads.view.terminal import presentation as presentation

@@ -1,0 +1,43 @@
+"""``manyheads export`` and ``push``: a model in a format that runs elsewhere, and a folder on the hub."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import manyheads as mh
+from manyheads.cli import options
+from manyheads.view import terminal
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="A folder, a hub name, or package.module:factory.")],
+    to: Annotated[
+        Literal["onnx", "torch-export", "gguf", "openvino", "executorch"],
+        "The format: for onnxruntime, torch.export.load, llama.cpp, OpenVINO or ExecuTorch.",
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A folder that does not exist yet.")] = Path(
+        "out/export"
+    ),
+    json: options.Json = False,
+) -> None:
+    """Write a model, cut or not, in a format that runs without manyheads, run it and compare.
+
+    Its outputs differ from the model's by at most 1e-4, or nothing is written, and a sentence says which
+    module the format cannot take. A model with a key/value cache is written with it, too, where that works.
+    """
+    with options.loading(f"{model} and writing {to}"):
+        exported = mh.export(model, to=to, out=out)
+    terminal.export.print_exported(exported, as_json=json)
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(help="A folder that prune or mh.save wrote.")],
+    repo: Annotated[str, typer.Argument(help="What it is called on the hub: owner/name.")],
+    private: Annotated[bool, "Whether a new one is private."] = False,
+) -> None:
+    """Upload a model to the Hugging Face hub, where you are logged in by hf auth login.
+
+    If it has no README.md, its model card is written first; where the hub cannot be reached, that is all.
+    """
+    typer.echo(f"The model is at {mh.push(folder, repo, private=private)}")

@@ -1,0 +1,25 @@
+"""What an export wrote, for the terminal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.text import Text
+
+from manyheads.models.export import Exported
+
+
+def print_exported(exported: Exported, *, as_json: bool) -> None:
+    """Print the files, how far they are from the model, and what they do not do."""
+    if as_json:
+        print(json.dumps(asdict(exported) | {"out": str(exported.out)}, indent=1), flush=True)
+        return
+    console = Console()
+    for what, off in exported.differences.items():
+        console.print(Text(f"Compared on {what}: largest difference {off:.1e}"), soft_wrap=True)
+    for note in exported.notes:
+        console.print(Text(f"Note: {note}"), soft_wrap=True)
+    files = ", ".join(exported.files)
+    console.print(Text(f"The model is in {exported.out} ({exported.target}): {files}"), soft_wrap=True)
