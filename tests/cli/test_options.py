@@ -32,7 +32,7 @@ def call(*arguments: str) -> tuple[int, str]:
 
 def test_a_source_is_the_options_of_a_corpus() -> None:
     assert call("model", "--text", "a.txt", "--max-length", "7", "--rows", "5") == (0, "")
-    assert seen[-1] == (options.Source("model", text="a.txt", max_length=7, batch_tokens=2048), 5)
+    assert seen[-1] == (options.Source(model="model", text="a.txt", max_length=7, batch_tokens=2048), 5)
     assert call("--batch-tokens", "16")[0] == 0
     assert seen[-1] == (options.Source(batch_tokens=16), 3)
 
@@ -82,7 +82,7 @@ def test_a_dataclass_is_an_option_for_each_field() -> None:
     app.command()(options.command(share))
     runner = CliRunner()
     assert runner.invoke(app, ["model", "--keep", "0.25", "--no-refit", "--word", "heads"]).exit_code == 0
-    assert shares == [(options.Source("model"), Share(0.25, refit=False), "heads")]
+    assert shares == [(options.Source(model="model"), Share(0.25, refit=False), "heads")]
     assert runner.invoke(app, []).exit_code == 0
     assert shares[-1] == (options.Source(), Share(), "none")
     assert "The share of heads that stays." in runner.invoke(app, ["--help"], env={"COLUMNS": "200"}).output

@@ -6,6 +6,7 @@ import typer
 
 import manyheads as mh
 from manyheads.cli import options
+from manyheads.data.columns import Columns
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
 
@@ -18,7 +19,7 @@ def evaluate(
             "model with a task head: a folder, a hub name, or package.module:factory."
         ),
     ],
-    rows: options.Rows,
+    rows: Columns,
     max_length: options.MaxLength = None,
     limit: options.Limit = None,
     beams: Annotated[int | None, "Beam width for translation and speech: wider is slower and better."] = None,
@@ -37,17 +38,9 @@ def evaluate(
     with progress_bar(unit="examples") as progress:
         progress("measure", 0, None)
         result = mh.evaluate(
-            model,
-            rows.data,
-            text=options.names(rows.text_column),
-            label=rows.label_column,
-            split=rows.split,
-            limit=limit,
-            max_length=max_length,
-            beams=beams,
-            batch_tokens=batch_tokens,
-            device=device,
+            model, rows.data, text=options.names(rows.text_column), label=rows.label_column, split=rows.split,
+            limit=limit, max_length=max_length, beams=beams, batch_tokens=batch_tokens, device=device,
             progress=progress,
-        )
+        )  # fmt: skip
     terminal.training.print_evaluation(result, model, rows.data, as_json=json)
     return terminal.training.where_it_stopped(result)

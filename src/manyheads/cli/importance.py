@@ -44,16 +44,9 @@ def importance(
     with prepared(out), interruptible():
         with progress_bar() as progress:
             comparison = comparing.compare_methods(
-                loaded,
-                corpus,
-                methods,
-                loss,
-                gates=gates,
-                seed=seed,
-                state=out / "leave-one-out.state.json",
-                unverified=unverified,
-                progress=progress,
-            )
+                loaded, corpus, methods, loss, gates=gates, seed=seed, state=out / "leave-one-out.state.json",
+                unverified=unverified, progress=progress,
+            )  # fmt: skip
         if comparison.tables:
             result = terminal.importance.ImportancePresentation(comparison, loaded.name, corpus, out)
             terminal.presentation.present(result, as_json=json)

@@ -18,6 +18,7 @@ import manyheads as mh
 from manyheads import data
 from manyheads.common.interrupts import EXIT_CODE, Interrupted
 from manyheads.common.processes import processes, rank
+from manyheads.data.columns import Columns
 
 if TYPE_CHECKING:
     from manyheads.data.batches import Corpus
@@ -61,32 +62,7 @@ BatchTokens = Annotated[int, "The number of tokens in a batch, padding included.
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Data with labels, and their columns."""
-
-    data: Annotated[
-        str | None,
-        "Rows with labels for a model with a task head: FILE.csv, .tsv, .jsonl or .parquet, a folder with a "
-        "folder for each class, or the name of a dataset. For a model that train wrote: data of its task; "
-        "what was held out by default.",
-        "Corpus",
-    ] = None
-    text_column: Annotated[
-        str | None,
-        "The column of --data that the model reads, or two with a comma between; text, sentence1,sentence2, "
-        "tokens, question,context, image ... by default.",
-        "Corpus",
-    ] = None
-    label_column: Annotated[
-        str | None, "The column of --data with labels; label, tags, answers, target ... by default.", "Corpus"
-    ] = None
-    split: Annotated[str | None, "Which part of --data; validation, test or train by default.", "Corpus"] = (
-        None
-    )
-
-
-@dataclass(frozen=True)
-class Source(Rows):
+class Source(Columns):
     """A model and the corpus it reads: a parameter of this type stands for all these options."""
 
     model: Model = None
@@ -109,9 +85,13 @@ class Source(Rows):
             columns = {name: getattr(self, name) for name in ("text_column", "label_column", "split")}
             corpus = data.corpus.choose(loaded, *files, *numbers, self.data, labels=labels, **columns)
         if corpus.reading:
-            errors = Console(stderr=True, quiet=rank() > 0)
-            errors.print(corpus.reading, soft_wrap=True, markup=False, highlight=False)
+            say(corpus.reading)
         return loaded, corpus
+
+
+def say(sentence: str) -> None:
+    """Print for people, once, whatever the number of processes."""
+    Console(stderr=True, quiet=rank() > 0).print(sentence, soft_wrap=True, markup=False, highlight=False)
 
 
 def loading(what: str | None) -> Status:
@@ -163,8 +143,7 @@ def command(verb: Verb, batch_tokens: int = 4096) -> Callable[..., None]:
         except Interrupted:
             stopped = "Stopped before there was a result; nothing was written."
         if stopped:
-            errors = Console(stderr=True, quiet=rank() > 0)
-            errors.print(stopped, soft_wrap=True, markup=False, highlight=False)
+            say(stopped)
             raise typer.Exit(EXIT_CODE)
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

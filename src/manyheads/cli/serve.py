@@ -7,11 +7,12 @@ import typer
 
 import manyheads as mh
 from manyheads.cli import options
+from manyheads.data.columns import Columns
 from manyheads.view import terminal
 
 
 def serve(
-    rows: options.Rows,
+    rows: Columns,
     model: options.Model = None,
     text: options.Text = None,
     images: options.Images = None,
@@ -38,12 +39,6 @@ def serve(
     with options.loading(model) as status:
         announce = partial(terminal.serving.print_address, loading=status, browser=open, as_json=json)
         mh.serve(
-            model,
-            text=text,
-            images=images,
-            **vars(rows),
-            host=host,
-            port=port,
-            device=device,
+            model, text=text, images=images, **vars(rows), host=host, port=port, device=device,
             announce=announce,
-        )
+        )  # fmt: skip
