@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from manyheads.common.intervals import paired_difference
-from manyheads.studies.drawing import line, log_ticks, panels
+from manyheads.studies.by_heads import draw_by_heads, parts_by_heads
 from manyheads.studies.fitting import Recipe, fit, new_model
 from manyheads.studies.result import Result
 from manyheads.studies.study import (
@@ -108,11 +107,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every number of heads and seed."""
-    return [
-        Part({"heads": heads, "seed": seed}, partial(_measure, setup, heads, seed))
-        for seed in range(setup.seeds)
-        for heads in setup.heads
-    ]
+    return parts_by_heads(setup, _measure)
 
 
 def _measure(setup: Setup, heads: int, seed: int) -> Row:
@@ -130,13 +125,7 @@ def _measure(setup: Setup, heads: int, seed: int) -> Row:
 
 def figure(result: Result, language: Language) -> Figure:
     """BLEU by the number of heads."""
-    drawing, (axes,) = panels()
-    heads = [int(h) for h in result.distinct("heads") if isinstance(h, int)]
-    line(axes, {h: result.interval("bleu", heads=h) for h in heads})
-    log_ticks(axes, heads)
-    axes.set_xlabel(Words("heads", "头数")[language])
-    axes.set_ylabel(COLUMNS["bleu"][language])
-    return drawing
+    return draw_by_heads(result, "bleu", COLUMNS["bleu"], language)
 
 
 def verdict(result: Result) -> Judgement:

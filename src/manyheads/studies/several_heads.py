@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from manyheads.common.intervals import Interval, paired_difference
-from manyheads.studies.drawing import line, log_ticks, panels
+from manyheads.studies.by_heads import draw_by_heads, numbers_of_heads, parts_by_heads
 from manyheads.studies.fitting import Recipe, fit, new_model
 from manyheads.studies.language_text import opened
 from manyheads.studies.result import Result
@@ -97,11 +96,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every number of heads and seed."""
-    return [
-        Part({"heads": heads, "seed": seed}, partial(_measure, setup, heads, seed))
-        for seed in range(setup.seeds)
-        for heads in setup.heads
-    ]
+    return parts_by_heads(setup, _measure)
 
 
 def _measure(setup: Setup, heads: int, seed: int) -> Row:
@@ -117,21 +112,14 @@ def _measure(setup: Setup, heads: int, seed: int) -> Row:
 
 def figure(result: Result, language: Language) -> Figure:
     """Loss by the number of heads."""
-    drawing, (axes,) = panels()
-    heads = [int(h) for h in result.distinct("heads") if isinstance(h, int)]
-    line(axes, {h: result.interval("loss", heads=h) for h in heads})
-    log_ticks(axes, heads)
-    axes.set_xlabel(Words("heads", "头数")[language])
-    axes.set_ylabel(COLUMNS["loss"][language])
-    return drawing
+    return draw_by_heads(result, "loss", COLUMNS["loss"], language)
 
 
 def verdict(result: Result) -> Judgement:
     """By the gain of the best number of heads over one, and over the greatest number."""
-    numbers_of_heads = [int(h) for h in result.distinct("heads") if isinstance(h, int)]
-    most = max(numbers_of_heads)
-    comparisons = len(numbers_of_heads) - 1
-    gains = {h: _gain(result, 1, h, comparisons) for h in numbers_of_heads if h != 1}
+    tried = numbers_of_heads(result)
+    most, comparisons = max(tried), len(tried) - 1
+    gains = {heads: _gain(result, 1, heads, comparisons) for heads in tried if heads != 1}
     best = max(gains, key=lambda h: gains[h].mean)
     over_one, over_most = gains[best], _gain(result, most, best, comparisons)
     numbers = Words(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from manyheads.nn.multihead import MultiHeadAttention
+from manyheads.studies.by_heads import parts_by_heads
 from manyheads.studies.drawing import line, log_ticks, panels
 from manyheads.studies.result import Result
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words
@@ -82,11 +82,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every number of heads and seed."""
-    return [
-        Part({"heads": heads, "seed": seed}, partial(_measure, setup, heads, seed))
-        for seed in range(setup.seeds)
-        for heads in setup.heads
-    ]
+    return parts_by_heads(setup, _measure)
 
 
 def _measure(setup: Setup, heads: int, seed: int) -> Row:
