@@ -192,6 +192,12 @@ def test_a_chinese_page_has_the_code_sections_and_tables_of_the_english_one(page
     assert chinese == english
 
 
+def test_llms_txt_names_pages_that_exist():
+    paths = [path for path, _ in LINK.findall((ROOT / "llms.txt").read_text(encoding="utf-8"))]
+    assert len(paths) > 15
+    assert not [path for path in paths if not (ROOT / path).exists()]
+
+
 def test_the_commands_of_the_readme_are_on_its_first_screen():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:12]
     assert any(line.startswith("make demo") for line in lines)
