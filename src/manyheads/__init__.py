@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from manyheads.surgery.comparison import compare as compare
     from manyheads.surgery.cut import cut as cut
     from manyheads.surgery.grow import grow as grow
+    from manyheads.surgery.head_prices import head_prices as head_prices
     from manyheads.surgery.merge import merge as merge
     from manyheads.surgery.plan import Plan as Plan
     from manyheads.surgery.plan import plan as plan
@@ -111,6 +112,7 @@ _NAMES = {
     "manyheads.surgery.comparison": ("compare",),
     "manyheads.surgery.cut": ("cut",),
     "manyheads.surgery.grow": ("grow",),
+    "manyheads.surgery.head_prices": ("head_prices",),
     "manyheads.surgery.merge": ("merge",),
     "manyheads.models.export": ("export",),
     "manyheads.models.folder": ("load", "save"),

@@ -102,7 +102,7 @@ def export(
     """
     if to not in TARGETS:
         raise ValueError(f"to: got {to!r}; expected one of {', '.join(TARGETS)}")
-    _check_installed(to)
+    check_installed(to)
     out = Path(out)
     check_free(out)
     tokenizer: Any = getattr(model, "tokenizer", None)
@@ -127,7 +127,8 @@ def export(
     return done
 
 
-def _check_installed(to: Target) -> None:
+def check_installed(to: Target) -> None:
+    """Raise an ImportError that names the extra, unless everything that a format needs is installed."""
     missing = [name for name in _PACKAGES.get(to, ()) if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"{to} needs {', '.join(missing)}: pip install 'manyheads[{_EXTRAS[to]}]'")

@@ -146,14 +146,19 @@ def freedom(
     free = tuple(c for c in range(width) if _is_free(weights, role, c, holds))
     bound = [c for c in range(width) if c not in free]
     half = len(bound) // 2
-    layouts = [tuple(zip(bound[:half], bound[half:], strict=False)), tuple(zip(bound[::2], bound[1::2], strict=False))]
+    layouts = [
+        tuple(zip(bound[:half], bound[half:], strict=False)),
+        tuple(zip(bound[::2], bound[1::2], strict=False)),
+    ]
     for pairs in layouts if len(bound) % 2 == 0 else ():
         if _allowed(weights, role, Freedom(free, pairs), holds, seed):
             return Freedom(free, pairs)
     return Freedom(free) if free and _allowed(weights, role, Freedom(free), holds, seed) else Freedom()
 
 
-def _allowed(weights: HeadWeights, role: str, candidate: Freedom, holds: Callable[[], bool], seed: int) -> bool:
+def _allowed(
+    weights: HeadWeights, role: str, candidate: Freedom, holds: Callable[[], bool], seed: int
+) -> bool:
     """Whether random turns of this kind, other ones for each key head, leave the output as it is."""
     generator = torch.Generator().manual_seed(seed)
     turns = {
@@ -174,9 +179,7 @@ def _is_free(weights: HeadWeights, role: str, coordinate: int, holds: Callable[[
         return holds()
 
 
-def change(
-    weights: HeadWeights, role: str, matrices: dict[int, Tensor], reading: dict[int, Tensor]
-) -> None:
+def change(weights: HeadWeights, role: str, matrices: dict[int, Tensor], reading: dict[int, Tensor]) -> None:
     """Multiply the keys or values of each key head, and what reads them, by a matrix each."""
     for key_head, heads in weights.groups.items():
         weights.put(role, heads[0], matrices[key_head].to(_device(weights)) @ weights.get(role, heads[0]))
@@ -187,4 +190,3 @@ def change(
 
 def _device(weights: HeadWeights) -> torch.device:
     return get_tensor(weights.model, weights.parameter("key")).device
-

@@ -35,8 +35,8 @@ def fit_layers(
 ) -> dict[str, tuple[float, float]]:
     """Let the weights of heads learn, module by module and in place, what these modules gave in a teacher.
 
-    Each module gets the inputs that it has in the teacher, and its squared error is lowered by Adam, one batch
-    a step; every fifth batch is held out, and weights that do no better there are put back.
+    Each module gets the inputs that it has in the teacher, and Adam lowers its squared error, one batch a
+    step; every fifth batch is held out, and weights that do no better there are put back.
 
     Parameters
     ----------

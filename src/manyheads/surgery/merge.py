@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterable, Mapping
+from os import PathLike
 from typing import Literal
 
-import torch
 from torch import nn
 
 from manyheads.capture.interceptor import module_paths
@@ -21,10 +21,10 @@ from manyheads.models.changes import changes_of, settle
 from manyheads.models.probe_batch import probe_batch
 from manyheads.nn.orthogonal_rows import plain
 from manyheads.surgery.arrangement import Arrangement, groups_of
-from manyheads.surgery.layer_fit import fit_layers
-from manyheads.surgery.merged_sites import How, join_key_heads, key_head_groups, reorder
 from manyheads.surgery.input_moments import input_moments
+from manyheads.surgery.layer_fit import fit_layers
 from manyheads.surgery.longer_batch import RunLengths
+from manyheads.surgery.merged_sites import How, join_key_heads, key_head_groups, reorder
 from manyheads.surgery.prune import few
 from manyheads.surgery.rebuild import Rebuilt, observe, rebuild, replace_torch_attention
 from manyheads.surgery.recover import recover as learn
@@ -45,6 +45,7 @@ def merge(
     refit: bool = True,
     recover: int = 0,
     unverified: Unverified = "refuse",
+    state: str | PathLike[str] | None = None,
     progress: Progress = no_progress,
 ) -> nn.Module:
     """A copy of a model with fewer key and value heads, which its heads share: multi-head attention becomes
@@ -77,6 +78,7 @@ def merge(
     refit: whether to refit.
     recover: the number of steps of distillation; 0 for none.
     unverified: ``"allow"`` to merge at unverified sites, too (`Site.verified`); the copy is still checked.
+    state: a file from which an interrupted recovery resumes; see `recover`.
     progress: called with the stage, "merge", "fit", "refit" or "recover", and how much of it is done.
 
     Returns
@@ -104,6 +106,7 @@ def merge(
 
     Examples
     --------
+    >>> import torch
     >>> from manyheads.nn.transformers import Decoder
     >>> _ = torch.manual_seed(0)
     >>> model = Decoder(12, heads=4, layers=2, vocabulary=17).eval()
@@ -144,7 +147,7 @@ def merge(
     if refit:
         fit(small, calibration, teacher=model, progress=progress)
     if recover:
-        learn(small, calibration, teacher=model, steps=recover, progress=progress)
+        learn(small, calibration, teacher=model, steps=recover, state=state, progress=progress)
     return small
 
 
@@ -170,8 +173,8 @@ def _wanted(
         if number > present or present % number:
             divisors = ", ".join(str(n) for n in range(1, present) if present % n == 0)
             raise ValueError(
-                f"kv_heads: {name!r} has {present} key heads, which {number} does not divide; expected one of "
-                f"{divisors or present}"
+                f"kv_heads: {name!r} has {present} key heads, which {number} does not divide; expected "
+                f"one of {divisors or present}"
             )
         if number < present:
             wanted[name] = number

@@ -1,4 +1,4 @@
-"""The key heads of a model become equal within groups, in place: the formula that a merged model is held to."""
+"""The key heads of a model become equal within groups, in place: what a merged model is held to."""
 
 from __future__ import annotations
 
@@ -162,8 +162,8 @@ def _key_weights(projections: Projections) -> str:
     parts = projections.heads[0].key
     if not parts or not projections.heads[0].value:
         raise ValueError(
-            f"kv_heads: cannot merge at {projections.site.name!r}: no weights make its keys and values head by "
-            "head; expected a linear layer for each"
+            f"kv_heads: cannot merge at {projections.site.name!r}: no weights make its keys and values head "
+            "by head; expected a linear layer for each"
         )
     return parts[0].parameter
 
@@ -217,9 +217,7 @@ def _sites(
             yield name, KeyHeads(weights, moments, dict(guess))
 
 
-def reorder(
-    model: nn.Module, example: Batch, by_site: Mapping[str, Projections], groups: Groups
-) -> bool:
+def reorder(model: nn.Module, example: Batch, by_site: Mapping[str, Projections], groups: Groups) -> bool:
     """Order the heads of a model, in place, so that the key heads of each group follow one another. The
     groups then have the new numbers. Returns whether that was possible: what is set for each head and is no
     weight cannot be reordered.
@@ -285,4 +283,3 @@ def _permute(model: nn.Module, projections: Projections, order: list[int], done:
         tensor = get_tensor(model, name)
         with torch.no_grad():
             tensor.copy_(tensor.index_select(axis, torch.tensor(indices, device=tensor.device)).clone())
-

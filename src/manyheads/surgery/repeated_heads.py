@@ -1,4 +1,4 @@
-"""Projections that repeat their outputs (`Repeat`): made when key heads are merged, kept when heads change."""
+"""Projections that repeat their outputs (`Repeat`): made when key heads merge, kept when heads change."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _modules_of(model: nn.Module, by_site: Mapping[str, Projections]) -> dict[st
 def _twins(
     weight: str, names: list[str], by_site: Mapping[str, Projections], arrangement: Arrangement
 ) -> dict[int, int]:
-    """For each entry that goes, the one that stays in its stead: that of the key head before it that stays."""
+    """For each entry that goes, the one that stays in its stead: that of the key head it merges with."""
     twins: dict[int, int] = {}
     for name in names:
         site, gone = by_site[name].site, set(arrangement.merged.get(name, ()))
@@ -132,14 +132,14 @@ def _entries(weight: str, projections: Projections, key_head: int) -> Iterator[t
     """The entries of a parameter that make the keys and the values of a key head."""
     head = projections.heads[projections.site.kv_heads.index(key_head)]
     for role in ("key", "value"):
-        indices = [index for part in getattr(head, role) if part.parameter == weight for index in part.indices]
+        indices = [
+            index for part in getattr(head, role) if part.parameter == weight for index in part.indices
+        ]
         if indices:
             yield role, tuple(indices)
 
 
-def _users(
-    weight: str, names: list[str], by_site: Mapping[str, Projections], size: int
-) -> list[set[int]]:
+def _users(weight: str, names: list[str], by_site: Mapping[str, Projections], size: int) -> list[set[int]]:
     """The heads that use each entry of a parameter."""
     users: list[set[int]] = [set() for _ in range(size)]
     for name in names:

@@ -38,7 +38,8 @@ def shared(
     Two heads that are the same but for a turn become one without loss.
 
     >>> w, turn = torch.randn(2, 5).double(), torch.tensor([[0.6, -0.8], [0.8, 0.6]]).double()
-    >>> one, (a, b) = shared([w, turn @ w], [torch.eye(2).double()] * 2, torch.eye(5).double(), Freedom((0, 1)))
+    >>> each, inputs = torch.eye(2).double(), torch.eye(5).double()
+    >>> one, (a, b) = shared([w, turn @ w], [each, each], inputs, Freedom((0, 1)))
     >>> torch.allclose(a @ one, w), torch.allclose(b @ one, turn @ w)
     (True, True)
     """
@@ -54,7 +55,9 @@ def shared(
             stacked[:, index], weight[:, index[:, None], index], root
         )
     if freedom.pairs:
-        first, second = (torch.tensor(each, device=merged.device) for each in zip(*freedom.pairs, strict=True))
+        first, second = (
+            torch.tensor(each, device=merged.device) for each in zip(*freedom.pairs, strict=True)
+        )
         energy = weight.diagonal(dim1=1, dim2=2)
         one, scale = _turned(
             torch.complex(stacked[:, first], stacked[:, second]), energy[:, first] + energy[:, second], root
@@ -88,7 +91,9 @@ def _turned(stacked: Tensor, energy: Tensor, root: Tensor) -> tuple[Tensor, Tens
     return basis * size.unsqueeze(-1), scale / size
 
 
-def lost(matrices: Sequence[Tensor], importances: Sequence[Tensor], moments: Tensor, freedom: Freedom) -> float:
+def lost(
+    matrices: Sequence[Tensor], importances: Sequence[Tensor], moments: Tensor, freedom: Freedom
+) -> float:
     """The share of the energy of several heads that one in their place loses.
 
     >>> apart = [torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0]]).double()]
