@@ -16,6 +16,7 @@ ALSO = (
     "roles",
     "watch",
     "prune",
+    "merge",
     "orthogonality",
     "dynamic",
     "live",

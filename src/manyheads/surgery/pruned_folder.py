@@ -150,7 +150,10 @@ def prune_to_folder(
                 draw = registered("view.pruning_curve")  # drawing is a room above this one
                 draw(curve, folder / "curve.png", f"{loaded.name}, {corpus.what}")
         if options.export is not None:
-            exported = export(out, to=options.export, out=out / options.export)
+            try:
+                exported = export(out, to=options.export, out=out / options.export)
+            except ValueError as error:
+                raise ValueError(f"export: {error}; the smaller model is in {out}") from error
             document["export"] = _exported(exported)
             write_whole(out / "card.json", json.dumps(document, indent=1))
             write_card(out, out.name)

@@ -25,6 +25,8 @@ def print_pruned(pruned: PrunedFolder, *, as_json: bool) -> None:
     console.print(Text(sentence), soft_wrap=True)
     before, after = card.before.heads, card.after.heads
     title = f"{document['model']}: {before} heads, {after} kept ({after / before:.0%})"
+    if before == after:
+        title = f"{document['model']}: {card.before.key_heads} key heads, now {card.after.key_heads}"
     table = Table(title=title, title_justify="left")
     table.add_column("")
     table.add_column("before", justify="right")
@@ -38,6 +40,13 @@ def print_pruned(pruned: PrunedFolder, *, as_json: bool) -> None:
     console.print(Text(f"Heads kept by layer: {', '.join(layers)}"), soft_wrap=True)
     for note in [*card.doubts.sentences(), *document["notes"]]:
         console.print(Text(f"Note: {note}"), soft_wrap=True)
+    if (export := document.get("export")) is not None:
+        files = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for name, size in export["bytes"].items())
+        off = max(export["differences"].values(), default=0.0)
+        sentence = (
+            f"As {export['to']} in {export['out']}: {files}; it differs from the model by at most {off:.1g}."
+        )
+        console.print(Text(sentence), soft_wrap=True)
     console.print(Text(f'The model is in {pruned.out}; mh.load("{pruned.out}") loads it.'), soft_wrap=True)
 
 
