@@ -220,3 +220,26 @@ def test_refusals(options, words):
     model = decoder()
     with pytest.raises(ValueError, match=words):
         mh.merge(model, **{"batches": BATCHES} | options)
+
+
+def test_a_merged_llama_is_a_plain_llama(tmp_path):
+    """Where the class has a number of key heads, transformers loads the folder without us."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(7)
+    sizes = {
+        "vocab_size": 17,
+        "hidden_size": 12,
+        "intermediate_size": 7,
+        "num_hidden_layers": 1,
+        "head_dim": 4,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=3, num_key_value_heads=3)).eval()
+    small = mh.merge(model, 1, [{"input_ids": BATCHES[0]}], refit=False)
+    mh.save(small, tmp_path / "small")
+    config = LlamaConfig.from_pretrained(tmp_path / "small")
+    assert (config.num_attention_heads, config.num_key_value_heads) == (3, 1)
+    assert not hasattr(config, "quantization_config")
+    again = LlamaForCausalLM.from_pretrained(tmp_path / "small").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(again(BATCHES[0]).logits, small(BATCHES[0]).logits)
