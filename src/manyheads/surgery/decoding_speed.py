@@ -83,7 +83,8 @@ def _measured(model: nn.Module, small: nn.Module, batch: int, length: int, each:
                 _step(one, cache, batch)
                 if step:  # the first warms up
                     spent.append(perf_counter() - started)
-    return Decoding(batch, length, *(batch / median(spent) for spent in times))
+    before, after = (batch / median(spent) for spent in times)
+    return Decoding(batch, length, before, after)
 
 
 def _filled(model: Any, batch: int, length: int) -> Any:

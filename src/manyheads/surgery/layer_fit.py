@@ -87,8 +87,8 @@ def _fit(
     fitted = [each for number, each in enumerate(calls) if number % _HELD_OUT != _HELD_OUT - 1]
     before = [parameter.detach().clone() for parameter in learned]
     with evaluating(module):
-        for parameter in module.parameters():
-            parameter.requires_grad_(False)
+        for frozen in module.parameters():
+            frozen.requires_grad_(False)
         for parameter in learned:
             parameter.requires_grad_(True)
         first = _error(module, held)

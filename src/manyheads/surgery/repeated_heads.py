@@ -9,7 +9,7 @@ from torch import nn
 
 from manyheads.capture.weights import Projections
 from manyheads.common.errors import FailedChangeError
-from manyheads.models.changes import Changes
+from manyheads.models.changes import Changes, set_value
 from manyheads.models.repeated_outputs import Repeat, repeat_of
 from manyheads.surgery.arrangement import Arrangement, arranged
 from manyheads.surgery.weight_slices import Slice
@@ -39,8 +39,8 @@ def repeat_outputs(
                 "heads; expected a linear layer"
             )
         if not isinstance(module, nn.Linear):
-            module.nf = len(taken.indices)
-            changes.attributes.setdefault(path, {})["nf"] = module.nf
+            set_value(module, ["nf"], len(taken.indices))
+            changes.attributes.setdefault(path, {})["nf"] = len(taken.indices)
         twins, users = _twins(weight, names, by_site, arrangement), _users(weight, names, by_site, taken.size)
         now = {index: position for position, index in enumerate(taken.indices)}
         indices = [now[twins.get(index, index)] for index in range(taken.size)]

@@ -113,7 +113,8 @@ def lost(
 def _root(matrix: Tensor) -> Tensor:
     """The square root of a matrix without negative eigenvalues."""
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
-    return (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
+    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
+    return root
 
 
 def groups_by_distance(distance: Tensor, groups: int) -> list[list[int]]:
