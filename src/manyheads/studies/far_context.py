@@ -82,7 +82,7 @@ class Setup(Settings):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, span=3, values=4, d_model=8, batch=4, steps=4, bins=2),
     "quick": Setup(),
-    "full": Setup(seeds=20, span=128, values=64, d_model=128, batch=128, steps=2000, learning_rate=1e-3),
+    "full": Setup(seeds=10, span=128, values=64, d_model=128, batch=64, steps=1500, learning_rate=1e-3),
 }
 FAR, NEAR = "far", "near"
 HEADS = (NEAR, FAR)  # head 0, head 1

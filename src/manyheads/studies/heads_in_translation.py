@@ -93,7 +93,7 @@ SIZES: Mapping[Size, Setup] = {
         d_model=128,
         layers=3,
         vocabulary=5000,
-        steps=800,
+        steps=700,
         batch_tokens=2400,
     ),
 }

@@ -15,7 +15,7 @@ from manyheads.heads.diversity import diversity
 from manyheads.studies.drawing import line, panels
 from manyheads.studies.result import Result
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Value, Words
-from manyheads.studies.subjects import NAMES, Subjects, parts_by_model, subject
+from manyheads.studies.subjects import FULL, NAMES, Subjects, parts_by_model, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,11 +76,8 @@ SIZES: Mapping[Size, Setup] = {
         seeds=2, sentences=4, windows=2, d_model=16, heads=4, layers=2, context=16, steps=2, rows=16
     ),
     "quick": Setup(seeds=5, steps=200),
-    "full": Setup(
-        seeds=5, text="documents", sentences=128, windows=64, d_model=128, layers=6, context=128, steps=1500,
-        batch_tokens=2048,
-    ),
-}  # fmt: skip
+    "full": Setup(**FULL),
+}
 DEVIATIONS = 3 * 1.4826  # median deviations: three standard deviations of a normal distribution
 
 COLUMNS: Mapping[str, Words] = {

@@ -14,6 +14,7 @@ from manyheads.studies.drawing import line, panels
 from manyheads.studies.result import Result
 from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words
 from manyheads.studies.subjects import (
+    FULL,
     NAMES,
     Subjects,
     judge_all,
@@ -87,9 +88,7 @@ SIZES: Mapping[Size, Setup] = {
         method="output-norm",
     ),
     "quick": Setup(),
-    "full": Setup(
-        seeds=3, sentences=20, windows=128, d_model=128, layers=6, context=128, steps=1500, batch_tokens=2048
-    ),
+    "full": Setup(**FULL | {"text": "sentences", "sentences": 20}),
 }  # fmt: skip
 LEAST = 0.5
 CHANGES: Mapping[str, Words] = {

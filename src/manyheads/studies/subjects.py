@@ -22,6 +22,12 @@ from manyheads.studies.fitting import Recipe, fit, new_model
 from manyheads.studies.study import Part, Row, Settings, Verdict, Words, judge_effect
 from manyheads.studies.text_samples import sample, texts
 
+# What a full study looks at: the same models and texts in all of them, so that each model is trained once.
+FULL: dict[str, Any] = {
+    "seeds": 5, "text": "documents", "sentences": 128, "windows": 64, "d_model": 128, "layers": 6,
+    "context": 128, "steps": 1000,
+}  # fmt: skip
+
 NAMES = {
     "MiniLM": Words("MiniLM (real)", "MiniLM（真实模型）"),
     "language": Words("our language model", "自训语言模型"),
