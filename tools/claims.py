@@ -24,8 +24,8 @@ PICTURES: dict[Language, str] = {"en": "pictures/claims", "zh": "../pictures/cla
 TITLE = Words("# Claims about multi-head attention", "# 关于多头注意力的说法")
 INTRODUCTION = Words(
     "Each claim is an experiment that you can run. The rule for the verdict was fixed before the run. The\n"
-    "numbers below are those of the full size, as far as it is on record; `tools/claims.py` writes this page\n"
-    "from the records. [studies.md](studies.md) explains how to run them.",
+    "numbers below are those of the full size, as far as it is on record; `tools/claims.py` writes this\n"
+    "page from the records. [studies.md](studies.md) explains how to run them.",
     "每个说法都是一个可以运行的实验，判断规则在运行之前定下。下面是已有记录的完整规模结果，本页由\n"
     "`tools/claims.py` 根据记录生成。运行方法见 [studies.md](studies.md)。",
 )
