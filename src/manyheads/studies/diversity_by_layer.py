@@ -11,8 +11,8 @@ from manyheads.heads.diversity import diversity, layers
 from manyheads.studies.by_layer import draw_by_layer, lower_and_upper
 from manyheads.studies.drawing import panels
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words
-from manyheads.studies.subjects import FULL, Subjects, judge_all, list_models, parts_by_model, subject
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, grid
+from manyheads.studies.subjects import FULL, Subjects, judge_all, list_models, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,7 +87,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every model and repetition."""
-    return parts_by_model(setup, _measure)
+    return grid(setup, _measure, model=setup.models)
 
 
 def _measure(setup: Setup, name: str, seed: int) -> list[Row]:

@@ -17,7 +17,18 @@ from manyheads.studies.drawing import line, panels
 from manyheads.studies.head_weights import by_head
 from manyheads.studies.recall import training
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Verdict, Words
+from manyheads.studies.study import (
+    Claim,
+    Judgement,
+    Language,
+    Part,
+    Row,
+    Settings,
+    Size,
+    Verdict,
+    Words,
+    grid,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,11 +137,7 @@ class TwoHeads(nn.Module):
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every task and seed."""
-    return [
-        Part({"needs": needs, "seed": seed}, partial(_measure, setup, needs, seed))
-        for seed in range(setup.seeds)
-        for needs in NEEDS
-    ]
+    return grid(setup, _measure, needs=NEEDS)
 
 
 def _measure(setup: Setup, needs: str, seed: int) -> list[Row]:

@@ -12,14 +12,13 @@ from manyheads.heads.importance import importance
 from manyheads.studies.drawing import legend_below, line, panels
 from manyheads.studies.result import Result
 from manyheads.studies.silencing import candidates, damages, reverse
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Verdict, Words
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Verdict, Words, grid
 from manyheads.studies.subjects import (
     FULL,
     NAMES,
     Subjects,
     join_verdicts,
     list_models,
-    parts_by_model,
     subject,
 )
 
@@ -105,7 +104,7 @@ COLUMNS: Mapping[str, Words] = {"damage": Words("damage", "损害")}
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every model and repetition."""
-    return parts_by_model(setup, _measure)
+    return grid(setup, _measure, model=setup.models)
 
 
 def _measure(setup: Setup, name: str, seed: int) -> list[Row]:

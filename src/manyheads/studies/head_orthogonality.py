@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -25,6 +24,7 @@ from manyheads.studies.study import (
     Settings,
     Size,
     Words,
+    grid,
     judge_effects,
 )  # fmt: skip
 
@@ -114,7 +114,7 @@ READ = [column for column in COLUMNS if column != "cka"]
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every seed."""
-    return [Part({"seed": seed}, partial(_measure, setup, seed)) for seed in range(setup.seeds)]
+    return grid(setup, _measure)
 
 
 def _measure(setup: Setup, seed: int) -> list[Row]:

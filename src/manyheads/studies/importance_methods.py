@@ -12,8 +12,8 @@ from manyheads.heads.importance import agreement, importance
 from manyheads.studies.drawing import grouped_bars, legend_below, panels
 from manyheads.studies.result import Result
 from manyheads.studies.silencing import damages
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words
-from manyheads.studies.subjects import FULL, NAMES, Subjects, judge_all, parts_by_model, subject
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, grid
+from manyheads.studies.subjects import FULL, NAMES, Subjects, judge_all, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +101,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every model and repetition."""
-    return parts_by_model(setup, _measure)
+    return grid(setup, _measure, model=setup.models)
 
 
 def _measure(setup: Setup, name: str, seed: int) -> list[Row]:

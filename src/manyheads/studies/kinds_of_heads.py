@@ -9,8 +9,8 @@ from manyheads.common.intervals import Interval
 from manyheads.heads.roles import roles
 from manyheads.studies.drawing import grouped_bars, panels
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words
-from manyheads.studies.subjects import FULL, NAMES, Subjects, parts_by_model, subject
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, grid
+from manyheads.studies.subjects import FULL, NAMES, Subjects, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,7 +87,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Subjects) -> Sequence[Part]:
     """A part for every model and repetition."""
-    return parts_by_model(setup, _measure)
+    return grid(setup, _measure, model=setup.models)
 
 
 def _measure(setup: Subjects, name: str, seed: int) -> list[Row]:

@@ -14,8 +14,8 @@ from manyheads.common.intervals import Interval, interval
 from manyheads.heads.diversity import diversity
 from manyheads.studies.drawing import line, panels
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Value, Words
-from manyheads.studies.subjects import FULL, NAMES, Subjects, parts_by_model, subject
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Value, Words, grid
+from manyheads.studies.subjects import FULL, NAMES, Subjects, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,7 +92,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every model and repetition."""
-    return parts_by_model(setup, _measure)
+    return grid(setup, _measure, model=setup.models)
 
 
 def _measure(setup: Setup, name: str, seed: int) -> list[Row]:

@@ -27,9 +27,10 @@ from manyheads.studies.study import (
     Size,
     Verdict,
     Words,
+    grid,
     judge_effect,
 )  # fmt: skip
-from manyheads.studies.subjects import FULL, Subjects, join_verdicts, list_models, parts_by_model, subject
+from manyheads.studies.subjects import FULL, Subjects, join_verdicts, list_models, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +102,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Subjects) -> Sequence[Part]:
     """A part for every model and repetition."""
-    return parts_by_model(setup, _measure)
+    return grid(setup, _measure, model=setup.models)
 
 
 def _measure(setup: Subjects, name: str, seed: int) -> list[Row]:

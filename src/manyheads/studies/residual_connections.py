@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +27,7 @@ from manyheads.studies.study import (
     Settings,
     Size,
     Words,
+    grid,
     judge_effects,
 )  # fmt: skip
 
@@ -116,15 +116,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every depth, with and without residual connections, and seed."""
-    return [
-        Part(
-            {"layers": layers, "residual": residual, "seed": seed},
-            partial(_measure, setup, layers, residual, seed),
-        )
-        for seed in range(setup.seeds)
-        for layers in setup.layers
-        for residual in (True, False)
-    ]
+    return grid(setup, _measure, layers=setup.layers, residual=(True, False))
 
 
 def _measure(setup: Setup, layers: int, residual: bool, seed: int) -> Row:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +15,7 @@ from manyheads.studies.drawing import line, log_ticks, panels
 from manyheads.studies.fitting import Recipe, fit, new_model
 from manyheads.studies.language_text import opened
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words, grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,12 +88,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every width, with and without scaling, and seed."""
-    return [
-        Part({"d_key": d_key, "scaled": scaled, "seed": seed}, partial(_measure, setup, d_key, scaled, seed))
-        for seed in range(setup.seeds)
-        for d_key in setup.d_key
-        for scaled in (True, False)
-    ]
+    return grid(setup, _measure, d_key=setup.d_key, scaled=(True, False))
 
 
 def _measure(setup: Setup, d_key: int, scaled: bool, seed: int) -> Row:
