@@ -116,7 +116,7 @@ def test_gate_gradients_equal_finite_differences(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_fisher_is_the_quadratic_form_on_average(name: str) -> None:
     model, heads = made(name)
-    table = fisher(Request(model, batches()), squares=450)
+    table = fisher(Request(model, batches()), squares=450, enough=900)
     for row, (_, _, columns) in enumerate(heads):
         expected = []
         for batch in batches():
@@ -268,7 +268,7 @@ def test_sequences_that_cannot_be_told_apart_count_as_one() -> None:
     torch.manual_seed(0)
     model = Windows().double().eval()
     ids = [tokens(seed, batch=5, length=6)["input_ids"] for seed in range(2)]
-    table = fisher(Request(model, ids), squares=4000)
+    table = fisher(Request(model, ids), squares=4000, enough=8000)
     assert table.sums["importance"][0].tolist() == [2.0, 2.0, 2.0]
     expected = []
     for head in range(3):

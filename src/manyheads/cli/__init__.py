@@ -29,6 +29,7 @@ from manyheads.cli.sweep import OF_SWEEP, sweep
 from manyheads.cli.train import OF_RUN, task_verb, train
 from manyheads.common.errors import FailedChangeError
 from manyheads.common.interrupts import EXIT_CODE, leave_at_once
+from manyheads.common.processes import share_one_heap
 
 app = typer.Typer(
     name="manyheads",
@@ -97,6 +98,7 @@ app.add_typer(task_verb(sweep, OF_SWEEP, Path("out/sweep")))
 def main() -> None:
     """Run the command; a user's mistake is one sentence on stderr and exit code 2; Ctrl-C is 130."""
     signal.signal(signal.SIGINT, leave_at_once)  # `interruptible` is for work that has something to keep
+    share_one_heap()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character still gets the rest
