@@ -15,7 +15,7 @@ from tests.helpers.models import Nano, tokens
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.heads.importance import METHODS, importance
+from manyheads.heads.importance import METHODS, gradients, importance
 from manyheads.heads.importance.gradients import fisher
 from manyheads.heads.importance.hard_concrete import gates as gated
 from manyheads.heads.importance.request import Request
@@ -444,3 +444,26 @@ def test_a_classifiers_unit_is_a_sequence() -> None:
     for method in ("fisher", "leave-one-out"):
         table = importance(model, [{"input_ids": torch.randint(17, (3, 5))}], method)
         assert set(table["measure"]) == {"KL(full || silenced), nats a sequence"}
+
+
+@pytest.mark.parametrize(
+    ("listed", "sequences", "draws"),
+    [(True, [2] * 3, [7] * 3), (True, [2], [16]), (True, [5] * 31, [1] * 31), (False, [2, 2, 2], [16, 5, 1])],
+)
+def test_few_sequences_get_several_backward_passes_and_many_get_one(
+    monkeypatch: pytest.MonkeyPatch, listed: bool, sequences: list[int], draws: list[int]
+) -> None:
+    model, _ = made("bert")
+    ids = [tokens(seed, batch=count) for seed, count in enumerate(sequences)]
+    passes: dict[int, int] = {}
+    real = gradients.gate_gradients
+
+    def counted(heads: Any, value: Any, *arguments: Any, **options: Any) -> Any:
+        passes[id(value)] = passes.get(id(value), 0) + 1
+        kept.append(value)  # so that no other one gets its id
+        return real(heads, value, *arguments, **options)
+
+    kept: list[Any] = []
+    monkeypatch.setattr(gradients, "gate_gradients", counted)
+    fisher(Request(model, ids if listed else iter(ids)), enough=43)
+    assert list(passes.values()) == draws

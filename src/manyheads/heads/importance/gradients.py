@@ -13,8 +13,8 @@ from manyheads.heads.observer import Sums, gate_gradients, moved, observed
 from manyheads.heads.table import HeadTable
 
 # Each sequence gives one square for each backward pass, right on average only: where there are few sequences,
-# each batch gets several passes, up to SQUARES a batch. ENOUGH for all batches together leave an error of 9% to
-# what chance has in the directions, which is less than what sequences differ by.
+# each batch gets several passes, up to SQUARES a batch. With ENOUGH over all batches, the random directions
+# leave an error of 9%; sequences differ by more.
 SQUARES = 32
 ENOUGH = 256
 
