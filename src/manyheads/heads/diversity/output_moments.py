@@ -117,7 +117,9 @@ class Moments:
 
     def _variance(self, site: str) -> Tensor:
         """Sum of |x|^2 about the mean, (heads,)."""
-        return self.covariance(site, site).diagonal().view(self.shapes[site]).sum(1)
+        count, total = self.tokens[site, site], self._sum[site].double()
+        squares = self._products[site, site].diagonal().double() - total * total / count
+        return squares.view(self.shapes[site]).sum(1)
 
     def _joint_lengths(self, one: str, other: str) -> Tensor:
         """Sum over tokens of |x|^2 |y|^2 about the means (heads, heads), from sums about the start.
@@ -131,7 +133,7 @@ class Moments:
         ]
         squares = [mean.square().sum(1) for mean in means]
         lengths = [
-            self._products[site, site].double().diagonal().view(shape).sum(1)
+            self._products[site, site].diagonal().double().view(shape).sum(1)
             for site, shape in zip(pair, shapes, strict=True)
         ]
         # sum u |v|^2 projected on the mean of u, and the other way round
