@@ -621,9 +621,10 @@ def test_a_page_reads_the_beginnings_of_long_texts():
     long = of_corpus(numbered([200, 100, 300, 50] * 5), nn.Linear(2, 2))
     assert max(batch["input_ids"].shape[1] for batch in long.batches) == PIECE
     assert sum(batch["input_ids"].shape[0] for batch in long.batches) > 12
-    assert long.note.endswith(f"of 20 texts, no more than {PIECE} of each")
+    assert long.note.endswith("of 20 texts")
+    assert long.piece == PIECE
     short = of_corpus(numbered([23, 11] * 5), nn.Linear(2, 2))
-    assert short.note == "170 tokens in 10 of 10 texts"
+    assert (short.note, short.piece) == ("170 tokens in 10 of 10 texts", 0)
 
 
 def test_a_text_beside_another_is_read_whole():

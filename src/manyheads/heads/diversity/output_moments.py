@@ -29,6 +29,7 @@ class Moments:
 
     Outputs are taken relative to the site's mean on the first tokens, which loses no digits later and
     changes nothing: sums of different batches, or of different processes with the same start, simply add.
+    Without ``across``, of each site alone.
 
     >>> a, b = torch.randn(7, 2, 3), torch.randn(7, 2, 3)
     >>> moments = Moments()
@@ -37,10 +38,11 @@ class Moments:
     tensor([1.0000, 1.0000], dtype=torch.float64)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, across: bool = True) -> None:
         self.shapes: dict[str, tuple[int, int]] = {}  # heads, d_value
         self.tokens: dict[tuple[str, str], int] = {}
-        self.only_within = False  # the moments between sites would not fit
+        self.only_within = not across
+        self.too_wide = False  # the moments between sites would not fit
         self._start: dict[str, Tensor] = {}  # (heads * d_value,)
         self._sum: dict[str, Tensor] = {}
         self._products: dict[tuple[str, str], Tensor] = {}  # (heads * d_value, heads * d_value)
@@ -75,7 +77,7 @@ class Moments:
         sizes = [heads * width for heads, width in self.shapes.values()]
         between = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
         if between > LARGEST and not self.only_within:
-            self.only_within = True
+            self.only_within = self.too_wide = True
             for sums in (self._products, self._lengths, self._skew, self.tokens):
                 for pair in [pair for pair in sums if pair[0] != pair[1]]:
                     del sums[pair]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 ROOM = 4_300_000
 # Estimates of each head's importance, and tokens around a planted key: fewer than where these are all that is
 # asked for, so that a page does not take minutes.
-ESTIMATES, CONTEXT = 32, 128
+ESTIMATES, CONTEXT = 32, 96
 
 T = TypeVar("T")
 
@@ -217,10 +217,9 @@ def _measure(
     parts = _Parts(page, progress)
     device = device_of(model)
     batches = list(moved(sample.batches, device))
-    parts.notes.append(
-        f"roles, importance, redundancy and the curve are measured on a sample: {sample.note}; keys are "
-        f"planted in texts of up to {CONTEXT} tokens"
-    )
+    parts.notes.append(f"roles, importance, redundancy and the curve are measured on {sample.note}")
+    if sample.piece:
+        parts.notes.append(f"of each of these texts no more than the first {sample.piece} tokens were read")
     if doubts_in(table).unverified:
         parts.notes.append("heads that are not verified are not silenced, neither alone nor in the curve")
     ranked = parts.measure(
@@ -240,7 +239,9 @@ def _measure(
     page["profiles"] = profiles(examples.seen, table)
     judged = parts.measure(
         "redundancy",
-        lambda progress: diversity(model, batches, measures=("attention", "outputs"), progress=progress),
+        lambda progress: diversity(
+            model, batches, measures=("attention", "outputs"), across=False, progress=progress
+        ),
     )
     if judged is not None:
         page["redundancy"] = head_numbers.redundancy(judged, table)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Heads are silenced one by one as long as parameters times tokens times heads are below this.
-WORK = 2.7e11
+WORK = 2e11
 # Long maps are kept exactly for at most so many heads.
 LONG_EXACT = 24
 # Characters of a neighbour's text.

@@ -38,6 +38,7 @@ class Sample:
     labels: what is right for each example, for people; empty where there are no labels.
     others: batches of one sequence; their outputs are the neighbours that are named.
     note: where the sample comes from, in words.
+    piece: how many tokens of a text were read, where texts are longer; 0 where they were read whole.
     """
 
     batches: list[Batch] = field(default_factory=list)
@@ -45,6 +46,7 @@ class Sample:
     labels: list[str] = field(default_factory=list)
     others: list[Batch] = field(default_factory=list)
     note: str = ""
+    piece: int = 0
 
 
 def token_limit(model: nn.Module) -> int:
@@ -85,9 +87,9 @@ def of_corpus(corpus: Corpus, model: nn.Module) -> Sample:
         labels.insert(0, corpus.label(0))
     shortest = sorted(order[: 4 * NEIGHBOURS], key=lambda i: corpus.sizes[i])[:NEIGHBOURS]
     others = [corpus.make([i]) for i in shortest if corpus.sizes[i] <= LONGEST]
-    beginnings = f", no more than {piece} of each" if any(corpus.sizes[i] > piece for i in chosen) else ""
-    note = f"{tokens:,} tokens in {len(chosen)} of {len(corpus.sizes)} texts{beginnings}"
-    return Sample(batches, examples, labels, others, note)
+    note = f"{tokens:,} tokens in {len(chosen)} of {len(corpus.sizes)} texts"
+    shorter = any(corpus.sizes[i] > piece for i in chosen)
+    return Sample(batches, examples, labels, others, note, piece if shorter else 0)
 
 
 def _can_be_cut(corpus: Corpus) -> bool:
