@@ -27,15 +27,16 @@ def run(model: nn.Module, batch: Batch) -> Any:
     return model(*batch) if isinstance(batch, tuple | list) else model(batch)
 
 
-def run_heads(model: nn.Module, batch: Batch) -> None:
-    """Run a model on a batch for the sake of its heads alone.
+def run_heads(model: nn.Module, batch: Batch) -> Any:
+    """Run a model on a batch for the sake of its heads alone; what it returns may be less than from `run`.
 
     A language model of transformers is asked for the logits of the last token only: heads do not depend on
     them, and those of all tokens take the size of the vocabulary times the text.
 
     >>> import torch
     >>> run_heads(nn.Identity(), torch.ones(2))
+    tensor([1., 1.])
     """
     if isinstance(batch, Mapping) and "logits_to_keep" in signature(model.forward).parameters:
         batch = {**without_labels(batch), "logits_to_keep": 1}
-    run(model, batch)
+    return run(model, batch)
