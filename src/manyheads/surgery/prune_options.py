@@ -32,7 +32,7 @@ class PruneOptions:
         int,
         "Rank and refit on a random sample of the corpus with at most this many tokens; 0 for all of it. "
         "Recovery reads all.",
-    ] = 24_576
+    ] = 16_384
     metric: Annotated[
         str | None, "Measure quality by your own function of the model, package.module:function."
     ] = None
