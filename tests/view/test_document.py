@@ -558,7 +558,7 @@ def fails(*_, **__):
 def test_what_fails_costs_only_itself(monkeypatch):
     model, batch = llama(), {"input_ids": ids(2, 13)}
     table = mh.inspect(model, [batch])
-    for name in ("roles", "importance"):
+    for name in ("roles", "fisher"):
         monkeypatch.setattr(making, name, fails)
     found = document(table, model, sample(model, batch))
     assert found["roles"] is found["curve"] is None
@@ -613,7 +613,7 @@ def test_batches_one_by_one():
     assert len(list(first)) == 3
     assert len(first.batches) == 2
     long = of_batches([ids(900, 7)], nn.Linear(1, 1))
-    assert long.batches[0].shape == (2048 // 7, 7)
+    assert long.batches[0].shape == (1024 // 7, 7)
     assert Sample().batches == []
 
 
