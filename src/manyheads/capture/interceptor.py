@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from manyheads.capture import handlers, torch_patches
+from manyheads.capture import handlers, kernels, torch_patches
 from manyheads.capture.call import Call, joined
 from manyheads.capture.frame import Frame, Piece
 from manyheads.capture.probe_inputs import Inputs
@@ -68,6 +68,7 @@ class State:
         self.flow.token_embeddings = None if owner.proof is None else owner.proof.token_embeddings
         self.heads = 0  # of the nn.MultiheadAttention that is running
         self.resumed = False
+        self.seen = 0  # calls of attention, or of what looked like it
         self.unreached: set[str] = set()  # modules that run code which no probe comes to
         self.mode = Mode(owner, self)
 
@@ -222,6 +223,8 @@ class Interceptor:
         self._structures: dict[str, int] = {}  # of the parts that were called from outside
         self.sites = Sites()
         self.ran: set[str] = set()
+        self.unread: dict[str, str] = {}  # modules whose kernels cannot be read, and why
+        self.checked_forms: set[object] = set()  # ways in which opaque kernels were called, at each site
         self.embedded: list[Tensor] | None = None  # the ids of every embedding, if they are to be recorded
         modules = list(model.modules())
         self.constants = frozenset(
@@ -243,12 +246,15 @@ class Interceptor:
                 self._handles.append(begin)
                 self._handles.append(module.register_forward_hook(Hook(self._end), always_call=True))
             torch_patches.add(self)
+            kernels.install()
+            handlers.open_channels()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._depth -= 1
         if self._depth == 0:
             torch_patches.remove(self)
+            kernels.uninstall()
             for handle in self._handles:
                 handle.remove()
             self._handles.clear()
@@ -349,6 +355,7 @@ class Interceptor:
             if not self.reruns and torch_patches.in_backward():
                 return
             torch_patches.stay_eager()
+            kernels.refresh()
             forward = None
             if self._proves:
                 if path not in self._structures:

@@ -140,7 +140,8 @@ class Watch:
         """Modules that mix tokens without an attention call that was seen, and how; and unverified sites, and
         why.
         """
-        return missed(self.model, self._interceptor.ran, self.sites, self._interceptor.proofs)
+        seen = self._interceptor
+        return missed(self.model, seen.ran, self.sites, seen.proofs, seen.unread)
 
     @property
     def table(self) -> HeadTable:
