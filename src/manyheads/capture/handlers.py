@@ -65,7 +65,8 @@ def _operator(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out
     reader = reader_of(func)
     if reader is None:
         return out
-    arguments = read(by_schema(func, reader), str(func), args, kwargs)
+    with mode:  # what the reader does to its arguments is followed
+        arguments = read(by_schema(func, reader), str(func), args, kwargs)
     return replaced(out, lambda output: _opaque(mode, output, arguments))
 
 
@@ -80,12 +81,17 @@ def _opaque(mode: Mode, out: Tensor, arguments: AttentionArguments | str) -> Ten
         if frames:
             mode.owner.unread[frames[-1].path] = f"attention that cannot be read: {error}"
         return out
+    flow = mode.flow
+    if flow.tracing:
+        pairs = (heads.fused.query, arguments.query), (heads.fused.value, arguments.value)
+        for moved, tensor in pairs:
+            flow.put(moved, Tag(streams=flow.streams(tensor)))
     edited = emit_fused(mode, heads.output, heads.fused, heads.scores)
     result = out if edited is heads.output else heads.back(edited)
     if result is not out and arguments.out is not None:
         arguments.out.copy_(result)
-    if mode.flow.tracing:
-        mode.flow.put(result, Tag(streams=mode.flow.streams(heads.output)))
+    if flow.tracing:
+        flow.put(result, Tag(streams=flow.streams(heads.fused.query)))
     return result
 
 

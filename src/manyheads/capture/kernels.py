@@ -285,8 +285,7 @@ def _run(function: Function, reader: Reader, name: str, args: Arguments, kwargs:
 def read(reader: Reader, name: str, args: Arguments, kwargs: Keywords) -> AttentionArguments | str:
     """What a reader says of a call, or why it says nothing."""
     try:
-        with torch._C.DisableTorchFunction():
-            arguments = reader(*args, **kwargs)
+        arguments = reader(*args, **kwargs)
     except Exception as error:
         return f"{name} cannot be read: {error if isinstance(error, ValueError) else describe_error(error)}"
     if not isinstance(arguments, AttentionArguments):

@@ -20,11 +20,11 @@ def evaluate(
         ),
     ],
     rows: Columns,
+    opening: options.Opening,
     max_length: options.MaxLength = None,
     limit: options.Limit = None,
     beams: Annotated[int | None, "Beam width for translation and speech: wider is slower and better."] = None,
     batch_tokens: options.BatchTokens = 4096,
-    device: options.Device = None,
     json: options.Json = False,
 ) -> str | None:
     """How good a model is, by the metrics of its task.
@@ -38,8 +38,8 @@ def evaluate(
     with progress_bar(unit="examples") as progress:
         progress("measure", 0, None)
         result = mh.evaluate(
-            model, rows.data, text=options.names(rows.text_column), label=rows.label_column, split=rows.split,
-            limit=limit, max_length=max_length, beams=beams, batch_tokens=batch_tokens, device=device,
+            opening.load_if_asked(model), rows.data, text=options.names(rows.text_column), label=rows.label_column, split=rows.split,
+            limit=limit, max_length=max_length, beams=beams, batch_tokens=batch_tokens, device=opening.device,
             progress=progress,
         )  # fmt: skip
     terminal.training.print_evaluation(result, model, rows.data, as_json=json)

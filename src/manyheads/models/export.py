@@ -18,7 +18,8 @@ from manyheads.common.out_folder import check_free
 from manyheads.common.version import __version__
 from manyheads.common.whole_files import whole_folder, write_whole
 from manyheads.models import gguf_export, graph_export
-from manyheads.models.open import if_any, open_model
+from manyheads.models.loaded import Loaded, if_any
+from manyheads.models.open import open_model
 from manyheads.models.probe_batch import probe_batch
 from manyheads.nn.orthogonal_rows import plain
 
@@ -53,7 +54,7 @@ class Exported:
 
 
 def export(
-    model: nn.Module | str | PathLike[str],
+    model: nn.Module | Loaded | str | PathLike[str],
     *,
     to: Target,
     out: str | PathLike[str],
@@ -66,7 +67,7 @@ def export(
 
     Parameters
     ----------
-    model: a module, or what `open_model` opens: a folder, or a name on the hub.
+    model: a module; what `open_model` opens: a folder, or a name on the hub; or what it returned.
     to: ``"onnx"`` (onnxruntime), ``"torch-export"`` (`torch.export.load`), ``"gguf"`` (llama.cpp; models with
         the layers of Llama), ``"openvino"``, or ``"executorch"``.
     out: a folder that does not exist yet, or is empty. A model with a key/value cache is written twice for
@@ -107,7 +108,7 @@ def export(
     check_free(out)
     tokenizer: Any = getattr(model, "tokenizer", None)
     if not isinstance(model, nn.Module):
-        loaded = open_model(str(model), head=True, device="cpu")
+        loaded = model if isinstance(model, Loaded) else open_model(str(model), head=True, device="cpu")
         model, tokenizer = loaded.model, if_any(loaded.tokenizer) or if_any(loaded.processor)
     ready = _ready(model)
     sample = probe_batch(ready) if batch is None else batch

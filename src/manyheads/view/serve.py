@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from manyheads.models import open as models
-from manyheads.models.open import Loaded
+from manyheads.models.loaded import Loaded
 from manyheads.view import live
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from manyheads.data.labelled import Labelled
 from manyheads.heads.importance import METHODS, WITH_LOSS, Agreement, agreement, importance
 from manyheads.heads.importance.losses import hide_tokens, named
 from manyheads.heads.table import HeadTable
-from manyheads.models.open import Loaded
+from manyheads.models.loaded import Loaded
 
 # Methods that run the model many times: a part of that says nothing. The others read the batches once.
 MANY_PASSES = ("leave-one-out", "gates")
