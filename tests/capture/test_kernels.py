@@ -41,7 +41,7 @@ def batch(left: bool = False):
     torch.manual_seed(5)
     ids = torch.randint(5, 97, (3, 19))
     real = torch.ones_like(ids)
-    real[1, :7 if left else None] = 0 if left else 1
+    real[1, : 7 if left else None] = 0 if left else 1
     if not left:
         real[1, 12:] = 0
     return {"input_ids": ids, "attention_mask": real}
@@ -293,9 +293,9 @@ def test_a_registered_operator_is_seen() -> None:
 
     def around(q, k, v, causal=False):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return torch.ops.manyheads_tests.opaque(q, k, v, None, causal, -1, -1, 5**-0.5, 0.0, None).mT.mT.transpose(
-            1, 2
-        )
+        return torch.ops.manyheads_tests.opaque(
+            q, k, v, None, causal, -1, -1, 5**-0.5, 0.0, None
+        ).mT.mT.transpose(1, 2)
 
     x = torch.randn(3, 13, 15)
     assert "mixes tokens" in tables_of(around, x, causal=True).missed[""]
@@ -370,7 +370,9 @@ def packed_tables(function):
 def test_packed_flash_attention(monkeypatch) -> None:
     with opaque.flash_package(monkeypatch) as package:
         seen, wanted = packed_tables(
-            lambda q, k, v, starts: package.flash_attn_varlen_func(q, k, v, starts, starts, 13, 13, causal=True)
+            lambda q, k, v, starts: package.flash_attn_varlen_func(
+                q, k, v, starts, starts, 13, 13, causal=True
+            )
         )
     same_tables(seen.table, wanted.table)
 
@@ -380,12 +382,28 @@ def test_packed_attention_of_torch() -> None:
     varlen = pytest.importorskip("torch.nn.attention.varlen")
 
     @varlen._varlen_attn.register_kernel("cpu")
-    def _(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, scale=None, window_size=None, **_):
+    def _(
+        query,
+        key,
+        value,
+        cu_seq_q,
+        cu_seq_k,
+        max_q,
+        max_k,
+        is_causal=False,
+        scale=None,
+        window_size=None,
+        **_,
+    ):
         window = window_size or (-1, -1)
         out = opaque.flash_attn_varlen_func(
             query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, 0.0, scale, is_causal, window
         )
-        return out.contiguous(), query.new_zeros(query.shape[1], len(query)), torch.zeros(2, dtype=torch.uint64)
+        return (
+            out.contiguous(),
+            query.new_zeros(query.shape[1], len(query)),
+            torch.zeros(2, dtype=torch.uint64),
+        )
 
     seen, wanted = packed_tables(
         lambda q, k, v, starts: varlen.varlen_attn(q, k, v, starts, starts, 13, 13, window_size=(-1, 0))
@@ -434,7 +452,9 @@ def test_plugins_are_loaded_once_and_broken_ones_are_named(monkeypatch) -> None:
     plugins.load.cache_clear()
     monkeypatch.setattr(plugins, "entry_points", lambda group: points if group.endswith("attention") else [])
     try:
-        with pytest.warns(UserWarning, match=r"the plugin bad \(package:bad\) of manyheads.attention was left"):
+        with pytest.warns(
+            UserWarning, match=r"the plugin bad \(package:bad\) of manyheads.attention was left"
+        ):
             kernels.install()
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -156,9 +156,7 @@ def flash_backend(monkeypatch) -> None:
     ) | dict.fromkeys(names, True)
     functions = flash_attn_func, flash_attn_varlen_func, None, utils._pad_input, utils._unpad_input
     process = partial(utils._process_flash_attention_kwargs, supports_mapping=supported)
-    monkeypatch.setattr(
-        utils, "lazy_import_flash_attention", lambda *a, **k: (functions, (process, process))
-    )
+    monkeypatch.setattr(utils, "lazy_import_flash_attention", lambda *a, **k: (functions, (process, process)))
 
 
 def use(model: torch.nn.Module, name: str) -> torch.nn.Module:

@@ -26,6 +26,7 @@ from manyheads.capture.probe_inputs import Inputs
 from manyheads.capture.proof import Forward, Proof, Step, proof_of, proof_reaching, structure_of
 from manyheads.capture.site import Site, Sites
 from manyheads.capture.tensor_tags import Flow
+from manyheads.common.quantised import is_quantised
 from manyheads.common.types import Arguments, Function, Keywords
 from manyheads.nn.orthogonal_rows import without_constraints
 
@@ -386,7 +387,9 @@ class Interceptor:
                 del state.frames[depth:]
                 if depth and frame.is_leaf:  # what it does is a part of what runs around it
                     parent = state.frames[-1]
-                    parent.functions = hash((parent.functions, frame.functions))
+                    # a quantised map is a plain one in the probe
+                    ran = (F.linear, "") if is_quantised(module) else (frame.functions,)
+                    parent.functions = hash((parent.functions, *ran))
                 break
         if not state.frames and not state.resumed:
             self._stop(state)

@@ -17,6 +17,7 @@ from manyheads.capture.mask_reading import Visible, shown, update_site, visible,
 from manyheads.capture.site import Site
 from manyheads.capture.unseen import missed
 from manyheads.common.registry import registered
+from manyheads.common.quantised import plain_parts
 from manyheads.heads.call_statistics import CORE, FULL, LOGITS, OF_ONE_SEQUENCE, Tally, measure
 from manyheads.heads.table import HeadTable, Row
 from manyheads.nn.statistics import StatisticsSet
@@ -314,7 +315,8 @@ def fingerprint(model: nn.Module) -> str:
     for name, parameter in model.named_parameters():
         name = ".".join(part for part in name.split(".") if part != "_orig_mod")
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        if parameter.numel() and parameter.device.type != "meta":
-            corners = [[step * (size - 1) // 2 for size in parameter.shape] for step in (0, 1, 2)]
-            digest.update(str([parameter[tuple(corner)].item() for corner in corners]).encode())
+        for part in plain_parts(parameter):
+            if part.numel() and part.device.type != "meta":
+                corners = [[step * (size - 1) // 2 for size in part.shape] for step in (0, 1, 2)]
+                digest.update(str([part[tuple(corner)].item() for corner in corners]).encode())
     return digest.hexdigest()[:16]

@@ -145,7 +145,11 @@ def if_any(make: Callable[[], Reader]) -> Reader | None:
 
 def tokenizer_of(name: str, folder: Path | None, **options: Any) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder, or on the hub; ``options`` are those of ``from_pretrained``."""
-    if folder is not None and not options and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+    if (
+        folder is not None
+        and not options
+        and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES)
+    ):
         no_tokenizer(name)
     from transformers import AutoTokenizer
 

@@ -193,5 +193,3 @@ def _from_manyheads(name: str) -> Loaded:
         if isinstance(task, ReadsImages):
             loaded.processor = task.processor
     return loaded
-
-
