@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 import types
 import warnings
+from itertools import pairwise
 
 import pytest
 import torch
 import transformers
+from tests.helpers import opaque_kernels as opaque
+from tests.helpers.opaque_kernels import OPAQUE, TRAINABLE, register_backend, use
 from torch import nn
 
 import manyheads as mh
 from manyheads.capture import kernels
-from tests.helpers import opaque_kernels as opaque
-from tests.helpers.opaque_kernels import OPAQUE, TRAINABLE, register_backend, use
 
 COLUMNS = ("tokens", "entropy", "confidence", "distance", "self", "first", "output_norm", "largest_logit")
 SMALL = {"vocab_size": 97, "num_hidden_layers": 2, "max_position_embeddings": 131}
@@ -185,7 +186,7 @@ def test_a_backend_that_computes_something_else_is_refuted() -> None:
     model, inputs = build("llama"), batch()
     _, _, seen = watched(model, inputs, register_backend("manyheads_tests_wrong", wrong))
     assert set(seen.missed) == {"layers.0.self_attn", "layers.1.self_attn"}
-    with pytest.raises(ValueError, match="no attention was seen|unseen"):
+    with pytest.raises(ValueError, match="no attention was seen"):
         _ = seen.table
     with pytest.raises(ValueError, match="could not be proved"), mh.silence(model, {0: [1]}):
         model(**inputs)
@@ -361,7 +362,7 @@ def packed_tables(function):
         model(x, starts)
     apart = Block(textbook, causal=True)
     with torch.no_grad(), mh.watch(apart, statistics="full") as wanted:
-        for first, last in zip(starts[:-1], starts[1:], strict=True):
+        for first, last in pairwise(starts):
             apart(x[None, first:last])
     return seen, wanted
 

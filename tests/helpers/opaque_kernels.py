@@ -1,5 +1,5 @@
-"""Attention kernels that torch's function mode cannot see into, on the CPU, and functions around them with the
-signatures of those that people use.
+"""Attention kernels that torch's function mode cannot see into, on the CPU, and functions around them with
+the signatures of those that people use.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def backend(module, query, key, value, attention_mask, scaling=None, is_causal=N
         whole = bias if attention_mask is None else torch.where(attention_mask, bias, -torch.inf)
         attention_mask = whole
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = opaque(query, key, value, attention_mask, bool(causal), -1, -1, scale, 0.0, None)
+    cap, sinks = others.get("softcap") or 0.0, others.get("s_aux")
+    out = opaque(query, key, value, attention_mask, bool(causal), -1, -1, scale, cap, sinks)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -19,7 +19,7 @@ from manyheads.capture.call import SDPA, Fused, flex_scores, from_sdpa
 from manyheads.capture.call_heads import named_head_counts, proved_roles
 from manyheads.capture.fused_call import emit_fused
 from manyheads.capture.handwritten_call import emit_handwritten
-from manyheads.capture.kernel_arguments import AttentionArguments, Unreadable, as_heads
+from manyheads.capture.kernel_arguments import AttentionArguments, UnreadableError, as_heads
 from manyheads.capture.kernels import Reading, attended, by_schema, operators, read, reader_of, replaced
 from manyheads.capture.tensor_tags import Tag
 from manyheads.common.types import Arguments, Function, Keywords
@@ -75,9 +75,9 @@ def _opaque(mode: Mode, out: Tensor, arguments: AttentionArguments | str) -> Ten
     frames = mode.state.frames
     try:
         if isinstance(arguments, str):
-            raise Unreadable(arguments)
+            raise UnreadableError(arguments)
         heads = as_heads(arguments, out)
-    except Unreadable as error:
+    except UnreadableError as error:
         if frames:
             mode.owner.unread[frames[-1].path] = f"attention that cannot be read: {error}"
         return out

@@ -159,7 +159,7 @@ class Mode(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             return handlers.multi_head(self, func, args, kwargs)
         out = func(*args, **kwargs)
-        channel = None if before else self.channels.get(func)
+        channel = None if before or (frames and frames[-1].quantised) else self.channels.get(func)
         if channel is None and not ((flow.tracing or flow.tags) and isinstance(out, Tensor | tuple | list)):
             return out
         internal.running = True
@@ -231,6 +231,7 @@ class Interceptor:
         self.constants = frozenset(
             id(tensor) for part in modules for tensor in (*part._parameters.values(), *part._buffers.values())
         )
+        self._quantised = {id(part) for part in modules if is_quantised(part)}
         self._tracing = True
         self.follows_streams = True  # tell self-attention from cross-attention, which costs a little
         self._local = threading.local()
@@ -370,7 +371,7 @@ class Interceptor:
         if state.frames:
             state.frames[-1].is_leaf = False
         number = state.runs[path] = state.runs.get(path, 0) + 1
-        state.frames.append(Frame(module, path, number))
+        state.frames.append(Frame(module, path, number, id(module) in self._quantised))
         self.ran.add(path)
 
     def _end(self, module: nn.Module, args: Arguments, output: object) -> None:
@@ -380,6 +381,8 @@ class Interceptor:
         for depth in range(len(state.frames) - 1, -1, -1):
             if state.frames[depth].module is module:
                 frame = state.frames[depth]
+                if frame.quantised and isinstance(output, Tensor) and state.flow.tracing:
+                    state.flow.follow(F.linear, args, {}, output)
                 if not frame.calls and (
                     self.steps is not None or (self.proof is not None and frame.path in self.proof.attending)
                 ):
@@ -388,7 +391,7 @@ class Interceptor:
                 if depth and frame.is_leaf:  # what it does is a part of what runs around it
                     parent = state.frames[-1]
                     # a quantised map is a plain one in the probe
-                    ran = (F.linear, "") if is_quantised(module) else (frame.functions,)
+                    ran = (F.linear, "") if frame.quantised else (frame.functions,)
                     parent.functions = hash((parent.functions, *ran))
                 break
         if not state.frames and not state.resumed:

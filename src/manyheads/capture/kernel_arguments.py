@@ -8,6 +8,7 @@ returns is attention's output.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ PACKED = "tokens heads width"
 _LAYOUTS = (HEADS_FIRST, LENGTH_FIRST, PACKED)
 
 
-class Unreadable(ValueError):
+class UnreadableError(ValueError):
     """A call whose arguments do not say what is computed; the message says why."""
 
 
@@ -150,13 +151,13 @@ class Packing:
         """The packing of some tokens by where sequences begin; with ``at_end`` padding stands before them."""
         ends = [int(number) for number in starts.tolist()]
         if len(ends) < 2 or ends[0] != 0 or ends != sorted(ends) or ends[-1] > tokens:
-            raise Unreadable(
-                f"{name}: got {ends} for {tokens} tokens; expected where each sequence begins, from 0 on, and "
-                "where the last ends"
+            raise UnreadableError(
+                f"{name}: got {ends} for {tokens} tokens; expected where each sequence begins, from 0 on, "
+                "and where the last ends"
             )
         first = torch.tensor(ends[:-1], device=starts.device)[:, None]
         lengths = torch.tensor(ends[1:], device=starts.device) - first[:, 0]
-        longest = max(1, max(b - a for a, b in zip(ends[:-1], ends[1:], strict=True)))
+        longest = max(1, max(b - a for a, b in pairwise(ends)))
         steps = torch.arange(longest, device=starts.device)
         steps = steps - (longest - lengths[:, None]) if at_end else steps.expand(len(lengths), -1)
         there = (steps >= 0) & (steps < lengths[:, None])
@@ -182,14 +183,16 @@ def as_heads(arguments: AttentionArguments, out: Tensor) -> Heads:
     packing = None
     if arguments.starts is not None:
         if query.shape[0] != 1:
-            raise Unreadable(f"starts: packed sequences need a batch of one, got {query.shape[0]}")
+            raise UnreadableError(f"starts: packed sequences need a batch of one, got {query.shape[0]}")
         key_starts = arguments.starts if arguments.key_starts is None else arguments.key_starts
         same = key_starts is arguments.starts or torch.equal(key_starts, arguments.starts)
         at_end = not same and (causal or window is not None)
         packing = Packing.of(arguments.starts, query.shape[2], "starts", at_end)
         of_keys = packing if same else Packing.of(key_starts, key.shape[2], "key_starts", at_end)
         if int(packing.lengths.sum()) != query.shape[2]:
-            raise Unreadable(f"starts: the last sequence ends before the last of {query.shape[2]} tokens")
+            raise UnreadableError(
+                f"starts: the last sequence ends before the last of {query.shape[2]} tokens"
+            )
         query, output, key, value = (
             packing.padded(query), packing.padded(output), of_keys.padded(key), of_keys.padded(value)
         )  # fmt: skip
@@ -235,7 +238,7 @@ def _output(out: Tensor, layout: str, query: Tensor, value: Tensor) -> Tensor:
     split = out.unflatten(-1, (heads, -1)) if joined and out.shape[-1] % heads == 0 else out
     output = _heads_first(split, layout) if split.dim() == (3 if layout == PACKED else 4) else split
     if output.shape != wanted:
-        raise Unreadable(
+        raise UnreadableError(
             f"it returned the shape {tuple(out.shape)}; expected the axes {layout!r} of {batch} x {queries} "
             f"queries, {heads} heads and {value.shape[3]} numbers"
         )
@@ -249,13 +252,13 @@ def _window(arguments: AttentionArguments) -> tuple[int | None, bool]:
     if causal:
         after = before
     if before != after:
-        raise Unreadable(f"window: got {arguments.window}, which is neither symmetric nor causal")
+        raise UnreadableError(f"window: got {arguments.window}, which is neither symmetric nor causal")
     return (None, causal) if before < 0 else (before + 1, causal)
 
 
 def _slopes(slopes: Tensor | None) -> Tensor | None:
     if slopes is not None and slopes.dim() != 1:
-        raise Unreadable(f"slopes: expected one for each head, got the shape {tuple(slopes.shape)}")
+        raise UnreadableError(f"slopes: expected one for each head, got the shape {tuple(slopes.shape)}")
     return None if slopes is None else slopes.detach().cpu().double()
 
 
@@ -267,7 +270,7 @@ def _padding(
     key, value = key[:, :, : real.shape[1]], value[:, :, : real.shape[1]]
     queries, keys = query.shape[2], key.shape[2]
     if real.shape != (query.shape[0], keys):
-        raise Unreadable(f"real: expected {(query.shape[0], keys)}, got {tuple(real.shape)}")
+        raise UnreadableError(f"real: expected {(query.shape[0], keys)}, got {tuple(real.shape)}")
     if bool(real.all()):
         return key, value, Mask()
     lengths = real.sum(-1)

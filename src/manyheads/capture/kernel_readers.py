@@ -18,7 +18,7 @@ from manyheads.capture.kernel_arguments import (
     LENGTH_FIRST,
     PACKED,
     AttentionArguments,
-    Unreadable,
+    UnreadableError,
 )
 
 # Where the functions are that ship with a reader: (module, name) -> the reader's name in this file.
@@ -67,13 +67,13 @@ def read_interface(
     and windows are arguments.
     """
     if cache is not None or others.get("block_table") is not None:
-        raise Unreadable("its keys are in a paged cache, which only the kernel reads")
+        raise UnreadableError("its keys are in a paged cache, which only the kernel reads")
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
-        raise Unreadable(f"its mask is a {type(attention_mask).__name__}, which only the kernel reads")
+        raise UnreadableError(f"its mask is a {type(attention_mask).__name__}, which only the kernel reads")
     whole = attention_mask if attention_mask is not None and attention_mask.dim() == 4 else None
     real = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
     if attention_mask is not None and whole is None and real is None:
-        raise Unreadable(f"its mask has {attention_mask.dim()} axes; expected 2 or 4")
+        raise UnreadableError(f"its mask has {attention_mask.dim()} axes; expected 2 or 4")
     if whole is not None and whole.shape[-1] > key.shape[2] > 1:
         whole = whole[..., : key.shape[2]]
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -146,17 +146,19 @@ def _refuse(others: dict[str, Any], *names: str) -> None:
     """Raise for arguments that change what is computed in a way that cannot be read."""
     used = [name for name in names if isinstance(others.get(name), Tensor) or others.get(name)]
     if used:
-        raise Unreadable(f"it was called with {', '.join(used)}, which only the kernel reads")
+        raise UnreadableError(f"it was called with {', '.join(used)}, which only the kernel reads")
 
 
 def read_flash_joined(qkv: Tensor, **options: Any) -> AttentionArguments:
     """flash_attn_qkvpacked_func: (batch, length, 3, heads, width)."""
-    return read_flash(*qkv.unbind(2), **options)
+    q, k, v = qkv.unbind(2)
+    return read_flash(q, k, v, **options)
 
 
 def read_flash_joined_keys(q: Tensor, kv: Tensor, **options: Any) -> AttentionArguments:
     """flash_attn_kvpacked_func: the keys and values as (batch, length, 2, heads, width)."""
-    return read_flash(q, *kv.unbind(2), **options)
+    k, v = kv.unbind(2)
+    return read_flash(q, k, v, **options)
 
 
 def read_flash_packed(
@@ -170,7 +172,7 @@ def read_flash_packed(
     """flash_attn_varlen_func: (tokens, heads, width), with where sequences begin."""
     _refuse(options, "seqused_q", "seqused_k")
     if cu_seqlens_q is None or cu_seqlens_k is None:
-        raise Unreadable("it was called without cu_seqlens_q or cu_seqlens_k")
+        raise UnreadableError("it was called without cu_seqlens_q or cu_seqlens_k")
     alike = read_flash(q[None], k[None], v[None], **options)
     return replace(
         alike, query=q, key=k, value=v, layout=PACKED, starts=cu_seqlens_q, key_starts=cu_seqlens_k
@@ -179,17 +181,19 @@ def read_flash_packed(
 
 def read_flash_packed_joined(qkv: Tensor, cu_seqlens: Tensor, **options: Any) -> AttentionArguments:
     """flash_attn_varlen_qkvpacked_func: (tokens, 3, heads, width)."""
-    return read_flash_packed(*qkv.unbind(1), cu_seqlens, cu_seqlens, **options)
+    q, k, v = qkv.unbind(1)
+    return read_flash_packed(q, k, v, cu_seqlens, cu_seqlens, **options)
 
 
 def read_flash_packed_joined_keys(q: Tensor, kv: Tensor, **options: Any) -> AttentionArguments:
     """flash_attn_varlen_kvpacked_func: the keys and values as (tokens, 2, heads, width)."""
-    return read_flash_packed(q, *kv.unbind(1), **options)
+    k, v = kv.unbind(1)
+    return read_flash_packed(q, k, v, **options)
 
 
 def read_flash_cache(**options: Any) -> AttentionArguments:
     """flash_attn_with_kvcache: the kernel writes to its cache, so that the keys are not in its arguments."""
-    raise Unreadable("its keys are in a cache that the kernel writes to")
+    raise UnreadableError("its keys are in a cache that the kernel writes to")
 
 
 def read_xformers(
@@ -203,23 +207,25 @@ def read_xformers(
 ) -> AttentionArguments:
     """memory_efficient_attention: (batch, length, heads, width), or three axes for a single head."""
     if query.dim() != 4:
-        raise Unreadable(f"its queries have {query.dim()} axes; expected (batch, length, heads, width)")
+        raise UnreadableError(f"its queries have {query.dim()} axes; expected (batch, length, heads, width)")
     options: dict[str, Any] = {"scale": scale, "dropout": p, "layout": LENGTH_FIRST}
     kind = type(attn_bias).__name__
     if isinstance(attn_bias, Tensor):
         options["mask"] = attn_bias
     elif kind in ("LowerTriangularMask", "LowerTriangularFromBottomRightMask"):
         if kind == "LowerTriangularMask" and query.shape[1] != key.shape[1]:
-            raise Unreadable("its causal mask is aligned at the first key, with fewer queries than keys")
+            raise UnreadableError("its causal mask is aligned at the first key, with fewer queries than keys")
         options["causal"] = True
     elif kind in ("BlockDiagonalMask", "BlockDiagonalCausalMask"):
         options["starts"] = attn_bias.q_seqinfo.seqstart
         options["key_starts"] = attn_bias.k_seqinfo.seqstart
         options["causal"] = kind == "BlockDiagonalCausalMask"
         if options["causal"] and not torch.equal(options["starts"], options["key_starts"]):
-            raise Unreadable("its causal masks are aligned at the first key, with fewer queries than keys")
+            raise UnreadableError(
+                "its causal masks are aligned at the first key, with fewer queries than keys"
+            )
     elif attn_bias is not None:
-        raise Unreadable(f"its mask is a {kind}, which only the kernel reads")
+        raise UnreadableError(f"its mask is a {kind}, which only the kernel reads")
     return AttentionArguments(query=query, key=key, value=value, **options)
 
 

@@ -90,7 +90,8 @@ def register_attention(function: Function, reader: Reader) -> None:
     ...     weights = numpy.exp(scores) / numpy.exp(scores).sum(-1, keepdims=True)
     ...     return torch.from_numpy(weights @ v).transpose(1, 2)
     >>> def read(q, k, v, causal):
-    ...     return AttentionArguments(query=q, key=k, value=v, layout="batch length heads width", causal=causal)
+    ...     layout = "batch length heads width"
+    ...     return AttentionArguments(query=q, key=k, value=v, layout=layout, causal=causal)
     >>> import numpy
     >>> register_attention(kernel, read)
 
@@ -153,7 +154,7 @@ def reader_of(operator: Function) -> Reader | None:
 def attended(out: Tensor, reading: Reading) -> Tensor:
     """The output of an opaque kernel; the modes on this thread learn of it here."""
     if has_torch_function((out,)):
-        return cast("Tensor", handle_torch_function(attended, (out,), out, reading))
+        return handle_torch_function(attended, (out,), out, reading)
     return out
 
 
@@ -163,10 +164,10 @@ def install() -> None:
     with _lock:
         for register in plugins.load("manyheads.attention").values():
             plugins.call("manyheads.attention", register)
-        for (module, name), reader in kernel_readers.READERS.items():
+        for (module, name), reader_name in kernel_readers.READERS.items():
             function = getattr(sys.modules.get(module), name, None)
             if isinstance(function, FunctionType) and function not in _readers:
-                _readers[function] = getattr(kernel_readers, reader)
+                _readers[function] = getattr(kernel_readers, reader_name)
         for function, reader in list(_readers.items()):
             if isinstance(function, FunctionType) and function not in _code:
                 _exchange(function, reader)
@@ -192,7 +193,7 @@ def uninstall() -> None:
             function.__code__ = code
         _code.clear()
         for kind in _getitem:
-            del kind.__getitem__  # type: ignore[attr-defined]  # inherited again
+            delattr(kind, "__getitem__")  # inherited again
         _getitem.clear()
 
 
@@ -285,7 +286,7 @@ def _run(function: Function, reader: Reader, name: str, args: Arguments, kwargs:
 def read(reader: Reader, name: str, args: Arguments, kwargs: Keywords) -> AttentionArguments | str:
     """What a reader says of a call, or why it says nothing."""
     try:
-        arguments = reader(*args, **kwargs)
+        arguments: object = reader(*args, **kwargs)
     except Exception as error:
         return f"{name} cannot be read: {error if isinstance(error, ValueError) else describe_error(error)}"
     if not isinstance(arguments, AttentionArguments):

@@ -38,9 +38,9 @@ def evaluate(
     with progress_bar(unit="examples") as progress:
         progress("measure", 0, None)
         result = mh.evaluate(
-            opening.load_if_asked(model), rows.data, text=options.names(rows.text_column), label=rows.label_column, split=rows.split,
-            limit=limit, max_length=max_length, beams=beams, batch_tokens=batch_tokens, device=opening.device,
-            progress=progress,
+            opening.load_if_asked(model), rows.data, text=options.names(rows.text_column),
+            label=rows.label_column, split=rows.split, limit=limit, max_length=max_length, beams=beams,
+            batch_tokens=batch_tokens, device=opening.device, progress=progress,
         )  # fmt: skip
     terminal.training.print_evaluation(result, model, rows.data, as_json=json)
     return terminal.training.where_it_stopped(result)

@@ -45,8 +45,8 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     str | None,
-    "Numbers of the weights: float32, bfloat16, float16, float64, or auto for those of the files; float32 on a "
-    "CPU by default.",
+    "Numbers of the weights: float32, bfloat16, float16, float64, or auto for those of the files; float32 on "
+    "a CPU by default.",
     "Model",
 ]
 DeviceMap = Annotated[
@@ -90,7 +90,7 @@ class Opening:
         return mh.open_model(model, head=True, **how)
 
     def load_if_asked(self, model: str) -> str | Loaded:
-        """The model where more than its device is asked for; its name otherwise, as a verb may know better."""
+        """The model where more than its device is asked for; otherwise its name: a verb may know more."""
         more = (self.dtype, self.device_map, self.attention, self.revision)
         return model if more == (None,) * 4 else self.load(model)
 

@@ -1,6 +1,7 @@
 """Plugins: what other packages add by entry points, loaded when it is first asked for.
 
-A package declares, say, ``[project.entry-points."manyheads.roles"]`` with ``quoting = "package.module:role"``.
+A package declares them in its pyproject.toml, say ``[project.entry-points."manyheads.roles"]`` with
+``quoting = "package.module:role"``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ from typing import Any
 
 from manyheads.common.errors import describe_error
 
+# What a group's objects are: a function that registers readers, a role, a method of importance, a task.
 GROUPS = ("manyheads.attention", "manyheads.roles", "manyheads.importance", "manyheads.tasks")
+
+
+@cache
+def named(group: str) -> MappingProxyType[str, str]:
+    """Where the objects of a group are, ``package.module:attribute`` by name; nothing is imported.
+
+    >>> dict(named("manyheads.nothing"))
+    {}
+    """
+    return MappingProxyType({point.name: point.value for point in entry_points(group=group)})
 
 
 @cache

@@ -91,6 +91,8 @@ def without_gradient(model: nn.Module) -> str | None:
         with torch.enable_grad():
             # with three axes, as models have them: bitsandbytes takes other kernels for two
             x = torch.zeros(2, 3, int(part.in_features), dtype=dtype, device=weight.device)  # type: ignore[arg-type]
-            if not part.forward(x.requires_grad_()).requires_grad:
+            out = part.forward(x.requires_grad_())
+            slope = torch.autograd.grad(out.sum(), x, allow_unused=True)[0] if out.requires_grad else None
+            if slope is None or not bool(slope.any()):
                 return name
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -95,7 +95,7 @@ class Observer:
         return Forward(result, output, self._real, self._heads)
 
     def _check_gradients(self) -> None:
-        """Raise where quantised weights let no gradient through: what is left of it would rank heads wrongly."""
+        """Raise where quantised weights let no gradient through: what is left would rank heads wrongly."""
         if self._differentiable is None:
             self._differentiable = True
             path = without_gradient(self.model)
@@ -162,7 +162,8 @@ class Observer:
         output = call.output
         if self._gradients and call.opaque and not output.requires_grad and call.value.requires_grad:
             raise ValueError(
-                f"model: the kernel of {name!r} has no gradient; take method='leave-one-out', which needs none"
+                f"model: the kernel of {name!r} has no gradient; take method='leave-one-out', which needs "
+                "none"
             )
         if self._gradients and not output.requires_grad:
             output = output.detach().requires_grad_()  # the first layer: nothing before it has a gradient
@@ -199,6 +200,21 @@ def observed(model: nn.Module) -> Iterator[Observer]:
             yield observer
 
 
+def differentiate(
+    value: Tensor, outputs: list[Tensor], weights: Tensor, retain_graph: bool = False
+) -> Sequence[Tensor | None]:
+    """The gradient of value . weights by each of the outputs; None where it does not depend on one."""
+    try:
+        return torch.autograd.grad(value, outputs, weights, retain_graph=retain_graph, allow_unused=True)
+    except RuntimeError as error:
+        if not lacks_gradient(error):
+            raise
+        raise ValueError(
+            f"model: a kernel in it has no gradient ({first_line(error)}); take method='leave-one-out', "
+            "which needs none"
+        ) from error
+
+
 def gate_gradients(
     heads: Mapping[str, list[Tensor]], value: Tensor, weights: Tensor, retain_graph: bool = False
 ) -> dict[str, Tensor]:
@@ -216,17 +232,7 @@ def gate_gradients(
     retain_graph: keep the graph for another call.
     """
     outputs = [output for pieces in heads.values() for output in pieces]
-    try:
-        gradients = iter(
-            torch.autograd.grad(value, outputs, weights, retain_graph=retain_graph, allow_unused=True)
-        )
-    except RuntimeError as error:
-        if not lacks_gradient(error):
-            raise
-        raise ValueError(
-            f"model: a kernel in it has no gradient ({first_line(error)}); take method='leave-one-out', which "
-            "needs none"
-        ) from error
+    gradients = iter(differentiate(value, outputs, weights, retain_graph))
     totals: dict[str, Tensor] = {}
     for site, pieces in heads.items():
         total = torch.zeros(())

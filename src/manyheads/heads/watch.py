@@ -16,8 +16,8 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import Visible, shown, update_site, visible, without_dead_rows
 from manyheads.capture.site import Site
 from manyheads.capture.unseen import missed
-from manyheads.common.registry import registered
 from manyheads.common.quantised import plain_parts
+from manyheads.common.registry import registered
 from manyheads.heads.call_statistics import CORE, FULL, LOGITS, OF_ONE_SEQUENCE, Tally, measure
 from manyheads.heads.table import HeadTable, Row
 from manyheads.nn.statistics import StatisticsSet

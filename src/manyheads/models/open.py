@@ -55,8 +55,8 @@ def open_model(
     head: with the output layer that the model was trained with (a language model's logits, a classifier's
         classes), if its config names such a class of transformers and the weights are there.
     device: such as ``cpu`` or ``cuda:1``. Default: the accelerator, if there is one.
-    dtype: of the weights, such as ``"bfloat16"``; ``"auto"`` for that of the files. Default: float32 on a CPU,
-        that of the files elsewhere.
+    dtype: of the weights, such as ``"bfloat16"``; ``"auto"`` for that of the files. Default: float32 on a
+        CPU, that of the files elsewhere.
     device_map: instead of ``device``, as transformers takes it: ``"auto"`` spreads a model over all devices
         and the CPU.
     attention: the kernel of transformers, such as ``"sdpa"``, ``"eager"`` or ``"flash_attention_2"``.

@@ -111,7 +111,8 @@ def _device_map(wanted: str | dict[str, Any] | None) -> str | dict[str, Any] | N
         return {"": str(choose_device(wanted))}
     except ValueError:
         raise ValueError(
-            f"device-map: got {wanted!r}; expected {', '.join(_MAPS)}, a device, or JSON from modules to devices"
+            f"device-map: got {wanted!r}; expected {', '.join(_MAPS)}, a device, or JSON from modules to "
+            "devices"
         ) from None
 
 
@@ -122,7 +123,8 @@ def check_attention(name: str) -> None:
     names = ("eager", *ALL_ATTENTION_FUNCTIONS)
     if name not in names and "/" not in name:
         raise ValueError(
-            f"attention: got {name!r}; expected {', '.join(sorted(names))}, or a kernel on the hub, owner/name"
+            f"attention: got {name!r}; expected {', '.join(sorted(names))}, or a kernel on the hub "
+            "(owner/name)"
         )
 
 

@@ -163,8 +163,8 @@ def _why_not(name: str, local: bool, error: Exception, placement: Placement) -> 
         r"revision|git identifier|git ref", f"{type(error).__name__} {message}", re.IGNORECASE
     ):
         return (
-            f"revision: {name} has no {placement.revision!r} ({first_line(error)}); expected a branch, a tag or "
-            "a commit of the model"
+            f"revision: {name} has no {placement.revision!r} ({first_line(error)}); expected a branch, a tag "
+            "or a commit of the model"
         )
     if "trust_remote_code" in message or "custom code" in message:
         return (

@@ -131,14 +131,14 @@ def evaluate(
         raise ValueError("data: a model itself needs what labelled(data, model, tokenizer) returns")
     if isinstance(folder, Loaded) and folder.task is not None:
         raise ValueError(
-            f"{folder.name} was trained by manyheads, and is evaluated in the numbers it was trained in; give "
-            "its folder, and nothing but a device"
+            f"MODEL: {folder.name} was trained by manyheads, and is evaluated in the numbers it was trained "
+            "in; give its folder, and nothing but a device"
         )
     if isinstance(folder, Loaded) or not _is_trained(folder):
         if data is None:
             raise ValueError(
-                f"data: {_name(folder)} was not trained by manyheads, which would have kept its examples; give a "
-                "file with labels, or the name of a dataset"
+                f"data: {_name(folder)} was not trained by manyheads, which would have kept its examples; "
+                "give a file with labels, or the name of a dataset"
             )
         loaded = _opened(folder, device)
         return _on_labels(
