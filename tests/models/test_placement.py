@@ -221,9 +221,7 @@ def test_quantised_weights_are_watched_silenced_and_ranked(saved) -> None:
         ]
         results.append([seen.table["entropy"], silenced, *ranked])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
-    with pytest.raises(
-        ValueError, match="q_proj' are quantised .Packed., and packed numbers cannot be taken"
-    ):
+    with pytest.raises(ValueError, match=r"q_proj' are quantised \(Packed\)"):
         mh.cut(model, {1: [2, 3]})
 
 

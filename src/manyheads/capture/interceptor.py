@@ -233,6 +233,7 @@ class Interceptor:
         )
         self._quantised = {id(part) for part in modules if is_quantised(part)}
         self._tracing = True
+        self.probing = False  # what runs is a probe, whose attention calls are differentiated one by one
         self.follows_streams = True  # tell self-attention from cross-attention, which costs a little
         self._local = threading.local()
         self._handles: list[RemovableHandle] = []

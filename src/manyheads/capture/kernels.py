@@ -30,6 +30,7 @@ from manyheads.capture import kernel_readers, torch_patches
 from manyheads.capture.kernel_arguments import AttentionArguments
 from manyheads.common import plugins
 from manyheads.common.errors import describe_error
+from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.types import Arguments, Function, Keywords
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _SEEN = ("sdpa_attention", "sdpa_paged", "flex_attention", "eager_paged")
 _readers: dict[Function, Reader] = {}  # by function or operator
 _code: dict[FunctionType, CodeType] = {}  # of functions whose code is exchanged now
 _getitem: list[type] = []  # the attention interface, while it is patched
+_registrations = 0
 _modules = 0  # how many there were when the last look was taken
 _lock = threading.RLock()
 
@@ -107,7 +109,9 @@ def register_attention(function: Function, reader: Reader) -> None:
     """
     if not callable(reader):
         raise TypeError(f"reader: expected a function, got {type(reader).__name__}")
+    global _registrations
     with _lock:
+        _registrations += 1
         for target in _targets(function):
             _readers[target] = reader
         if _getitem or _code:
@@ -146,6 +150,11 @@ def _overloads(packet: Any) -> list[Any]:
     return [getattr(packet, name) for name in packet.overloads()]
 
 
+def registrations() -> int:
+    """A number that changes when a reader is registered: what was proved of models before may be other now."""
+    return _registrations
+
+
 def reader_of(operator: Function) -> Reader | None:
     """The reader of an operator of torch, unless a function around it is read."""
     return None if _local.reading else _readers.get(operator)
@@ -168,9 +177,9 @@ def install() -> None:
             function = getattr(sys.modules.get(module), name, None)
             if isinstance(function, FunctionType) and function not in _readers:
                 _readers[function] = getattr(kernel_readers, reader_name)
-        for function, reader in list(_readers.items()):
+        for function in list(_readers):
             if isinstance(function, FunctionType) and function not in _code:
-                _exchange(function, reader)
+                _exchange(function)
         kind = getattr(sys.modules.get(_INTERFACE), "AttentionInterface", None)
         if kind is not None and not _getitem:
             kind.__getitem__ = _watched(kind.__getitem__)
@@ -216,7 +225,7 @@ def _watched(getitem: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     return look_up
 
 
-def _exchange(function: FunctionType, reader: Reader) -> None:
+def _exchange(function: FunctionType) -> None:
     """Exchange the code of a function for one that runs the same, and is seen."""
     code, count = function.__code__, len(function.__code__.co_freevars)
     original = FunctionType(
@@ -238,7 +247,7 @@ def _exchange(function: FunctionType, reader: Reader) -> None:
                 rest = value
             else:
                 named[name] = value
-        return reader(*rest, **named)
+        return _readers[function](*rest, **named)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return _run(original, by_name, function.__name__, args, kwargs)
@@ -279,8 +288,20 @@ def _run(function: Function, reader: Reader, name: str, args: Arguments, kwargs:
     arguments = read(reader, name, args, kwargs)
     reading = Reading(name, arguments, running)
     with _read_from_outside(isinstance(arguments, AttentionArguments)):
-        out = function(*args, **kwargs)
+        try:
+            out = function(*args, **kwargs)
+        except RuntimeError:
+            if isinstance(arguments, str) or not all(_is_unseen_probe(state, reading) for state in running):
+                raise
+            with torch.no_grad():  # a kernel for inference alone: what it gives is differentiated anyway
+                plain_args, plain_kwargs = map_tensors(Tensor.detach, (args, dict(kwargs)))
+                out = function(*plain_args, **plain_kwargs)
     return replaced(out, lambda output: attended(output, reading))
+
+
+def _is_unseen_probe(state: State, reading: Reading) -> bool:
+    """Whether a run is that of a probe, in which nothing of the kernel was seen so far."""
+    return state.owner.probing and state.seen == reading.seen[id(state)]
 
 
 def read(reader: Reader, name: str, args: Arguments, kwargs: Keywords) -> AttentionArguments | str:
