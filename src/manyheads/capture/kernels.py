@@ -151,7 +151,7 @@ def _overloads(packet: Any) -> list[Any]:
 
 
 def registrations() -> int:
-    """A number that changes when a reader is registered: what was proved of models before may be other now."""
+    """A number that changes when a reader is registered: what was proved before may not hold any more."""
     return _registrations
 
 
