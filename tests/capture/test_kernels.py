@@ -464,3 +464,45 @@ def test_plugins_are_loaded_once_and_broken_ones_are_named(monkeypatch) -> None:
     finally:
         kernels.uninstall()
         plugins.load.cache_clear()
+
+
+def test_nothing_is_left_behind() -> None:
+    interface = transformers.modeling_utils.AttentionInterface
+    with mh.watch(build("bert")):
+        assert "__getitem__" in vars(interface)
+        assert transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[OPAQUE] is not opaque.backend
+    assert "__getitem__" not in vars(interface)
+    assert transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[OPAQUE] is opaque.backend
+
+
+def test_generation_with_a_cache(monkeypatch) -> None:
+    opaque.flash_backend(monkeypatch)
+    torch.manual_seed(3)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).eval()
+    tables = []
+    for name in ("sdpa", OPAQUE, "flash_attention_2"):
+        use(model, name)
+        with torch.no_grad(), mh.watch(model, statistics="full") as seen:
+            model.generate(**batch(left=True), max_new_tokens=4, do_sample=False)
+        assert seen.missed == {}
+        tables.append(seen.table)
+    for table in tables[1:]:
+        same_tables(table, tables[0])
+
+
+def test_plugins_add_methods_roles_and_tasks(monkeypatch) -> None:
+    from manyheads.common import plugins
+    from manyheads.heads.importance import METHODS
+
+    def constant(request):
+        return METHODS["random"](request)
+
+    monkeypatch.setattr(plugins, "load", lambda group: {"constant": constant} if "import" in group else {})
+    monkeypatch.setattr(plugins, "named", lambda group: {"chess": "nowhere.chess:Chess"})
+    try:
+        assert len(mh.importance(build("bert"), [batch()], method="constant")) == 6
+    finally:
+        METHODS.pop("constant", None)
+    assert "chess" in mh.tasks.available()
+    with pytest.raises(ValueError, match=r"task: the plugin chess \(nowhere.chess:Chess\) cannot be loaded"):
+        mh.tasks.find("chess")

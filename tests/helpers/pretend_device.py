@@ -76,7 +76,9 @@ def _run(func, args, kwargs):
     target = None if target is None else torch.device(target)
     moves = name in ("_to_copy", "copy_")
     to_host = (
-        target is not None and target.type == "cpu" if name == "_to_copy" else not isinstance(args[0], OnDevice)
+        target is not None and target.type == "cpu"
+        if name == "_to_copy"
+        else not isinstance(args[0], OnDevice)
     )
     if ours and name in _READS and (to_host or not moves):
         reads.append(name)

@@ -42,7 +42,7 @@ _INTERFACE = "transformers.modeling_utils"
 _SEEN = ("sdpa_attention", "sdpa_paged", "flex_attention", "eager_paged")
 _readers: dict[Function, Reader] = {}  # by function or operator
 _code: dict[FunctionType, CodeType] = {}  # of functions whose code is exchanged now
-_getitem: list[type] = []  # the attention interface, while it is patched
+_interfaces: dict[type, Any] = {}  # the attention interface while it is patched, and its own __getitem__
 _registrations = 0
 _modules = 0  # how many there were when the last look was taken
 _lock = threading.RLock()
@@ -114,7 +114,7 @@ def register_attention(function: Function, reader: Reader) -> None:
         _registrations += 1
         for target in _targets(function):
             _readers[target] = reader
-        if _getitem or _code:
+        if torch_patches.at_work():
             install()
 
 
@@ -181,9 +181,9 @@ def install() -> None:
             if isinstance(function, FunctionType) and function not in _code:
                 _exchange(function)
         kind = getattr(sys.modules.get(_INTERFACE), "AttentionInterface", None)
-        if kind is not None and not _getitem:
+        if kind is not None and kind not in _interfaces:
+            _interfaces[kind] = vars(kind).get("__getitem__")
             kind.__getitem__ = _watched(kind.__getitem__)
-            _getitem.append(kind)
         _modules = len(sys.modules)
 
 
@@ -201,9 +201,12 @@ def uninstall() -> None:
         for function, code in _code.items():
             function.__code__ = code
         _code.clear()
-        for kind in _getitem:
-            delattr(kind, "__getitem__")  # inherited again
-        _getitem.clear()
+        for kind, getitem in _interfaces.items():
+            if getitem is None:
+                delattr(kind, "__getitem__")  # inherited again
+            else:
+                setattr(kind, "__getitem__", getitem)  # noqa: B010
+        _interfaces.clear()
 
 
 def _watched(getitem: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
