@@ -19,6 +19,7 @@ from manyheads import data
 from manyheads.common.interrupts import EXIT_CODE, Interrupted
 from manyheads.common.processes import processes, rank
 from manyheads.data.columns import Columns
+from manyheads.models.opening import Opening
 
 if TYPE_CHECKING:
     from manyheads.data.batches import Corpus
@@ -41,21 +42,8 @@ TrainedFolder = Annotated[
     Path, typer.Argument(help="A folder that train wrote, or that prune wrote for a trained model.")
 ]
 Device = Annotated[
-    str | None, "Where the model runs: cpu, cuda:1, mps ...; the accelerator, if any, by default.", "Model"
+    str | None, "Where the model runs: cpu, cuda:1, mps ...; the accelerator, if any, by default."
 ]
-Dtype = Annotated[
-    str | None,
-    "Numbers of the weights: float32, bfloat16, float16, float64, or auto for those of the files; float32 on "
-    "a CPU by default.",
-    "Model",
-]
-DeviceMap = Annotated[
-    str | None, "Spread the model: auto, balanced, sequential, or JSON from modules to devices.", "Model"
-]
-Attention = Annotated[
-    str | None, "The attention kernel: sdpa, eager, flash_attention_2 ...; the model's by default.", "Model"
-]
-Revision = Annotated[str | None, "A branch, tag or commit of a model on the hub.", "Model"]
 Unverified = Annotated[
     Literal["refuse", "allow"],
     "What to do with heads at sites about which nothing could be proved: refuse or allow.",
@@ -75,27 +63,6 @@ BatchTokens = Annotated[int, "The number of tokens in a batch, padding included.
 
 
 @dataclass(frozen=True)
-class Opening:
-    """How a model is opened: a parameter of this type stands for all these options."""
-
-    device: Device = None
-    dtype: Dtype = None
-    device_map: DeviceMap = None
-    attention: Attention = None
-    revision: Revision = None
-
-    def load(self, model: str | None) -> Loaded:
-        """The model, with its head."""
-        how = {field.name: getattr(self, field.name) for field in fields(Opening)}
-        return mh.open_model(model, head=True, **how)
-
-    def load_if_asked(self, model: str) -> str | Loaded:
-        """The model where more than its device is asked for; otherwise its name: a verb may know more."""
-        more = (self.dtype, self.device_map, self.attention, self.revision)
-        return model if more == (None,) * 4 else self.load(model)
-
-
-@dataclass(frozen=True)
 class Source(Opening, Columns):
     """A model and the corpus it reads: a parameter of this type stands for all these options."""
 
@@ -112,7 +79,7 @@ class Source(Opening, Columns):
         if self.text == "-" and processes() > 1:
             raise ValueError("text: several processes cannot share standard input; save the text to a file")
         with loading(self.model):
-            loaded = self.load(self.model)
+            loaded = mh.open_model(self.model, head=True, **self.how)
             files = self.text, self.images, self.tokens
             numbers = self.max_length, self.limit, self.batch_tokens
             columns = {name: getattr(self, name) for name in ("text_column", "label_column", "split")}

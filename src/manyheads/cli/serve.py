@@ -8,12 +8,13 @@ import typer
 import manyheads as mh
 from manyheads.cli import options
 from manyheads.data.columns import Columns
+from manyheads.models.opening import Opening
 from manyheads.view import terminal
 
 
 def serve(
     rows: Columns,
-    opening: options.Opening,
+    opening: Opening,
     model: options.Model = None,
     text: options.Text = None,
     images: options.Images = None,
@@ -39,6 +40,6 @@ def serve(
     with options.loading(model) as status:
         announce = partial(terminal.serving.print_address, loading=status, browser=open, as_json=json)
         mh.serve(
-            opening.load(model), text=text, images=images, **vars(rows), host=host, port=port,
+            model, text=text, images=images, **vars(rows), host=host, port=port, **opening.how,
             announce=announce,
         )  # fmt: skip

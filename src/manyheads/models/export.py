@@ -59,6 +59,7 @@ def export(
     to: Target,
     out: str | PathLike[str],
     batch: Mapping[str, Tensor] | None = None,
+    **opening: Any,
 ) -> Exported:
     """Write a model in another format, run what was written, and compare it with the model.
 
@@ -73,6 +74,8 @@ def export(
     out: a folder that does not exist yet, or is empty. A model with a key/value cache is written twice for
         ONNX and OpenVINO, without and with the cache.
     batch: arguments of the model by name. Default: made from the config of a transformers model.
+    opening: ``device``, ``dtype``, ``device_map``, ``attention`` and ``revision`` of a model that is opened,
+        as for `open_model`; on the CPU by default.
 
     Raises
     ------
@@ -108,7 +111,7 @@ def export(
     check_free(out)
     tokenizer: Any = getattr(model, "tokenizer", None)
     if not isinstance(model, nn.Module):
-        loaded = model if isinstance(model, Loaded) else open_model(str(model), head=True, device="cpu")
+        loaded = model if isinstance(model, Loaded) else _open(model, opening)
         model, tokenizer = loaded.model, if_any(loaded.tokenizer) or if_any(loaded.processor)
     ready = _ready(model)
     sample = probe_batch(ready) if batch is None else batch
@@ -126,6 +129,11 @@ def export(
         about |= {name: value for name, value in asdict(done).items() if name != "out"}
         write_whole(folder / "export.json", json.dumps(about, indent=1))
     return done
+
+
+def _open(model: str | PathLike[str], opening: Mapping[str, Any]) -> Loaded:
+    anywhere = opening.get("device") is None and opening.get("device_map") is None
+    return open_model(str(model), head=True, **{**opening, **({"device": "cpu"} if anywhere else {})})
 
 
 def _check_installed(to: Target) -> None:

@@ -73,6 +73,7 @@ def evaluate(
     batch_tokens: int = 4096,
     device: str | None = None,
     progress: Progress = no_progress,
+    **opening: Any,
 ) -> Evaluation:
     """The metrics of a model on its validation data or on yours: what ``manyheads evaluate`` prints.
 
@@ -93,6 +94,8 @@ def evaluate(
     batch_tokens: tokens that run through the model at once.
     device: such as ``cpu`` or ``cuda:1``. Default: the accelerator, if there is one.
     progress: called with the number of examples that are done.
+    opening: ``dtype``, ``device_map``, ``attention`` and ``revision`` of a model that `train` did not write,
+        as for `open_model`.
 
     Returns
     -------
@@ -125,22 +128,17 @@ def evaluate(
     options: dict[str, Any] = {"text": text, "label": label, "split": split}
     options |= {"limit": limit, "max_length": max_length}
     if isinstance(data, Labelled):
-        model = folder if isinstance(folder, nn.Module) else _opened(folder, device).model
+        model = folder if isinstance(folder, nn.Module) else _opened(folder, device, opening).model
         return _on_labels(model, data, progress)
     if isinstance(folder, nn.Module):
         raise ValueError("data: a model itself needs what labelled(data, model, tokenizer) returns")
-    if isinstance(folder, Loaded) and folder.task is not None:
-        raise ValueError(
-            f"MODEL: {folder.name} was trained by manyheads, and is evaluated in the numbers it was trained "
-            "in; give its folder, and nothing but a device"
-        )
     if isinstance(folder, Loaded) or not _is_trained(folder):
         if data is None:
             raise ValueError(
                 f"data: {_name(folder)} was not trained by manyheads, which would have kept its examples; "
                 "give a file with labels, or the name of a dataset"
             )
-        loaded = _opened(folder, device)
+        loaded = _opened(folder, device, opening)
         return _on_labels(
             loaded.model, labelled(data, loaded, batch_tokens=batch_tokens, **options), progress
         )
@@ -148,6 +146,11 @@ def evaluate(
         raise ValueError(
             f"{unused[0]}: {folder} was trained by manyheads, whose task knows how its data are read; "
             "leave it out"
+        )
+    if unused := [name for name, value in opening.items() if value is not None]:
+        raise ValueError(
+            f"{unused[0].replace('_', '-')}: {folder} was trained by manyheads, and is evaluated as it was "
+            "trained; leave it out"
         )
     task, model = load(folder, device)
     if beams is not None:
@@ -170,9 +173,9 @@ def evaluate(
     return Evaluation(task.name, metrics, counted if stopped else len(examples), len(examples), stopped)
 
 
-def _opened(model: Folder | Loaded, device: str | None) -> Loaded:
+def _opened(model: Folder | Loaded, device: str | None, how: Mapping[str, Any]) -> Loaded:
     """A model by its name, unless it is open already."""
-    return model if isinstance(model, Loaded) else open_model(str(model), head=True, device=device)
+    return model if isinstance(model, Loaded) else open_model(str(model), head=True, device=device, **how)
 
 
 def _name(model: Folder | Loaded) -> str:
