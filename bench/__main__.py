@@ -11,6 +11,7 @@ ALSO = (
     "coverage",
     "coverage_cut",
     "coverage_grow",
+    "cache",
     "export",
     "importance",
     "roles",

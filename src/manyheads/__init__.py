@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from manyheads.nn.transformers import Encoder as Encoder
     from manyheads.nn.transformers import Seq2Seq as Seq2Seq
     from manyheads.studies.run import study as study
+    from manyheads.surgery.cache_choice import cache_plan as cache_plan
     from manyheads.surgery.cache_plan import CachePlan as CachePlan
     from manyheads.surgery.comparison import compare as compare
     from manyheads.surgery.cut import cut as cut
@@ -109,6 +110,7 @@ _NAMES = {
     "manyheads.nn.statistics": ("statistics", "statistics_of_scores"),
     "manyheads.nn.transformers": ("Decoder", "Encoder", "Seq2Seq"),
     "manyheads.studies.run": ("study",),
+    "manyheads.surgery.cache_choice": ("cache_plan",),
     "manyheads.surgery.cache_plan": ("CachePlan",),
     "manyheads.surgery.comparison": ("compare",),
     "manyheads.surgery.cut": ("cut",),

@@ -322,7 +322,7 @@ def test_reset_and_reorder():
 def test_layers_that_slide_stay_as_they_are():
     torch.manual_seed(0)
     config = Qwen2Config(
-        hidden_size=20, intermediate_size=31, num_attention_heads=4, num_key_value_heads=2,
+        hidden_size=24, intermediate_size=31, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=VOCABULARY, num_hidden_layers=2, sliding_window=7, use_sliding_window=True,
         initializer_range=0.3,
         layer_types=["sliding_attention", "full_attention"],

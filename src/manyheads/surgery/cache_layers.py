@@ -37,13 +37,14 @@ class HeadwiseLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers has 
     is_croppable = False
     supports_early_init = False
     fixed = False  # of `KVCache`: it takes further keys
+    inference_only = True
 
     def __init__(self, windows: list[int | None], first: int, owner: nn.Module | None) -> None:
         super().__init__()
         self.memory = HeadMemory(windows, first)
         self._new: tuple[Tensor, Tensor] | None = None
         self._owner = None if owner is None else weakref.ref(owner)
-        self._modules = weakref.WeakSet(owner.modules()) if owner is not None else weakref.WeakSet()
+        self._modules = frozenset(() if owner is None else map(id, owner.modules()))
 
     def __repr__(self) -> str:
         windows = ["all" if window is None else window for window in self.memory.windows]
@@ -70,12 +71,16 @@ class HeadwiseLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers has 
 
     def attend(self, q: Tensor, mask: Mask, scale: float | None, dropout: float) -> Tensor:
         """Add the new keys, and attend to all that are kept: see `HeadMemory.attend`."""
+        return self.memory.attend(q, *self.take_new(), mask, scale, dropout)
+
+    def take_new(self) -> tuple[Tensor, Tensor]:
+        """The new keys and values, once."""
         if self._new is None:
             raise ValueError(
                 "cache: the model reads the same keys twice; expected one attention call for each layer"
             )
-        (k, v), self._new = self._new, None
-        return self.memory.attend(q, k, v, mask, scale, dropout)
+        new, self._new = self._new, None
+        return new
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Masks are about all tokens, those that were forgotten included."""
@@ -92,7 +97,7 @@ class HeadwiseLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers has 
     def belongs_to(self, module: nn.Module) -> None:
         """Raise when a module of another model uses it."""
         owner = None if self._owner is None else self._owner()
-        if owner is not None and module not in self._modules:
+        if owner is not None and id(module) not in self._modules:
             raise ValueError(
                 f"cache: it was made for one {type(owner).__name__} and is used by a module of another model "
                 f"({type(module).__name__}); make one HeadwiseCache for each model"
@@ -144,7 +149,7 @@ class HeadwiseLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers has 
                 f"cache: expected keys and values (batch, {heads}, new, width), got {tuple(k.shape)} and "
                 f"{tuple(v.shape)}"
             )
-        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+        if self.inference_only and torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise ValueError("cache: it changes in place and has no gradient; use it under torch.no_grad()")
 
 

@@ -48,6 +48,7 @@ class CachePlan:
     window: int
     model: str  # fingerprint
     prices: dict[int, list[float]] = field(default_factory=dict)  # what forgetting was predicted to cost
+    protected: dict[int, list[int]] = field(default_factory=dict)  # heads that must not forget
 
     @staticmethod
     def of(
@@ -123,6 +124,7 @@ class CachePlan:
             "sizes": self.sizes,
             "forget": self.forget,
             "prices": self.prices,
+            "protected": self.protected,
         }
         write_whole(path, json.dumps(document, indent=1))
 
@@ -131,20 +133,25 @@ class CachePlan:
         """Read what `save` wrote. Raises a ValueError that names the file if it is not a plan."""
         document = read_json(path, _Document, "plan", format=_FORMAT, version=_VERSION)
         try:
-            sizes, forget, prices = (
-                {int(layer): value for layer, value in document[name].items()}  # type: ignore[literal-required]
-                for name in ("sizes", "forget", "prices")
-                if name in document or name != "prices"
+            sizes = {int(layer): size for layer, size in document["sizes"].items()}
+            forget, protected = (
+                {int(layer): heads for layer, heads in named.items()}
+                for named in (document["forget"], document.get("protected", {}))
             )
+            prices = {int(layer): values for layer, values in document.get("prices", {}).items()}
             check_kept(document["first"], document["window"])
         except ValueError as error:
             raise ValueError(f"plan: {path} is damaged ({error})") from None
         if not sizes or not all(0 < size <= _MOST for size in sizes.values()):
             raise ValueError(f"plan: {path} is damaged: its numbers of heads are not valid")
-        for layer, heads in forget.items():
-            if not set(heads) <= set(range(sizes.get(layer, 0))) or len(set(heads)) < len(heads):
-                raise ValueError(f"plan: {path} is damaged: layer {layer} has no such heads")
-        return CachePlan(forget, sizes, document["first"], document["window"], document["model"], prices)
+        for named in (forget, protected):
+            for layer, heads in named.items():
+                if not set(heads) <= set(range(sizes.get(layer, 0))) or len(set(heads)) < len(heads):
+                    raise ValueError(f"plan: {path} is damaged: layer {layer} has no such heads")
+        if prices and {layer: len(values) for layer, values in prices.items()} != sizes:
+            raise ValueError(f"plan: {path} is damaged: its prices are not those of its heads")
+        kept = document["first"], document["window"]
+        return CachePlan(forget, sizes, *kept, document["model"], prices, protected)
 
 
 class _Document(TypedDict):
@@ -154,6 +161,7 @@ class _Document(TypedDict):
     sizes: dict[str, int]
     forget: dict[str, list[int]]
     prices: NotRequired[dict[str, list[float]]]
+    protected: NotRequired[dict[str, list[int]]]
 
 
 def check_kept(first: int, window: int) -> None:
