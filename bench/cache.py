@@ -40,7 +40,7 @@ from bench.record import Record
 RECORD = Path(__file__).parent / "results" / "cache.json"
 LENGTH, PIECE, CHUNK = 8192, 2048, 512
 BUDGET, FIRST, WINDOW = 0.545, 4, 512
-PIECES = 2  # of each text, to price
+PIECES = 1  # of each text, to price
 STEPS = 24  # of decoding that are timed
 NAMES = ("Alma", "Boris", "Clara", "David", "Edith", "Felix", "Grace", "Henry", "Irene", "Jacob")
 
@@ -211,6 +211,8 @@ def run(quick: bool) -> str:
         whole, asked = planted(ids[PIECES * PIECE + 4096 :], tokenizer, length)
         for name, one in plans.items():
             key = f"{text} {name}"
+            if name == "random" and text != next(iter(corpora)):
+                continue
             needed = name in ("full", "ours") and "decoding" not in record.found and not kept.get(name)
             if key in record.found and not needed:
                 continue
@@ -238,6 +240,8 @@ def report(found: dict[str, Any], corpora: list[str], plans: dict[str, Any], mod
     full_bytes = found[f"{corpora[0]} full"]["bytes"]
     for name, plan in plans.items():
         for text in corpora:
+            if f"{text} {name}" not in found:
+                continue
             figure, full = found[f"{text} {name}"], found[f"{text} full"]
             ratio = torch.tensor(figure["loss"] - full["loss"]).exp().item()
             right = sum(row[1] for row in figure["keys"]) / len(figure["keys"])
@@ -255,8 +259,9 @@ def report(found: dict[str, Any], corpora: list[str], plans: dict[str, Any], mod
         "heads chosen by", "text", "forget", "MiB", "of full", "perplexity", "of full", "digits right %",
         "most lost at a depth", "read s",
     ]  # fmt: skip
+    columns = [key for text in corpora for name in plans if (key := f"{text} {name}") in found]
     depths = [
-        [f"{row[0]:.0%}", *(f"{found[f'{text} {name}']['keys'][n][1]:.0%}" for text in corpora for name in plans)]
+        [f"{row[0]:.0%}", *(f"{found[key]['keys'][n][1]:.0%}" for key in columns)]
         for n, row in enumerate(found[f"{corpora[0]} full"]["keys"])
     ]
     times = found["decoding"]
@@ -285,6 +290,6 @@ def report(found: dict[str, Any], corpora: list[str], plans: dict[str, Any], mod
             f"predict {expected:.3f}x for ours beside a full cache ({weights / MIB:.0f} MiB of weights), measured "
             f"{measured:.3f}x.",
             "Digits right by depth of the key:",
-            table(["depth", *(f"{text} {name}" for text in corpora for name in plans)], depths),
+            table(["depth", *columns], depths),
         ]
     )

@@ -84,16 +84,16 @@ class HeadMemory:
         out = q.new_empty(*by_head.shape[:4], v.shape[3])
         for group in self.groups:
             whole = len(group.heads) == kv_heads
-            own = slice(None) if whole else torch.tensor(group.heads, device=q.device)
+            part = slice(None) if whole else torch.tensor(group.heads, device=q.device)
             numbers = None if whole else _query_heads(group.heads, heads // kv_heads)
-            part = group.attend(
-                by_head[:, own].flatten(1, 2), k[:, own], v[:, own], _MaskOf(mask, numbers), self.length,
+            attended = group.attend(
+                by_head[:, part].flatten(1, 2), k[:, part], v[:, part], _MaskOf(mask, numbers), self.length,
                 self.start, scale, dropout,
-            )  # fmt: skip
+            ).unflatten(1, (len(group.heads), -1))  # fmt: skip
             if whole:
-                out = part.unflatten(1, (kv_heads, -1))
+                out = attended
             else:
-                out[:, own] = part.unflatten(1, (len(group.heads), -1))
+                out[:, part] = attended
         self.length += new
         return out.flatten(1, 2)
 
@@ -291,7 +291,7 @@ class _MaskOf:
             lengths=self.mask.lengths,
             queries=self.mask.queries,
             slopes=None if slopes is None else slopes[self.heads],
-            tensors=tuple(self._own(x[(None,) * (4 - x.dim())]) for x in self.mask.tensors),
+            tensors=tuple(self._of_heads(x[(None,) * (4 - x.dim())]) for x in self.mask.tensors),
         )
 
     def at(self, position: Tensor, total: int, device: torch.device) -> Tensor:
@@ -334,11 +334,11 @@ class _MaskOf:
     ) -> tuple[Tensor | None, Tensor | None]:
         allowed, bias = self.mask.rectangle(rows, columns, offset, device)
         return (
-            None if allowed is None else self._own(allowed[(None,) * (4 - allowed.dim())]),
-            None if bias is None else self._own(bias[(None,) * (4 - bias.dim())]),
+            None if allowed is None else self._of_heads(allowed[(None,) * (4 - allowed.dim())]),
+            None if bias is None else self._of_heads(bias[(None,) * (4 - bias.dim())]),
         )
 
-    def _own(self, x: Tensor) -> Tensor:
+    def _of_heads(self, x: Tensor) -> Tensor:
         return x if self.heads is None or x.shape[1] == 1 else x[:, self.heads]
 
 
