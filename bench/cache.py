@@ -50,7 +50,9 @@ def texts(tokenizer: Any) -> dict[str, Tensor]:
     paths = [path for path in os.environ.get("MANYHEADS_LONG_TEXT", "").split(",") if path]
     if not paths:
         raise ValueError("MANYHEADS_LONG_TEXT: expected text files of at least 20,000 tokens, with commas")
-    return {Path(path).stem: tokenizer(Path(path).read_text(), return_tensors="pt").input_ids[0] for path in paths}
+    return {
+        Path(path).stem: tokenizer(Path(path).read_text(), return_tensors="pt").input_ids[0] for path in paths
+    }
 
 
 def planted(ids: Tensor, tokenizer: Any, length: int) -> tuple[Tensor, list[tuple[float, Tensor, Tensor]]]:
@@ -202,7 +204,9 @@ def run(quick: bool) -> str:
     if scores is not None:
         chosen = cheapest(torch.tensor(scores), plan.forgetting)
         plans["kvpress"] = mh.CachePlan.of(model, chosen, first=128, window=256)
-    chosen = cheapest(torch.rand(len(plan.sizes), 3, generator=torch.Generator().manual_seed(0)), plan.forgetting)
+    chosen = cheapest(
+        torch.rand(len(plan.sizes), 3, generator=torch.Generator().manual_seed(0)), plan.forgetting
+    )
     plans["random"] = mh.CachePlan.of(model, chosen, first=FIRST, window=WINDOW)
     from transformers import DynamicCache
 
@@ -250,10 +254,17 @@ def report(found: dict[str, Any], corpora: list[str], plans: dict[str, Any], mod
             worst[name] = max(worst.get(name, -1.0), lost)
             rows.append(
                 [
-                    name, text, plan.forgetting, f"{figure['bytes'] / MIB:.0f}",
-                    f"{figure['bytes'] / full_bytes:.3f}", f"{torch.tensor(figure['loss']).exp():.3f}",
-                    f"{ratio:.4f}", f"{100 * right:.0f}", f"{100 * lost:.0f}", f"{figure['seconds']:.0f}",
-                ]  # fmt: skip
+                    name,
+                    text,
+                    plan.forgetting,
+                    f"{figure['bytes'] / MIB:.0f}",
+                    f"{figure['bytes'] / full_bytes:.3f}",
+                    f"{torch.tensor(figure['loss']).exp():.3f}",
+                    f"{ratio:.4f}",
+                    f"{100 * right:.0f}",
+                    f"{100 * lost:.0f}",
+                    f"{figure['seconds']:.0f}",
+                ]
             )
     head = [
         "heads chosen by", "text", "forget", "MiB", "of full", "perplexity", "of full", "digits right %",

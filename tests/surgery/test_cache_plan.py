@@ -94,9 +94,7 @@ def test_rounds_price_again_what_is_left():
         assert set(heads) <= set(twice.forget[layer])
         for head in heads:
             assert twice.prices[layer][head] == pytest.approx(once.prices[layer][head])
-    sums = forgetting_prices(
-        model, batches, first=FIRST, window=WINDOW, forget=already.forget
-    )
+    sums = forgetting_prices(model, batches, first=FIRST, window=WINDOW, forget=already.forget)
     for layer, heads in already.forget.items():
         assert (sums.by_text[layer][heads] == 0).all()
 
@@ -196,7 +194,7 @@ def test_the_command(command, folder):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    ("arguments", "message"),
     [
         (("model", *SMALL, "--budget", "2"), "budget: expected the share"),
         (("model", *SMALL[:-2], "--protected", "0", "--budget", "0.2"), "must keep everything"),

@@ -34,7 +34,9 @@ FIRST, WINDOW = 3, 5
 VOCABULARY = 101
 
 
-def dense(batch_mask: Tensor | None, windows: list[int | None], first: int, batch: int, length: int) -> Tensor:
+def dense(
+    batch_mask: Tensor | None, windows: list[int | None], first: int, batch: int, length: int
+) -> Tensor:
     """Who sees whom, (batch, kv_heads, length, length), by the definition, with loops."""
     real = torch.ones(batch, length, dtype=torch.bool) if batch_mask is None else batch_mask.bool()
     seen = torch.zeros(batch, len(windows), length, length, dtype=torch.bool)
@@ -138,7 +140,7 @@ def test_forgetting_equals_a_dense_mask_in_any_chunks(name, chunks):
     assert (full - expected).abs().max() > 1e-3  # forgetting does change something
 
 
-@pytest.mark.parametrize("window, first", [(1, 0), (1, 3), (7, 0), (13, 1), (3, 11)])
+@pytest.mark.parametrize(("window", "first"), [(1, 0), (1, 3), (7, 0), (13, 1), (3, 11)])
 def test_other_windows_and_numbers_of_first_tokens(window, first):
     model = llama()
     plan, ids = plan_of(model, window, first), random_ids(2, 23)
@@ -363,7 +365,7 @@ class TestBadInput:
             mh.HeadwiseCache(llama(), {0: [1]})
 
     @pytest.mark.parametrize(
-        "model, message",
+        ("model", "message"),
         [
             (nn.Linear(3, 3), "a class without a cache"),
             (mh.Encoder(12, heads=3, layers=1, vocabulary=7), "a class without a cache"),
@@ -406,7 +408,7 @@ class TestBadInput:
                 model(random_ids(3, 1), past_key_values=cache)
 
     @pytest.mark.parametrize(
-        "forget, message",
+        ("forget", "message"),
         [({7: [0]}, "no layer 7"), ({0: [3]}, "no key/value head 3"), ({0: [-1]}, "no key/value head -1")],
     )
     def test_heads_that_do_not_exist(self, forget, message):

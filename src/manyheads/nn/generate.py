@@ -216,7 +216,9 @@ def _read_prompt(
     if cache is None:
         return prompt, decoder.new_cache(room, left=left)
     if cache.length:
-        raise ValueError(f"cache: it holds {cache.length} tokens already; expected a new cache, or a reset one")
+        raise ValueError(
+            f"cache: it holds {cache.length} tokens already; expected a new cache, or a reset one"
+        )
     cache.left = left
     return prompt, cache
 

@@ -323,9 +323,7 @@ class _MaskOf:
             near_part = near_part[(None,) * (4 - near_part.dim())]
             sizes = [max(a, b) for a, b in zip(first.shape[:3], near_part.shape[:3], strict=True)]
             parts.append(
-                torch.cat(
-                    [first.expand(*sizes, firsts.shape[1]), near_part.expand(*sizes, len(columns))], -1
-                )
+                torch.cat([first.expand(*sizes, firsts.shape[1]), near_part.expand(*sizes, len(columns))], -1)
             )
         return _joined(seen, *parts)
 

@@ -157,7 +157,9 @@ def _fused(arguments: dict[str, Any]) -> Tensor:
     q, k, v = (arguments[name] for name in ("query", "key", "value"))
     mask, causal = arguments.get("attn_mask"), bool(arguments.get("is_causal"))
     if causal and q.shape[2] != k.shape[2]:
-        raise ValueError("cache: the model's causal mask is not aligned at the last key; give it a full cache")
+        raise ValueError(
+            "cache: the model's causal mask is not aligned at the last key; give it a full cache"
+        )
     conditions = check_mask(q, k, mask, causal, None, None)
     return _attend(q, k, v, conditions, arguments.get("scale"), arguments.get("dropout_p", 0.0))
 

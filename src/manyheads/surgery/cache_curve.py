@@ -162,9 +162,14 @@ def cache_curve(
             change = quality.change
             points.append(
                 CurvePoint(
-                    this.budget, this.forgetting, this.share(longest), quality.after.value, change.value,
-                    change.low, change.high,
-                )  # fmt: skip
+                    this.budget,
+                    this.forgetting,
+                    this.share(longest),
+                    quality.after.value,
+                    change.value,
+                    change.low,
+                    change.high,
+                )
             )
     return points
 

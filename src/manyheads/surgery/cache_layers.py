@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -204,7 +203,13 @@ def kv_heads_by_layer(model: nn.Module) -> dict[int, int]:
     heads: dict[int, int] = {}
     with torch.no_grad(), evaluating(model):
         cache = DynamicCache(config=model.config)
-        expected = _logits(model(**probe, past_key_values=cache, use_cache=True))
+        try:
+            expected = _logits(model(**probe, past_key_values=cache, use_cache=True))
+        except Exception as error:  # whatever it is, the model does not run with a cache
+            raise ValueError(
+                f"model: {type(model).__name__} cannot read {_PROBE} tokens with a cache "
+                f"({describe_error(error)}); expected a causal language model"
+            ) from error
         for number in numbers:
             keys = cache.layers[number].keys
             if keys is None or keys.dim() != 4 or keys.shape[2] != _PROBE:

@@ -179,7 +179,9 @@ class _Run:
         for layer, gradient in zip(layers, gradients, strict=True):
             change = priced[layer].change
             kv_heads = len(self.windows[layer])
-            slope = (gradient * change).unflatten(1, (kv_heads, -1))  # (batch, kv_heads, group, length, width)
+            slope = (gradient * change).unflatten(
+                1, (kv_heads, -1)
+            )  # (batch, kv_heads, group, length, width)
             slope = slope.to(for_float64(slope.device)).sum((2, 4))
             squares[layer] = slope.pow(2).sum((0, 2)).div(2).double().cpu()
         return squares
