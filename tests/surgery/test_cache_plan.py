@@ -109,7 +109,7 @@ def test_protected_heads_never_forget():
     assert plan.protected == {0: [0], 1: [2]}
     with pytest.raises(ValueError, match="6 must keep everything"):
         mh.cache_plan(model, batches, 0.5, **options, protected=0.0)
-    with pytest.raises(ValueError, match="expected at least 0.334"):
+    with pytest.raises(ValueError, match=r"expected at least 0\.334"):
         mh.cache_plan(model, batches, 0.1, **options, protect={0: [0], 1: [2]}, protected=math.inf)
 
 

@@ -183,8 +183,8 @@ class ForgettingHeads:
     ) -> Tensor:  # fmt: skip
         """Add the new keys and values, and attend to what is kept."""
         if self._keys is None or self._values is None:
-            slots = self.first + self.window
-            self._keys, self._values = (x.new_zeros(*x.shape[:2], slots, x.shape[3]) for x in (k, v))
+            room = self.first + self.window
+            self._keys, self._values = (x.new_zeros(*x.shape[:2], room, x.shape[3]) for x in (k, v))
         new = k.shape[2]
         total = length + new
         if not self._has_first:

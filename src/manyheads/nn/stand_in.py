@@ -86,7 +86,7 @@ class StandIn(Tensor):
             )
         return repeated
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"StandIn({self.what}, {tuple(self.shape)})"
 
 
@@ -102,7 +102,7 @@ def stand_ins(holder: Holder, k: Tensor, v: Tensor, length: int) -> tuple[StandI
 
 def _stand_in(holder: Holder, name: str, size: Any, like: Tensor, repeats: int) -> StandIn:
     nothing = torch.full((1,), torch.nan, dtype=like.dtype, device=like.device)  # noticed, if it were read
-    stand_in = nothing.expand(tuple(size)).as_subclass(StandIn)  # type: ignore[arg-type]
+    stand_in = nothing.expand(tuple(size)).as_subclass(StandIn)
     stand_in.holder, stand_in.what, stand_in.repeats = holder, name, repeats
     return stand_in
 
@@ -123,9 +123,9 @@ def _repeated(func: Callable[..., Any], args: Arguments, kwargs: Keywords) -> St
         wanted = tuple(old if size == -1 else size for old, size in zip(shape, sizes, strict=True))
         if wanted[:2] + wanted[3:] == shape[:2] + shape[3:]:
             return _stand_in(x.holder, x.what, wanted, x, 0)
-    if func in (Tensor.reshape, Tensor.view, torch.reshape) and x.repeats == 0:
-        if sizes == (shape[0], shape[1] * shape[2], *shape[3:]):
-            return _stand_in(x.holder, x.what, sizes, x, shape[2])
+    joined = (shape[0], shape[1] * shape[2], *shape[3:])
+    if func in (Tensor.reshape, Tensor.view, torch.reshape) and x.repeats == 0 and sizes == joined:
+        return _stand_in(x.holder, x.what, joined, x, shape[2])
     if func in (torch.repeat_interleave, Tensor.repeat_interleave) and x.repeats == 1:
         named = dict(zip(("repeats", "dim"), rest, strict=False)) | kwargs
         times = named.get("repeats")
@@ -165,11 +165,12 @@ def _fused(arguments: dict[str, Any]) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dropout: float) -> Tensor:
-    paired = isinstance(k, StandIn) and isinstance(v, StandIn) and k.holder is v.holder
-    if not paired or isinstance(q, StandIn) or (k.what, v.what) != ("keys", "values"):
+    if not isinstance(k, StandIn) or not isinstance(v, StandIn) or k.holder is not v.holder:
         raise ValueError(
             "cache: the model mixes keys and values of different caches; expected those of one layer"
         )
+    if (k.what, v.what) != ("keys", "values"):
+        raise ValueError(f"cache: the model attends to {k.what} with {v.what}; expected keys with values")
     if k.repeats != v.repeats or (k.repeats > 1 and k.shape[1] != q.shape[1]) or not k.repeats:
         raise ValueError(
             f"cache: {q.shape[1]} heads of queries do not fit {k.shape[1]} of keys, {v.shape[1]} of values"

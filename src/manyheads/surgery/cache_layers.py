@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from typing import Any
+from types import FrameType
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from manyheads.common.compare_outputs import TOLERANCE
 from manyheads.common.devices import device_of
@@ -25,7 +26,7 @@ _PROBE = 7  # tokens
 _TOLERANCE_BESIDE_MODEL = 10  # a whole model multiplies what one product rounds
 
 
-class HeadwiseLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no types
+class HeadwiseLayer(CacheLayerMixin):
     """One layer of a cache whose heads hold different numbers of keys: for transformers and for our own.
 
     `update` returns stand-ins; the keys are added, and attended to, when the attention function gets them.
@@ -195,14 +196,14 @@ def kv_heads_by_layer(model: nn.Module) -> dict[int, int]:
     {0: 2, 1: 2}
     """
     if isinstance(model, Decoder):
-        return {i: attention.kv_heads for i, attention in enumerate(_attentions(model))}
+        return {i: attention.kv_heads for i, attention in enumerate(decoder_attentions(model))}
     if model in _PROVED:
         return _PROVED[model]
     layers, numbers = full_layers(model)
     probe = _probe(model)
     heads: dict[int, int] = {}
     with torch.no_grad(), evaluating(model):
-        cache = DynamicCache(config=model.config)
+        cache: Any = DynamicCache(config=cast(PreTrainedModel, model).config)
         try:
             expected = _logits(model(**probe, past_key_values=cache, use_cache=True))
         except Exception as error:  # whatever it is, the model does not run with a cache
@@ -228,8 +229,6 @@ def _prove(
     model: nn.Module, layers: list[Any], heads: dict[int, int], probe: dict[str, Tensor], expected: Tensor
 ) -> None:
     """Raise unless the model computes the same with our cache, in two chunks, when no head forgets."""
-    from transformers.cache_utils import Cache
-
     ours = [
         HeadwiseLayer([_PROBE] * heads[number], 1, model) if number in heads else layer
         for number, layer in enumerate(layers)
@@ -253,7 +252,7 @@ _PROVED: weakref.WeakKeyDictionary[nn.Module, dict[int, int]] = weakref.WeakKeyD
 
 
 def _probe(model: nn.Module) -> dict[str, Tensor]:
-    table = model.get_input_embeddings()
+    table = cast(PreTrainedModel, model).get_input_embeddings()
     size = int(getattr(table, "num_embeddings", 0) or 100)
     ids = (torch.arange(2 * _PROBE, device=device_of(model)) * 31 + 3) % size
     return {"input_ids": ids.view(2, _PROBE)}
@@ -265,7 +264,8 @@ def _logits(result: Any) -> Tensor:
     return logits
 
 
-def _attentions(decoder: Decoder) -> list[Any]:
+def decoder_attentions(decoder: Decoder) -> list[Any]:
+    """The attention module of each block; raises where their heads cannot forget."""
     blocks: Any = decoder.blocks
     if any(block.cross_attention is not None for block in blocks):
         raise ValueError(
@@ -281,17 +281,12 @@ def _attentions(decoder: Decoder) -> list[Any]:
     return attentions
 
 
-def decoder_modules(decoder: Decoder) -> list[Any]:
-    """The attention module of each block."""
-    return _attentions(decoder)
-
-
 def _calling_module() -> nn.Module | None:
     """The module whose forward is running: the one that hands over keys."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         module = frame.f_locals.get("self")
         if isinstance(module, nn.Module):
             return module
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None

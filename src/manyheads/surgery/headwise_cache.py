@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from manyheads.nn.stack import DecoderCache
 from manyheads.nn.transformers import Decoder
-from manyheads.surgery.cache_layers import HeadwiseLayer, decoder_modules, full_layers, kv_heads_by_layer
+from manyheads.surgery.cache_layers import HeadwiseLayer, decoder_attentions, full_layers, kv_heads_by_layer
 from manyheads.surgery.cache_plan import CachePlan
 
 
-class HeadwiseCache(Cache, DecoderCache):  # type: ignore[misc]  # transformers has no types
+class HeadwiseCache(Cache, DecoderCache):
     """A cache in which each key/value head keeps everything, or the first few and the last tokens.
 
     What is forgotten takes no memory. Pass it as ``past_key_values`` to a causal transformers model or its
@@ -67,8 +69,9 @@ class HeadwiseCache(Cache, DecoderCache):  # type: ignore[misc]  # transformers 
                 f"plan: it is for key/value heads {plan.sizes} by layer, and the model has {sizes}; make a "
                 "plan for this model with mh.cache_plan"
             )
+        layers: list[Any]
         if isinstance(model, Decoder):
-            owners: list[nn.Module] = decoder_modules(model)
+            owners: list[nn.Module] = decoder_attentions(model)
             layers = [HeadwiseLayer(plan.windows(i), plan.first, owner) for i, owner in enumerate(owners)]
         else:
             layers = [
@@ -76,7 +79,7 @@ class HeadwiseCache(Cache, DecoderCache):  # type: ignore[misc]  # transformers 
                 for i, layer in enumerate(full_layers(model)[0])
             ]
         Cache.__init__(self, layers=layers)
-        DecoderCache.__init__(self, self.layers, [], None, None)
+        DecoderCache.__init__(self, layers, [], None, None)
         self.plan = plan
 
     __eq__ = object.__eq__
