@@ -3,6 +3,7 @@
 The reference is a plain softmax with all weights in memory, registered as an attention function of its own.
 """
 
+import copy
 import json
 import math
 
@@ -319,6 +320,18 @@ def test_reset_and_reorder():
     torch.testing.assert_close(swapped, expected, atol=1e-10, rtol=1e-10)
     with pytest.raises(ValueError, match="cannot be cropped"):
         cache.crop(-1)
+
+
+def test_a_copy_continues_on_its_own():
+    model = llama()
+    plan, ids = plan_of(model), random_ids(2, 19)
+    cache = mh.HeadwiseCache(model, plan)
+    with torch.no_grad():
+        model(ids[:, :11], past_key_values=cache)
+        other = copy.deepcopy(cache)
+        model(random_ids(2, 29)[:, 21:], past_key_values=cache)
+        got = model(ids[:, 11:], past_key_values=other).logits
+    torch.testing.assert_close(got, reference(model, plan, ids)[:, 11:], atol=1e-10, rtol=1e-10)
 
 
 def test_layers_that_slide_stay_as_they_are():

@@ -86,7 +86,7 @@ class StandIn(Tensor):
             )
         return repeated
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StandIn({self.what}, {tuple(self.shape)})"
 
 
