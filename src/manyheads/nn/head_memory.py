@@ -7,6 +7,8 @@ no memory. Keys are held as they came, already rotated, so that positions stay t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +52,7 @@ class HeadMemory:
         self.length = 0  # tokens read, those that were forgotten included
         self.start: Tensor | None = None  # (batch,): the position of the first token that is no padding
         self._started = False  # it is the final one
-        self.groups: list[FullHeads | ForgettingHeads] = []
+        self.groups: list[FullHeads] = []
         for window in dict.fromkeys(windows):
             heads = [head for head, other in enumerate(windows) if other == window]
             group = FullHeads(heads) if window is None else ForgettingHeads(heads, first, window)
@@ -86,10 +88,11 @@ class HeadMemory:
             whole = len(group.heads) == kv_heads
             part = slice(None) if whole else torch.tensor(group.heads, device=q.device)
             numbers = None if whole else _query_heads(group.heads, heads // kv_heads)
-            attended = group.attend(
+            tokens = NewTokens(
                 by_head[:, part].flatten(1, 2), k[:, part], v[:, part], _MaskOf(mask, numbers), self.length,
-                self.start, scale, dropout,
-            ).unflatten(1, (len(group.heads), -1))  # fmt: skip
+                self.start, {"scale": scale, "dropout": dropout},
+            )  # fmt: skip
+            attended = group.attend(tokens).unflatten(1, (len(group.heads), -1))
             if whole:
                 out = attended
             else:
@@ -125,6 +128,32 @@ class HeadMemory:
         return begin
 
 
+@dataclass(eq=False)
+class NewTokens:
+    """New tokens, as a group of heads gets them.
+
+    q: (batch, heads, new, width).
+    k, v: (batch, kv_heads, new, width).
+    mask: for these heads, about all tokens read so far.
+    length: how many tokens were read before.
+    start: (batch,) where each sequence starts.
+    options: scale and dropout.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: _MaskOf
+    length: int
+    start: Tensor
+    options: dict[str, Any]
+
+    @property
+    def total(self) -> int:
+        """How many tokens there are with the new ones."""
+        return self.length + self.k.shape[2]
+
+
 class FullHeads:
     """Key/value heads that keep everything: one tensor that grows with some room to spare."""
 
@@ -138,18 +167,13 @@ class FullHeads:
         """The keys and the values, (batch, heads, at least held, width)."""
         return [x for x in (self._keys, self._values) if x is not None]
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: _MaskOf, length: int, start: Tensor,
-        scale: float | None, dropout: float,
-    ) -> Tensor:  # fmt: skip
+    def attend(self, new: NewTokens) -> Tensor:
         """Add the new keys and values, and attend to all."""
-        total = length + k.shape[2]
-        self._keys, self._values = (
-            _grown(held, x, length) for held, x in ((self._keys, k), (self._values, v))
-        )
-        self.held = total
-        keys, values = self._keys[:, :, :total], self._values[:, :, :total]
-        return attention(q, keys, values, mask=mask.whole(), scale=scale, dropout=dropout)
+        self._keys = _grown(self._keys, new.k, new.length)
+        self._values = _grown(self._values, new.v, new.length)
+        self.held = new.total
+        keys, values = self._keys[:, :, : self.held], self._values[:, :, : self.held]
+        return attention(new.q, keys, values, mask=new.mask.whole(), **new.options)
 
     def reorder(self, rows: Tensor) -> None:
         """Keep these rows of the batch."""
@@ -158,8 +182,8 @@ class FullHeads:
             self._keys, self._values = self._keys[rows], self._values[rows]
 
 
-class ForgettingHeads:
-    """Key/value heads that keep the first few tokens and the last ones.
+class ForgettingHeads(FullHeads):
+    """Heads that keep the first few tokens and the last ones, (batch, heads, first + window, width).
 
     The last ones stand in a ring, position p in slot ``first + p % window``; the n-th of the first tokens in
     slot ``first - 1 - n``. So the slots of one new token's keys are always next to each other, and it needs
@@ -167,51 +191,30 @@ class ForgettingHeads:
     """
 
     def __init__(self, heads: Sequence[int], first: int, window: int) -> None:
-        self.heads, self.first, self.window = list(heads), first, window
-        self.held = 0
+        super().__init__(heads)
+        self.first, self.window = first, window
         self._has_first = first == 0  # every row has its first tokens
-        self._keys: Tensor | None = None  # (batch, heads, first + window, width)
-        self._values: Tensor | None = None
 
-    def tensors(self) -> list[Tensor]:
-        """The keys and the values, (batch, heads, first + window, width)."""
-        return [x for x in (self._keys, self._values) if x is not None]
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: _MaskOf, length: int, start: Tensor,
-        scale: float | None, dropout: float,
-    ) -> Tensor:  # fmt: skip
+    def attend(self, new: NewTokens) -> Tensor:
         """Add the new keys and values, and attend to what is kept."""
+        k, v, length, total = new.k, new.v, new.length, new.total
         if self._keys is None or self._values is None:
             room = self.first + self.window
             self._keys, self._values = (x.new_zeros(*x.shape[:2], room, x.shape[3]) for x in (k, v))
-        new = k.shape[2]
-        total = length + new
         if not self._has_first:
             for x, held in ((k, self._keys), (v, self._values)):
-                self._keep_first(x, held, length, start)
-            self._has_first = bool((start + self.first <= total).all())
+                self._keep_first(x, held, length, new.start)
+            self._has_first = bool((new.start + self.first <= total).all())
         self.held = min(total, self.window + self.first)
-        if new == 1:
+        if total - length == 1:
             for x, held in ((k, self._keys), (v, self._values)):
                 held[:, :, self.first + length % self.window] = x[:, :, 0]
-            return self._one(q, mask, total, start, scale, dropout)
-        before = torch.arange(max(0, length - self.window + 1), length, device=k.device)
-        slots = self.first + before % self.window
-        keys, values = (
-            torch.cat([held[:, :, slots], x], 2) for held, x in ((self._keys, k), (self._values, v))
-        )
-        out = self._many(q, keys, values, mask, length, start, scale, dropout)
+            return self._one(new, self._keys, self._values)
+        out = self._many(new, self._keys, self._values)
         last = torch.arange(max(length, total - self.window), total, device=k.device)
         slots = self.first + last % self.window
         self._keys[:, :, slots], self._values[:, :, slots] = k[:, :, last - length], v[:, :, last - length]
         return out
-
-    def reorder(self, rows: Tensor) -> None:
-        """Keep these rows of the batch."""
-        if self._keys is not None and self._values is not None:
-            rows = rows.to(self._keys.device)
-            self._keys, self._values = self._keys[rows], self._values[rows]
 
     def _keep_first(self, x: Tensor, held: Tensor, length: int, start: Tensor) -> None:
         """Copy those of the new tokens (batch, heads, new, width) that are among the first of their row."""
@@ -221,57 +224,49 @@ class ForgettingHeads:
         if len(row):
             held[row, :, self.first - 1 - which] = x[row, :, index[row, which]]
 
-    def _one(
-        self, q: Tensor, mask: _MaskOf, total: int, start: Tensor, scale: float | None, dropout: float
-    ) -> Tensor:
-        """Attention of one new token, q (batch, heads, 1, width)."""
-        assert self._keys is not None
-        assert self._values is not None
+    def _one(self, new: NewTokens, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of one new token, which is among the keys and values already."""
+        total, device = new.total, keys.device
         left = min(max(total - self.window, 0), self.first)  # first tokens that left the window
         low, high = self.first - left, self.first + min(total, self.window)
         allowed = None
-        if not mask.mask.geometric:  # padding: what holds for each key, at the positions in the slots
-            slot = torch.arange(low, high, device=q.device)
+        if not new.mask.mask.geometric:  # padding: what holds for each key, at the positions in the slots
+            slot = torch.arange(low, high, device=device)
             ring = slot - self.first
             ring = total - 1 - (total - 1 - ring) % self.window
-            first = start[:, None] + self.first - 1 - slot  # (batch, slots)
+            first = new.start[:, None] + self.first - 1 - slot  # (batch, slots)
             gone = first < total - self.window
             position = torch.where(slot < self.first, torch.where(gone, first, -1), ring)
-            allowed = mask.at(position, total, q.device)
-        keys, values = self._keys[:, :, low:high], self._values[:, :, low:high]
-        return attention(q, keys, values, mask=allowed, scale=scale, dropout=dropout)
+            allowed = new.mask.at(position, total, device)
+        return attention(new.q, keys[:, :, low:high], values[:, :, low:high], mask=allowed, **new.options)
 
-    def _many(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: _MaskOf, length: int, start: Tensor,
-        scale: float | None, dropout: float,
-    ) -> Tensor:  # fmt: skip
-        """Attention of several new tokens, a block of queries at a time.
-
-        Keys and values are those of the last tokens, without gaps, and end with the new ones.
-        """
-        assert self._keys is not None
-        assert self._values is not None
-        total, new = length + q.shape[2], q.shape[2]
-        begin = total - keys.shape[2]  # the position of the first key
-        firsts = start[:, None] + torch.arange(self.first - 1, -1, -1, device=q.device)  # (batch, first)
+    def _many(self, new: NewTokens, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of several new tokens, a block of queries at a time."""
+        length, device = new.length, keys.device
+        before = torch.arange(max(0, length - self.window + 1), length, device=device)
+        slots = self.first + before % self.window
+        last = [torch.cat([held[:, :, slots], x], 2) for held, x in ((keys, new.k), (values, new.v))]
+        begin = new.total - last[0].shape[2]  # the position of the first of the last tokens
+        firsts = new.start[:, None] + torch.arange(self.first - 1, -1, -1, device=device)  # (batch, first)
         out = []
-        for low in range(0, new, BLOCK):
-            rows = range(low, min(new, low + BLOCK))
+        for low in range(0, new.q.shape[2], BLOCK):
+            rows = range(low, min(new.q.shape[2], low + BLOCK))
             lowest = max(begin, length + rows.start - self.window + 1)
             columns = range(lowest, length + rows.stop)
-            i = torch.arange(length + rows.start, length + rows.stop, device=q.device)[:, None]
-            near = torch.arange(columns.start, columns.stop, device=q.device)
+            i = torch.arange(length + rows.start, length + rows.stop, device=device)[:, None]
+            near = torch.arange(columns.start, columns.stop, device=device)
             near_seen = (near <= i) & (near > i - self.window)
             first_seen = firsts[:, None, None] <= i - self.window  # (batch, 1, rows, first)
-            seen = torch.cat([first_seen, near_seen.expand(len(start), 1, -1, -1)], -1)
-            allowed = seen if mask.mask.geometric else mask.block(seen, rows, columns, firsts, length)
+            seen = torch.cat([first_seen, near_seen.expand(len(firsts), 1, -1, -1)], -1)
+            if not new.mask.mask.geometric:
+                seen = new.mask.block(seen, rows, columns, firsts, length)
             part = slice(columns.start - begin, columns.stop - begin)
             k, v = (
                 torch.cat([held[:, :, : self.first], x[:, :, part]], 2)
-                for held, x in ((self._keys, keys), (self._values, values))
+                for held, x in zip((keys, values), last, strict=True)
             )
-            block = q[:, :, rows.start : rows.stop]
-            out.append(attention(block, k, v, mask=allowed, scale=scale, dropout=dropout))
+            block = new.q[:, :, rows.start : rows.stop]
+            out.append(attention(block, k, v, mask=seen, **new.options))
         return torch.cat(out, 2)
 
 
