@@ -162,7 +162,7 @@ def test_blocks_of_queries(monkeypatch):
     torch.testing.assert_close(got, reference(model, plan, ids), atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("chunks", [(23,), (2, 9, 1, 1, 7, 1, 1, 1)])
+@pytest.mark.parametrize("chunks", [(23,), (2, 9, 1, 1, 7, 1, 1, 1), (1,) * 23])
 @pytest.mark.parametrize("block", [4, 512])
 def test_padding_on_the_left(monkeypatch, chunks, block):
     monkeypatch.setattr("manyheads.nn.head_memory.BLOCK", block)
