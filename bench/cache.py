@@ -15,7 +15,8 @@ frees no memory, and its hooks do not run with transformers above 5.2. It takes 
 
     pip install --no-deps --target FOLDER kvpress cachetools fire termcolor
 
-What was measured is kept in results/cache.json; delete it to begin anew.
+MANYHEADS_RIVALS names those to compare with, by default kvpress,random. What was measured is kept in
+results/cache.json; delete it to begin anew.
 """
 
 import copy
@@ -192,6 +193,7 @@ def run(quick: bool) -> str:
         )  # fmt: skip
         return {
             "forget": {str(layer): heads for layer, heads in plan.forget.items()},
+            "prices": {str(layer): prices for layer, prices in plan.prices.items()},
             "protected": sum(map(len, plan.protected.values())),
             "seconds": time.process_time() - started,
         }
@@ -200,14 +202,16 @@ def run(quick: bool) -> str:
     forget = {int(layer): heads for layer, heads in planned["forget"].items()}
     plan = mh.CachePlan.of(model, forget, first=FIRST, window=WINDOW)
     plans = {"full": mh.CachePlan.of(model, {}), "ours": plan}
-    scores = record.once("kvpress", lambda: _listed(kvpress_scores(model, tokenizer, pieces)))
-    if scores is not None:
-        chosen = cheapest(torch.tensor(scores), plan.forgetting)
-        plans["kvpress"] = mh.CachePlan.of(model, chosen, first=128, window=256)
-    chosen = cheapest(
-        torch.rand(len(plan.sizes), 3, generator=torch.Generator().manual_seed(0)), plan.forgetting
-    )
-    plans["random"] = mh.CachePlan.of(model, chosen, first=FIRST, window=WINDOW)
+    rivals = os.environ.get("MANYHEADS_RIVALS", "kvpress,random").split(",")
+    if "kvpress" in rivals:
+        scores = record.once("kvpress", lambda: _listed(kvpress_scores(model, tokenizer, pieces)))
+        if scores is not None:
+            chosen = cheapest(torch.tensor(scores), plan.forgetting)
+            plans["kvpress"] = mh.CachePlan.of(model, chosen, first=128, window=256)
+    if "random" in rivals:
+        scores = torch.rand(len(plan.sizes), 3, generator=torch.Generator().manual_seed(0))
+        chosen = cheapest(scores, plan.forgetting)
+        plans["random"] = mh.CachePlan.of(model, chosen, first=FIRST, window=WINDOW)
     contexts = list(corpora)[: int(os.environ.get("MANYHEADS_CONTEXTS", "1"))]
     caches: dict[str, Any] = {}
     for text in contexts:

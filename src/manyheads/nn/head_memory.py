@@ -373,7 +373,7 @@ def _grown(held: Tensor | None, x: Tensor, length: int) -> Tensor:
     """
     total = length + x.shape[2]
     if held is None or held.shape[2] < total:
-        larger = x.new_empty(*x.shape[:2], total + max(64, total // 32), x.shape[3])
+        larger = x.new_empty(*x.shape[:2], total + max(64, total // 64), x.shape[3])
         if held is not None:
             larger[:, :, :length] = held[:, :, :length]
         held = larger
