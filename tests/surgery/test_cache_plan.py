@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from tests.surgery.test_headwise_cache import llama, random_ids
+from tests.helpers.cached_models import llama, random_ids
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace

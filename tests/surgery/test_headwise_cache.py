@@ -9,6 +9,7 @@ import math
 
 import pytest
 import torch
+from tests.helpers.cached_models import VOCABULARY, llama, random_ids
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -16,8 +17,6 @@ from transformers import (
     DynamicCache,
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Qwen2Config,
@@ -32,7 +31,6 @@ from transformers.masking_utils import sdpa_mask
 import manyheads as mh
 
 FIRST, WINDOW = 3, 5
-VOCABULARY = 101
 
 
 def dense(
@@ -77,16 +75,6 @@ AttentionInterface.register("headwise reference", softmax_attention)
 AttentionMaskInterface.register("headwise reference", sdpa_mask)
 
 
-def llama(heads: int = 6, kv_heads: int = 3, layers: int = 2, seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        hidden_size=8 * heads, intermediate_size=31, num_attention_heads=heads, vocab_size=VOCABULARY,
-        num_key_value_heads=kv_heads, num_hidden_layers=layers, pad_token_id=0, eos_token_id=100,
-        initializer_range=0.3,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).double().eval()
-
-
 def qwen3() -> nn.Module:
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -116,10 +104,6 @@ def reference(model: nn.Module, plan: mh.CachePlan, ids: Tensor, padding: Tensor
             return model(ids, attention_mask=padding, position_ids=positions, use_cache=False).logits
     finally:
         model.set_attn_implementation(before)
-
-
-def random_ids(batch: int, length: int) -> Tensor:
-    return torch.randint(1, 97, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
 def plan_of(model: nn.Module, window: int = WINDOW, first: int = FIRST) -> mh.CachePlan:
