@@ -12,6 +12,7 @@ ALSO = (
     "coverage_cut",
     "coverage_grow",
     "coverage_opaque",
+    "cache",
     "export",
     "importance",
     "roles",
