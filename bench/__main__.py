@@ -11,6 +11,7 @@ ALSO = (
     "coverage",
     "coverage_cut",
     "coverage_grow",
+    "coverage_opaque",
     "cache",
     "export",
     "importance",

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from manyheads import heads as heads
     from manyheads import nn as nn
     from manyheads import surgery as surgery
+    from manyheads.capture.kernel_arguments import AttentionArguments as AttentionArguments
+    from manyheads.capture.kernels import register_attention as register_attention
     from manyheads.data.labelled import labelled as labelled
     from manyheads.heads.diversity import diversity as diversity
     from manyheads.heads.importance import agreement as agreement
@@ -85,6 +87,8 @@ if TYPE_CHECKING:
 
 # Where each public name is defined. It is imported when it is first used.
 _NAMES = {
+    "manyheads.capture.kernel_arguments": ("AttentionArguments",),
+    "manyheads.capture.kernels": ("register_attention",),
     "manyheads.data.labelled": ("labelled",),
     "manyheads.heads.diversity": ("diversity",),
     "manyheads.heads.importance": ("agreement", "importance"),

@@ -19,7 +19,7 @@ from manyheads.data import corpus
 from manyheads.data import text_lines as lines
 from manyheads.data.batches import bucketed, groups, unknown_id
 from manyheads.data.text_lines import read_lines
-from manyheads.models.open import Loaded
+from manyheads.models.loaded import Loaded
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "a", "b", "c", "d", "e", "f", "g"]
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.nested_tensors import tensors_in
+from manyheads.common.quantised import replace_quantised
 from manyheads.common.types import Arguments
 from manyheads.nn.orthogonal_rows import replace_constrained
 
@@ -147,7 +148,8 @@ def structure_copy(module: nn.Module) -> nn.Module:
     """
     memo: dict[int, object] = {id(parameter): parameter for parameter in module.parameters()}
     memo |= {id(buffer): buffer.detach().clone() for buffer in module.buffers()}
-    copied = replace_constrained(_module_copy(module, memo))  # heads show in rows of plain weights
+    # heads show in rows of plain weights
+    copied = replace_quantised(replace_constrained(_module_copy(module, memo)), module)
     for part in copied.modules():
         for hooks in (part._forward_pre_hooks, part._forward_hooks):
             for key, hook in list(hooks.items()):

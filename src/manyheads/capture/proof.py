@@ -15,6 +15,7 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from manyheads.capture.axes import Roles
+from manyheads.capture.kernels import registrations
 from manyheads.capture.probe_inputs import Inputs
 from manyheads.capture.site import Site
 
@@ -204,7 +205,8 @@ def structure_of(module: nn.Module) -> int:
     config = getattr(module, "config", None)
     kind = getattr(config, "_attn_implementation", None)
     parts = tuple((name, type(part)) for name, part in module.named_modules())
-    return hash((kind, parts, tuple(parameter.shape for parameter in module.parameters())))
+    shapes = tuple(parameter.shape for parameter in module.parameters())
+    return hash((kind, parts, shapes, registrations()))
 
 
 def _signature(value: object) -> object:

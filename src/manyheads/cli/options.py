@@ -19,10 +19,11 @@ from manyheads import data
 from manyheads.common.interrupts import EXIT_CODE, Interrupted
 from manyheads.common.processes import processes, rank
 from manyheads.data.columns import Columns
+from manyheads.models.opening import Opening
 
 if TYPE_CHECKING:
     from manyheads.data.batches import Corpus
-    from manyheads.models.open import Loaded
+    from manyheads.models.loaded import Loaded
 
 # How Typer makes commands here.
 SETTINGS: dict[str, Any] = {
@@ -62,7 +63,7 @@ BatchTokens = Annotated[int, "The number of tokens in a batch, padding included.
 
 
 @dataclass(frozen=True)
-class Source(Columns):
+class Source(Opening, Columns):
     """A model and the corpus it reads: a parameter of this type stands for all these options."""
 
     model: Model = None
@@ -72,14 +73,13 @@ class Source(Columns):
     max_length: MaxLength = None
     limit: Limit = None
     batch_tokens: BatchTokens = 4096
-    device: Device = None
 
     def open(self, *, labels: bool = False) -> tuple[Loaded, Corpus]:
         """The model with its head, and its corpus; ``labels`` as for `corpus.choose`."""
         if self.text == "-" and processes() > 1:
             raise ValueError("text: several processes cannot share standard input; save the text to a file")
         with loading(self.model):
-            loaded = mh.open_model(self.model, head=True, device=self.device)
+            loaded = mh.open_model(self.model, head=True, **self.how)
             files = self.text, self.images, self.tokens
             numbers = self.max_length, self.limit, self.batch_tokens
             columns = {name: getattr(self, name) for name in ("text_column", "label_column", "split")}

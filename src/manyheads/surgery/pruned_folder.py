@@ -30,8 +30,8 @@ from manyheads.data.batches import Corpus
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
 from manyheads.models.folder import save
+from manyheads.models.loaded import Loaded, if_any
 from manyheads.models.model_card import write_card
-from manyheads.models.open import Loaded, if_any
 from manyheads.surgery import pruning_curve
 from manyheads.surgery.comparison import Card, compare
 from manyheads.surgery.plan import Plan, with_roles

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.capture.weights import Projections
 from manyheads.common.devices import device_of, in_float64
-from manyheads.common.errors import first_line
+from manyheads.common.errors import first_line, lacks_gradient
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, count_of, no_progress
 from manyheads.common.types import Batch
@@ -174,7 +174,16 @@ def _gradients(
         )
         return False
     gates = {one: one.gate for one in seen if one.gate is not None}
-    gradients = torch.autograd.grad(value, list(gates.values()), weights, allow_unused=True)
+    try:
+        gradients = torch.autograd.grad(value, list(gates.values()), weights, allow_unused=True)
+    except RuntimeError as error:
+        if not lacks_gradient(error):
+            raise
+        warnings.warn(
+            f"diversity: a kernel of the model has no gradient ({first_line(error)}); gradients are left out",
+            stacklevel=3,
+        )
+        return False
     for one, gradient in zip(gates, gradients, strict=True):
         if gradient is not None:
             one.gradient = in_float64(gradient.transpose(1, 2).flatten(0, 1)[one.places])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible, without_dead_rows
+from manyheads.common import plugins
 from manyheads.common.devices import device_of, in_float64
 from manyheads.common.errors import describe_error, first_line
 from manyheads.common.interrupts import interrupted, interruptible, stop_if_interrupted
@@ -108,6 +109,7 @@ def roles(
 def _chosen(only: Sequence[str] | None, treebank: str | PathLike[str] | None) -> list[Role]:
     if isinstance(only, str):
         raise TypeError(f"only: expected a list of roles, got the text {only!r}")
+    plugins.load("manyheads.roles")  # roles register themselves
     unknown = [name for name in only or [] if name not in ROLES]
     if unknown:
         raise ValueError(

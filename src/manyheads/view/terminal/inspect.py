@@ -14,7 +14,7 @@ from manyheads.data.batches import Corpus
 from manyheads.heads.inspect import Counted, finished
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
-from manyheads.models.open import Loaded, if_any
+from manyheads.models.loaded import Loaded, if_any
 from manyheads.view.document import About, of_corpus
 from manyheads.view.inspect import notes, write_page, write_table
 from manyheads.view.progress_bar import progress_bar
