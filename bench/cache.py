@@ -310,7 +310,7 @@ def report(found: dict[str, Any], corpora: list[str], plans: dict[str, Any], mod
             f"DynamicCache copies itself at each step; full is our cache without a head that forgets. Bytes "
             f"predict {expected:.3f}x for ours beside full ({weights / MIB:.0f} MiB of weights, "
             f"{full_held / MIB:.0f} MiB of keys and values); measured {measured:.3f}x.",
-            "Digits right by depth of the key. A depth has one key, of six tokens with the space before it, so "
+            "Digits right by depth of the key. A depth has one key, of six tokens with the space before it; "
             "one token is 17 points, and the full cache itself misses many: the points lost at a depth are "
             "bounded by that as much as by the heads that forget.",
             table(["depth", *columns], depths),
