@@ -21,8 +21,8 @@ class Opening:
     ] = None
     dtype: Annotated[
         str | None,
-        "Numbers of the weights: float32, bfloat16, float16, float64, or auto for those of the files; float32 "
-        "on a CPU by default.",
+        "Numbers of the weights: float32, bfloat16, float16, float64, or auto for those of the files; by "
+        "default float32 on a CPU.",
         "Model",
     ] = None
     device_map: Annotated[
