@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from manyheads import heads as heads
     from manyheads import nn as nn
     from manyheads import surgery as surgery
+    from manyheads.capture.kernel_arguments import AttentionArguments as AttentionArguments
+    from manyheads.capture.kernels import register_attention as register_attention
     from manyheads.data.labelled import labelled as labelled
     from manyheads.heads.diversity import diversity as diversity
     from manyheads.heads.importance import agreement as agreement
@@ -59,10 +61,13 @@ if TYPE_CHECKING:
     from manyheads.nn.transformers import Encoder as Encoder
     from manyheads.nn.transformers import Seq2Seq as Seq2Seq
     from manyheads.studies.run import study as study
+    from manyheads.surgery.cache_choice import cache_plan as cache_plan
+    from manyheads.surgery.cache_plan import CachePlan as CachePlan
     from manyheads.surgery.comparison import compare as compare
     from manyheads.surgery.cut import cut as cut
     from manyheads.surgery.grow import grow as grow
     from manyheads.surgery.head_prices import head_prices as head_prices
+    from manyheads.surgery.headwise_cache import HeadwiseCache as HeadwiseCache
     from manyheads.surgery.merge import merge as merge
     from manyheads.surgery.plan import Plan as Plan
     from manyheads.surgery.plan import plan as plan
@@ -84,6 +89,8 @@ if TYPE_CHECKING:
 
 # Where each public name is defined. It is imported when it is first used.
 _NAMES = {
+    "manyheads.capture.kernel_arguments": ("AttentionArguments",),
+    "manyheads.capture.kernels": ("register_attention",),
     "manyheads.data.labelled": ("labelled",),
     "manyheads.heads.diversity": ("diversity",),
     "manyheads.heads.importance": ("agreement", "importance"),
@@ -109,6 +116,8 @@ _NAMES = {
     "manyheads.nn.statistics": ("statistics", "statistics_of_scores"),
     "manyheads.nn.transformers": ("Decoder", "Encoder", "Seq2Seq"),
     "manyheads.studies.run": ("study",),
+    "manyheads.surgery.cache_choice": ("cache_plan",),
+    "manyheads.surgery.cache_plan": ("CachePlan",),
     "manyheads.surgery.comparison": ("compare",),
     "manyheads.surgery.cut": ("cut",),
     "manyheads.surgery.grow": ("grow",),
@@ -117,6 +126,7 @@ _NAMES = {
     "manyheads.models.export": ("export",),
     "manyheads.models.folder": ("load", "save"),
     "manyheads.models.model_card": ("push",),
+    "manyheads.surgery.headwise_cache": ("HeadwiseCache",),
     "manyheads.surgery.plan": ("Plan", "plan"),
     "manyheads.surgery.prune": ("prune",),
     "manyheads.surgery.recover": ("recover",),

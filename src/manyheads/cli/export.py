@@ -7,6 +7,7 @@ import typer
 
 import manyheads as mh
 from manyheads.cli import options
+from manyheads.models.opening import Opening
 from manyheads.view import terminal
 
 
@@ -16,6 +17,7 @@ def export(
         Literal["onnx", "torch-export", "gguf", "openvino", "executorch"],
         "The format: for onnxruntime, torch.export.load, llama.cpp, OpenVINO or ExecuTorch.",
     ],
+    opening: Opening,
     out: Annotated[Path, typer.Option("--out", "-o", help="A folder that does not exist yet.")] = Path(
         "out/export"
     ),
@@ -27,7 +29,7 @@ def export(
     module the format cannot take. A model with a key/value cache is written with it, too, where that works.
     """
     with options.loading(f"{model} and writing {to}"):
-        exported = mh.export(model, to=to, out=out)
+        exported = mh.export(model, to=to, out=out, **opening.how)
     terminal.export.print_exported(exported, as_json=json)
 
 

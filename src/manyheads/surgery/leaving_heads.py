@@ -107,7 +107,7 @@ def remove_for(
                 if saved > 0:
                     moves.append((price(move) / saved, i, move))
         if not moves:
-            what, lack = next(iter(missing.items()))
+            what = next(iter(missing))
             raise ValueError(
                 f"save: {what} can be lowered by at most {shares[what]:.1%} by removing heads, and "
                 f"{save[what]:.1%} was asked for; choose a smaller share, a lower floor, or protect less"

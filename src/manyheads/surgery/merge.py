@@ -44,6 +44,7 @@ def merge(
     fit_steps: int = 0,
     refit: bool = True,
     recover: int = 0,
+    calibration: Iterable[Batch] | None = None,
     unverified: Unverified = "refuse",
     state: str | PathLike[str] | None = None,
     progress: Progress = no_progress,
@@ -77,6 +78,8 @@ def merge(
         gave before; 0 for none.
     refit: whether to refit.
     recover: the number of steps of distillation; 0 for none.
+    calibration: batches to merge and refit on, where those are fewer than the recovery reads; all ``batches``
+        by default.
     unverified: ``"allow"`` to merge at unverified sites, too (`Site.verified`); the copy is still checked.
     state: a file from which an interrupted recovery resumes; see `recover`.
     progress: called with the stage, "merge", "fit", "refit" or "recover", and how much of it is done.
@@ -122,17 +125,19 @@ def merge(
         if number < 0:
             raise ValueError(f"{name}: got {number}; expected a number of steps, 0 for none")
     model = plain(model)
-    calibration = [without_labels(batch) for batch in batches]
-    if not calibration:
-        raise ValueError("batches: expected at least one, got none")
-    example = probe_batch(model) if hasattr(model, "config") else few(calibration[0])
+    every = [without_labels(batch) for batch in batches]
+    fitted = every if calibration is None else [without_labels(batch) for batch in calibration]
+    for name, some in (("batches", every), ("calibration", fitted)):
+        if not some:
+            raise ValueError(f"{name}: expected at least one, got none")
+    example = probe_batch(model) if hasattr(model, "config") else few(fitted[0])
     sites, seen = observe(model, example, "merge")
     wanted = _wanted(kv_heads, model, sites)
     for name in wanted:
         sites[name].check("merge", unverified)
     progress("merge", 0, 3)
     copied, head_weights = _prepared(model, example, sites, wanted)
-    moments = input_moments(copied, calibration, head_weights)
+    moments = input_moments(copied, fitted, head_weights)
     progress("merge", 1, 3)
     groups = key_head_groups(copied, head_weights, moments, wanted, example, grouping)
     if not reorder(copied, example, head_weights, groups):
@@ -143,11 +148,11 @@ def merge(
     small = _rebuilt(copied, example, arrangement, seen, head_weights).model
     progress("merge", 3, 3)
     if fit_steps:
-        fit_layers(small, model, calibration, head_weights, steps=fit_steps, progress=progress)
+        fit_layers(small, model, fitted, head_weights, steps=fit_steps, progress=progress)
     if refit:
-        fit(small, calibration, teacher=model, progress=progress)
+        fit(small, fitted, teacher=model, progress=progress)
     if recover:
-        learn(small, calibration, teacher=model, steps=recover, state=state, progress=progress)
+        learn(small, every, teacher=model, steps=recover, state=state, progress=progress)
     return small
 
 

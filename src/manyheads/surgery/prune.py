@@ -35,6 +35,7 @@ def prune(
     floor: int = 1,
     protect: Heads | None = None,
     using: Plan | None = None,
+    calibration: Iterable[Batch] | None = None,
     unverified: Unverified = "refuse",
     state: str | PathLike[str] | None = None,
     progress: Progress = no_progress,
@@ -58,6 +59,8 @@ def prune(
     method: how heads are ranked: a method of `importance`.
     scope, floor, protect: as for `plan`.
     using: a plan to follow, instead of ranking.
+    calibration: batches to rank and refit on, where those are fewer than the recovery reads: a refit keeps
+        one layer of what it reads in memory. All ``batches`` by default.
     unverified: ``"allow"`` to silence and cut heads at unverified sites, too (`Site.verified`); the copy is
         still checked against the silenced model.
     state: a file from which an interrupted recovery resumes; see `recover`.
@@ -98,10 +101,12 @@ def prune(
         if keep is not None or using is not None or rounds > 1:
             raise ValueError("save: got it with keep, a plan or several rounds; expected it alone")
     keep = 0.5 if keep is None else keep
-    calibration = list(batches)
-    if not calibration:
-        raise ValueError("batches: expected at least one, got none")
-    example = None if hasattr(model, "config") else few(calibration[0])
+    every = list(batches)
+    fitted = every if calibration is None else list(calibration)
+    for name, some in (("batches", every), ("calibration", fitted)):
+        if not some:
+            raise ValueError(f"{name}: expected at least one, got none")
+    example = None if hasattr(model, "config") else few(fitted[0])
     small: nn.Module = model
 
     def ranking(stage: str, done: float, total: float | None) -> None:
@@ -112,7 +117,7 @@ def prune(
             using.check(model)
             chosen = using
         else:
-            table = importance(small, calibration, method, unverified=unverified, progress=ranking)
+            table = importance(small, fitted, method, unverified=unverified, progress=ranking)
             total = len(table) / (1 - (1 - keep) * number / rounds)  # heads of the uncut model
             left = total * (1 - (1 - keep) * (number + 1) / rounds)
             protected = _still(table, protect) if protect else None
@@ -120,15 +125,15 @@ def prune(
             if save is None:
                 chosen = plan(table, share, scope=scope, floor=floor, protect=protected)
             else:
-                prices = head_prices(small, few(calibration[0]), latency="latency" in save)
+                prices = head_prices(small, few(fitted[0]), latency="latency" in save)
                 chosen = plan(table, save=save, prices=prices, floor=floor, protect=protected)
         progress("cut", 0, 1)
         small = cut(small, chosen, example, unverified=unverified)
         progress("cut", 1, 1)
         if refit:
-            fit(small, calibration, teacher=model, progress=progress)
+            fit(small, fitted, teacher=model, progress=progress)
     if recover:
-        learn(small, calibration, teacher=model, steps=recover, state=state, progress=progress)
+        learn(small, every, teacher=model, steps=recover, state=state, progress=progress)
     return small
 
 
