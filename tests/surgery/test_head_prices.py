@@ -65,7 +65,7 @@ def test_expensive_layers_go_first():
     table = HeadTable(rows, torch.ones(6), {"importance": torch.stack([worth, worth, worth])}, model="x")
     plan = mh.plan(table, save={"latency": 0.25}, prices=prices)
     assert {site: len(heads) for site, heads in plan.items()} == {"b.1": 2, "a.0": 1}
-    with pytest.raises(ValueError, match="at most 30.0%"):
+    with pytest.raises(ValueError, match=r"at most 30\.0%"):
         mh.plan(table, save={"latency": 0.4}, prices=prices)
 
 
@@ -105,7 +105,7 @@ def test_refusals(model):
 def test_decoding_says_what_it_measured(model):
     speeds = decoding_speed(model, model, sizes=(1, 2), lengths=(5, 20_011))
     assert [bool(one.why_not) for one in speeds] == [False, True, False, True]
-    assert speeds[0].before > 0 and speeds[0].after > 0
+    assert min(speeds[0].before, speeds[0].after) > 0
     assert speeds[-1].why_not == "40,022 tokens to read first"
     assert decoding_speed(mh.Encoder(12, heads=3, layers=1), mh.Encoder(12, heads=3, layers=1)) == []
 

@@ -143,7 +143,7 @@ def test_equal_key_heads_are_merged_without_a_change():
     small = mh.merge(model, 2, BATCHES, refit=False)
     with torch.no_grad():
         torch.testing.assert_close(small(BATCHES[0]), model(BATCHES[0]), rtol=1e-4, atol=1e-5)
-    assert small.original_heads == dict.fromkeys(small.original_heads, [0, 3, 1, 2])
+    assert list(small.original_heads.values()) == [[0, 3, 1, 2]] * 2
     averaged = mh.merge(model, 2, BATCHES, refit=False, how="mean")
     with torch.no_grad():
         assert (averaged(BATCHES[0]) - model(BATCHES[0])).abs().max() > 1e-3
@@ -191,7 +191,7 @@ def test_refit_and_layer_fit_bring_a_merged_model_closer():
         small = mh.merge(model, 1, BATCHES * 3, **options)
         with torch.no_grad():
             errors.append(float((small(BATCHES[0]) - model(BATCHES[0])).square().mean()))
-    assert errors[1] < errors[0] and errors[2] < errors[0]
+    assert max(errors[1:]) < errors[0]
 
 
 def test_groups_are_of_equal_size_and_close():
