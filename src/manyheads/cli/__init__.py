@@ -19,7 +19,7 @@ from manyheads.cli.evaluate import evaluate
 from manyheads.cli.export import export, push
 from manyheads.cli.importance import importance
 from manyheads.cli.inspect import inspect
-from manyheads.cli.options import SETTINGS, command
+from manyheads.cli.options import SETTINGS, command, unwrapped
 from manyheads.cli.predict import predict
 from manyheads.cli.prune import prune
 from manyheads.cli.roles import roles
@@ -28,13 +28,15 @@ from manyheads.cli.study import study
 from manyheads.cli.sweep import OF_SWEEP, sweep
 from manyheads.cli.train import OF_RUN, task_verb, train
 from manyheads.common.errors import FailedChangeError
+from manyheads.common.extras import missing_extra
 from manyheads.common.interrupts import EXIT_CODE, leave_at_once
+from manyheads.view import terminal
 
 app = typer.Typer(
     name="manyheads",
-    no_args_is_help=True,
-    **SETTINGS,
-    help="""Build, see, measure and cut the attention heads of any transformer.
+    invoke_without_command=True,
+    **SETTINGS | {"add_completion": True},
+    help=unwrapped("""Build, see, measure and cut the attention heads of any transformer.
 
 A transformer looks at its input through many small attention heads.
 This command shows what they do, on real models and without a network.
@@ -65,7 +67,7 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
 
   manyheads serve MODEL --open
       type, and see every head at once; silence some, and see what the model says
-""",
+"""),
 )
 
 
@@ -77,11 +79,14 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options of the command itself."""
+    if context.invoked_subcommand is None:
+        terminal.greeting.print_greeting()
 
 
 # Verbs that need more memory for each token read fewer at once.
@@ -103,7 +108,8 @@ def main() -> None:
     try:
         app()
     except (ValueError, ImportError, OSError, FailedChangeError) as error:
-        typer.echo(f"manyheads: {error}", err=True)
+        extra = missing_extra(error) if isinstance(error, ImportError) else None
+        typer.echo(f"manyheads: {extra or error}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(EXIT_CODE)

@@ -14,6 +14,7 @@ from manyheads.view.progress_bar import progress_bar
 def inspect(
     source: options.Source,
     out: options.Out = Path("out/inspect"),
+    open: options.Open = False,
     json: options.Json = False,
 ) -> str | None:
     """What every head of a model does on a corpus: exact, at any length, under the model's fast kernels.
@@ -33,4 +34,6 @@ def inspect(
             return None
         result = terminal.inspect.InspectPresentation(counted, loaded, corpus, out)
         terminal.presentation.present(result, as_json=json)
+        if open:
+            terminal.presentation.open_file(out / "report.html")
         return result.ending(interrupted())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from manyheads.common.types import Batch
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import Watch
 from manyheads.view.document.contract import HeadDocument
+from manyheads.view.figures.head_pictures import table_picture
 from manyheads.view.report import asset, compressed, page_document
 
 if TYPE_CHECKING:
@@ -92,6 +94,13 @@ def _widget_class() -> type:
         def __init__(self, table: HeadTable, page: HeadDocument) -> None:
             super().__init__(document=compressed(page))
             self._table = table
+
+        def _repr_mimebundle_(self, **options: Any) -> Any:
+            """The widget, and a picture for where there is no kernel: a saved notebook on the web."""
+            shown = super()._repr_mimebundle_(**options)
+            data, metadata = shown if isinstance(shown, tuple) else (shown, {})
+            still = base64.b64encode(table_picture(self._table)).decode()
+            return {**(data or {}), "image/png": still}, metadata
 
         @property
         def selected(self) -> dict[str, list[int]]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import webbrowser
 from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 from pathlib import Path
@@ -38,7 +41,7 @@ def present(result: Presentation, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(plain(result.document())), flush=True)
     else:
-        result.show(console)
+        show_for_people(result, console)
     try:
         sentences = result.write()
     except OSError as error:
@@ -50,6 +53,20 @@ def present(result: Presentation, *, as_json: bool) -> None:
         console.print()
         for sentence in sentences:
             console.print(Text(sentence), soft_wrap=True)
+
+
+def show_for_people(result: Presentation, console: Console) -> None:
+    """Print a result; where the reader has left, as in ``inspect | head``, the files are still written."""
+    try:
+        result.show(console)
+        console.file.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def open_file(path: Path) -> None:
+    """Open a page or a figure with what the user has for it: a browser, or a viewer of images."""
+    webbrowser.open(path.resolve().as_uri())
 
 
 def plain_text(show: Callable[[Console], None], width: int = TEXT_WIDTH) -> str:

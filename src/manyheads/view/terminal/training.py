@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from manyheads.common.json_numbers import plain
+from manyheads.common.language import words
 from manyheads.heads.along_sequence import Along
 from manyheads.tasks.trained import Evaluation
 from manyheads.training.dynamic_heads import DynamicHeads
@@ -53,12 +54,12 @@ def training_bar(
             seconds = SMOOTH * seconds + report.seconds
             tokens = SMOOTH * tokens + report.tokens
             if report.metrics:
-                latest[metric] = f"{metric} {report.metrics[metric]:.3f}"
+                latest[metric] = words("held-out {metric} {value:.3f}", metric=metric, value=report.metrics[metric])
             if report.heads is not None:
                 dead = int(report.heads["dead"].nansum())
                 latest["dead"] = f"{dead} of {len(report.heads)} heads dead" if dead else ""
             speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
-            numbers = "  ".join(filter(None, [f"loss {loss:.3f}", *latest.values(), speed]))
+            numbers = "  ".join(filter(None, [words("training loss {loss:.3f}", loss=loss), *latest.values(), speed]))
             for alarm in report.alarms:
                 bar.console.print(str(alarm), style="yellow", highlight=False)
             bar.update(steps, completed=report.step, total=report.steps, numbers=numbers)
