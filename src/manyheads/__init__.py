@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from manyheads import nn as nn
     from manyheads import surgery as surgery
     from manyheads.data.labelled import labelled as labelled
+    from manyheads.heads.comparison import compare as compare
     from manyheads.heads.diversity import diversity as diversity
     from manyheads.heads.importance import agreement as agreement
     from manyheads.heads.importance import importance as importance
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from manyheads.nn.transformers import Encoder as Encoder
     from manyheads.nn.transformers import Seq2Seq as Seq2Seq
     from manyheads.studies.run import study as study
-    from manyheads.surgery.comparison import compare as compare
+    from manyheads.surgery.card import card as card
     from manyheads.surgery.cut import cut as cut
     from manyheads.surgery.grow import grow as grow
     from manyheads.surgery.plan import Plan as Plan
@@ -78,11 +79,13 @@ if TYPE_CHECKING:
     from manyheads.view.inspect import inspect as inspect
     from manyheads.view.report import report as report
     from manyheads.view.serve import serve as serve
+    from manyheads.view.show import show as show
     from manyheads.view.widget import widget as widget
 
 # Where each public name is defined. It is imported when it is first used.
 _NAMES = {
     "manyheads.data.labelled": ("labelled",),
+    "manyheads.heads.comparison": ("compare",),
     "manyheads.heads.diversity": ("diversity",),
     "manyheads.heads.importance": ("agreement", "importance"),
     "manyheads.heads.maps": ("maps",),
@@ -107,7 +110,7 @@ _NAMES = {
     "manyheads.nn.statistics": ("statistics", "statistics_of_scores"),
     "manyheads.nn.transformers": ("Decoder", "Encoder", "Seq2Seq"),
     "manyheads.studies.run": ("study",),
-    "manyheads.surgery.comparison": ("compare",),
+    "manyheads.surgery.card": ("card",),
     "manyheads.surgery.cut": ("cut",),
     "manyheads.surgery.grow": ("grow",),
     "manyheads.models.export": ("export",),
@@ -124,6 +127,7 @@ _NAMES = {
     "manyheads.training.loop": ("train",),
     "manyheads.training.orthogonal_heads": ("orthogonal_heads",),
     "manyheads.training.sweep": ("sweep",),
+    "manyheads.view.show": ("show",),
     "manyheads.view.widget": ("widget",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

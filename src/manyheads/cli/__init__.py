@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 import manyheads
+from manyheads.cli.compare import compare
 from manyheads.cli.demo import demo
 from manyheads.cli.diversity import diversity
 from manyheads.cli.evaluate import evaluate
@@ -53,6 +54,9 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
   manyheads roles MODEL --treebank sentences.conllu
       which head does what, each claim against a baseline
 
+  manyheads compare MODEL FINE-TUNED --text corpus.txt
+      which heads moved, in numbers with errors
+
   manyheads prune MODEL --keep 0.5 --out small
       a smaller model, refitted, and what that costs and saves
 
@@ -92,7 +96,7 @@ def _options(
 # Verbs that need more memory for each token read fewer at once.
 BATCH_TOKENS = {"importance": 1024, "diversity": 2048, "prune": 2048}
 for verb in (
-    demo, diversity, evaluate, export, importance, inspect, predict, prune, push, roles, serve, study,
+    compare, demo, diversity, evaluate, export, importance, inspect, predict, prune, push, roles, serve, study,
 ):  # fmt: skip
     app.command()(command(verb, BATCH_TOKENS.get(verb.__name__, 4096)))
 app.add_typer(task_verb(train, OF_RUN, Path("out")))

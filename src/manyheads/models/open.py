@@ -143,7 +143,8 @@ def open_model(model: str | None = None, *, head: bool = False, device: str | No
     ----------
     model: a folder that transformers or manyheads wrote; a name on the hub, ``owner/name``; or
         ``package.module:factory``, a function without arguments that returns a model, or a model and its
-        tokenizer or image processor. Default: the embedded MiniLM sentence encoder.
+        tokenizer or image processor; or ``manyheads/small``, a small model in this package that reads
+        Chinese and English. Default: the embedded MiniLM sentence encoder.
     head: with the output layer that the model was trained with (a language model's logits, a classifier's
         classes), if its config names such a class of transformers and the weights are there.
     device: such as ``cpu`` or ``cuda:1``. Default: the accelerator, if there is one.
@@ -182,6 +183,9 @@ def open_model(model: str | None = None, *, head: bool = False, device: str | No
         if model is None:
             encoder, tokenizer = embedded.load()
             loaded = Loaded("MiniLM", encoder, lambda: tokenizer, lambda: _no_processor("MiniLM"))
+        elif model == embedded.SMALL:
+            small, reads = embedded.load_small(head=head)
+            loaded = Loaded(model, small, lambda: reads, lambda: _no_processor(model))
         elif _FACTORY.fullmatch(model):
             loaded = _from_factory(model)
         elif _is_of_manyheads(Path(model).expanduser()):

@@ -65,7 +65,7 @@ def prune(
     See Also
     --------
     importance, plan, cut, refit, recover: its steps.
-    compare: before and after.
+    card: before and after.
 
     References
     ----------

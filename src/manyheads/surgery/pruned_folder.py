@@ -33,7 +33,7 @@ from manyheads.models.folder import save
 from manyheads.models.model_card import write_card
 from manyheads.models.open import Loaded, if_any
 from manyheads.surgery import pruning_curve
-from manyheads.surgery.comparison import Card, compare
+from manyheads.surgery.card import Card, card
 from manyheads.surgery.plan import Plan, with_roles
 from manyheads.surgery.prune import prune
 from manyheads.surgery.prune_options import PruneOptions
@@ -128,7 +128,7 @@ def prune_to_folder(
             state=state,
             progress=report,
         )
-        card = compare(model, small, held_out, metric=metric)
+        costs = card(model, small, held_out, metric=metric)
         curve: pruning_curve.Curve | None = None
         if options.curve and not interrupted():
             with suppress(Interrupted):
@@ -147,7 +147,7 @@ def prune_to_folder(
         document: dict[str, Any] = {"model": loaded.name, "corpus": corpus.what, "out": str(out)}
         document |= {"notes": corpus.notes}
         document |= sizes(corpus)
-        document |= {**card.as_json(), "original_heads": getattr(small, "original_heads", {})}
+        document |= {**costs.as_json(), "original_heads": getattr(small, "original_heads", {})}
         if curve is not None:
             document["curve"] = plain(asdict(curve))
         with whole_folder(out) as folder:
@@ -161,7 +161,7 @@ def prune_to_folder(
         unfinished = state if state is not None and _is_unfinished(state, options.recover) else None
         if state is not None and unfinished is None:
             state.unlink(missing_ok=True)
-        return PrunedFolder(out, card, removed, document, curve is not None, unfinished, interrupted())
+        return PrunedFolder(out, costs, removed, document, curve is not None, unfinished, interrupted())
 
 
 class _Readers:

@@ -17,6 +17,7 @@ STAGES = {
     "watch": "Watching",
     "diversity": "Comparing heads",
     "measure": "Measuring",
+    "compare": "Comparing",
     "rank": "Ranking",
     "cut": "Cutting",
     "refit": "Refitting",

@@ -14,6 +14,7 @@ from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import Watch
 from manyheads.view.document.contract import HeadDocument
 from manyheads.view.figures.head_pictures import table_picture
+from manyheads.view.progress_bar import progress_bar
 from manyheads.view.report import asset, compressed, page_document
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def widget(
 
     See Also
     --------
+    show : the attention of a model on a text, in one line.
     report : the same page as a file.
     watch : collects the table.
 
@@ -70,12 +72,14 @@ def widget(
     >>> page.selected
     {'self_attn': [1]}
     """
-    page = page_document(shown, model, batches, tokenizer=tokenizer)
-    return _widget_class()(shown.table if isinstance(shown, Watch) else shown, page)
+    kind = widget_class()  # before anything is measured: without anywidget there is nothing to show
+    with progress_bar("Measuring") as progress:
+        page = page_document(shown, model, batches, tokenizer=tokenizer, progress=progress)
+    return kind(shown.table if isinstance(shown, Watch) else shown, page)
 
 
 @cache
-def _widget_class() -> type:
+def widget_class() -> type:
     """The class of widgets, defined when the first one is wanted: anywidget is not needed before."""
     try:
         import anywidget

@@ -80,8 +80,8 @@ def grid_picture(
             image = axis.imshow(cells, cmap=colours, vmin=low, vmax=max(high, low + 1e-12), aspect="auto")
             for i in rows:
                 if marks and i in marks:
-                    y, bright = layers[name].index(table.rows[i].layer), values[i] > 0.6 * high
-                    ink = "#111111" if bright else "#ffffff"
+                    y, dark = layers[name].index(table.rows[i].layer), values[i] <= 0.6 * high
+                    ink = "#ffffff" if dark else "#111111"
                     axis.text(table.rows[i].head, y, marks[i], ha="center", va="center", color=ink, fontsize=7)
             axis.set_title(name, fontsize=9, loc="left", color="#333333")
             axis.set_xticks(range(across), [str(h) for h in range(across)], fontsize=7)
