@@ -7,8 +7,8 @@
 The text, all of it from Debian: manual pages (free licences, most of them the GPL and the GFDL), the help of
 LibreOffice (MPL-2.0), and the 300 poems of Tang and 100 of Song in fortunes-zh, which are about a thousand
 years old. Tokens are Chinese characters and pieces of words in Latin letters. The model predicts the next
-token: a BertLMHeadModel of 4 layers with 8 heads, trained from a fixed seed on one thread and saved in float16:
-about 3.3 MB. The hashes that models/embedded.py pins are printed at the end.
+token: a BertLMHeadModel of 4 layers with 8 heads, trained from a fixed seed on one thread and saved in
+float16: about 3.3 MB. The hashes that models/embedded.py pins are printed at the end.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ from transformers import BertConfig, BertLMHeadModel, BertTokenizerFast
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CONTEXT = 128
-RATE = 1.2e-3
+RATE = 1.5e-3
 POEMS = 8  # the poems are a hundredth of the text: they are read this many times as often
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("packages", type=Path, help="where the packages were unpacked")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=1400)
     parser.add_argument("--batch", type=int, default=1024, help="tokens of a step")
     parser.add_argument("--vocabulary", type=int, default=6000)
     options = parser.parse_args()
@@ -105,7 +107,11 @@ def learn(lines: list[str], size: int) -> Tokenizer:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
-        vocab_size=size, special_tokens=SPECIAL, limit_alphabet=size - 2500, min_frequency=2, show_progress=False
+        vocab_size=size,
+        special_tokens=SPECIAL,
+        limit_alphabet=size - 2500,
+        min_frequency=2,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(lines, trainer)
     start, end = (tokenizer.token_to_id(name) for name in ("[CLS]", "[SEP]"))
@@ -137,7 +143,9 @@ def loss(model: BertLMHeadModel, ids: Tensor) -> Tensor:
     return F.cross_entropy(model.cls(states).flatten(0, 1), ids[:, 1:].flatten())
 
 
-def train(streams: list[Tensor], held_out: list[Tensor], size: int, steps: int, tokens: int) -> BertLMHeadModel:
+def train(
+    streams: list[Tensor], held_out: list[Tensor], size: int, steps: int, tokens: int
+) -> BertLMHeadModel:
     """AdamW with warm-up and cosine decay; languages, and windows of 32 and of 128 tokens, in turn."""
     config = BertConfig(
         vocab_size=size, hidden_size=128, num_hidden_layers=4, num_attention_heads=8, intermediate_size=512,
@@ -179,7 +187,8 @@ def save(model: BertLMHeadModel, tokenizer: Tokenizer, out: Path) -> None:
     model.half().save_pretrained(out)
     BertTokenizerFast(tokenizer_object=tokenizer, model_max_length=CONTEXT).save_pretrained(out)
     for file in sorted(out.iterdir()):
-        print(f'    "{file.name}": "{hashlib.sha256(file.read_bytes()).hexdigest()}",  # {file.stat().st_size:,}')
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        print(f'    "{file.name}": "{digest}",  # {file.stat().st_size:,}')
 
 
 if __name__ == "__main__":

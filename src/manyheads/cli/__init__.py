@@ -96,7 +96,8 @@ def _options(
 # Verbs that need more memory for each token read fewer at once.
 BATCH_TOKENS = {"importance": 1024, "diversity": 2048, "prune": 2048}
 for verb in (
-    compare, demo, diversity, evaluate, export, importance, inspect, predict, prune, push, roles, serve, study,
+    compare, demo, diversity, evaluate, export, importance, inspect, predict, prune, push, roles, serve,
+    study,
 ):  # fmt: skip
     app.command()(command(verb, BATCH_TOKENS.get(verb.__name__, 4096)))
 app.add_typer(task_verb(train, OF_RUN, Path("out")))

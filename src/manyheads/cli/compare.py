@@ -34,7 +34,7 @@ def compare(
     open: options.Open = False,
     json: options.Json = False,
 ) -> None:
-    """Which heads moved: a fine-tune against its base, a cut model against the uncut one, two texts on one model.
+    """Which heads moved: a fine-tune against its base, cut against uncut, or two texts on one model.
 
     Heads are matched by what they do. Prints the heads that moved, each change with its standard error over
     texts and all of them under one false discovery rate; writes changes.json, changes.csv, compare.txt,
@@ -54,7 +54,9 @@ def compare(
         )
     with prepared(out), interruptible():
         with progress_bar() as progress:
-            compared = mh.heads.comparison.sides.compare_sides(sides, match=match, rate=rate, progress=progress)
+            compared = mh.heads.comparison.sides.compare_sides(
+                sides, match=match, rate=rate, progress=progress
+            )
         result = terminal.compare.ComparePresentation(compared, sides, out)
         terminal.presentation.present(result, as_json=json)
         if open:

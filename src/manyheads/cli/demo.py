@@ -11,7 +11,9 @@ from manyheads.view import terminal
 
 
 def demo(
-    sentence: Annotated[str | None, "The sentence to send through the model; one of our own by default."] = None,
+    sentence: Annotated[
+        str | None, "The sentence to send through the model; one of our own by default."
+    ] = None,
     out: Annotated[Path, "The folder for the figure; created if it does not exist."] = Path("out/demo"),
     open: options.Figure = False,
 ) -> None:
@@ -30,7 +32,11 @@ def demo(
       manyheads demo --sentence "我是秦始皇"
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
-    text = words("The animal did not cross the street because it was too tired.") if sentence is None else sentence
+    text = (
+        words("The animal did not cross the street because it was too tired.")
+        if sentence is None
+        else sentence
+    )
     with options.loading(words("the model")):
         steps = mh.heads.effects.bert_steps.embedded_steps(text)
     mh.view.demo_text.present_steps(steps, out / "heads.png")

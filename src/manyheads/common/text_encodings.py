@@ -26,7 +26,10 @@ def probable_encoding(content: bytes) -> str:
         except UnicodeDecodeError:
             continue
         high = sum(byte > 127 for byte in content)
-        if 2 * sum("\u3040" <= letter <= "\u9fff" or letter in "，。、：；？！“”（）" for letter in text) >= high:
+        if (
+            2 * sum("\u3040" <= letter <= "\u9fff" or letter in "，。、：；？！“”（）" for letter in text)
+            >= high
+        ):
             return name
     return "WINDOWS-1252"
 

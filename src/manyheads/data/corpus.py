@@ -241,7 +241,8 @@ def choose(
 ) -> Corpus:
     """The corpus that the options of a command name: one of --text, --images, --tokens and --data.
 
-    Without any, a model that manyheads trained reads what its training held out, and others the built-in sample text.
+    Without any, a model that manyheads trained reads what its training held out, and others the built-in
+    sample text.
     A model of transformers with a task head reads --data with its labels: `labelled`.
     """
     named = {"--text": text_file, "--images": image_folder, "--tokens": token_file, "--data": data}

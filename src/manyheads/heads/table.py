@@ -147,7 +147,7 @@ class HeadTable:
         return f"HeadTable({len(self)} heads at {sites} sites, {seen} tokens: {', '.join(self.metrics)})"
 
     def __str__(self) -> str:
-        """The rows as text: the heads, and the mean of each metric; the middle of a long table is left out."""
+        """The rows as text: the heads, and the mean of each metric; not the middle of a long table."""
         return table_text(self)
 
     def _repr_mimebundle_(self, **options: object) -> object:

@@ -14,7 +14,9 @@ MOST_ROWS = 60  # of a longer table, the first and the last half of these
 def table_text(table: HeadTable) -> str:
     """The rows of a table, a line each: site, layer, head, labels, tokens, and the mean of each metric."""
     columns = ["site", "layer", "head", *table.labels, "tokens", *table.metrics]
-    values = {name: table[name] if isinstance(table[name], list) else table[name].tolist() for name in columns}
+    values = {
+        name: table[name] if isinstance(table[name], list) else table[name].tolist() for name in columns
+    }
     half = MOST_ROWS // 2
     count = len(table)
     numbers = [*range(count)] if count <= MOST_ROWS else [*range(half), *range(count - half, count)]
@@ -33,7 +35,9 @@ def _cell(value: object) -> str:
     """
     if not isinstance(value, float):
         return str(value)
-    return "-" if math.isnan(value) else f"{value:.0f}" if value.is_integer() and value > 9 else f"{value:.3g}"
+    return (
+        "-" if math.isnan(value) else f"{value:.0f}" if value.is_integer() and value > 9 else f"{value:.3g}"
+    )
 
 
 def _line(cells: list[str], widths: list[int]) -> str:

@@ -31,6 +31,7 @@ def prune(
     scope: Scope = "global",
     floor: int = 1,
     protect: Heads | None = None,
+    groups: bool = False,
     using: Plan | None = None,
     unverified: Unverified = "refuse",
     state: str | PathLike[str] | None = None,
@@ -51,7 +52,7 @@ def prune(
     refit: whether to refit.
     recover: the number of training steps; 0 for none.
     method: how heads are ranked: a method of `importance`.
-    scope, floor, protect: as for `plan`.
+    scope, floor, protect, groups: as for `plan`.
     using: a plan to follow, instead of ranking.
     unverified: ``"allow"`` to silence and cut heads at unverified sites, too (`Site.verified`); the copy is
         still checked against the silenced model.
@@ -106,7 +107,7 @@ def prune(
             left = total * (1 - (1 - keep) * (number + 1) / rounds)
             protected = _still(table, protect) if protect else None
             share = keep if rounds == 1 else min(left / len(table), 1.0)
-            chosen = plan(table, share, scope=scope, floor=floor, protect=protected)
+            chosen = plan(table, share, scope=scope, floor=floor, protect=protected, groups=groups)
         progress("cut", 0, 1)
         small = cut(small, chosen, example, unverified=unverified)
         progress("cut", 1, 1)

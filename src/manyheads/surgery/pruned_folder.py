@@ -35,7 +35,8 @@ from manyheads.models.open import Loaded, if_any
 from manyheads.surgery import pruning_curve
 from manyheads.surgery.card import Card, card
 from manyheads.surgery.plan import Plan, with_roles
-from manyheads.surgery.prune import prune
+from manyheads.surgery.plan_check import check_plan
+from manyheads.surgery.prune import few, prune
 from manyheads.surgery.prune_options import PruneOptions
 from manyheads.surgery.recover import steps_done
 
@@ -101,6 +102,9 @@ def prune_to_folder(
         plan.check(model)
     protected = protected_heads(options.protect, model)
     fitted, held_out = split(corpus)
+    if options.keep is not None:
+        limits: dict[str, Any] = {"scope": options.scope, "floor": options.floor, "groups": options.groups}
+        check_plan(model, few(fitted[0]), options.keep, protect=protected, **limits)
     state = out.with_name(f"{out.name}.recovery.safetensors") if options.recover else None
 
     def report(stage: str, done: float, total: float | None) -> None:
@@ -123,6 +127,7 @@ def prune_to_folder(
             scope=options.scope,
             floor=options.floor,
             protect=protected,
+            groups=options.groups,
             using=plan,
             unverified=unverified,
             state=state,

@@ -51,8 +51,8 @@ def print_steps(steps: SentenceSteps, console: Console) -> None:
     console.print(Padding(Text(steps.text, "italic"), (0, 0, 0, 3)), width=width)
     if steps.model == SMALL:
         printer.note(
-            words("The model: a small one that comes with manyheads and reads Chinese and English, {layers} layers of "
-                  "{heads} heads.", layers=len(steps.layers), heads=heads)
+            words("The model: a small one that comes with manyheads and reads Chinese and English, {layers} "
+                  "layers of {heads} heads.", layers=len(steps.layers), heads=heads)
         )  # fmt: skip
     else:
         printer.note(
@@ -73,14 +73,16 @@ def print_steps(steps: SentenceSteps, console: Console) -> None:
     if unknown:
         printer.note(
             words(
-                "{unknown} of {count} tokens are [UNK], unknown to the tokenizer: one token for all these words, so "
-                "what heads do with it says nothing about them.",
+                "{unknown} of {count} tokens are [UNK], unknown to the tokenizer: one token for all these "
+                "words, so what heads do with it says nothing about them.",
                 unknown=unknown, count=len(steps.tokens) - 2,
             )
         )  # fmt: skip
     followed_word = steps.tokens[followed]
     printer.note(
-        words("Below, one token is followed: {token} (number {number}).", token=followed_word, number=followed)
+        words(
+            "Below, one token is followed: {token} (number {number}).", token=followed_word, number=followed
+        )
     )
 
     printer.step(
@@ -93,8 +95,8 @@ def print_steps(steps: SentenceSteps, console: Console) -> None:
         words("Positions"),
         steps.positions,
         words(
-            "Attention ignores the order of the tokens, so each position has a learned vector. It is added, with "
-            "another one for the segment that the token belongs to."
+            "Attention ignores the order of the tokens, so each position has a learned vector. It is added, "
+            "with another one for the segment that the token belongs to."
         ),
     )
     printer.values(words("position {number}", number=followed), steps.positions[followed])
@@ -122,13 +124,15 @@ def print_steps(steps: SentenceSteps, console: Console) -> None:
         words("Attention maps"),
         first.weights,
         words(
-            "In each head, every query is compared with every key: softmax(query . key / sqrt({width})). A row "
-            "of a map is one token; bright columns are the tokens it attends to; each row sums to 1.",
+            "In each head, every query is compared with every key: softmax(query . key / sqrt({width})). A "
+            "row of a map is one token; bright columns are the tokens it attends to; each row sums to 1.",
             width=d_key,
         ),
     )
     if steps.causal:
-        printer.note(words("This model reads from left to right: a token attends to itself and those before it."))
+        printer.note(
+            words("This model reads from left to right: a token attends to itself and those before it.")
+        )
     if length <= MOST_TOKENS:
         titles = [words("head {head}", head=h) for h in range(heads)]
         printer.lines(text_maps.grid(list(first.weights), titles, console, width - 2))
@@ -169,8 +173,8 @@ def print_steps(steps: SentenceSteps, console: Console) -> None:
     printer.title(words("All layers"))
     printer.note(
         words(
-            "All attention above is computed by mh.MultiHeadAttention with the weights of the model. How far is the "
-            "result from what the model itself computes?"
+            "All attention above is computed by mh.MultiHeadAttention with the weights of the model. How far "
+            "is the result from what the model itself computes?"
         )
     )
     console.print(Padding(_layers(steps, width), (1, 0, 1, 2)))
@@ -186,10 +190,10 @@ def print_steps(steps: SentenceSteps, console: Console) -> None:
         printer.note("")
         printer.note(
             words(
-                "The strongest link between words that are not neighbours: {query} attends to {key} with {weight:.2f} "
-                "of its attention, in head {head} of layer {layer}.",
-                query=steps.tokens[link.query], key=steps.tokens[link.key], weight=link.weight, head=link.head,
-                layer=link.layer,
+                "The strongest link between words that are not neighbours: {query} attends to {key} with "
+                "{weight:.2f} of its attention, in head {head} of layer {layer}.",
+                query=steps.tokens[link.query], key=steps.tokens[link.key], weight=link.weight,
+                head=link.head, layer=link.layer,
             )
         )  # fmt: skip
         _print_map(steps, steps.layers[link.layer].weights[link.head], printer)
@@ -202,7 +206,9 @@ def print_steps(steps: SentenceSteps, console: Console) -> None:
     )
     printer.values(words("sentence"), steps.sentence)
     printer.note(
-        words("Largest difference from the model's own embedding: {difference:.1e}", difference=steps.difference)
+        words(
+            "Largest difference from the model's own embedding: {difference:.1e}", difference=steps.difference
+        )
     )
 
 
@@ -213,9 +219,7 @@ def _followed(steps: SentenceSteps) -> int:
     middle = len(steps.tokens) // 2
     positions: list[int] = steps.is_word.nonzero().flatten().tolist()
     pronouns = [position for position in positions if steps.tokens[position] in PRONOUNS]
-    return min(
-        pronouns or positions, key=lambda position: (abs(position - middle), position), default=middle
-    )
+    return min(pronouns or positions, key=lambda position: (abs(position - middle), position), default=middle)
 
 
 def _print_attention(steps: SentenceSteps, layer: Layer, followed: int, printer: _Printer) -> None:
@@ -247,7 +251,8 @@ def _print_map(steps: SentenceSteps, weights: Tensor, printer: _Printer) -> None
 def _layers(steps: SentenceSteps, width: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     names = [
-        words("layer"), words("differs by"), words("maps differ by"), words("narrowest head"), words("widest head"),
+        words("layer"), words("differs by"), words("maps differ by"), words("narrowest head"),
+        words("widest head"),
     ]  # fmt: skip
     shown = len(names) if width >= 70 else 3
     for name in names[:shown]:

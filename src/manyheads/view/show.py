@@ -71,7 +71,9 @@ def show(
         loaded = open_model(model, head=True)
     module = loaded.model if loaded is not None else model
     if not isinstance(module, nn.Module):
-        raise TypeError(f"model: expected a torch.nn.Module or a name for open_model, got {type(model).__name__}")
+        raise TypeError(
+            f"model: expected a torch.nn.Module or a name for open_model, got {type(model).__name__}"
+        )
     if _is_text(text) and tokenizer is None:
         tokenizer = loaded.tokenizer() if loaded is not None else _tokenizer_beside(module)
     batches = _batches(module, loaded, text, tokenizer)
@@ -81,7 +83,13 @@ def show(
     title = loaded.name if loaded is not None else type(module).__name__
     with progress_bar("Measuring") as progress:
         page = page_document(
-            seen.table, module, batches, tokenizer=tokenizer, title=title, progress=progress, only_examples=True
+            seen.table,
+            module,
+            batches,
+            tokenizer=tokenizer,
+            title=title,
+            progress=progress,
+            only_examples=True,
         )
     return kind(seen.table, page)
 
@@ -117,11 +125,13 @@ def _batches(
 
 def _tokenizer_beside(model: nn.Module) -> PreTrainedTokenizerBase:
     """The tokenizer of a transformers model, from where the model was loaded."""
-    source = getattr(model, "name_or_path", "") or getattr(getattr(model, "config", None), "_name_or_path", "")
+    source = getattr(model, "name_or_path", "") or getattr(
+        getattr(model, "config", None), "_name_or_path", ""
+    )
     if not source:
         raise ValueError(
-            f"tokenizer: {type(model).__name__} does not say where it was loaded from; pass tokenizer=..., or a "
-            "batch instead of a text"
+            f"tokenizer: {type(model).__name__} does not say where it was loaded from; pass tokenizer=..., "
+            "or a batch instead of a text"
         )
     from transformers import AutoTokenizer
 
@@ -129,7 +139,7 @@ def _tokenizer_beside(model: nn.Module) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         raise ValueError(
-            f"tokenizer: {source}, where the model was loaded from, has none that can be read ({error}); pass "
-            "tokenizer=..., or a batch instead of a text"
+            f"tokenizer: {source}, where the model was loaded from, has none that can be read ({error}); "
+            "pass tokenizer=..., or a batch instead of a text"
         ) from error
     return tokenizer

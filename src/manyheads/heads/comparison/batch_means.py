@@ -40,17 +40,24 @@ class Heads:
     """A model that is watched, batch by batch, with attention rows of sampled queries."""
 
     def __init__(
-        self, model: nn.Module, tokens: Mapping[str, Iterable[int]] | None, rows: int, seed: int, stack: ExitStack
+        self,
+        model: nn.Module,
+        tokens: Mapping[str, Iterable[int]] | None,
+        rows: int,
+        seed: int,
+        stack: ExitStack,
     ) -> None:
         self._device = device_of(model)
         stack.enter_context(evaluating(model))
         self._seen = stack.enter_context(watch(model, "full", tokens=tokens))
-        self._collector = stack.enter_context(Collector(model, rows=rows, outputs=False, gates=False, seed=seed))
+        self._collector = stack.enter_context(
+            Collector(model, rows=rows, outputs=False, gates=False, seed=seed)
+        )
         self._before: dict[str, Tensor] = {}
         self._means: list[dict[str, Tensor]] = []
 
     def run(self, batch: Batch) -> dict[str, tuple[object, Tensor]]:
-        """Run a batch: for each site the queries that were sampled, and their attention (heads, rows, keys)."""
+        """Run a batch: for each site the queries sampled, and their attention (heads, rows, keys)."""
         batch = map_tensors(lambda x: x.to(self._device), without_labels(batch))
         records, _ = self._collector.run(batch)
         sums = {name: value[:2].clone() for name, value in self._seen.table.sums.items()}
@@ -81,7 +88,7 @@ def run_both(
     progress: Progress,
 ) -> tuple[Side, Side, Tensor | None]:
     """Both sides, and the distance of attention between every head of one and every head of the other on each
-    batch, (batches, heads, others), where both read the same tokens; NaN between heads that were not compared.
+    batch, (batches, heads, others), where both read the same tokens; NaN between heads not compared.
     """
     same = len(batches[0]) == len(batches[1]) and all(
         _same(one, other) for one, other in zip(*batches, strict=True)
@@ -127,9 +134,7 @@ def _same(one: Batch, other: Batch) -> bool:
 Distances = dict[tuple[str, str], Tensor]
 
 
-def _distances(
-    seen: dict[str, tuple[object, Tensor]], others: dict[str, tuple[object, Tensor]]
-) -> Distances:
+def _distances(seen: dict[str, tuple[object, Tensor]], others: dict[str, tuple[object, Tensor]]) -> Distances:
     """The distance (heads, others) of each pair of sites that attend from the same queries to the same keys:
     of the same name, if both models have the same sites, else of all.
     """
@@ -137,7 +142,11 @@ def _distances(
     distances: Distances = {}
     for site, (queries, rows) in seen.items():
         for name, (other_queries, other_rows) in others.items():
-            if (nested and site != name) or queries != other_queries or rows.shape[1:] != other_rows.shape[1:]:
+            if (
+                (nested and site != name)
+                or queries != other_queries
+                or rows.shape[1:] != other_rows.shape[1:]
+            ):
                 continue
             divergence = jensen_shannon_between(rows, other_rows.to(rows.device))
             distances[site, name] = divergence.sqrt().mean(-1).cpu()

@@ -21,13 +21,14 @@ from manyheads.heads.table import METRICS, HeadTable
 LEAST_CHANGE = 0.05
 # The metrics that are tested: one for each property of attention, and the length of the output.
 TESTED = (
-    "entropy", "confidence", "distance", "self", "previous", "next", "first", "special", "rare", "output_norm",
+    "entropy", "confidence", "distance", "self", "previous", "next", "first", "special", "rare",
+    "output_norm",
 )  # fmt: skip
 
 
 class Change(NamedTuple):
-    """A metric of one head on both sides, the mean over batches; ``q`` is the p-value of the change after false
-    discovery control.
+    """A metric of one head on both sides, the mean over batches; ``q`` is the p-value of the change after
+    false discovery control.
     """
 
     metric: str
@@ -48,8 +49,8 @@ class Comparison:
     pairs: rows of ``before`` and of ``after`` that are the same head.
     changes: a row for each pair, named as in ``before``: ``attention``, the Jensen-Shannon distance between
         what the two attend to (0 the same, 1 nothing in common; absent unless both read the same tokens), and
-        the change of each metric, as ``entropy_change``, with standard errors over batches; ``matched`` is the
-        head in ``after``, ``moved`` yes or no, "" where one batch gives no error.
+        the change of each metric, as ``entropy_change``, with standard errors over batches; ``matched`` is
+        the head in ``after``, ``moved`` yes or no, "" where one batch gives no error.
     q: for each tested metric the q-value of each pair's change.
     batches: how many on either side; paired: whether they are the same ones.
     rate: the false discovery rate that ``moved`` keeps.
@@ -67,8 +68,8 @@ class Comparison:
     means: dict[str, tuple[Tensor, Tensor]] = field(repr=False)
 
     def moved(self) -> list[int]:
-        """The rows of ``changes`` whose head moved, the one that moved most first: by ``attention``, or by the
-        largest change in units of the spread between heads.
+        """The rows of ``changes`` whose head moved, the one that moved most first: by ``attention``, or by
+        the largest change in units of the spread between heads.
         """
         size = self.size().tolist()
         rows = [i for i, word in enumerate(self.changes["moved"]) if word == "yes"]
@@ -118,12 +119,12 @@ def compare(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> Comparison:
-    """Which heads moved: a fine-tune against its base, a cut model against the uncut one, two texts on one model.
+    """Which heads moved: a fine-tune against its base, cut against uncut, or two texts on one model.
 
-    Heads are matched by what they do: the assignment with the least total distance between their profiles and,
-    where both models read the same tokens, between their attention. A change is tested against the smallest
-    that counts, a twentieth of the spread between heads, and all tests together keep a false discovery rate
-    whatever their dependence.
+    Heads are matched by what they do: the assignment with the least total distance between their profiles
+    and, where both models read the same tokens, between their attention. A change is tested against the
+    smallest that counts, a twentieth of the spread between heads, and all tests together keep a false
+    discovery rate whatever their dependence.
 
     Parameters
     ----------
@@ -151,7 +152,8 @@ def compare(
 
     References
     ----------
-    Benjamini, Yekutieli, "The control of the false discovery rate in multiple testing under dependency" (2001).
+    Benjamini, Yekutieli, "The control of the false discovery rate in multiple testing under dependency"
+    (2001).
     Kuhn, "The Hungarian method for the assignment problem" (1955).
 
     Examples
@@ -174,8 +176,8 @@ def compare(
         raise ValueError("batches: expected at least one on each side, got none")
     if paired and len(first) != len(second):
         raise ValueError(
-            f"paired: got {len(first)} batches and {len(second)}; expected as many, the same texts in the same "
-            "order, or paired=False"
+            f"paired: got {len(first)} batches and {len(second)}; expected as many, the same texts in the "
+            "same order, or paired=False"
         )
     side, other_side, distances = run_both(
         (model, other), (first, second), tokens, rows=rows, seed=seed, progress=progress
@@ -183,7 +185,9 @@ def compare(
     distance = None if distances is None else distances.nanmean(0)
     pairs = matched_heads(side.table, other_side.table, distance, match)
     if not pairs:
-        raise ValueError("compare: no head of one model can be matched with one of the other: other kinds of attention")
+        raise ValueError(
+            "compare: no head of one model can be matched with one of the other: other kinds of attention"
+        )
     return _compared(side, other_side, pairs, distances, paired, rate)
 
 
@@ -250,7 +254,7 @@ def _welch(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _p_value(mean: Tensor, error: Tensor, freedom: Tensor, least: Tensor) -> Tensor:
-    """How likely a change as large as this is, if the true one is ``least`` at most; Student's t, two-sided."""
+    """How likely a change this large is, if the true one is ``least`` at most; Student's t, two-sided."""
     size = mean.abs()
     certain = (size <= least).double()  # without any variation
     tails = [

@@ -38,7 +38,9 @@ def _spread(column: Tensor) -> Tensor:
     return finite.std(unbiased=False).clamp(min=1e-12) if len(finite) else torch.ones((), dtype=column.dtype)
 
 
-def matched_heads(table: HeadTable, other: HeadTable, distance: Tensor | None, match: Match) -> list[tuple[int, int]]:
+def matched_heads(
+    table: HeadTable, other: HeadTable, distance: Tensor | None, match: Match
+) -> list[tuple[int, int]]:
     """Pairs of rows of both tables, each row in one pair at most.
 
     ``distance`` (heads, others) is that of their attention, NaN between heads that are not to be matched;

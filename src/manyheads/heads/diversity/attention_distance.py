@@ -134,8 +134,8 @@ def jensen_shannon(rows: Tensor) -> Tensor:
 
 
 def jensen_shannon_between(rows: Tensor, others: Tensor) -> Tensor:
-    """The Jensen-Shannon divergence in bits of each head with each of some others, (heads, others, rows), from
-    rows (heads, rows, keys) and (others, rows, keys) that sum to one.
+    """The Jensen-Shannon divergence in bits of each head with each of some others, (heads, others, rows),
+    from rows (heads, rows, keys) and (others, rows, keys) that sum to one.
 
     >>> rows = torch.tensor([[[0.5, 0.5, 0.0]], [[0.0, 0.5, 0.5]]])
     >>> jensen_shannon_between(rows, rows[:1])[:, 0]

@@ -176,11 +176,11 @@ def _layer(
 ) -> Layer:
     mha = copied_attention(block)
     q, k, v = (_split(projection(x), mha.heads) for projection in (mha.query, mha.key, mha.value))
-    outputs = attention(q[None], k[None], v[None], causal=causal)[0]  # each head alone: (heads, length, width)
+    outputs = attention(q[None], k[None], v[None], causal=causal)[
+        0
+    ]  # each head alone: (heads, length, width)
     joined = outputs.transpose(0, 1).flatten(1)
-    projected, weights = (
-        result[0] for result in mha(x[None], causal=causal, return_weights=True)
-    )
+    projected, weights = (result[0] for result in mha(x[None], causal=causal, return_weights=True))
     attended = block.attention.output.LayerNorm(x + projected)
     hidden = block.output(block.intermediate(attended), attended)  # feed-forward, residual, norm
     difference, map_difference = (

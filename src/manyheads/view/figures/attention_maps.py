@@ -104,10 +104,18 @@ def picture(
         figure.subplots_adjust(left=left, right=right, top=top, bottom=bottom, wspace=0.08, hspace=0.08)
         title = " ".join(title.split())
         title = title if len(title) <= LONGEST_TITLE else f"{title[: LONGEST_TITLE - 4]} ..."
-        sizes = {"fontsize": 16 if width > 9 else 12, "x": left, "y": 1 - 0.2 / height, "ha": "left", "va": "top"}
+        sizes = {
+            "fontsize": 16 if width > 9 else 12,
+            "x": left,
+            "y": 1 - 0.2 / height,
+            "ha": "left",
+            "va": "top",
+        }
         figure.suptitle(title, color="#111111", parse_math=False, **sizes)
         lines = "\n".join(wrap(f"{reading} {note}".strip(), int(CHARACTERS * (width - LEFT))))
-        figure.text(left, 1 - 0.55 / height, lines, fontsize=10 if width > 9 else 8, va="top", color="#555555")
+        figure.text(
+            left, 1 - 0.55 / height, lines, fontsize=10 if width > 9 else 8, va="top", color="#555555"
+        )
         if image is not None:
             bar = figure.add_axes((1 - 0.62 / width, bottom, 0.12 / width, top - bottom))
             _draw_scale(figure, image, bar)

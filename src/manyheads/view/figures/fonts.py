@@ -1,4 +1,4 @@
-"""Fonts for figures whose texts are Chinese, Japanese or Korean: those of the machine, or which to install."""
+"""Fonts for figures with Chinese, Japanese or Korean: those of the machine, or which to install."""
 
 from __future__ import annotations
 
@@ -18,7 +18,19 @@ EAST_ASIAN = (
     "Arial Unicode MS", "AR PL UMing CN", "AR PL UKai CN",
 )  # fmt: skip
 LATIN = "DejaVu Sans"  # comes with matplotlib
-_FILES = ("cjk", "wqy", "hei", "song", "pingfang", "hiragino", "yahei", "fallback", "unifont", "uming", "ukai")
+_FILES = (
+    "cjk",
+    "wqy",
+    "hei",
+    "song",
+    "pingfang",
+    "hiragino",
+    "yahei",
+    "fallback",
+    "unifont",
+    "uming",
+    "ukai",
+)
 
 
 def families(texts: Iterable[str]) -> tuple[list[str], str]:

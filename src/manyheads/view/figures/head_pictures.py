@@ -48,7 +48,12 @@ def table_picture(table: HeadTable, metric: str | None = None) -> bytes:
 
 
 def grid_picture(
-    table: HeadTable, values: Sequence[float], title: str, *, marks: Mapping[int, str] | None = None, note: str = ""
+    table: HeadTable,
+    values: Sequence[float],
+    title: str,
+    *,
+    marks: Mapping[int, str] | None = None,
+    note: str = "",
 ) -> bytes:
     """A PNG with a cell for each row of a table, coloured by ``values``; one block for each stack of layers.
 
@@ -82,7 +87,9 @@ def grid_picture(
                 if marks and i in marks:
                     y, dark = layers[name].index(table.rows[i].layer), values[i] <= 0.6 * high
                     ink = "#ffffff" if dark else "#111111"
-                    axis.text(table.rows[i].head, y, marks[i], ha="center", va="center", color=ink, fontsize=7)
+                    axis.text(
+                        table.rows[i].head, y, marks[i], ha="center", va="center", color=ink, fontsize=7
+                    )
             axis.set_title(name, fontsize=9, loc="left", color="#333333")
             axis.set_xticks(range(across), [str(h) for h in range(across)], fontsize=7)
             axis.set_yticks(range(len(layers[name])), [str(n) for n in layers[name]], fontsize=7)

@@ -59,7 +59,9 @@ class ComparePresentation:
                 model=self.sides.loaded[0].name, first=compared.batches[0], second=compared.batches[1],
             )  # fmt: skip
         elif compared.paired:
-            reading = words("{count} texts of {corpus}, the same for both", count=compared.batches[0], corpus=corpora[0])
+            reading = words(
+                "{count} texts of {corpus}, the same for both", count=compared.batches[0], corpus=corpora[0]
+            )
         else:
             reading = words("{first} and {second}", first=corpora[0], second=corpora[1])
         sentences = [reading]
@@ -75,15 +77,17 @@ class ComparePresentation:
             for i, j in compared.pairs
         )
         if renumbered:
-            sentences.append(words("{count} of them have another number in the other model.", count=renumbered))
+            sentences.append(
+                words("{count} of them have another number in the other model.", count=renumbered)
+            )
         tested = sum(word != "" for word in compared.changes["moved"])
         if not tested:
             sentences.append(words("One text gives no standard errors: no change is tested."))
         else:
             sentences.append(
                 words(
-                    "{moved} of {tested} moved: false discovery rate {rate:.0%}, changes above {least:.0%} of the "
-                    "spread between heads.",
+                    "{moved} of {tested} moved: false discovery rate {rate:.0%}, changes above {least:.0%} "
+                    "of the spread between heads.",
                     moved=len(compared.moved()), tested=tested, rate=compared.rate, least=LEAST_CHANGE,
                 )
             )  # fmt: skip

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from manyheads.common.json_numbers import plain
+from manyheads.common.language import words
 from manyheads.common.out_folder import writing
 from manyheads.common.whole_files import write_whole
 from manyheads.heads.table import HeadTable
@@ -94,4 +95,4 @@ def write_results(table: HeadTable, text: str, out: Path, tables: Sequence[str],
 def print_notes(notes: Iterable[str], console: Console) -> None:
     """Print what a reader has to know besides the numbers."""
     for note in notes:
-        console.print(Text(f"\nNote: {note}"), soft_wrap=True)
+        console.print(Text("\n" + words("Note: {note}", note=note)), soft_wrap=True)
