@@ -193,7 +193,7 @@ def plan(
         modules = [_WholeGroups.of(module) for module in modules]
     for part in [modules] if scope == "global" else [[module] for module in modules]:
         most = (1 - keep) * sum(module.size for module in part)
-        most += min(len(group) for module in part for group in module.groups) / 2 if groups else 0
+        most += min(len(group) for module in part for group in module.groups) / 2 - 1e-6 if groups else 0
         _remove(part, importance, int(most + 1e-9), floor)
     if all(module.left == module.size for module in modules):
         shared = any(len(module.groups) < module.size for module in modules)

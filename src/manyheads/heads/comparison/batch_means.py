@@ -15,6 +15,7 @@ from manyheads.common.nested_tensors import map_tensors, tensors_in
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress
 from manyheads.common.types import Batch
+from manyheads.heads.comparison.matching import have_the_same_sites
 from manyheads.heads.diversity.attention_distance import jensen_shannon_between
 from manyheads.heads.diversity.collect import Collector
 from manyheads.heads.table import HeadTable
@@ -138,12 +139,13 @@ def _distances(seen: dict[str, tuple[object, Tensor]], others: dict[str, tuple[o
     """The distance (heads, others) of each pair of sites that attend from the same queries to the same keys:
     of the same name, if both models have the same sites, else of all.
     """
-    nested = set(others) <= set(seen) or set(seen) <= set(others)
+    heads, numbers = ({site: len(rows) for site, (_, rows) in side.items()} for side in (seen, others))
+    same_sites = have_the_same_sites(heads, numbers)
     distances: Distances = {}
     for site, (queries, rows) in seen.items():
         for name, (other_queries, other_rows) in others.items():
             if (
-                (nested and site != name)
+                (same_sites and site != name)
                 or queries != other_queries
                 or rows.shape[1:] != other_rows.shape[1:]
             ):

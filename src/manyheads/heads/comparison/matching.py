@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy
@@ -19,6 +21,20 @@ PROFILE = (
 )  # fmt: skip
 _NEVER = 1e9  # the cost of heads that cannot be the same
 _TIE = 1e-9  # of two that cost the same, the one with the same number
+
+
+def have_the_same_sites(heads: Mapping[str, int], others: Mapping[str, int]) -> bool:
+    """Whether one of two models has the sites of the other, or some of them, with no more heads at any: as a
+    fine-tune, a permuted copy or a cut model has. Then heads are matched within their site.
+
+    >>> model = {"h.0": 5, "h.1": 5}
+    >>> have_the_same_sites(model, {"h.1": 3}), have_the_same_sites(model, {"h.0": 7})
+    (True, False)
+    """
+    return any(
+        all(count <= more.get(site, 0) for site, count in fewer.items())
+        for fewer, more in ((heads, others), (others, heads))
+    )
 
 
 def profile_distance(table: HeadTable, other: HeadTable) -> Tensor:
@@ -53,11 +69,10 @@ def matched_heads(
     cost = profile_distance(table, other)
     if distance is not None:
         cost = cost + distance.nan_to_num(_NEVER)
-    sites, others = ({row.site for row in t.rows} for t in (table, other))
-    nested = sites <= others or others <= sites
+    same = have_the_same_sites(Counter(table["site"]), Counter(other["site"]))
     for i, row in enumerate(table.rows):
         for j, candidate in enumerate(other.rows):
-            if row.kind != candidate.kind or (nested and row.site != candidate.site):
+            if row.kind != candidate.kind or (same and row.site != candidate.site):
                 cost[i, j] = _NEVER
             elif (row.site, row.original_head) == (candidate.site, candidate.original_head):
                 cost[i, j] -= _TIE

@@ -86,13 +86,14 @@ def importance(
     loss: a name (``causal``, ``masked``, ``classification``, ``seq2seq``, ``embedding``, ``labels``) or a
         function of what the model returned and the batch, which gives a number or one for each sequence. For
         ``gradient``, ``leave-one-out``, ``mean-ablation`` and ``gates``; without it they take the task's
-        for batches of `labelled`; else ``gradient`` takes the one that fits the model, and the others look at what changes
-        in the output.
+        for batches of `labelled`; else ``gradient`` takes the one that fits the model, and the
+        others look at what changes in the output.
     gates: how many heads ``gates`` keeps; half of them by default.
     seed: of all random numbers.
     state: a file in which ``leave-one-out`` keeps its results, to resume from after an interruption.
     unverified: ``"allow"`` lets ``leave-one-out``, ``mean-ablation`` and ``gates`` silence heads at
-        unverified sites (`Site.verified`), too. The other methods only measure such heads; the column ``verified`` marks them.
+        unverified sites (`Site.verified`), too. The other methods only measure such heads; the column
+        ``verified`` marks them.
     progress: called with the method and how many batches (for ``gates``, repetitions) are done.
 
     Returns
