@@ -42,7 +42,8 @@ def test_other_errors_stay_as_they_are():
     ("verb", "package", "extra"), [("train", "accelerate", "train"), ("sweep", "optuna", "sweep")]
 )
 def test_the_command_says_what_to_install(verb, package, extra, tmp_path):
-    hide = f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = {[verb, 'language', '--out', str(tmp_path / 'o')]!r}\n"
+    arguments = [verb, "language", "--out", str(tmp_path / "out")]
+    hide = f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = {arguments!r}\n"
     run = f"{hide}from manyheads.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True)
     assert done.returncode == 2

@@ -8,6 +8,7 @@ import torch
 import manyheads as mh
 from manyheads.heads.table import HeadTable, Row
 from manyheads.heads.watch import fingerprint
+from manyheads.surgery.plan_check import check_plan
 
 
 def table(*sites, kv=None, model="here"):
@@ -169,8 +170,6 @@ def test_whole_groups_leave_to_the_nearest_share():
 
 
 def test_what_cannot_be_kept_is_said_before_ranking(tmp_path):
-    from manyheads.surgery.plan_check import check_plan
-
     model = mh.Decoder(d_model=24, heads=6, kv_heads=3, layers=2, vocabulary=17)
     ids = torch.randint(17, (1, 5))
     check_plan(model, ids, 0.5, groups=True)

@@ -1,4 +1,4 @@
-"""show: a page of any model's attention in one line; texts need a tokenizer; nothing but attention is measured."""
+"""show: a page of any model's attention in one line; texts need a tokenizer; only attention is measured."""
 
 import base64
 import gzip
