@@ -29,7 +29,8 @@ def factory(tmp_path, monkeypatch):
     made = "import torch\nfrom manyheads.nn.transformers import Encoder\n"
     for name, seed in (("make", 0), ("other", 3)):
         made += f"def {name}():\n    torch.manual_seed({seed})\n"
-        made += "    model = Encoder(d_model=12, heads=3, layers=2, vocabulary=31)\n    return model, lambda text: {'input_ids': [ord(c) % 31 for c in text]}\n"
+        made += "    model = Encoder(d_model=12, heads=3, layers=2, vocabulary=31)\n"
+        made += "    return model, lambda text: {'input_ids': [ord(c) % 31 for c in text]}\n"
     (tmp_path / "tiny_first_minute.py").write_text(made)
     numpy.save("ids.npy", numpy.arange(60).reshape(4, 15) % 31)
     (tmp_path / "texts.txt").write_text("\n".join("heads attend to tokens"[n:] for n in range(7)))
