@@ -35,7 +35,13 @@ SHA256 = {
 
 # The small model of this package, as open_model and the commands name it.
 SMALL = "manyheads/small"
-SMALL_SHA256: dict[str, str] = {}
+SMALL_SHA256 = {
+    "config.json": "247d39a0ebee1f0a83dfc2595ae445c519e22cd048068c2e19a5fee8996d7320",
+    "generation_config.json": "abb1a99fd36506235a7601ca1fa37db9d78d6ba8130e217de2063007efa5b947",
+    "model.safetensors": "18e4754a355f3b80b10e1ed3a3442d86f39e956eba8fd9c9f16a612c80adf0f0",
+    "tokenizer.json": "9b75201a7059e68cc05aed74e5d87f857c2f99f56b26dcdc99371deeae05fdfe",
+    "tokenizer_config.json": "a0781f296480fcf315b73a3b95e8a057bda19705b53c49530675660cb34d8888",
+}
 
 
 def folder() -> Path:
@@ -93,10 +99,11 @@ def load_small(*, head: bool = False) -> tuple[BertModel, PreTrainedTokenizerBas
     """
     files = Path(str(resources.files("manyheads").joinpath("models/files/small")))
     check(files, SMALL_SHA256, "pip install --force-reinstall --no-deps manyheads")
-    return _from_files(files, "AutoModelForCausalLM" if head else "AutoModel")
+    model, tokenizer = _from_files(files, "AutoModelForCausalLM")
+    return model if head else model.bert, tokenizer
 
 
-def _from_files(files: Path, kind: str) -> tuple[BertModel, PreTrainedTokenizerBase]:
+def _from_files(files: Path, kind: str) -> tuple[Any, PreTrainedTokenizerBase]:
     import transformers
     from transformers.utils import logging
 
