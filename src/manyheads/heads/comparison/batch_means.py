@@ -95,7 +95,8 @@ def run_both(
         _same(one, other) for one, other in zip(*batches, strict=True)
     )
     if not same:
-        return *_one_after_the_other(models, batches, tokens, progress), None
+        first, second = _one_after_the_other(models, batches, tokens, progress)
+        return first, second, None
     with torch.no_grad(), ExitStack() as stack:
         heads = Heads(models[0], tokens, rows, seed, stack)
         others = heads if models[0] is models[1] else Heads(models[1], tokens, rows, seed, stack)

@@ -87,7 +87,7 @@ class Comparison:
         """The tested changes of one row, the most certain first."""
         changes = [
             Change(
-                name, *(float(side[row]) for side in self.means[name]),
+                name, float(self.means[name][0][row]), float(self.means[name][1][row]),
                 float(self.changes[f"{name}_change"][row]), float(self.changes[f"{name}_change_se"][row]),
                 float(q[row]),
             )
