@@ -3,7 +3,7 @@
 
 const EXACT: Record<string, string> = {
   // data/corpus.py
-  "built-in sample text": "内置文本",
+  "a text of our own": "内置文本",
   "standard input": "标准输入",
 
   // heads/roles/catalogue.py: what a role means
