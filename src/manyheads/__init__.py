@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from manyheads import heads as heads
     from manyheads import nn as nn
     from manyheads import surgery as surgery
+    from manyheads.capture.kernel_arguments import AttentionArguments as AttentionArguments
+    from manyheads.capture.kernels import register_attention as register_attention
     from manyheads.data.labelled import labelled as labelled
     from manyheads.heads.comparison import compare as compare
     from manyheads.heads.diversity import diversity as diversity
@@ -60,9 +62,12 @@ if TYPE_CHECKING:
     from manyheads.nn.transformers import Encoder as Encoder
     from manyheads.nn.transformers import Seq2Seq as Seq2Seq
     from manyheads.studies.run import study as study
+    from manyheads.surgery.cache_choice import cache_plan as cache_plan
+    from manyheads.surgery.cache_plan import CachePlan as CachePlan
     from manyheads.surgery.card import card as card
     from manyheads.surgery.cut import cut as cut
     from manyheads.surgery.grow import grow as grow
+    from manyheads.surgery.headwise_cache import HeadwiseCache as HeadwiseCache
     from manyheads.surgery.plan import Plan as Plan
     from manyheads.surgery.plan import plan as plan
     from manyheads.surgery.prune import prune as prune
@@ -84,6 +89,8 @@ if TYPE_CHECKING:
 
 # Where each public name is defined. It is imported when it is first used.
 _NAMES = {
+    "manyheads.capture.kernel_arguments": ("AttentionArguments",),
+    "manyheads.capture.kernels": ("register_attention",),
     "manyheads.data.labelled": ("labelled",),
     "manyheads.heads.comparison": ("compare",),
     "manyheads.heads.diversity": ("diversity",),
@@ -111,11 +118,14 @@ _NAMES = {
     "manyheads.nn.transformers": ("Decoder", "Encoder", "Seq2Seq"),
     "manyheads.studies.run": ("study",),
     "manyheads.surgery.card": ("card",),
+    "manyheads.surgery.cache_choice": ("cache_plan",),
+    "manyheads.surgery.cache_plan": ("CachePlan",),
     "manyheads.surgery.cut": ("cut",),
     "manyheads.surgery.grow": ("grow",),
     "manyheads.models.export": ("export",),
     "manyheads.models.folder": ("load", "save"),
     "manyheads.models.model_card": ("push",),
+    "manyheads.surgery.headwise_cache": ("HeadwiseCache",),
     "manyheads.surgery.plan": ("Plan", "plan"),
     "manyheads.surgery.prune": ("prune",),
     "manyheads.surgery.recover": ("recover",),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import manyheads as mh
-from manyheads.models.open import Loaded
+from manyheads.models.loaded import Loaded
 
 pytest.importorskip("anywidget", reason="anywidget is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the notebook's own packages

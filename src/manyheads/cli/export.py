@@ -8,6 +8,7 @@ import typer
 import manyheads as mh
 from manyheads.cli import options
 from manyheads.common.language import words
+from manyheads.models.opening import Opening
 from manyheads.view import terminal
 
 
@@ -17,6 +18,7 @@ def export(
         Literal["onnx", "torch-export", "gguf", "openvino", "executorch"],
         "The format: for onnxruntime, torch.export.load, llama.cpp, OpenVINO or ExecuTorch.",
     ],
+    opening: Opening,
     out: Annotated[Path, typer.Option("--out", "-o", help="A folder that does not exist yet.")] = Path(
         "out/export"
     ),
@@ -28,7 +30,7 @@ def export(
     module the format cannot take. A model with a key/value cache is written with it, too, where that works.
     """
     with options.loading(words("{model} and writing {format}", model=model, format=to)):
-        exported = mh.export(model, to=to, out=out)
+        exported = mh.export(model, to=to, out=out, **opening.how)
     terminal.export.print_exported(exported, as_json=json)
 
 

@@ -27,7 +27,7 @@ from manyheads.data.labelled.media import image_tokens
 from manyheads.data.readers.records import IMAGES as IMAGE_SUFFIXES
 from manyheads.data.readers.records import is_missing, read_records
 from manyheads.data.text_lines import pieces, read_lines
-from manyheads.models.open import Loaded, if_any
+from manyheads.models.loaded import Loaded, if_any
 from manyheads.models.task_head import task_kind
 
 # The number of tokens that are read of a task's held-out examples by default.

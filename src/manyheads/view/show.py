@@ -14,7 +14,8 @@ from manyheads.common.preserved_state import evaluating
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.heads.watch import watch
-from manyheads.models.open import Loaded, open_model
+from manyheads.models.loaded import Loaded
+from manyheads.models.open import open_model
 from manyheads.view.progress_bar import progress_bar
 from manyheads.view.report import page_document
 from manyheads.view.widget import widget_class

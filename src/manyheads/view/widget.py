@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from manyheads.common.progress import Progress
 from manyheads.common.types import Batch
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import Watch
@@ -29,6 +31,7 @@ def widget(
     batches: Iterable[Batch] = (),
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    progress: Progress | None = None,
 ) -> Any:
     """The page about a table of heads, for Jupyter and VS Code; the heads picked on it are in ``selected``.
 
@@ -41,6 +44,7 @@ def widget(
     model, batches: with both, the page also has attention maps of examples, roles, importance, redundancy
         and the pruning curve. Batches are dicts, tuples or tensors; a few are enough.
     tokenizer: the model's: the page then shows words instead of token ids.
+    progress: called while the parts of the page are measured; by default a bar is drawn.
 
     Returns
     -------
@@ -73,8 +77,8 @@ def widget(
     {'self_attn': [1]}
     """
     kind = widget_class()  # before anything is measured: without anywidget there is nothing to show
-    with progress_bar("Measuring") as progress:
-        page = page_document(shown, model, batches, tokenizer=tokenizer, progress=progress)
+    with nullcontext(progress) if progress is not None else progress_bar("Measuring") as report:
+        page = page_document(shown, model, batches, tokenizer=tokenizer, progress=report)
     return kind(shown.table if isinstance(shown, Watch) else shown, page)
 
 

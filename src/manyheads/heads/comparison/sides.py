@@ -12,7 +12,8 @@ from manyheads.data import corpus as corpora
 from manyheads.data.batches import BATCH_TOKENS, Corpus
 from manyheads.heads.comparison.compare import Comparison, compare
 from manyheads.heads.comparison.matching import Match
-from manyheads.models.open import Loaded, open_model
+from manyheads.models.loaded import Loaded
+from manyheads.models.open import open_model
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from manyheads.capture.site import Unverified
+from manyheads.common import plugins
 from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.common.lazy_names import submodules
 from manyheads.common.progress import Progress, no_progress
@@ -55,6 +56,14 @@ METHODS: dict[str, Callable[[Request], HeadTable]] = {
     "gates": learned_gates,
     "random": random,
 }
+
+
+def add_plugins() -> None:
+    """Add the methods of other packages to `METHODS`; those of a name that is taken are left out."""
+    for name, method in plugins.load("manyheads.importance").items():
+        METHODS.setdefault(name, method)
+
+
 WITH_LOSS = ("gradient", "leave-one-out", "mean-ablation", "gates")
 
 
@@ -130,6 +139,7 @@ def importance(
     >>> importance(model, batches)
     HeadTable(6 heads at 3 sites, 31 tokens: importance)
     """
+    add_plugins()
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     if loss is not None and method not in WITH_LOSS:

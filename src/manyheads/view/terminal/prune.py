@@ -10,14 +10,20 @@ from rich.text import Text
 
 from manyheads.common.language import words
 from manyheads.surgery.pruned_folder import PrunedFolder
+from manyheads.view.terminal.presentation import PatientConsole, despite_broken_pipe
 
 
 def print_pruned(pruned: PrunedFolder, *, as_json: bool) -> None:
     """Print the card of a pruned model, and where the model is."""
-    if as_json:
-        print(json.dumps(pruned.document, indent=1), flush=True)
-        return
-    console, document, card = Console(), pruned.document, pruned.card
+    with despite_broken_pipe():
+        if as_json:
+            print(json.dumps(pruned.document, indent=1), flush=True)
+        else:
+            _print_card(pruned, PatientConsole())
+
+
+def _print_card(pruned: PrunedFolder, console: Console) -> None:
+    document, card = pruned.document, pruned.card
     fitted, held_out = (
         words(
             "{sequences:,} sequences, {tokens:,} tokens",
