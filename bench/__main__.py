@@ -12,6 +12,7 @@ ALSO = (
     "coverage_cut",
     "coverage_grow",
     "coverage_opaque",
+    "cache",
     "export",
     "importance",
     "roles",
@@ -21,6 +22,7 @@ ALSO = (
     "dynamic",
     "live",
     "report",
+    "verbs",
     "probe",
     "health",
 )  # only when named: they take long; `python -m bench.learn` has a command of its own

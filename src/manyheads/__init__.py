@@ -61,9 +61,12 @@ if TYPE_CHECKING:
     from manyheads.nn.transformers import Encoder as Encoder
     from manyheads.nn.transformers import Seq2Seq as Seq2Seq
     from manyheads.studies.run import study as study
+    from manyheads.surgery.cache_choice import cache_plan as cache_plan
+    from manyheads.surgery.cache_plan import CachePlan as CachePlan
     from manyheads.surgery.comparison import compare as compare
     from manyheads.surgery.cut import cut as cut
     from manyheads.surgery.grow import grow as grow
+    from manyheads.surgery.headwise_cache import HeadwiseCache as HeadwiseCache
     from manyheads.surgery.plan import Plan as Plan
     from manyheads.surgery.plan import plan as plan
     from manyheads.surgery.prune import prune as prune
@@ -111,12 +114,15 @@ _NAMES = {
     "manyheads.nn.statistics": ("statistics", "statistics_of_scores"),
     "manyheads.nn.transformers": ("Decoder", "Encoder", "Seq2Seq"),
     "manyheads.studies.run": ("study",),
+    "manyheads.surgery.cache_choice": ("cache_plan",),
+    "manyheads.surgery.cache_plan": ("CachePlan",),
     "manyheads.surgery.comparison": ("compare",),
     "manyheads.surgery.cut": ("cut",),
     "manyheads.surgery.grow": ("grow",),
     "manyheads.models.export": ("export",),
     "manyheads.models.folder": ("load", "save"),
     "manyheads.models.model_card": ("push",),
+    "manyheads.surgery.headwise_cache": ("HeadwiseCache",),
     "manyheads.surgery.plan": ("Plan", "plan"),
     "manyheads.surgery.prune": ("prune",),
     "manyheads.surgery.recover": ("recover",),

@@ -87,3 +87,9 @@ def test_nothing_of_it_is_loaded_before_it_is_wanted():
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "[]\n"
     )
+
+
+def test_progress_is_reported_while_the_page_is_measured():
+    seen, stages = watched(), []
+    mh.widget(seen, seen.model, [torch.randint(17, (2, 7))], progress=lambda stage, *_: stages.append(stage))
+    assert {"importance", "examples", "redundancy", "roles"} <= set(stages)

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 import manyheads
+from manyheads.cli.cache import cache
 from manyheads.cli.demo import demo
 from manyheads.cli.diversity import diversity
 from manyheads.cli.evaluate import evaluate
@@ -29,6 +30,7 @@ from manyheads.cli.sweep import OF_SWEEP, sweep
 from manyheads.cli.train import OF_RUN, task_verb, train
 from manyheads.common.errors import FailedChangeError
 from manyheads.common.interrupts import EXIT_CODE, leave_at_once
+from manyheads.common.processes import share_one_heap
 
 app = typer.Typer(
     name="manyheads",
@@ -56,6 +58,9 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
 
   manyheads export small --to onnx --out small-onnx
       the same model for another runtime, run and compared
+
+  manyheads cache MODEL --text book.txt --budget 0.5
+      which key/value heads may forget, and what a smaller cache costs
 
   manyheads train translation
       train a small transformer; its folder is a MODEL for all of these
@@ -87,7 +92,7 @@ def _options(
 # Verbs that need more memory for each token read fewer at once.
 BATCH_TOKENS = {"importance": 1024, "diversity": 2048, "prune": 2048}
 for verb in (
-    demo, diversity, evaluate, export, importance, inspect, predict, prune, push, roles, serve, study,
+    cache, demo, diversity, evaluate, export, importance, inspect, predict, prune, push, roles, serve, study,
 ):  # fmt: skip
     app.command()(command(verb, BATCH_TOKENS.get(verb.__name__, 4096)))
 app.add_typer(task_verb(train, OF_RUN, Path("out")))
@@ -97,6 +102,7 @@ app.add_typer(task_verb(sweep, OF_SWEEP, Path("out/sweep")))
 def main() -> None:
     """Run the command; a user's mistake is one sentence on stderr and exit code 2; Ctrl-C is 130."""
     signal.signal(signal.SIGINT, leave_at_once)  # `interruptible` is for work that has something to keep
+    share_one_heap()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character still gets the rest

@@ -59,6 +59,9 @@ MaxLength = Annotated[
     int | None, "Cut longer sequences into pieces of this length; rows with labels, to this length.", "Corpus"
 ]
 Limit = Annotated[int | None, "Read at most this many texts, images, rows or sequences.", "Corpus"]
+Sample = Annotated[
+    int, "Measure on a random sample of the corpus with at most this many tokens; 0 for all of it.", "Corpus"
+]
 BatchTokens = Annotated[int, "The number of tokens in a batch, padding included.", "Corpus"]
 
 
@@ -74,8 +77,13 @@ class Source(Opening, Columns):
     limit: Limit = None
     batch_tokens: BatchTokens = 4096
 
-    def open(self, *, labels: bool = False) -> tuple[Loaded, Corpus]:
-        """The model with its head, and its corpus; ``labels`` as for `corpus.choose`."""
+    def open(self, *, labels: bool = False, sample: int = 0) -> tuple[Loaded, Corpus]:
+        """The model with its head, and its corpus, or a sample of it with so many tokens.
+
+        ``labels`` is as for `corpus.choose`.
+        """
+        if sample < 0:
+            raise ValueError(f"sample: got {sample}; expected a number of tokens, 0 for all of them")
         if self.text == "-" and processes() > 1:
             raise ValueError("text: several processes cannot share standard input; save the text to a file")
         with loading(self.model):
@@ -84,6 +92,7 @@ class Source(Opening, Columns):
             numbers = self.max_length, self.limit, self.batch_tokens
             columns = {name: getattr(self, name) for name in ("text_column", "label_column", "split")}
             corpus = data.corpus.choose(loaded, *files, *numbers, self.data, labels=labels, **columns)
+            corpus = corpus.sampled(sample)
         if corpus.reading:
             say(corpus.reading)
         return loaded, corpus

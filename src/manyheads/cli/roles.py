@@ -16,6 +16,7 @@ def roles(
     treebank: Annotated[Path | None, "Sentences with dependencies (CoNLL-U), for syntactic roles."] = None,
     only: Annotated[str | None, "Some roles only, as in: induction,retrieval"] = None,
     least: Annotated[int, "The fewest cases on which a role may be claimed."] = 100,
+    sample: options.Sample = 16384,
     out: options.Out = Path("out/roles"),
     json: options.Json = False,
 ) -> str | None:
@@ -26,7 +27,7 @@ def roles(
     clearly more often than chance; what cannot be judged is listed with the reason. Writes roles.json,
     roles.csv and roles.txt.
     """
-    loaded, corpus = source.open()
+    loaded, corpus = source.open(sample=sample)
     reads_text = corpus.unit == "tokens" and (source.tokens is None or treebank is not None)
     tokenizer = loaded.tokenizer() if reads_text else None
     batches = (batch for _, batch in corpus.batches())

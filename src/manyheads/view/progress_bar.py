@@ -32,7 +32,9 @@ STAGES = {
 def progress_bar(
     doing: str = "", *, unit: str = "", hidden: bool = False, console: Console | None = None
 ) -> Iterator[Progress]:
-    """A `Progress` that draws a bar for each stage, and removes them at the end; only on a terminal.
+    """A `Progress` that draws a bar for each stage, and removes them at the end.
+
+    It draws on a terminal and in a notebook, and nothing elsewhere.
 
     Parameters
     ----------
@@ -47,7 +49,8 @@ def progress_bar(
     console = console or Console(stderr=True)
     columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()]
     columns += [TextColumn("{task.fields[speed]}"), TimeRemainingColumn()]
-    with Bars(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bars:
+    drawn = not hidden and (console.is_terminal or console.is_jupyter)
+    with Bars(*columns, console=console, transient=True, disable=not drawn) as bars:
         tasks: dict[str, TaskID] = {}
         started: dict[str, float] = {}
         last = perf_counter()  # a stage begins when the one before it was heard of last

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from manyheads.common.progress import Progress
 from manyheads.common.types import Batch
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import Watch
 from manyheads.view.document.contract import HeadDocument
+from manyheads.view.progress_bar import progress_bar
 from manyheads.view.report import asset, compressed, page_document
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ def widget(
     batches: Iterable[Batch] = (),
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    progress: Progress | None = None,
 ) -> Any:
     """The page about a table of heads, for Jupyter and VS Code; the heads picked on it are in ``selected``.
 
@@ -38,6 +42,7 @@ def widget(
     model, batches: with both, the page also has attention maps of examples, roles, importance, redundancy
         and the pruning curve. Batches are dicts, tuples or tensors; a few are enough.
     tokenizer: the model's: the page then shows words instead of token ids.
+    progress: called while the parts of the page are measured; by default a bar is drawn.
 
     Returns
     -------
@@ -68,7 +73,8 @@ def widget(
     >>> page.selected
     {'self_attn': [1]}
     """
-    page = page_document(shown, model, batches, tokenizer=tokenizer)
+    with nullcontext(progress) if progress is not None else progress_bar("Measuring") as report:
+        page = page_document(shown, model, batches, tokenizer=tokenizer, progress=report)
     return _widget_class()(shown.table if isinstance(shown, Watch) else shown, page)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Heads are silenced one by one as long as parameters times tokens times heads are below this.
-WORK = 4e11
+WORK = 2e11
 # Long maps are kept exactly for at most so many heads.
 LONG_EXACT = 24
 # Characters of a neighbour's text.
@@ -94,7 +94,7 @@ class Examples:
         self._examples.append(shown)
         self.seen.append(seen)
         answer, question = self._tried(
-            "answers", lambda: ask(self._model, batch, self._tokenizer, neighbours)
+            "answers", lambda: ask(self._model, batch, self._tokenizer, neighbours, seen.result)
         ) or (None, None)
         shown["answer"] = cast("Answer | None", answer)
         size = sum(p.numel() for p in self._model.parameters())

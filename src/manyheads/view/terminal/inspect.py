@@ -16,15 +16,19 @@ from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
 from manyheads.models.loaded import Loaded, if_any
 from manyheads.view.document import About, of_corpus
+from manyheads.view.document.assemble import page_work
 from manyheads.view.inspect import notes, write_page, write_table
 from manyheads.view.progress_bar import progress_bar
 from manyheads.view.terminal.summary import summary, summary_text
+
+LONG = 10.0  # seconds: a page that takes longer is announced
 
 
 @dataclass
 class InspectPresentation:
     """What was counted of a model's heads on a corpus, and the folder for its files.
 
+    page: whether to write the page, too.
     has_whole_page: whether all that the page needs was measured when it was written.
     """
 
@@ -32,6 +36,7 @@ class InspectPresentation:
     loaded: Loaded
     corpus: Corpus
     out: Path
+    page: bool = True
     has_whole_page: bool = False
 
     @property
@@ -76,13 +81,25 @@ class InspectPresentation:
     def write(self) -> list[str]:
         """heads.json, heads.csv, summary.txt; then report.html, for which a little more is measured."""
         files = write_table(self.table, self.out, summary_text(self.table, **self.about))
-        with progress_bar("Measuring") as progress:
-            self.has_whole_page = self._write_page(progress)
-        return [
+        sentences = [
             f"Every number with its standard error: {files[1]}",
             f"To load, merge and compare: {files[0]}",
-            f"To see every head, open in a browser: {self.out / 'report.html'}",
         ]
+        if self.page:
+            if (seconds := self._page_seconds()) > LONG:
+                words = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+                sentence = f"Measuring for the page: about {words}. --no-page leaves it out."
+                Console(stderr=True).print(sentence, soft_wrap=True, highlight=False)
+            with progress_bar("Measuring") as progress:
+                self.has_whole_page = self._write_page(progress)
+            sentences.append(f"To see every head, open in a browser: {self.out / 'report.html'}")
+        return sentences
+
+    def _page_seconds(self) -> float:
+        """About how long the page takes, from the speed of the counting."""
+        tokens = sum(self.corpus.sizes) * self.counted.units / max(1, self.corpus.total())
+        work = page_work(self.loaded.model, len(self.table), max(self.corpus.sizes))
+        return work * self.counted.seconds / max(1.0, tokens)
 
     def _write_page(self, progress: Progress) -> bool:
         counted, loaded, corpus = self.counted, self.loaded, self.corpus
@@ -113,6 +130,6 @@ class InspectPresentation:
         if counted.stopped:
             total = f"{self.corpus.total():,} {self.corpus.unit}"
             return f"Stopped after {counted.units:,} of {total}; they are kept."
-        if not self.has_whole_page:
+        if self.page and not self.has_whole_page:
             return "Stopped: everything was counted, and the page shows what was measured until then."
         return "Ctrl-C came when everything was counted and written." if interrupted else None

@@ -9,14 +9,20 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.surgery.pruned_folder import PrunedFolder
+from manyheads.view.terminal.presentation import PatientConsole, despite_broken_pipe
 
 
 def print_pruned(pruned: PrunedFolder, *, as_json: bool) -> None:
     """Print the card of a pruned model, and where the model is."""
-    if as_json:
-        print(json.dumps(pruned.document, indent=1), flush=True)
-        return
-    console, document, card = Console(), pruned.document, pruned.card
+    with despite_broken_pipe():
+        if as_json:
+            print(json.dumps(pruned.document, indent=1), flush=True)
+        else:
+            _print_card(pruned, PatientConsole())
+
+
+def _print_card(pruned: PrunedFolder, console: Console) -> None:
+    document, card = pruned.document, pruned.card
     fitted, held_out = (
         f"{document[part]['sequences']:,} sequences, {document[part]['tokens']:,} tokens"
         for part in ("fitted", "held_out")
