@@ -48,7 +48,7 @@ def head_prices(
     See Also
     --------
     plan: removes what saves most for the least loss.
-    compare: what a cut model saves in the end.
+    card: what a cut model saves in the end.
 
     References
     ----------

@@ -53,6 +53,21 @@ class ModuleHeads:
         self.groups = [group for group in self.groups if group]
 
 
+class WholeGroups(ModuleHeads):
+    """Heads that leave by whole groups only."""
+
+    @staticmethod
+    def of(module: ModuleHeads) -> WholeGroups:
+        """The same heads."""
+        same = WholeGroups(module.sites, [0] * module.size, module.protected)
+        same.groups = module.groups
+        return same
+
+    def moves(self, price: Callable[[list[int]], float]) -> list[list[int]]:
+        """The cheapest whole group."""
+        return [move for move in super().moves(price) if move in self.groups]
+
+
 def remove(modules: list[ModuleHeads], importance: dict[str, list[float]], count: int, floor: int) -> None:
     """Remove at most ``count`` heads from the modules, the least important first."""
     while True:

@@ -23,7 +23,7 @@ from manyheads.heads.roles.role import ROLES
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
 from manyheads.models.probe_batch import probe_batch
-from manyheads.surgery.leaving_heads import ModuleHeads, remove, remove_for
+from manyheads.surgery.leaving_heads import ModuleHeads, WholeGroups, remove, remove_for
 from manyheads.surgery.prices import HeadPrices, check_save, equal_prices
 
 _FORMAT = "manyheads plan"
@@ -143,6 +143,7 @@ def plan(
     scope: Scope = "global",
     floor: int = 1,
     protect: Heads | None = None,
+    groups: bool = False,
 ) -> Plan:
     """The heads to remove so that at least the share ``keep`` stays: the least important ones. Or with
     ``save``, so that this share of the cache, of the parameters or of the time is saved: those that give most
@@ -164,6 +165,8 @@ def plan(
         its own, so that sites of equal size stay of equal size.
     floor: the least number of heads that each site keeps; 0 allows removing all attention of a site.
     protect: ``{layer number or site: [head numbers]}`` that stay in any case.
+    groups: of heads that share a key head, remove whole groups only, so that the cache shrinks with them; the
+        share that stays is then the nearest to ``keep`` that whole groups give.
 
     See Also
     --------
@@ -204,8 +207,12 @@ def plan(
     if not isinstance(keep, int | float) or isinstance(keep, bool) or not 0 < keep < 1:
         raise ValueError(f"keep: got {keep!r}; expected the share of heads that stays, between 0 and 1")
     importance, modules = _importance(table), _modules(table, protect or {})
+    if groups:
+        modules = [WholeGroups.of(module) for module in modules]
     for part in [modules] if scope == "global" else [[module] for module in modules]:
-        remove(part, importance, int((1 - keep) * sum(module.size for module in part) + 1e-9), floor)
+        most = (1 - keep) * sum(module.size for module in part)
+        most += min(len(group) for module in part for group in module.groups) / 2 - 1e-6 if groups else 0
+        remove(part, importance, int(most + 1e-9), floor)
     if all(module.left == module.size for module in modules):
         shared = any(len(module.groups) < module.size for module in modules)
         within = " (heads that share keys leave a whole group at a time)" if shared else ""

@@ -34,6 +34,7 @@ def prune(
     scope: Scope = "global",
     floor: int = 1,
     protect: Heads | None = None,
+    groups: bool = False,
     using: Plan | None = None,
     calibration: Iterable[Batch] | None = None,
     unverified: Unverified = "refuse",
@@ -57,7 +58,7 @@ def prune(
     refit: whether to refit.
     recover: the number of training steps; 0 for none.
     method: how heads are ranked: a method of `importance`.
-    scope, floor, protect: as for `plan`.
+    scope, floor, protect, groups: as for `plan`.
     using: a plan to follow, instead of ranking.
     calibration: batches to rank and refit on, where those are fewer than the recovery reads: a refit keeps
         one layer of what it reads in memory. All ``batches`` by default.
@@ -74,7 +75,7 @@ def prune(
     --------
     importance, plan, cut, refit, recover: its steps.
     merge: fewer key heads instead.
-    compare: before and after.
+    card: before and after.
 
     References
     ----------
@@ -123,7 +124,7 @@ def prune(
             protected = _still(table, protect) if protect else None
             share = keep if rounds == 1 else min(left / len(table), 1.0)
             if save is None:
-                chosen = plan(table, share, scope=scope, floor=floor, protect=protected)
+                chosen = plan(table, share, scope=scope, floor=floor, protect=protected, groups=groups)
             else:
                 prices = head_prices(small, few(fitted[0]), latency="latency" in save)
                 chosen = plan(table, save=save, prices=prices, floor=floor, protect=protected)
