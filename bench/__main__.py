@@ -22,6 +22,7 @@ ALSO = (
     "dynamic",
     "live",
     "report",
+    "verbs",
     "probe",
     "health",
 )  # only when named: they take long; `python -m bench.learn` has a command of its own

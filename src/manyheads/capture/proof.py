@@ -188,7 +188,9 @@ def proof_reaching(step: Step, forward: Forward) -> Proof | None:
 
 def _entry(forward: Forward) -> _Proofs:
     structure = structure_of(forward.module) if forward.structure is None else forward.structure
-    key = forward.path, structure, _signature((forward.inputs.args, dict(forward.inputs.kwargs)))
+    # for how many tokens logits are wanted changes nothing before them
+    kwargs = {name: value for name, value in forward.inputs.kwargs.items() if name != "logits_to_keep"}
+    key = forward.path, structure, _signature((forward.inputs.args, kwargs))
     return _proofs.setdefault(forward.model, {}).setdefault(key, _Proofs())
 
 

@@ -32,6 +32,7 @@ def diversity(
     *,
     measures: Sequence[str] = MEASURES,
     rows: int = 128,
+    across: bool = True,
     loss: Loss | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
@@ -57,6 +58,7 @@ def diversity(
         ``gradients``: ``gradient_cosine``, over tokens, between the gradients of the heads' gates: heads
         that the loss, or else the model's output, wants more or less of on the same tokens.
     rows: how many queries of each batch are sampled for ``attention``.
+    across: whether outputs are compared across layers, too: for a deep model most of the work.
     loss: ``loss(what the model returned, batch)`` for ``gradients``; without one, random directions of the
         model's output take its place, so that heads with the same effect on it are alike.
     seed: of all random numbers.
@@ -89,7 +91,7 @@ def diversity(
     (torch.Size([6, 6]), True)
     """
     _check(measures, rows)
-    sums = Sums()
+    sums = Sums(across)
     projections: dict[str, Projections] = {}
     gradients = "gradients" in measures
     collector = Collector(

@@ -20,7 +20,7 @@ from manyheads.common.errors import describe_error, first_line
 from manyheads.common.interrupts import interrupted, interruptible, stop_if_interrupted
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
-from manyheads.common.run_batch import run
+from manyheads.common.run_batch import run_heads
 from manyheads.common.types import Batch
 from manyheads.heads.observer import moved
 from manyheads.heads.roles import probe_texts, word_alignment
@@ -46,6 +46,7 @@ def roles(
     tokenizer: PreTrainedTokenizerBase | None = None,
     only: Sequence[str] | None = None,
     least: int = LEAST,
+    context: int = probe_texts.TEXT,
     progress: Progress = no_progress,
 ) -> HeadTable:
     """What each head of a model does: its roles, each with the score, the baseline and the number of cases.
@@ -59,6 +60,7 @@ def roles(
     tokenizer: the model's, of transformers: says which tokens are special, punctuation or part of a word.
     only: names of roles; all without it.
     least: with fewer cases than this, nothing is claimed.
+    context: the tokens of the texts in which a key is planted, for the role retrieval.
     progress: called with what is read and how many of its batches are done.
 
     Ctrl-C ends the reading after the batch that runs; roles are then judged on what was read.
@@ -97,7 +99,7 @@ def roles(
     batch_list = list(moved(batches, device_of(model)))
     if isinstance(least, bool) or not isinstance(least, int) or least < 2:
         raise ValueError(f"least: expected a whole number, 2 or more, got {least!r}")
-    batch_facts = probe_texts.read_batch_facts(model, batch_list, tokenizer)
+    batch_facts = replace(probe_texts.read_batch_facts(model, batch_list, tokenizer), context=context)
     collected = _Collected(model, progress)
     with evaluating(model), torch.no_grad(), interruptible():
         _read_sources(model, batch_facts, batch_list, treebank, tokenizer, chosen_roles, collected)
@@ -231,7 +233,7 @@ class _Collected:
                     return
                 self.progress(reading, number, len(probes))
                 try:
-                    run(self.model, batch)
+                    run_heads(self.model, batch)
                 except (RuntimeError, ValueError, IndexError, TypeError) as error:
                     raise ValueError(
                         f"batches: the model failed while reading {reading} ({describe_error(error)})"
