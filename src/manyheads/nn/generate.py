@@ -191,7 +191,11 @@ def _search(
 
 
 def _read_prompt(
-    decoder: Decoder, prompt: Tensor, lengths: Tensor | None, new_tokens: int, cache: DecoderCache | None
+    decoder: Decoder,
+    prompt: Tensor,
+    lengths: Tensor | None,
+    new_tokens: int,
+    cache: DecoderCache | None = None,
 ) -> tuple[Tensor, DecoderCache]:
     """The prompts, all ending in the last column, and the cache to read them into."""
     if decoder.embedding is None:
