@@ -113,6 +113,7 @@ def report(results: dict[str, dict[str, Any]]) -> str:
         for status in (WRONG, NAMED)
         for name in by.get(status, ())
     ]
+    ended = [name for name, result in sorted(results.items()) if result["status"] == coverage_cut.FAILED]
     none = Counter(results[name]["reason"].split(":")[0] for name in by.get(NOT_TAKEN, ()))
     reasons = ", ".join(f"{count} {reason!r}" for reason, count in none.most_common(4))
     return "\n\n".join(
@@ -121,6 +122,7 @@ def report(results: dict[str, dict[str, Any]]) -> str:
             f"{len(by.get(NOT_TAKEN, ()))} take no backend ({reasons}), {taken} do. Of those {right} are "
             f"seen right, {len(by.get(NAMED, ()))} are named, {len(by.get(WRONG, ()))} are wrong without a "
             "word.",
+            f"Ended before there was a verdict (time, memory): {', '.join(ended) or 'none'}.",
             f"Right: {', '.join(by.get(RIGHT, ()))}.",
             "Misses:",
             "\n".join(misses) or "none",

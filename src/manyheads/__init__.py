@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from manyheads.capture.kernel_arguments import AttentionArguments as AttentionArguments
     from manyheads.capture.kernels import register_attention as register_attention
     from manyheads.data.labelled import labelled as labelled
+    from manyheads.heads.comparison import compare as compare
     from manyheads.heads.diversity import diversity as diversity
     from manyheads.heads.importance import agreement as agreement
     from manyheads.heads.importance import importance as importance
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from manyheads.studies.run import study as study
     from manyheads.surgery.cache_choice import cache_plan as cache_plan
     from manyheads.surgery.cache_plan import CachePlan as CachePlan
-    from manyheads.surgery.comparison import compare as compare
+    from manyheads.surgery.card import card as card
     from manyheads.surgery.cut import cut as cut
     from manyheads.surgery.grow import grow as grow
     from manyheads.surgery.headwise_cache import HeadwiseCache as HeadwiseCache
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from manyheads.view.inspect import inspect as inspect
     from manyheads.view.report import report as report
     from manyheads.view.serve import serve as serve
+    from manyheads.view.show import show as show
     from manyheads.view.widget import widget as widget
 
 # Where each public name is defined. It is imported when it is first used.
@@ -90,6 +92,7 @@ _NAMES = {
     "manyheads.capture.kernel_arguments": ("AttentionArguments",),
     "manyheads.capture.kernels": ("register_attention",),
     "manyheads.data.labelled": ("labelled",),
+    "manyheads.heads.comparison": ("compare",),
     "manyheads.heads.diversity": ("diversity",),
     "manyheads.heads.importance": ("agreement", "importance"),
     "manyheads.heads.maps": ("maps",),
@@ -114,9 +117,9 @@ _NAMES = {
     "manyheads.nn.statistics": ("statistics", "statistics_of_scores"),
     "manyheads.nn.transformers": ("Decoder", "Encoder", "Seq2Seq"),
     "manyheads.studies.run": ("study",),
+    "manyheads.surgery.card": ("card",),
     "manyheads.surgery.cache_choice": ("cache_plan",),
     "manyheads.surgery.cache_plan": ("CachePlan",),
-    "manyheads.surgery.comparison": ("compare",),
     "manyheads.surgery.cut": ("cut",),
     "manyheads.surgery.grow": ("grow",),
     "manyheads.models.export": ("export",),
@@ -134,6 +137,7 @@ _NAMES = {
     "manyheads.training.loop": ("train",),
     "manyheads.training.orthogonal_heads": ("orthogonal_heads",),
     "manyheads.training.sweep": ("sweep",),
+    "manyheads.view.show": ("show",),
     "manyheads.view.widget": ("widget",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -79,7 +79,9 @@ trainable.register_autograd(_backward, setup_context=_keep)
 
 def backend(module, query, key, value, attention_mask, scaling=None, is_causal=None, **others):
     """A function on transformers' attention interface; it takes the masks of sdpa."""
-    causal = (module.is_causal if is_causal is None else is_causal) and attention_mask is None
+    causal = (
+        getattr(module, "is_causal", True) if is_causal is None else is_causal
+    ) and attention_mask is None
     bias = others.get("position_bias")
     if bias is not None:
         whole = bias if attention_mask is None else torch.where(attention_mask, bias, -torch.inf)
@@ -92,7 +94,9 @@ def backend(module, query, key, value, attention_mask, scaling=None, is_causal=N
 
 def trainable_backend(module, query, key, value, attention_mask, scaling=None, is_causal=None, **others):
     """The same, with a gradient."""
-    causal = (module.is_causal if is_causal is None else is_causal) and attention_mask is None
+    causal = (
+        getattr(module, "is_causal", True) if is_causal is None else is_causal
+    ) and attention_mask is None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = trainable(query, key, value, attention_mask, bool(causal), scale)
     return out.transpose(1, 2).contiguous(), None

@@ -105,7 +105,7 @@ def test_the_command_says_it_in_a_sentence(saved, monkeypatch, tmp_path) -> None
             done = CliRunner().invoke(cli.app, [verb, str(saved), option, value, *more])
             assert isinstance(done.exception, ValueError), (verb, option)  # main prints it; exit code 2
             assert str(done.exception).startswith(f"{option[2:]}: got '{value}'"), (verb, option)
-    for verb in (["evaluate", str(saved)], ["export", str(saved), "--to", "onnx"]):
+    for verb in (["evaluate", str(saved), "--data", "rows.csv"], ["export", str(saved), "--to", "onnx"]):
         done = CliRunner().invoke(cli.app, [*verb, "--dtype", "int4"])
         assert str(done.exception).startswith("dtype: got 'int4'"), verb
 

@@ -157,7 +157,7 @@ def test_the_card_counts_what_is_there():
     torch.manual_seed(0)
     model = mh.Decoder(12, heads=6, layers=2, vocabulary=19, kv_heads=3).eval()
     small = mh.cut(model, {0: [0, 1], 1: [0, 2, 4]}, texts()[:2])
-    found = mh.compare(model, small, [texts()], sizes=(1, 3), repeats=1)
+    found = mh.card(model, small, [texts()], sizes=(1, 3), repeats=1)
     assert (found.before.heads, found.after.heads) == (12, 7)
     assert found.measure == "perplexity"
     assert found.before.cache == 2 * 3 * (2 + 2) * 4
@@ -168,7 +168,7 @@ def test_the_card_counts_what_is_there():
         expected = nn.functional.cross_entropy(logits, texts()[:, 1:].flatten()).exp().item()
     assert found.after.quality == pytest.approx(expected, rel=1e-4)
     assert set(found.after.seconds) == {1, 3}
-    mine = mh.compare(
+    mine = mh.card(
         model, small, [texts()], metric=lambda m: float(len(list(m.parameters()))), sizes=(), repeats=1
     )
     assert mine.before.quality == mine.after.quality

@@ -311,7 +311,7 @@ def test_the_command_for_machines(here, monkeypatch, capsys):
 def test_the_command_with_no_model_reads_our_own_text(here, monkeypatch, capsys):
     code, told, _ = command(monkeypatch, capsys, "--limit", "9")
     assert code == 0
-    assert "MiniLM on a text of our own" in told
+    assert "MiniLM on built-in sample text" in told
     assert "look at the token before" in told
     assert files(here / "out" / "inspect") == FILES
 

@@ -60,7 +60,7 @@ def test_tables_and_watches_show_themselves():
 
 
 def test_without_anywidget_they_are_text(monkeypatch):
-    widgets._widget_class.cache_clear()
+    widgets.widget_class.cache_clear()
     monkeypatch.setitem(sys.modules, "anywidget", None)
     table = watched().table
     assert table._repr_mimebundle_() == {"text/plain": repr(table)}

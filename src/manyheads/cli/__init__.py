@@ -14,13 +14,14 @@ import typer
 
 import manyheads
 from manyheads.cli.cache import cache
+from manyheads.cli.compare import compare
 from manyheads.cli.demo import demo
 from manyheads.cli.diversity import diversity
 from manyheads.cli.evaluate import evaluate
 from manyheads.cli.export import export, push
 from manyheads.cli.importance import importance
 from manyheads.cli.inspect import inspect
-from manyheads.cli.options import SETTINGS, command
+from manyheads.cli.options import SETTINGS, command, unwrapped
 from manyheads.cli.predict import predict
 from manyheads.cli.prune import prune
 from manyheads.cli.roles import roles
@@ -29,14 +30,16 @@ from manyheads.cli.study import study
 from manyheads.cli.sweep import OF_SWEEP, sweep
 from manyheads.cli.train import OF_RUN, task_verb, train
 from manyheads.common.errors import FailedChangeError
+from manyheads.common.extras import missing_extra
 from manyheads.common.interrupts import EXIT_CODE, leave_at_once
 from manyheads.common.processes import share_one_heap
+from manyheads.view import terminal
 
 app = typer.Typer(
     name="manyheads",
-    no_args_is_help=True,
-    **SETTINGS,
-    help="""Build, see, measure and cut the attention heads of any transformer.
+    invoke_without_command=True,
+    **SETTINGS | {"add_completion": True},
+    help=unwrapped("""Build, see, measure and cut the attention heads of any transformer.
 
 A transformer looks at its input through many small attention heads.
 This command shows what they do, on real models and without a network.
@@ -52,6 +55,9 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
 
   manyheads roles MODEL --treebank sentences.conllu
       which head does what, each claim against a baseline
+
+  manyheads compare MODEL FINE-TUNED --text corpus.txt
+      which heads moved, in numbers with errors
 
   manyheads prune MODEL --keep 0.5 --out small
       a smaller model, refitted, and what that costs and saves
@@ -70,7 +76,7 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
 
   manyheads serve MODEL --open
       type, and see every head at once; silence some, and see what the model says
-""",
+"""),
 )
 
 
@@ -82,17 +88,21 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options of the command itself."""
+    if context.invoked_subcommand is None:
+        terminal.greeting.print_greeting()
 
 
 # Verbs that need more memory for each token read fewer at once.
 BATCH_TOKENS = {"importance": 1024, "diversity": 2048, "prune": 2048}
 for verb in (
-    cache, demo, diversity, evaluate, export, importance, inspect, predict, prune, push, roles, serve, study,
+    cache, compare, demo, diversity, evaluate, export, importance, inspect, predict, prune, push, roles,
+    serve, study,
 ):  # fmt: skip
     app.command()(command(verb, BATCH_TOKENS.get(verb.__name__, 4096)))
 app.add_typer(task_verb(train, OF_RUN, Path("out")))
@@ -109,7 +119,8 @@ def main() -> None:
     try:
         app()
     except (ValueError, ImportError, OSError, FailedChangeError) as error:
-        typer.echo(f"manyheads: {error}", err=True)
+        extra = missing_extra(error) if isinstance(error, ImportError) else None
+        typer.echo(f"manyheads: {extra or error}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(EXIT_CODE)

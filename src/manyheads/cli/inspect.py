@@ -16,6 +16,7 @@ def inspect(
     source: options.Source,
     page: Annotated[bool, "Write report.html, for which a little more is measured on a sample."] = True,
     out: options.Out = Path("out/inspect"),
+    open: options.Open = False,
     json: options.Json = False,
 ) -> str | None:
     """What every head of a model does on a corpus: exact, at any length, under the model's fast kernels.
@@ -35,4 +36,6 @@ def inspect(
             return None
         result = terminal.inspect.InspectPresentation(counted, loaded, corpus, out, page)
         terminal.presentation.present(result, as_json=json)
+        if open:
+            terminal.presentation.open_file(out / "report.html")
         return result.ending(interrupted())

@@ -6,6 +6,7 @@ from typing import Annotated
 import manyheads as mh
 from manyheads.cli import options
 from manyheads.common.interrupts import interrupted, interruptible
+from manyheads.common.language import words
 from manyheads.common.out_folder import prepared
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
@@ -44,4 +45,4 @@ def roles(
             )
         result = terminal.roles.RolesPresentation(table, loaded.name, corpus, out)
         terminal.presentation.present(result, as_json=json)
-        return "Stopped: the roles are judged on what was read until then." if interrupted() else None
+        return words("Stopped: the roles are judged on what was read until then.") if interrupted() else None

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import manyheads as mh
-from manyheads.cli.options import SETTINGS, Verb, command, loading, option
+from manyheads.cli.options import SETTINGS, Verb, command, loading, option, unwrapped
 from manyheads.common.processes import rank
 from manyheads.tasks import available
 from manyheads.view import terminal
@@ -83,7 +83,8 @@ def task_verb(run: Verb, of_run: Sequence[Parameter], out: Path) -> typer.Typer:
             task, listed, rest = super().resolve_command(ctx, args)
             return task, _of_task(task, run, of_run, out) if task in available() else listed, rest
 
-    return typer.Typer(name=run.__name__, cls=Tasks, no_args_is_help=True, help=run.__doc__, **SETTINGS)
+    help = unwrapped(run.__doc__ or "")
+    return typer.Typer(name=run.__name__, cls=Tasks, no_args_is_help=True, help=help, **SETTINGS)
 
 
 def _of_task(name: str, run: Verb, of_run: Sequence[Parameter], out: Path) -> TyperCommand:

@@ -59,6 +59,7 @@ class Observer:
         self._gates: Mapping[str, Tensor] | None = None
         self._mark: Callable[[str], None] | None = None
         self._gradients = False
+        self._means: Mapping[str, Tensor] | None = None
         self._differentiable: bool | None = None
         self._heads: dict[str, list[Tensor]] = {}
         self._real: Tensor | None = None
@@ -105,12 +106,19 @@ class Observer:
                     "method='leave-one-out', which needs none"
                 )
 
-    def gated(self, batch: Batch, gates: Mapping[str, Tensor], gradients: bool = False) -> object:
-        """What the model returns when the heads of these sites are multiplied by numbers (heads,).
+    def gated(
+        self,
+        batch: Batch,
+        gates: Mapping[str, Tensor],
+        gradients: bool = False,
+        means: Mapping[str, Tensor] | None = None,
+    ) -> object:
+        """What the model returns when the heads of these sites are multiplied by numbers (heads,); with
+        ``means``, {site: (heads, width)}, what a number takes away is filled up with the mean.
 
         `gated_sites` has those where that happened.
         """
-        self._gates, self.gated_sites = gates, set()
+        self._gates, self.gated_sites, self._means = gates, set(), means
         try:
             with torch.set_grad_enabled(gradients):
                 return self._run(batch)
@@ -155,7 +163,11 @@ class Observer:
             if name not in self._gates:
                 return None
             self.gated_sites.add(name)
-            return call.output * self._gates[name][:, None, None].to(call.output)
+            gate = self._gates[name].to(call.output)
+            output = call.output * gate[:, None, None]
+            if self._means is None:
+                return output
+            return output + (self._means[name].to(call.output) * (1 - gate)[:, None])[:, None, :]
         if self._mark is not None:
             self._mark(name)
         self._count(call)

@@ -51,7 +51,8 @@ def open_model(
     model: a folder that transformers or manyheads wrote, quantised or not, or that has an adapter (PEFT) and
         names the model below it; a name on the hub, ``owner/name``; a ``.gguf`` file; or
         ``package.module:factory``, a function without arguments that returns a model, or a model and its
-        tokenizer or image processor. Default: the embedded MiniLM sentence encoder.
+        tokenizer or image processor; or ``manyheads/small``, a small model in this package that reads
+        Chinese and English. Default: the embedded MiniLM sentence encoder.
     head: with the output layer that the model was trained with (a language model's logits, a classifier's
         classes), if its config names such a class of transformers and the weights are there.
     device: such as ``cpu`` or ``cuda:1``. Default: the accelerator, if there is one.
@@ -96,6 +97,9 @@ def open_model(
         if model is None:
             encoder, tokenizer = embedded.load()
             loaded = Loaded("MiniLM", encoder, lambda: tokenizer, lambda: no_processor("MiniLM"))
+        elif model == embedded.SMALL:
+            small, reads = embedded.load_small(head=head)
+            loaded = Loaded(model, small, lambda: reads, lambda: no_processor(model))
         elif _FACTORY.fullmatch(model):
             loaded = _from_factory(model)
         elif _is_of_manyheads(Path(model).expanduser()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Annotated
+from typing import Annotated, Any
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Opening:
     ] = None
     dtype: Annotated[
         str | None,
-        "Numbers of the weights: float32, bfloat16, float16, float64, or auto for those of the files; by "
-        "default float32 on a CPU.",
+        "Numbers of the weights: float32, bfloat16, float16, float64, or auto for those of the files; "
+        "float32 on a CPU by default.",
         "Model",
     ] = None
     device_map: Annotated[
@@ -36,6 +36,6 @@ class Opening:
     revision: Annotated[str | None, "A branch, tag or commit of a model on the hub.", "Model"] = None
 
     @property
-    def how(self) -> dict[str, str | None]:
+    def how(self) -> dict[str, Any]:
         """The arguments of `open_model`."""
         return {field.name: getattr(self, field.name) for field in fields(Opening)}

@@ -16,7 +16,7 @@ from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
 from manyheads.data.text_lines import pieces, read_lines
 from manyheads.heads.importance.losses import causal, units
-from manyheads.models.open import Loaded
+from manyheads.models.loaded import Loaded
 from manyheads.surgery.cache_choice import PROTECTED, cache_plan, check_budget, with_budget
 from manyheads.surgery.cache_layers import kv_heads_by_layer
 from manyheads.surgery.cache_plan import CachePlan, check_kept

@@ -31,6 +31,7 @@ def prune(
     scope: Scope = "global",
     floor: int = 1,
     protect: Heads | None = None,
+    groups: bool = False,
     using: Plan | None = None,
     calibration: Iterable[Batch] | None = None,
     unverified: Unverified = "refuse",
@@ -52,7 +53,7 @@ def prune(
     refit: whether to refit.
     recover: the number of training steps; 0 for none.
     method: how heads are ranked: a method of `importance`.
-    scope, floor, protect: as for `plan`.
+    scope, floor, protect, groups: as for `plan`.
     using: a plan to follow, instead of ranking.
     calibration: batches to rank and refit on, where those are fewer than the recovery reads: a refit keeps
         one layer of what it reads in memory. All ``batches`` by default.
@@ -68,7 +69,7 @@ def prune(
     See Also
     --------
     importance, plan, cut, refit, recover: its steps.
-    compare: before and after.
+    card: before and after.
 
     References
     ----------
@@ -111,7 +112,7 @@ def prune(
             left = total * (1 - (1 - keep) * (number + 1) / rounds)
             protected = _still(table, protect) if protect else None
             share = keep if rounds == 1 else min(left / len(table), 1.0)
-            chosen = plan(table, share, scope=scope, floor=floor, protect=protected)
+            chosen = plan(table, share, scope=scope, floor=floor, protect=protected, groups=groups)
         progress("cut", 0, 1)
         small = cut(small, chosen, example, unverified=unverified)
         progress("cut", 1, 1)

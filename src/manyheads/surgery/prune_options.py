@@ -22,6 +22,9 @@ class PruneOptions:
     rounds: Annotated[int, "Remove the heads in this many rounds, and rank them again in between."] = 1
     method: Annotated[str, "How heads are ranked: a method of manyheads importance."] = "elimination"
     uniform: Annotated[bool, "Remove the same number of heads from every layer."] = False
+    groups: Annotated[
+        bool, "Of heads that share a key head (grouped-query attention), remove whole groups only."
+    ] = False
     floor: Annotated[int, "The fewest heads that every layer keeps."] = 1
     protect: Annotated[
         str,

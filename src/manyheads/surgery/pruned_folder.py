@@ -33,9 +33,10 @@ from manyheads.models.folder import save
 from manyheads.models.loaded import Loaded, if_any
 from manyheads.models.model_card import write_card
 from manyheads.surgery import pruning_curve
-from manyheads.surgery.comparison import Card, compare
+from manyheads.surgery.card import Card, card
 from manyheads.surgery.plan import Plan, with_roles
-from manyheads.surgery.prune import prune
+from manyheads.surgery.plan_check import check_plan
+from manyheads.surgery.prune import few, prune
 from manyheads.surgery.prune_options import PruneOptions
 from manyheads.surgery.recover import steps_done
 
@@ -105,6 +106,9 @@ def prune_to_folder(
     holding = holding.sampled(options.sample)
     fitted, held_out = without_outside_labels(batches_of(sample)), batches_of(holding)
     every = without_outside_labels(batches_of(fitting)) if options.recover else fitted
+    if options.keep is not None:
+        limits: dict[str, Any] = {"scope": options.scope, "floor": options.floor, "groups": options.groups}
+        check_plan(model, few(fitted[0]), options.keep, protect=protected, **limits)
     state = out.with_name(f"{out.name}.recovery.safetensors") if options.recover else None
 
     def report(stage: str, done: float, total: float | None) -> None:
@@ -127,13 +131,14 @@ def prune_to_folder(
             scope=options.scope,
             floor=options.floor,
             protect=protected,
+            groups=options.groups,
             using=plan,
             calibration=fitted,
             unverified=unverified,
             state=state,
             progress=report,
         )
-        card = compare(model, small, held_out, metric=metric)
+        costs = card(model, small, held_out, metric=metric)
         curve: pruning_curve.Curve | None = None
         if options.curve and not interrupted():
             with suppress(Interrupted):
@@ -152,7 +157,7 @@ def prune_to_folder(
         document: dict[str, Any] = {"model": loaded.name, "corpus": corpus.what, "out": str(out)}
         document |= {"notes": [*corpus.notes, *_notes_of(sample, options.recover)]}
         document |= {"fitted": sizes(sample), "held_out": sizes(holding)}
-        document |= {**card.as_json(), "original_heads": getattr(small, "original_heads", {})}
+        document |= {**costs.as_json(), "original_heads": getattr(small, "original_heads", {})}
         if curve is not None:
             document["curve"] = plain(asdict(curve))
         with whole_folder(out) as folder:
@@ -166,7 +171,7 @@ def prune_to_folder(
         unfinished = state if state is not None and _is_unfinished(state, options.recover) else None
         if state is not None and unfinished is None:
             state.unlink(missing_ok=True)
-        return PrunedFolder(out, card, removed, document, curve is not None, unfinished, interrupted())
+        return PrunedFolder(out, costs, removed, document, curve is not None, unfinished, interrupted())
 
 
 class _Readers:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from manyheads.common.language import words
 from manyheads.common.progress import Progress
 
 # Stages as a person reads them; others are shown by their names.
@@ -17,6 +18,7 @@ STAGES = {
     "watch": "Watching",
     "diversity": "Comparing heads",
     "measure": "Measuring",
+    "compare": "Comparing",
     "rank": "Ranking",
     "cut": "Cutting",
     "refit": "Refitting",
@@ -58,7 +60,7 @@ def progress_bar(
         def progress(stage: str, done: float, total: float | None) -> None:
             nonlocal last
             if stage not in tasks:
-                name = f"{doing} {STAGES.get(stage, stage)}".strip()
+                name = f"{words(doing)} {words(STAGES.get(stage, stage))}".strip()
                 tasks[stage], started[stage] = bars.add_task(name, total=total, speed=""), last
             last = perf_counter()
             speed = f"{done / (last - started[stage]):,.0f} {unit}/s" if unit and done else ""

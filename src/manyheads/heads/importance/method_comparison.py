@@ -27,7 +27,7 @@ from manyheads.heads.table import HeadTable
 from manyheads.models.loaded import Loaded
 
 # Methods that run the model many times: a part of that says nothing. The others read the batches once.
-MANY_PASSES = ("leave-one-out", "gates")
+MANY_PASSES = ("leave-one-out", "mean-ablation", "gates")
 
 
 @dataclass

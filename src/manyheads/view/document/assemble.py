@@ -74,6 +74,7 @@ def document(
     processor: object = None,
     room: int = ROOM,
     progress: Progress = no_progress,
+    only_examples: bool = False,
 ) -> HeadDocument:
     """All that a page shows: the numbers of a table; with a model and a sample also what is measured there.
 
@@ -86,6 +87,8 @@ def document(
     tokenizer, processor: the model's, for words and images.
     room: how many bytes the document may take in a report.
     progress: called with the part that is being measured, and how much of it is done.
+    only_examples: of what is measured, the examples with their attention alone, which takes seconds: neither
+        roles nor importance nor redundancy nor a curve, and no head is silenced.
 
     Ctrl-C ends the measuring; the document has the parts that were finished by then.
 
@@ -123,7 +126,10 @@ def document(
     }
     if model is not None and sample is not None and sample.batches:
         with evaluating(model), interruptible():
-            examples = _measure(page, table, model, sample, tokenizer, processor, progress)
+            if only_examples:
+                examples = _show(page, table, model, sample, tokenizer, processor, progress)
+            else:
+                examples = _measure(page, table, model, sample, tokenizer, processor, progress)
         page["examples"] = examples.fitted(Budget(room - byte_size(page)))
     return page
 
@@ -261,6 +267,24 @@ def _measure(
         page["curve"] = lines
     if examples.changes:
         page["importance"]["leave-one-out"] = _leave_one_out(examples.changes)
+    return examples
+
+
+def _show(
+    page: HeadDocument,
+    table: HeadTable,
+    model: nn.Module,
+    sample: Sample,
+    tokenizer: PreTrainedTokenizerBase | None,
+    processor: object,
+    progress: Progress,
+) -> Examples:
+    """Fill in the attention of a sample's examples, and nothing that needs many runs; returns them."""
+    parts = _Parts(page, progress)
+    order = _most_important(table, None)
+    examples = Examples(model, table, order, tokenizer, processor, parts.notes, silencing=False)
+    parts.measure("examples", lambda progress: examples.add(sample, device_of(model), progress))
+    page["profiles"] = profiles(examples.seen, table)
     return examples
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import webbrowser
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from manyheads.common.json_numbers import plain
+from manyheads.common.language import words
 from manyheads.common.out_folder import writing
 from manyheads.common.whole_files import write_whole
 from manyheads.heads.table import HeadTable
@@ -86,6 +88,11 @@ def present(result: Presentation, *, as_json: bool) -> None:
                 console.print(Text(sentence), soft_wrap=True)
 
 
+def open_file(path: Path) -> None:
+    """Open a page or a figure with what the user has for it: a browser, or a viewer of images."""
+    webbrowser.open(path.resolve().as_uri())
+
+
 def plain_text(show: Callable[[Console], None], width: int = TEXT_WIDTH) -> str:
     """What a function prints, without colours.
 
@@ -111,4 +118,4 @@ def write_results(table: HeadTable, text: str, out: Path, tables: Sequence[str],
 def print_notes(notes: Iterable[str], console: Console) -> None:
     """Print what a reader has to know besides the numbers."""
     for note in notes:
-        console.print(Text(f"\nNote: {note}"), soft_wrap=True)
+        console.print(Text("\n" + words("Note: {note}", note=note)), soft_wrap=True)
