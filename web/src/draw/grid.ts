@@ -27,6 +27,8 @@ export interface GridOptions {
   tip: (head: number) => Child[];
   /** a click, or the space bar; picks the head if nothing is given */
   pick?: (head: number) => void;
+  /** whether a plain click adds to what is picked, as one with Ctrl or Shift does */
+  adds?: () => boolean;
 }
 
 export interface Grid {
@@ -146,7 +148,7 @@ export function grid(options: GridOptions): Grid {
     if (head === null) return;
     drawn.get(head)!.focus({ preventScroll: true });
     if (options.pick) options.pick(head);
-    else pick(page, head, event.ctrlKey || event.metaKey || event.shiftKey);
+    else pick(page, head, event.ctrlKey || event.metaKey || event.shiftKey || !!options.adds?.());
   });
   element.addEventListener("dblclick", (event) => {
     const head = headAt(event);
@@ -165,7 +167,7 @@ export function grid(options: GridOptions): Grid {
     else if (event.key === "Home") to = event.ctrlKey ? cells[0] : inRow[0];
     else if (event.key === "End") to = event.ctrlKey ? cells.at(-1) : inRow.at(-1);
     else if (event.key === "Enter") page.open("head", head);
-    else if (event.key === " ") options.pick ? options.pick(head) : pick(page, head, event.ctrlKey || event.shiftKey);
+    else if (event.key === " ") options.pick ? options.pick(head) : pick(page, head, event.ctrlKey || event.shiftKey || !!options.adds?.());
     else if (event.key === "Escape") tip.hide();
     else return;
     event.preventDefault();

@@ -8,7 +8,8 @@ import { sheet, type Sheet } from "../../draw/pixels";
 import { radios } from "../../draw/radios";
 import { plain, tokenElement } from "../../draw/tokens";
 import type { Example } from "../../document";
-import { attention, thumbnail, type Attention } from "../../maps";
+import { attention, thumbnail } from "../../maps";
+import { received } from "../../rollout";
 import { current } from "../../state";
 import { headMap, title, type HeadMap } from "../heads";
 import type { Bench, Part } from "../live";
@@ -137,7 +138,7 @@ export function maps(bench: Bench): Part {
     window.clearTimeout(dwelling);
     if (!seen.exact) dwelling = window.setTimeout(() => void live.exact(document, live.attended!.example, head!).then((came) => came && look(), () => {}), DWELL);
     if (query >= seen.queries.length) query = -1;
-    const weights = shares(seen, query);
+    const weights = received(seen, query);
     const most = Math.max(1e-9, ...weights);
     looks.replaceChildren(
       html("p", { class: "note" }, query < 0 ? words.live.looks(name) : words.live.looksFrom(name, plain(seen.queries[query]!, 20))),
@@ -198,16 +199,4 @@ export function maps(bench: Bench): Part {
       for (const end of ends) end();
     },
   };
-}
-
-/** How much attention each key gets: from one query, or from all of them on average. */
-function shares(seen: Attention, query: number): number[] {
-  const found = new Array<number>(seen.keys.length).fill(0);
-  const weights = seen.exact ?? seen.pooled;
-  if (!weights) return found;
-  const [rowSize, columnSize] = seen.exact ? [1, 1] : [seen.rowSize, seen.columnSize];
-  const chosen = query < 0 ? [...Array(weights.rows).keys()] : [Math.floor(query / rowSize)];
-  for (const row of chosen)
-    for (let key = 0; key < found.length; key++) found[key]! += weights.at(row, Math.floor(key / columnSize)) / columnSize / chosen.length;
-  return found;
 }
