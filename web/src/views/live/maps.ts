@@ -42,8 +42,11 @@ export function maps(bench: Bench): Part {
   });
   figure.controls.append(choice.element);
   const looks = html("div", { class: "looks", "data-part": "looks" });
+  const numbersLine = html("div", { class: "head-numbers", "aria-hidden": "true" });
+  // of a deep model, the maps are many screens: tokens and head numbers stay above them
+  const stays = html("div", { class: "stays", "data-part": "stays" }, looks, numbersLine);
   const place = html("div", {}, figure.figure);
-  figure.body.before(looks, note);
+  figure.body.before(note, stays);
   const element = html("div", { class: "heads-live" }, place);
 
   function toggle(head: number): void {
@@ -79,12 +82,14 @@ export function maps(bench: Bench): Part {
     cells?.close();
     table?.close();
     cells = table = paper = undefined;
+    numbersLine.replaceChildren();
+    stays.classList.remove("covers");
     placedAs = "";
   }
 
   /** The maps; cells stay where they are as long as the heads do, so that who walks through them goes on. */
   function drawMaps(example: Example): void {
-    const { cells: found, labels, size, width, height } = placed(page, example, { width: figure.body.clientWidth || 700, left: 26, smallest: SMALLEST, largest: LARGEST, gap: GAP });
+    const { cells: found, labels, numbers: columns, size, width, height } = placed(page, example, { width: figure.body.clientWidth || 700, left: 26, smallest: SMALLEST, largest: LARGEST, gap: GAP });
     const layout = JSON.stringify([width, height, found.map(({ head, x, y }) => [head, x, y])]);
     places = found;
     if (layout === placedAs && cells) return;
@@ -108,6 +113,9 @@ export function maps(bench: Bench): Part {
     });
     paper = sheet(svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "glance" }, labels, cells.element), colours);
     figure.body.replaceChildren(paper.element);
+    const texts = columns.map(({ x, text }) => svg("text", { x, y: 11, "text-anchor": "middle" }, text));
+    stays.classList.toggle("covers", document.stacks.length === 1); // over the same numbers in the drawing
+    numbersLine.replaceChildren(svg("svg", { viewBox: `0 0 ${width} 14`, width, height: 14 }, svg("g", { class: "axis" }, ...texts)));
   }
 
   function mark(): void {
