@@ -224,3 +224,16 @@ def test_nothing_overflows_on_a_phone(show: Show, language: str) -> None:
     for tab in tabs:
         page.click(f"[data-tab={tab}]")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, tab
+
+
+def test_the_pipeline_shows_the_heads_of_every_layer(show: Show) -> None:
+    page = show(everything(), "#pipeline")
+    layers = page.eval_on_selector_all("[aria-label=Layer] button", "all => all.map(one => one.textContent)")
+    assert layers == ["0", "1", "2"]
+    tiles = "svg.pipeline .tile"
+    assert len(page.query_selector_all(tiles)) == SIZES[0]
+    pictures = "all => all.map(one => one.getAttribute('href'))"
+    first = page.eval_on_selector_all(f"{tiles} image", pictures)
+    page.click("[aria-label=Layer] button:nth-child(3)")
+    assert len(page.query_selector_all(tiles)) == SIZES[2]
+    assert not set(first) & set(page.eval_on_selector_all(f"{tiles} image", pictures))

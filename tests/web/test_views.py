@@ -84,6 +84,8 @@ def test_the_pipeline_shows_every_matrix_as_it_is(page: Callable[[str], Any]) ->
     assert shown["positions P"] == flat(known["positions"])
     assert shown["output Y"] == flat(known["projected"])
     assert shown[f"attention weights {head}"] == pytest.approx(flat(known["weights"][head]))
+    scores = [0.0 if x is None else x for x in flat(known["scores"][head])]  # hidden by a mask: no number
+    assert [x if x == x else 0.0 for x in shown[f"scores Q Kᵀ, scaled {head}"]] == scores
     assert shown[f"output of head {head}"] == flat(known["heads"][head])
     assert shown[f"queries {head}"] == flat(known["query"][head])
     assert shown[f"values {head}"] == flat(known["value"][head])

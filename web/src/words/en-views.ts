@@ -11,6 +11,9 @@ export const views = {
     chooseToken: "Follow",
     chooseHead: "Head",
     head: "head",
+    layer: "Layer",
+    legendSigned: "numbers of the model: orange is below 0, blue above, each matrix up to its own largest",
+    legendWeights: "attention weights, from 0 to the largest of the head",
     ids: "id",
     lookUp: "look up",
     sum: "sum, norm",
@@ -22,6 +25,7 @@ export const views = {
       query: "queries",
       key: "keys",
       value: "values",
+      scores: "scores Q Kᵀ, scaled",
       weights: "attention weights",
       heads: "output of head",
       joined: "heads side by side",
@@ -43,11 +47,11 @@ export const views = {
       },
       attention: {
         title: "One head attends",
-        note: "The query of a word (a row) is compared with the keys of all words. Softmax turns each row into weights that sum to 1: the attention weights. The output is the average of the values with these weights.",
+        note: "The query of a word (a row) is compared with the keys of all words. The result is the scores; grey is hidden by a mask. Softmax turns each row of them into weights that sum to 1: the attention weights. The output is the average of the values with these weights.",
       },
       heads: {
         title: "All heads at once, each in its own way",
-        note: "The same words, at the same time, in every head. Rows are queries, columns are keys; the stronger the colour, the larger the weight (each head up to its largest). Choose a head to see it above.",
+        note: "The same words, at the same time, in every head. Rows are queries, columns are keys; the stronger the colour, the larger the weight (each head up to its largest). Choose a head to see it above, or another layer to see its heads.",
       },
       joined: {
         title: "Concatenated, and mixed",

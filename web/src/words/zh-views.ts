@@ -11,6 +11,9 @@ export const views: typeof english = {
     chooseToken: "跟随",
     chooseHead: "头",
     head: "头",
+    layer: "层",
+    legendSigned: "模型中的数值：橙色小于 0，蓝色大于 0，每个矩阵各按自身最大值着色",
+    legendWeights: "注意力权重，从 0 到该头的最大值",
     ids: "编号",
     lookUp: "查表",
     sum: "相加、归一",
@@ -22,6 +25,7 @@ export const views: typeof english = {
       query: "查询",
       key: "键",
       value: "值",
+      scores: "缩放后的分数 Q Kᵀ",
       weights: "注意力权重",
       heads: "头的输出",
       joined: "各头拼接",
@@ -43,11 +47,11 @@ export const views: typeof english = {
       },
       attention: {
         title: "一个头怎样看",
-        note: "一个词的查询（一行）与所有词的键作比较。softmax 把每一行变成总和为 1 的份额，这就是注意力权重；再按这些份额对值求平均。",
+        note: "一个词的查询（一行）与所有词的键作比较。得到的就是分数；灰色表示被掩码遮住。softmax 把分数的每一行变成总和为 1 的份额，这就是注意力权重；再按这些份额对值求平均。",
       },
       heads: {
         title: "所有头同时看，各看各的",
-        note: "同样的词，同一时刻，在每一个头里。行是提问者，列是回答者；颜色越深，权重越大（各头以自身最大值为准）。选择一个头，即可在上方细看。",
+        note: "同样的词，同一时刻，在每一个头里。行是提问者，列是回答者；颜色越深，权重越大（各头以自身最大值为准）。选择一个头，即可在上方细看；也可以选择别的层。",
       },
       joined: {
         title: "并排拼接，再混合",
