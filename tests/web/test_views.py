@@ -260,7 +260,7 @@ def test_a_target_word_is_chosen_by_key_and_by_click(page: Callable[[str], Any])
 def test_every_chart_is_saved_as_svg_png_and_csv(page: Callable[[str], Any], view: str) -> None:
     opened = page(view)
     found = charts(opened)
-    assert len(found) == {"all": 4, "pipeline": 5, "picture": 2, "alignment": 3}[view]
+    assert len(found) == {"all": 4, "pipeline": 5, "picture": 3, "alignment": 3}[view]
     names = set()
     for figure in found:
         files = []

@@ -44,6 +44,14 @@ export function pick(page: Page, head: number, add: boolean): void {
   else page.state.set({ selected: selected.includes(head) ? selected.filter((one) => one !== head) : [...selected, head] });
 }
 
+/** What shows the head under the pointer keeps showing it while the keyboard is in there. */
+export const FOLLOWS = { "data-follows": "" };
+
+/** The head is no longer pointed at, unless the focus went on to what shows it: that must not change under it. */
+export function unfocus(page: Page, event: FocusEvent): void {
+  if (!(event.relatedTarget as Element | null)?.closest("[data-follows]")) page.state.set({ hovered: null });
+}
+
 /** What screen readers say of a head. */
 export function spoken(page: Page, head: number, label: string): string {
   return unverified(page.document, head) ? `${label}, ${page.words.notVerified}` : label;
@@ -139,8 +147,8 @@ export function grid(options: GridOptions): Grid {
     state.set({ hovered: head });
     if (drawn.get(head)!.matches(":focus-visible")) tip.show(drawn.get(head)!, ...options.tip(head), ...doubts(page, head));
   });
-  element.addEventListener("focusout", () => {
-    state.set({ hovered: null });
+  element.addEventListener("focusout", (event) => {
+    unfocus(page, event);
     tip.hide();
   });
   element.addEventListener("click", (event) => {

@@ -1,6 +1,7 @@
 // The card beside a map of heads: the numbers of the head under the pointer, or of the one picked last.
 import { html, type Child } from "../draw/element";
 import { doubts } from "../doubts";
+import { FOLLOWS, unfocus } from "../draw/grid";
 import { number } from "../draw/number";
 import { picture } from "../draw/pixels";
 import { thumbnail } from "../maps";
@@ -11,7 +12,7 @@ import { title } from "./heads";
 /** otherwise: the head that is shown before any is picked. */
 export function card(page: Page, otherwise?: number): { element: HTMLElement; close: () => void } {
   const { document, state, words, colours } = page;
-  const element = html("aside", { class: "card", "aria-label": words.aboutHead });
+  const element = html("aside", { class: "card", "aria-label": words.aboutHead, ...FOLLOWS, onfocusout: (event: FocusEvent) => unfocus(page, event) });
   let open = false;
 
   function draw(): void {
@@ -38,7 +39,7 @@ export function card(page: Page, otherwise?: number): { element: HTMLElement; cl
     let group = "statistics";
     const measures = measureKeys(document).map((key) => measure(document, key, words)).filter((one) => !one.kinds);
     const rows: Child[] = measures.flatMap((one) => {
-      const title = one.group === group || one.group === "comparison" ? [] : [html("div", { class: "group" }, words.measureGroups[one.group])];
+      const title = one.group === group ? [] : [html("div", { class: "group" }, words.measureGroups[one.group])];
       group = one.group;
       const method = one.key.startsWith("importance:") ? one.key.slice("importance:".length) : "";
       const mean = one.mean[head];

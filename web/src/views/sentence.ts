@@ -1,6 +1,7 @@
 // Beside the map: the attention of the head under the pointer, or of those that are picked, on the example.
 import { exampleChoice } from "../draw/examples";
 import { html, type Child } from "../draw/element";
+import { FOLLOWS, unfocus } from "../draw/grid";
 import { picture } from "../draw/pixels";
 import { attention, thumbnail } from "../maps";
 import type { Page } from "../page";
@@ -13,7 +14,7 @@ export function sentence(page: Page, first: readonly number[]): { element: HTMLE
   if (!document.examples.length) return { element: null, draw: () => {}, close: () => {} };
   const choice = html("div", { class: "choices" });
   const box = html("div", {});
-  const element = html("div", { class: "sentence", "data-part": "sentence" }, choice, box);
+  const element = html("div", { class: "sentence", "data-part": "sentence", ...FOLLOWS, onfocusout: (event: FocusEvent) => unfocus(page, event) }, choice, box);
   let drawn = "";
 
   function draw(): void {

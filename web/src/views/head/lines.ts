@@ -51,7 +51,7 @@ export function lines(page: Page, some: readonly Overlay[], picked: number, zoom
   const { queries, keys } = some.at(-1)!.attention;
   const several = some.length > 1;
   const width = options.width && options.width > 200 ? options.width : WIDTH;
-  const widest = Math.min(WIDEST, 0.3 * width);
+  const widest = Math.min(WIDEST, 0.315 * width);
   const shownQueries = places(queries.length, zoom.row);
   const shownKeys = keys.length <= SHORT ? places(keys.length, 0) : strongest(some, shownQueries);
   const numbered = queries.length > SHORT || keys.length > SHORT;
