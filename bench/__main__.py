@@ -11,6 +11,8 @@ ALSO = (
     "coverage",
     "coverage_cut",
     "coverage_grow",
+    "coverage_opaque",
+    "cache",
     "export",
     "importance",
     "roles",
@@ -20,6 +22,7 @@ ALSO = (
     "dynamic",
     "live",
     "report",
+    "verbs",
     "probe",
     "health",
 )  # only when named: they take long; `python -m bench.learn` has a command of its own

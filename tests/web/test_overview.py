@@ -1,10 +1,11 @@
-"""The first screen of the page: what it is, the heads that stand out, attention on an example; several heads in
-colours; what each token receives, and rollout, against plain sums; units; a phone's width.
+"""The first screen of the page: what it is, the heads that stand out, attention on an example; several heads
+in colours; what each token receives, and rollout, against plain sums; units; a phone's width.
 """
 
 import csv
 import io
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def rolled(length: int) -> np.ndarray:
     """Rollout, by matrix products: the last layer stands left."""
     starts = np.cumsum([0, *SIZES])
     joint = np.eye(length)
-    for start, end in zip(starts[:-1], starts[1:], strict=True):
+    for start, end in pairwise(starts):
         joint = (0.5 * maps(range(start, end), length).mean(0) + 0.5 * np.eye(length)) @ joint
     return joint
 
@@ -200,7 +201,7 @@ def test_every_number_has_a_unit_and_a_meaning(show: Show, language: str) -> Non
     page.wait_for_selector(".card .meanings[open]")
     parts = page.eval_on_selector_all(
         ".card .meanings dl > div",
-        "all => all.map(one => [one.querySelector('.unit').textContent, one.querySelector('dd').textContent])",
+        "all => all.map(one => ['.unit', 'dd'].map(name => one.querySelector(name).textContent))",
     )
     assert len(parts) == len(numbers)
     for unit, meaning in parts:

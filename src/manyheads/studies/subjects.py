@@ -16,7 +16,8 @@ from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.data.examples import spread
 from manyheads.heads.model_outputs import difference, read
-from manyheads.models.open import Loaded, open_model
+from manyheads.models.loaded import Loaded
+from manyheads.models.open import open_model
 from manyheads.studies import language_text, translation_text
 from manyheads.studies.fitting import Recipe, fit, new_model
 from manyheads.studies.study import Settings, Verdict, Words, judge_effect
