@@ -210,6 +210,8 @@ class LearnedPositions(nn.Module):
                 f"length: expected at most the {self.max_length} learned positions (max_length), "
                 f"got {offset + x.shape[1]}"
             )
+        if left is None:  # a slice: its gradient is a sum, where that of an index is a scatter
+            return x + self.weight[offset : offset + x.shape[1]].to(x.dtype)
         return x + self.weight[_places(x, offset, left)].to(x.dtype)
 
     def extra_repr(self) -> str:
