@@ -46,7 +46,8 @@ class PackedAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         q, k, v = (
-            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.inputs(x).split(width, 2)
+            part.view(batch, length, self.heads, -1).transpose(1, 2)
+            for part in self.inputs(x).split(width, 2)
         )
         rate = self.rate if self.training else 0.0
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
