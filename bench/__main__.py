@@ -22,6 +22,8 @@ ALSO = (
     "report",
     "probe",
     "health",
+    "train_step",
+    "generation",
 )  # only when named: they take long; `python -m bench.learn` has a command of its own
 
 

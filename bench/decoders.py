@@ -145,7 +145,7 @@ BUILDERS: dict[str, Callable[[Shape], nn.Module]] = {
 
 
 def build(name: str, shape: Shape) -> nn.Module:
-    """A model from ids (batch, length) to logits (batch, length, vocabulary), or an object with ``logits``."""
+    """A model from ids (batch, length) to logits (batch, length, vocabulary); some return an object."""
     torch.manual_seed(0)
     return BUILDERS[name](shape)
 

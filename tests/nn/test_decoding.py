@@ -171,9 +171,8 @@ def test_who_looks_sees_the_modules():
     model, prompt = decoder(), torch.randint(23, (2, 5))
     with Doubled():
         assert steps_of(model, model.new_cache(9), 2, 1) is None
-    with mh.silence(model, {1: [0, 2]}):
+    with mh.silence(model, {1: [0, 2]}, unverified="allow"):  # a cache cannot be probed
         assert steps_of(model, model.new_cache(9), 2, 1) is None
-        model(prompt)  # what its heads are is proved without a cache
         silenced = mh.generate(model, prompt, new_tokens=29)
     assert not torch.equal(silenced, mh.generate(model, prompt, new_tokens=29))
     with mh.watch(model) as seen:

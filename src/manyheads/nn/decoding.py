@@ -15,7 +15,6 @@ torch function modes): these are run as they are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -75,7 +74,7 @@ def _untouched(module: nn.Module) -> bool:
 
 
 def _is_regular(block: nn.Module) -> bool:
-    """Whether a block's attention is of heads of equal sizes, with nothing that restricts it but causality."""
+    """Whether a block's heads are of equal sizes, with nothing but causality to restrict them."""
     if not isinstance(block, TransformerBlock):
         return False
     parts = [part for part in (block.attention, block.cross_attention) if part is not None]

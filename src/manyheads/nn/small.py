@@ -1,7 +1,7 @@
 """Dropout on few attention weights: all of them at once, by torch's own operators.
 
-Below a few hundred tokens a tile's bookkeeping costs more than its arithmetic. The weights are then few enough
-to keep for the backward pass.
+Below a few hundred tokens a tile's bookkeeping costs more than its arithmetic. The weights are then few
+enough to keep for the backward pass.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.nn.mask import Mask
 from manyheads.nn.residual import drop
 
-# Up to so many weights, of all heads and sequences together, and so many keys: 2 MiB a tensor, three are kept.
+# Up to so many weights, of all heads and sequences together, and so many keys: 2 MiB a tensor, three kept.
 WEIGHTS = 2**19
 KEYS = 256
 
