@@ -23,6 +23,7 @@ ALSO = (
     "probe",
     "health",
     "train_step",
+    "train_step_compiled",
     "generation",
 )  # only when named: they take long; `python -m bench.learn` has a command of its own
 
