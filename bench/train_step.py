@@ -45,10 +45,8 @@ def compare(
         fastest, ratio = against(times, OURS, [name for name in names if name in BUILT_ALIKE])
         cell = f"{shape.width}, {shape.context}, dropout {shape.dropout}"
         ratios[cell], with_biases[cell] = ratio, times[GPT2] / times[BIASED]
-        rows.append(
-            [str(shape), shape.context, batch, shape.dropout, *(milliseconds(times[name]) for name in names)]
-            + [fastest, f"{ratio:.2f}", f"{with_biases[cell]:.2f}"]
-        )
+        figures = [*(milliseconds(times[name]) for name in names), fastest, f"{ratio:.2f}"]
+        rows.append([str(shape), shape.context, batch, shape.dropout, *figures, f"{with_biases[cell]:.2f}"])
         say(f"{cell}: {ratio:.2f} of {fastest}, {with_biases[cell]:.2f} with biases")
     torch.set_num_threads(threads)
     worst, lowest = (min(values, key=values.__getitem__) for values in (ratios, with_biases))

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from torch.nn.modules import module as torch_modules
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from manyheads.nn import mask as masks
 from manyheads.nn.blocks import FeedForward, TransformerBlock
 from manyheads.nn.cache import KVCache
 from manyheads.nn.multihead import MultiHeadAttention
@@ -100,8 +101,8 @@ class Steps:
         blocks = cast(list[TransformerBlock], list(decoder.blocks))
         contexts = cache.contexts or [None] * len(blocks)
         self.layers = [
-            _Layer(block, own, context, count, cache.context_lengths)
-            for block, own, context in zip(blocks, cache.blocks, contexts, strict=True)
+            _Layer(block, keys, context, count, cache.context_lengths)
+            for block, keys, context in zip(blocks, cache.blocks, contexts, strict=True)
         ]
         self.embedding = decoder.embedding.weight
         unembedding = self.embedding if decoder.output is None else decoder.output.weight
@@ -110,14 +111,24 @@ class Steps:
 
     def prompt(self, ids: Tensor) -> Tensor:
         """Read ids (rows, length); the logits of the next token, (rows, vocabulary)."""
-        logits: Tensor = self.decoder(ids, cache=self.cache, last=True)
-        self.length = self.cache.length
-        left = self.cache.left
-        if left is not None or self.beams > 1:
-            keys = torch.arange(self.length)[None, None, None]
-            start = torch.zeros(ids.shape[0], dtype=torch.int64) if left is None else left
-            self.visible = (keys >= start[:, None, None, None]).expand(-1, -1, self.beams, -1)
-        return logits[:, -1]
+        decoder, cache, left, length = self.decoder, self.cache, self.cache.left, ids.shape[1]
+        seen = None if left is None else torch.arange(length) >= left[:, None, None, None]
+        context_mask = None if cache.context_lengths is None else masks.padding(cache.context_lengths)
+        x = decoder.enter(ids, 0, left)
+        for layer in self.layers[:-1]:
+            caches = {"cache": layer.cache, "context_cache": layer.context_cache}
+            x = layer.block(x, mask=seen, context_mask=context_mask, causal=True, **caches)
+        # the last block's output is needed for the last token only, and of the others their keys and values
+        last = self.layers[-1]
+        if length > 1:
+            before = last.norm_before(x[:, :-1], last.block.attention_norm)
+            last.cache.append(*last.block.attention.keys_values(before, None, 0))
+        x = last.step(x[:, -1], length - 1, 1, seen, {})
+        self.length = length
+        if self.beams > 1 and seen is None:
+            seen = torch.ones(len(ids), 1, 1, length, dtype=torch.bool)
+        self.visible = None if seen is None else seen.expand(-1, -1, self.beams, -1)
+        return self.logits(decoder.norm(x))
 
     def token(self, ids: Tensor, parents: Tensor | None = None) -> Tensor:
         """Read one token of each hypothesis, (rows * beams, 1), that continues ``parents (rows, beams)``.
@@ -157,12 +168,15 @@ class _Layer:
         rows: int,
         context_lengths: Tensor | None,
     ) -> None:
-        self.block, self.cache = block, cache
-        own = block.attention
-        self.inputs = _together([own.query, own.key, own.value], rows)
-        self.widths = [own.query.out_features, own.key.out_features, own.value.out_features]
-        self.shapes = [own.heads, own.kv_heads, own.kv_heads], [own.d_key, own.d_key, own.d_value]
-        self.output = _together([own.output], rows)
+        self.block, self.cache, self.context_cache = block, cache, context
+        attention = block.attention
+        self.inputs = _together([attention.query, attention.key, attention.value], rows)
+        self.widths = [attention.query.out_features, attention.key.out_features, attention.value.out_features]
+        self.shapes = (
+            [attention.heads, attention.kv_heads, attention.kv_heads],
+            [attention.d_key, attention.d_key, attention.d_value],
+        )
+        self.output = _together([attention.output], rows)
         self.context: tuple[Tensor, Tensor] | None = None
         self.context_mask: Tensor | None = None
         if block.cross_attention is not None and context is not None:
@@ -185,42 +199,44 @@ class _Layer:
         turns: dict[int, tuple[Tensor, Tensor]],
     ) -> Tensor:
         """``x (rows * beams, d_model)`` at ``position`` to the same shape; grows the cache by ``beams``."""
-        block, own = self.block, self.block.attention
-        y = self._before(x, block.attention_norm)
+        block, attention = self.block, self.block.attention
+        y = self.norm_before(x, block.attention_norm)
         q, k, v = (
             part.view(-1, beams, heads, width)
             for part, heads, width in zip(self.inputs(y).split(self.widths, 1), *self.shapes, strict=True)
         )
-        if own.query_norm is not None and own.key_norm is not None:
-            q, k = own.query_norm(q), own.key_norm(k)
-        if own.rotary is not None:
-            if id(own.rotary) not in turns:
-                turns[id(own.rotary)] = own.rotary.turns(position, 1, x)
-            q, k = (own.rotary.turned(part, *turns[id(own.rotary)]) for part in (q, k))
+        if attention.query_norm is not None and attention.key_norm is not None:
+            q, k = attention.query_norm(q), attention.key_norm(k)
+        if attention.rotary is not None:
+            if id(attention.rotary) not in turns:
+                turns[id(attention.rotary)] = attention.rotary.turns(position, 1, x)
+            q, k = (attention.rotary.turned(part, *turns[id(attention.rotary)]) for part in (q, k))
         keys, values = self.cache.append(k.transpose(1, 2), v.transpose(1, 2))
-        out = _attend(q, keys, values, visible, own.d_key**-0.5)
-        x = self._after(x, self.output(out), block.attention_norm)
+        out = _attend(q, keys, values, visible, attention.d_key**-0.5)
+        x = self.norm_after(x, self.output(out), block.attention_norm)
         if block.cross_attention is not None and self.context is not None:
-            y = self._before(x, block.cross_norm)
+            y = self.norm_before(x, block.cross_norm)
             cross = block.cross_attention
             q = self.cross_query(y).view(-1, beams, cross.heads, cross.d_key)
             if cross.query_norm is not None:
                 q = cross.query_norm(q)
             out = _attend(q, *self.context, self.context_mask, cross.d_key**-0.5)
-            x = self._after(x, self.cross_output(out), block.cross_norm)
+            x = self.norm_after(x, self.cross_output(out), block.cross_norm)
         feed = block.feed_forward
-        hidden = self.up(self._before(x, block.feed_forward_norm))
+        hidden = self.up(self.norm_before(x, block.feed_forward_norm))
         if feed.gate is None:
             hidden = feed.activation(hidden)
         else:
             gate, up = hidden.chunk(2, 1)
             hidden = feed.activation(gate) * up
-        return self._after(x, self.down(hidden), block.feed_forward_norm)
+        return self.norm_after(x, self.down(hidden), block.feed_forward_norm)
 
-    def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
+    def norm_before(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """What a part of the block reads."""
         return cast(Tensor, norm.forward(x)) if self.block.norm == "pre" else x
 
-    def _after(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+    def norm_after(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+        """The stream ``x`` once a part has added ``y``."""
         y = x + y if self.block.residual else y
         return cast(Tensor, norm.forward(y)) if self.block.norm == "post" else y
 
@@ -235,14 +251,13 @@ def _projection(weights: list[Tensor], biases: list[Tensor | None], rows: int) -
     if any(part is not None for part in biases):
         parts = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
         bias = torch.cat(parts).detach()
-    is_wide = sum(map(len, weights)) >= weights[0].shape[1]
-    if rows == 1 and is_wide:
-        across = torch.cat([weight.detach().t() for weight in weights], 1)  # (in, out)
-        return lambda x: F.linear(x, across.t(), bias)
     weight = (weights[0] if len(weights) == 1 else torch.cat(weights)).detach()
-    if rows <= ROWS and is_wide and bias is None:
+    is_wide = weight.shape[0] >= weight.shape[1]
+    if rows == 1 and is_wide:
+        weight = weight.t().contiguous().t()
+    if 1 < rows <= ROWS and is_wide and bias is None:
         return lambda x: torch.mm(weight, x.t()).t().contiguous()
-    if rows <= ROWS and is_wide and bias is not None:
+    if 1 < rows <= ROWS and is_wide and bias is not None:
         column = bias[:, None]
         return lambda x: torch.addmm(column, weight, x.t()).t().contiguous()
     return lambda x: F.linear(x, weight, bias)

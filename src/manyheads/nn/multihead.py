@@ -182,7 +182,7 @@ class MultiHeadAttention(nn.Module):
         """
         if self.rotary is not None:
             raise ValueError("rotary: it rotates by positions in one sequence, and a memory is another one")
-        k, v = self._keys_values(key, value, 0)
+        k, v = self.keys_values(key, value, 0)
         cache = KVCache(k.shape[2])
         cache.belongs_to(self)
         cache.append(k, v)
@@ -206,14 +206,15 @@ class MultiHeadAttention(nn.Module):
                 )
             k, v = cache.held()
         else:
-            k, v = self._keys_values(query if key is None else key, value, start)
+            k, v = self.keys_values(query if key is None else key, value, start)
         if k.shape[0] != q.shape[0]:
             raise ValueError(f"key: expected the batch of query, {q.shape[0]}, got {k.shape[0]}")
         if cache is not None and not fixed:
             k, v = cache.append(k, v)
         return q, k, v
 
-    def _keys_values(self, key: Tensor, value: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
+    def keys_values(self, key: Tensor, value: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (batch, kv_heads, length, width) of what comes in; ``start`` is its position."""
         value = key if value is None else value
         _check("key", key, self.key)
         _check("value", value, self.value)
