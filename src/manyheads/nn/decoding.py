@@ -14,7 +14,7 @@ torch function modes): these are run as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -34,8 +34,9 @@ from manyheads.nn.transformers import Decoder
 
 # From so many new tokens on, laying out the weights pays.
 FEWEST = 16
-# Up to so many rows, a wide matrix times a few columns is faster than a few rows times the matrix.
-ROWS = 6
+# Up to so many rows, a wide matrix times a few columns is faster than a few rows times the matrix; with few
+# inputs up to some more.
+ROWS, ROWS_OF_FEW_INPUTS, FEW_INPUTS = 6, 8, 512
 
 Function = Callable[[Tensor], Tensor]
 _MODULES = (
@@ -99,7 +100,7 @@ class Steps:
         self.length = cache.length  # tokens read, of each hypothesis
         count = rows * beams
         blocks = cast(list[TransformerBlock], list(decoder.blocks))
-        contexts = cache.contexts or [None] * len(blocks)
+        contexts: Sequence[KVCache | None] = cache.contexts or [None] * len(blocks)
         self.layers = [
             _Layer(block, keys, context, count, cache.context_lengths)
             for block, keys, context in zip(blocks, cache.blocks, contexts, strict=True)
@@ -255,9 +256,10 @@ def _projection(weights: list[Tensor], biases: list[Tensor | None], rows: int) -
     is_wide = weight.shape[0] >= weight.shape[1]
     if rows == 1 and is_wide:
         weight = weight.t().contiguous().t()
-    if 1 < rows <= ROWS and is_wide and bias is None:
+    as_columns = is_wide and 1 < rows <= (ROWS_OF_FEW_INPUTS if weight.shape[1] <= FEW_INPUTS else ROWS)
+    if as_columns and bias is None:
         return lambda x: torch.mm(weight, x.t()).t().contiguous()
-    if 1 < rows <= ROWS and is_wide and bias is not None:
+    if as_columns and bias is not None:
         column = bias[:, None]
         return lambda x: torch.addmm(column, weight, x.t()).t().contiguous()
     return lambda x: F.linear(x, weight, bias)
@@ -278,4 +280,5 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, sca
     if visible is not None and visible.shape[2] > 1:
         visible = visible.repeat(1, 1, group, 1)
     out = F.scaled_dot_product_attention(folded, keys, values, visible, scale=scale)
-    return out.unflatten(2, (group, beams)).permute(0, 3, 1, 2, 4).reshape(rows * beams, -1)
+    out = out.view(rows, kv_heads, group, beams, -1)
+    return out.permute(0, 3, 1, 2, 4).reshape(rows * beams, -1)
