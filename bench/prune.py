@@ -352,9 +352,7 @@ def language(record: Pruned) -> None:
     )
 
     def sides() -> dict[str, Any]:
-        return mh.compare(
-            model, mh.load(record.out / "smollm2"), held_out[:1], repeats=3, sizes=(1,)
-        ).as_json()
+        return mh.card(model, mh.load(record.out / "smollm2"), held_out[:1], repeats=3, sizes=(1,)).as_json()
 
     record.once("smollm2, card", sides)
     tokens = [f"{batches * size * long:,}" for batches in (ranked, fitted, held)]

@@ -12,7 +12,14 @@ ROOT = Path(__file__).parents[1]
 SOURCE, TESTS = ROOT / "src" / "manyheads", ROOT / "tests"
 # Tests of what is not in src/, and the modules that tests import.
 ELSEWHERE = {"bench", "web", "zoo", "helpers"}
-OF_ALL = {"test_docs.py", "test_site.py", "test_wheel.py", "test_house.py", "test_names.py"}
+OF_ALL = {
+    "test_docs.py",
+    "test_notebooks.py",
+    "test_site.py",
+    "test_wheel.py",
+    "test_house.py",
+    "test_names.py",
+}
 FILES = sorted(path for path in TESTS.rglob("test_*.py") if path.relative_to(TESTS).parts[0] not in ELSEWHERE)
 
 

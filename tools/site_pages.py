@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import nbformat
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from nbconvert import MarkdownExporter
 
 import manyheads as mh
 
@@ -33,6 +35,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     listed = "\n".join(f"- [{path.stem}]({path.name})" for path in results)
     pages["results/index.md"] = f"# Benchmarks\n\nWritten by `python -m bench`.\n\n{listed}\n"
     pages |= {f"api/{name}.md": reference(*entry) for name, entry in REFERENCE.items()}
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        text, pictures = notebook(path)
+        pages[f"notebooks/{path.stem}.md"] = text
+        for name, content in pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     for picture in (ROOT / "bench" / "results").glob("*.png"):
@@ -53,6 +60,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     known = "|".join([*map(re.escape, OUTSIDE), r"bench/results[\w./-]*"])
     return re.sub(rf"\]\((?:\.\./)+({known})(#[^)]*)?\)", moved, markdown)
+
+
+def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
+    """A notebook as a page, with a link to the file itself, and its pictures by name."""
+    content = nbformat.read(path, as_version=4)
+    text, resources = MarkdownExporter().from_notebook_node(content, {"unique_key": path.stem})
+    text = re.sub(r"\]\(([\w-]+)\.ipynb\)", r"](\1.md)", text)
+    return f"{text}\n[This notebook as a file]({path.name})\n", resources["outputs"]
 
 
 def reference(title: str, rooms: tuple[str, ...]) -> str:

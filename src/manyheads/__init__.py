@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from manyheads import heads as heads
     from manyheads import nn as nn
     from manyheads import surgery as surgery
+    from manyheads.capture.kernel_arguments import AttentionArguments as AttentionArguments
+    from manyheads.capture.kernels import register_attention as register_attention
     from manyheads.data.labelled import labelled as labelled
+    from manyheads.heads.comparison import compare as compare
     from manyheads.heads.diversity import diversity as diversity
     from manyheads.heads.importance import agreement as agreement
     from manyheads.heads.importance import importance as importance
@@ -59,9 +62,12 @@ if TYPE_CHECKING:
     from manyheads.nn.transformers import Encoder as Encoder
     from manyheads.nn.transformers import Seq2Seq as Seq2Seq
     from manyheads.studies.run import study as study
-    from manyheads.surgery.comparison import compare as compare
+    from manyheads.surgery.cache_choice import cache_plan as cache_plan
+    from manyheads.surgery.cache_plan import CachePlan as CachePlan
+    from manyheads.surgery.card import card as card
     from manyheads.surgery.cut import cut as cut
     from manyheads.surgery.grow import grow as grow
+    from manyheads.surgery.headwise_cache import HeadwiseCache as HeadwiseCache
     from manyheads.surgery.plan import Plan as Plan
     from manyheads.surgery.plan import plan as plan
     from manyheads.surgery.prune import prune as prune
@@ -78,11 +84,15 @@ if TYPE_CHECKING:
     from manyheads.view.inspect import inspect as inspect
     from manyheads.view.report import report as report
     from manyheads.view.serve import serve as serve
+    from manyheads.view.show import show as show
     from manyheads.view.widget import widget as widget
 
 # Where each public name is defined. It is imported when it is first used.
 _NAMES = {
+    "manyheads.capture.kernel_arguments": ("AttentionArguments",),
+    "manyheads.capture.kernels": ("register_attention",),
     "manyheads.data.labelled": ("labelled",),
+    "manyheads.heads.comparison": ("compare",),
     "manyheads.heads.diversity": ("diversity",),
     "manyheads.heads.importance": ("agreement", "importance"),
     "manyheads.heads.maps": ("maps",),
@@ -107,12 +117,15 @@ _NAMES = {
     "manyheads.nn.statistics": ("statistics", "statistics_of_scores"),
     "manyheads.nn.transformers": ("Decoder", "Encoder", "Seq2Seq"),
     "manyheads.studies.run": ("study",),
-    "manyheads.surgery.comparison": ("compare",),
+    "manyheads.surgery.card": ("card",),
+    "manyheads.surgery.cache_choice": ("cache_plan",),
+    "manyheads.surgery.cache_plan": ("CachePlan",),
     "manyheads.surgery.cut": ("cut",),
     "manyheads.surgery.grow": ("grow",),
     "manyheads.models.export": ("export",),
     "manyheads.models.folder": ("load", "save"),
     "manyheads.models.model_card": ("push",),
+    "manyheads.surgery.headwise_cache": ("HeadwiseCache",),
     "manyheads.surgery.plan": ("Plan", "plan"),
     "manyheads.surgery.prune": ("prune",),
     "manyheads.surgery.recover": ("recover",),
@@ -124,6 +137,7 @@ _NAMES = {
     "manyheads.training.loop": ("train",),
     "manyheads.training.orthogonal_heads": ("orthogonal_heads",),
     "manyheads.training.sweep": ("sweep",),
+    "manyheads.view.show": ("show",),
     "manyheads.view.widget": ("widget",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

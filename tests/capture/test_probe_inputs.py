@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads.capture.probe_inputs import Inputs, candidates, replaced, structure_copy
+from manyheads.capture.probe_inputs import LONGER, Inputs, candidates, replaced, structure_copy
 
 
 def boxes(batch: int, length: int) -> torch.Tensor:
@@ -71,3 +71,29 @@ def test_a_copy_of_a_model_shares_its_weights_and_nothing_else() -> None:
     copied["two"].extra, copied["two"]._buffers["new"] = 1, torch.zeros(1)
     assert not hasattr(shared, "extra")
     assert not hasattr(shared, "new")
+
+
+def padded_ids(lengths: list[int], left: bool = False) -> Inputs:
+    """Ids and a mask (batch, longest), all ids different."""
+    longest = max(lengths)
+    mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    mask = (mask.flip(1) if left else mask).long()
+    ids = torch.arange(1, mask.numel() + 1).view(mask.shape) * mask
+    return Inputs((), {"input_ids": ids, "attention_mask": mask})
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_that_short_beginnings_do_not_show_is_tried_first(left: bool) -> None:
+    called = padded_ids([101, 101, 101, 97, 53], left)
+    first = next(iter(candidates(called, LONGER)))
+    mask, ids = first.kwargs["attention_mask"], first.kwargs["input_ids"]
+    assert mask.shape == ids.shape == (3, 13)
+    assert mask.all(1).tolist() == [True, False, True]  # none, most, and half-way
+    assert mask.any(1).all()
+    assert torch.equal(ids > 0, mask > 0)  # cut alike
+
+
+def test_without_padding_beginnings_are_tried_first() -> None:
+    for called in (padded_ids([101] * 5), padded_ids([101, 53]), padded_ids([31, 5, 3])):
+        assert next(iter(candidates(called, LONGER))).length == min(67, called.length)
+    assert next(iter(candidates(padded_ids([101, 97, 53])))).kwargs["attention_mask"].all()

@@ -86,12 +86,12 @@ def test_ctrl_c_keeps_what_was_computed(
     done: list[str] = []
 
     def interrupted(
-        observer: observe.Observer, recording: Any, batch: Any, full: Any, site: str, loss: Any
+        observer: observe.Observer, recording: Any, batch: Any, full: Any, site: str, *others: Any
     ) -> Any:
         done.append(site)
         if len(done) == 3:
             signal.raise_signal(signal.SIGINT)
-        return silenced(observer, recording, batch, full, site, loss)
+        return silenced(observer, recording, batch, full, site, *others)
 
     monkeypatch.setattr(leave_one_out, "_silenced", interrupted)
     assert command(monkeypatch, *given, "--method", "fisher,leave-one-out") == 130

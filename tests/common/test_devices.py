@@ -17,7 +17,7 @@ import torch
 from torch import nn
 import manyheads as mh
 from manyheads.common import devices
-from tests.helpers.pretend_device import OnDevice, Pretended, moved
+from tests.helpers.pretend_device import OnDevice, Pretended, moved, reads
 
 devices.WITHOUT_FLOAT64.add("pretended")
 torch.manual_seed(0)
@@ -42,6 +42,17 @@ def silenced(model, ids):
     with torch.no_grad(), mh.silence(model, {0: [1]}):
         return model(ids)
 
+def inspected(model, ids):
+    return mh.heads.inspect.count(model, [(ids.numel(), ids)]).table
+
+def waits(context, model, ids):
+    "What the second forward in a context reads from the device."
+    with torch.no_grad(), context:
+        model(ids)
+        reads.clear()
+        model(ids)
+        return list(reads)
+
 def ranked(method):
     loss = (lambda result, batch: result.square().mean()) if method == "gradient" else None
     return lambda model, ids: mh.importance(model, [ids], method, loss=loss)
@@ -50,6 +61,7 @@ VERBS = {
     "core": lambda model, ids: watched(model, ids, "core"),
     "full": lambda model, ids: watched(model, ids, "full"),
     "silence": silenced,
+    "inspect": inspected,
     "maps": lambda model, ids: mh.maps(model, ids, {0: [1]})["layers.layers.0.self_attn"].weights,
     "roles": lambda model, ids: mh.roles(model, [ids]),
     "diversity": lambda model, ids: mh.diversity(model, [ids]),
@@ -79,6 +91,9 @@ with Pretended():
         for column, value in expected[name].items():
             assert torch.allclose(found[column], value, rtol=1e-3, atol=1e-3, equal_nan=True), (name, column)
         print(name)
+    assert waits(mh.silence(there, {0: [1]}), there, read) == []
+    sums = waits(mh.watch(there), there, read)  # float64, which the device lacks: added up on the host
+    assert set(sums) <= {"_to_copy"} and len(sums) <= 3, sums
 """
 
 
@@ -92,4 +107,4 @@ def test_a_device_without_float64_says_what_the_cpu_says():
         [sys.executable, "-c", SCRIPT], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.split()) == 15
+    assert len(done.stdout.split()) == 16

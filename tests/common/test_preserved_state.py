@@ -221,7 +221,7 @@ VERBS = {
     "cut": lambda model, tmp_path: mh.cut(model, {0: [1], 1: [0, 2]}, batches()[0]),
     "refit": cut_and(lambda small, model, tmp_path: mh.refit(small, batches(), teacher=model)),
     "recover": cut_and(lambda small, model, tmp_path: mh.recover(small, batches(), teacher=model, steps=2)),
-    "compare": cut_and(lambda small, model, tmp_path: mh.compare(model, small, batches(), repeats=1)),
+    "card": cut_and(lambda small, model, tmp_path: mh.card(model, small, batches(), repeats=1)),
     "save and load": cut_and(save),
     "prune": lambda model, tmp_path: mh.prune(model, batches(), keep=0.5, refit=True, recover=2),
     "curve": lambda model, tmp_path: curve(model, batches(), batches(), methods=["fisher"], shares=(0.5,)),

@@ -17,9 +17,9 @@ from torch import nn
 
 from manyheads.data import corpus
 from manyheads.data import text_lines as lines
-from manyheads.data.batches import bucketed, groups, unknown_id
+from manyheads.data.batches import Corpus, bucketed, groups, unknown_id
 from manyheads.data.text_lines import read_lines
-from manyheads.models.open import Loaded
+from manyheads.models.loaded import Loaded
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "a", "b", "c", "d", "e", "f", "g"]
 
@@ -303,3 +303,37 @@ def test_tokenizers_of_bytes_know_everything():
     assert unknown_id(end) is None
     assert unknown_id(SimpleNamespace(unk_token_id=0, pad_token_id=0, eos_token_id=2)) == 0
     assert unknown_id(None) is None
+
+
+def numbers(sizes: list[int]) -> Corpus:
+    """A corpus whose sequences are their own numbers, repeated."""
+    return Corpus("numbers", "tokens", sizes, lambda indices: [[i] * sizes[i] for i in indices])
+
+
+def test_a_sample_is_bounded_the_same_every_time_and_of_the_right_sequences() -> None:
+    corpus = numbers([2 + 7 * (i % 5) for i in range(97)])
+    sample = corpus.sampled(211)
+    assert 211 - 30 < sum(sample.sizes) <= 211
+    assert sample.sizes == corpus.sampled(211).sizes != corpus.sampled(211, seed=1).sizes
+    made = sample.make(range(len(sample.sizes)))
+    assert [len(row) for row in made] == sample.sizes
+    assert len({row[0] for row in made}) == len(made)
+    assert sample.notes == [f"measured on a sample of {len(made)} of 97 texts ({sum(sample.sizes):,} tokens)"]
+    assert sample.sampled(50).sampled_from == 97
+    assert corpus.notes == []
+
+
+def test_a_sample_has_long_sequences_as_often_as_short_ones() -> None:
+    corpus = numbers([1 + 12 * (i % 2) for i in range(1009)])
+    shares = [
+        sum(size > 1 for size in part.sizes) / len(part.sizes)
+        for part in (corpus.sampled(701, seed=seed) for seed in range(23))
+    ]
+    assert abs(sum(shares) / len(shares) - 0.5) < 0.05
+
+
+def test_all_of_a_corpus_is_no_sample() -> None:
+    corpus = numbers([5, 3])
+    assert corpus.sampled(8) is corpus
+    assert corpus.sampled(0) is corpus
+    assert len(corpus.sampled(1).sizes) == 1  # however long: nothing cannot be measured on

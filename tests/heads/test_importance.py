@@ -15,7 +15,7 @@ from tests.helpers.models import Nano, tokens
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.heads.importance import METHODS, importance
+from manyheads.heads.importance import METHODS, gradients, importance
 from manyheads.heads.importance.gradients import fisher
 from manyheads.heads.importance.hard_concrete import gates as gated
 from manyheads.heads.importance.request import Request
@@ -116,7 +116,7 @@ def test_gate_gradients_equal_finite_differences(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_fisher_is_the_quadratic_form_on_average(name: str) -> None:
     model, heads = made(name)
-    table = fisher(Request(model, batches()), squares=450)
+    table = fisher(Request(model, batches()), squares=450, enough=900)
     for row, (_, _, columns) in enumerate(heads):
         expected = []
         for batch in batches():
@@ -268,7 +268,7 @@ def test_sequences_that_cannot_be_told_apart_count_as_one() -> None:
     torch.manual_seed(0)
     model = Windows().double().eval()
     ids = [tokens(seed, batch=5, length=6)["input_ids"] for seed in range(2)]
-    table = fisher(Request(model, ids), squares=4000)
+    table = fisher(Request(model, ids), squares=4000, enough=8000)
     assert table.sums["importance"][0].tolist() == [2.0, 2.0, 2.0]
     expected = []
     for head in range(3):
@@ -444,3 +444,26 @@ def test_a_classifiers_unit_is_a_sequence() -> None:
     for method in ("fisher", "leave-one-out"):
         table = importance(model, [{"input_ids": torch.randint(17, (3, 5))}], method)
         assert set(table["measure"]) == {"KL(full || silenced), nats a sequence"}
+
+
+@pytest.mark.parametrize(
+    ("listed", "sequences", "draws"),
+    [(True, [2] * 3, [7] * 3), (True, [2], [16]), (True, [5] * 31, [1] * 31), (False, [2, 2, 2], [16, 5, 1])],
+)
+def test_few_sequences_get_several_backward_passes_and_many_get_one(
+    monkeypatch: pytest.MonkeyPatch, listed: bool, sequences: list[int], draws: list[int]
+) -> None:
+    model, _ = made("bert")
+    ids = [tokens(seed, batch=count) for seed, count in enumerate(sequences)]
+    passes: dict[int, int] = {}
+    real = gradients.gate_gradients
+
+    def counted(heads: Any, value: Any, *arguments: Any, **options: Any) -> Any:
+        passes[id(value)] = passes.get(id(value), 0) + 1
+        kept.append(value)  # so that no other one gets its id
+        return real(heads, value, *arguments, **options)
+
+    kept: list[Any] = []
+    monkeypatch.setattr(gradients, "gate_gradients", counted)
+    fisher(Request(model, ids if listed else iter(ids)), enough=43)
+    assert list(passes.values()) == draws

@@ -12,6 +12,7 @@ from tests.helpers.models import Nano, tokens
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import manyheads as mh
 from manyheads.heads.silence import gates, silence
 from manyheads.nn.multihead import MultiHeadAttention
 
@@ -227,3 +228,61 @@ def test_gates_of_a_bfloat16_model_stay_float32() -> None:
         out = layer(torch.ones(2, 5, 16, dtype=torch.bfloat16))
     assert out.dtype == torch.bfloat16
     assert {gate.dtype for gate in found.values()} == {torch.float32}
+
+
+def test_mean_ablation_puts_the_mean_output_in_its_place():
+    torch.manual_seed(0)
+    model = mh.Encoder(d_model=15, heads=5, layers=2, vocabulary=31).double().eval()
+    ids, lengths = torch.randint(31, (3, 7)), torch.tensor([7, 4, 2])
+    batches = [{"x": ids, "lengths": lengths}, {"x": torch.randint(31, (2, 5))}]
+    joined: list[torch.Tensor] = []
+    output = model.blocks[0].attention.output
+    handle = output.register_forward_pre_hook(lambda module, args: joined.append(args[0]))
+    for batch in batches:
+        model(**batch)
+    handle.remove()
+    real = torch.arange(7) < lengths[:, None]
+    mean = torch.cat([joined[0][real], joined[1].flatten(0, 1)]).mean(0)  # padding does not count
+
+    def replaced(module, args):
+        heads = args[0].clone()
+        heads[..., 3:6], heads[..., 12:15] = mean[3:6], mean[12:15]
+        return (heads,)
+
+    with mh.silence(model, {0: [1, 4]}, mean_of=batches):
+        ablated = model(ids)
+    handle = output.register_forward_pre_hook(replaced)
+    expected = model(ids)
+    handle.remove()
+    torch.testing.assert_close(ablated, expected)
+    assert not torch.allclose(ablated, model(ids))
+
+
+def test_importance_by_mean_ablation_is_what_silencing_says():
+    torch.manual_seed(0)
+    model = mh.Encoder(d_model=15, heads=5, layers=2, vocabulary=31).double().eval()
+    batches = [torch.randint(31, (1, 7)) for _ in range(3)]
+    table = mh.importance(model, batches, "mean-ablation")
+    for layer, head in ((0, 2), (1, 4)):
+        changes = []
+        for ids in batches:
+            with mh.silence(model, {layer: [head]}, mean_of=batches):
+                one = model(ids).mean(1)
+            changes.append(1 - torch.cosine_similarity(one, model(ids).mean(1)).item())
+        assert table["importance"][5 * layer + head].item() == pytest.approx(sum(changes) / 3, abs=1e-9)
+
+
+def test_mean_ablation_of_a_head_that_never_varies_changes_nothing():
+    torch.manual_seed(0)
+    model = mh.Encoder(d_model=15, heads=5, layers=1, vocabulary=31).double().eval()
+    with torch.no_grad():
+        attention = model.blocks[0].attention
+        attention.value.weight[3:6] = 0.0
+        attention.value.bias[3:6] = 1.0
+    ids = torch.randint(31, (2, 7))
+    plain = model(ids)
+    with mh.silence(model, {0: [1]}, mean_of=[ids]):
+        torch.testing.assert_close(model(ids), plain)
+    with mh.silence(model, {0: [1]}):
+        silenced = model(ids)
+    assert not torch.allclose(silenced, plain)

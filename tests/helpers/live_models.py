@@ -8,7 +8,7 @@ import httpx
 import torch
 import transformers as hf
 
-from manyheads.models.open import Loaded
+from manyheads.models.loaded import Loaded
 from manyheads.view.live.app import app
 from manyheads.view.live.growing_document import GrowingDocument
 from manyheads.view.live.queue import Queue

@@ -14,6 +14,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 _setup_privateuseone_for_python_backend("pretended")
 DEVICE = torch.device("pretended", 0)
 _library = torch.library.Library("aten", "IMPL")
+reads: list[str] = []  # what made the host wait for the device
+_READS = ("_local_scalar_dense", "equal", "nonzero", "_to_copy", "copy_")
 
 
 def _empty_strided(size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):
@@ -73,6 +75,13 @@ def _run(func, args, kwargs):
     target = kwargs.get("device")
     target = None if target is None else torch.device(target)
     moves = name in ("_to_copy", "copy_")
+    to_host = (
+        target is not None and target.type == "cpu"
+        if name == "_to_copy"
+        else not isinstance(args[0], OnDevice)
+    )
+    if ours and name in _READS and (to_host or not moves):
+        reads.append(name)
     if ours and not moves and any(x.dim() and x.device.type == "cpu" for x in there):
         raise RuntimeError(f"{func}: expected all tensors to be on the same device")
     plain_args, plain_kwargs = tree_map(lambda x: x.held if isinstance(x, OnDevice) else x, (args, kwargs))

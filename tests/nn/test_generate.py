@@ -140,7 +140,7 @@ def test_a_beam_of_one_is_greedy(end):
     model = decoder(vocabulary=7)
     prompt = torch.randint(7, (3, 5))
     with torch.no_grad():
-        ids, cache = _read_prompt(model, prompt, None, 6, 1)
+        ids, cache = _read_prompt(model, prompt, None, 6, 1, None)
         written = _search(Modules(model, cache), ids, 6, end, beams=1, length_penalty=1.0)
     assert torch.equal(written, generate(model, prompt, new_tokens=6, end=end))
 

@@ -8,6 +8,7 @@ import torch
 import manyheads as mh
 from manyheads.heads.table import HeadTable, Row
 from manyheads.heads.watch import fingerprint
+from manyheads.surgery.plan_check import check_plan
 
 
 def table(*sites, kv=None, model="here"):
@@ -150,3 +151,27 @@ def test_files_that_are_no_plan_are_refused(change, said, tmp_path):
         mh.Plan.load(path)
     with pytest.raises(ValueError, match="there is no file"):
         mh.Plan.load(tmp_path / "nothing.json")
+
+
+def test_whole_groups_leave_to_the_nearest_share():
+    torch.manual_seed(0)
+    model = mh.Decoder(d_model=24, heads=6, kv_heads=3, layers=2, vocabulary=17).eval()
+    table = mh.importance(model, [torch.randint(17, (2, 9))], "random")
+    for keep, left in ((0.7, 4), (0.5, 4), (0.4, 2), (0.3, 2)):
+        chosen = mh.plan(table, keep, scope="layer", groups=True)
+        for heads in chosen.values():
+            stay = sorted(set(range(6)) - set(heads))
+            assert len(stay) == left
+            assert all({2 * (h // 2), 2 * (h // 2) + 1} <= set(stay) for h in stay)
+    with pytest.raises(
+        ValueError, match=r"keep: 0\.9 removes no head \(heads that share keys leave a whole group"
+    ):
+        mh.plan(table, 0.9, scope="layer", groups=True)
+
+
+def test_what_cannot_be_kept_is_said_before_ranking(tmp_path):
+    model = mh.Decoder(d_model=24, heads=6, kv_heads=3, layers=2, vocabulary=17)
+    ids = torch.randint(17, (1, 5))
+    check_plan(model, ids, 0.5, groups=True)
+    with pytest.raises(ValueError, match=r"keep: 0\.99 removes no head"):
+        check_plan(model, ids, 0.99, groups=True)

@@ -157,7 +157,7 @@ def test_the_card_counts_what_is_there():
     torch.manual_seed(0)
     model = mh.Decoder(12, heads=6, layers=2, vocabulary=19, kv_heads=3).eval()
     small = mh.cut(model, {0: [0, 1], 1: [0, 2, 4]}, texts()[:2])
-    found = mh.compare(model, small, [texts()], sizes=(1, 3), repeats=1)
+    found = mh.card(model, small, [texts()], sizes=(1, 3), repeats=1)
     assert (found.before.heads, found.after.heads) == (12, 7)
     assert found.measure == "perplexity"
     assert found.before.cache == 2 * 3 * (2 + 2) * 4
@@ -168,7 +168,7 @@ def test_the_card_counts_what_is_there():
         expected = nn.functional.cross_entropy(logits, texts()[:, 1:].flatten()).exp().item()
     assert found.after.quality == pytest.approx(expected, rel=1e-4)
     assert set(found.after.seconds) == {1, 3}
-    mine = mh.compare(
+    mine = mh.card(
         model, small, [texts()], metric=lambda m: float(len(list(m.parameters()))), sizes=(), repeats=1
     )
     assert mine.before.quality == mine.after.quality
@@ -309,3 +309,32 @@ def test_bad_input_of_the_command(folder, options, said):
         "letters_for_pruning.py",
         "text.txt",
     ]
+
+
+def test_the_command_fits_to_a_sample_and_says_so(folder):
+    found = command("--keep", "0.5", "-o", "small", "--sample", "700", "--json")
+    assert found.exit_code == 0, found.output
+    document = json.loads(found.stdout)
+    assert document["fitted"]["tokens"] <= 700 < 54 * 30
+    assert document["held_out"]["sequences"] == 6
+    count = document["fitted"]["sequences"]
+    assert document["notes"] == [
+        f"ranked and refitted on a sample: {count} of 54 sequences, {document['fitted']['tokens']} tokens"
+    ]
+    whole = json.loads(command("--keep", "0.5", "-o", "whole", "--sample", "0", "--json").stdout)
+    assert whole["fitted"]["sequences"] == 54
+    assert whole["notes"] == []
+
+
+def test_a_recovery_reads_more_than_the_calibration(model, monkeypatch):
+    from manyheads.surgery import prune as module
+
+    read = {}
+    monkeypatch.setattr(module, "learn", lambda small, batches, **_: read.update(learn=batches))
+    monkeypatch.setattr(module, "fit", lambda small, batches, **_: read.update(fit=batches))
+    some, all_texts = [texts(count=13)], [texts(count=13), texts(seed=2, count=17)]
+    mh.prune(model, all_texts, 0.5, recover=3, method="fisher", calibration=some)
+    assert [len(batch) for batch in read["fit"]] == [13]
+    assert [len(batch) for batch in read["learn"]] == [13, 17]
+    with pytest.raises(ValueError, match="calibration: expected at least one, got none"):
+        mh.prune(model, all_texts, 0.5, calibration=[])

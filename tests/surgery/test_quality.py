@@ -8,7 +8,7 @@ import transformers as hf
 from torch import nn
 
 import manyheads as mh
-from manyheads.surgery.comparison import compare
+from manyheads.surgery.card import card
 from manyheads.surgery.quality import change, compare_quality, estimate, student
 
 SIZES = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 11}
@@ -61,7 +61,7 @@ def test_our_own_classifier_takes_no_labels_and_is_judged_by_them():
             return {"logits": self.head(self.body(x).mean(1))}
 
     model = Small().eval()
-    found = compare(
+    found = card(
         model, model, [{"x": ids(6), "labels": torch.zeros(6, dtype=torch.long)}], sizes=(1,), repeats=1
     )
     assert found.measure == "accuracy"
@@ -117,12 +117,12 @@ def test_students_interval():
 
 def test_the_card_says_what_it_was_measured_on_and_how_long_what_it_timed_was():
     model = classifier()
-    found = compare(model, model, [{"input_ids": ids(3, 11)}], sizes=(1, 2), repeats=1)
+    found = card(model, model, [{"input_ids": ids(3, 11)}], sizes=(1, 2), repeats=1)
     rows = {what: after for what, _, after in found.rows()}
     assert "agreement, 3 held-out sequences" in rows
     assert "within noise" in rows["change, 95% interval"]
     assert {"batch 1 x 11 tokens, ms", "batch 2 x 11 tokens, ms"} <= set(rows)
-    one = compare(model, model, [{"input_ids": ids(1, 11)}], sizes=(1,), repeats=1)
+    one = card(model, model, [{"input_ids": ids(1, 11)}], sizes=(1,), repeats=1)
     assert "no interval" in {what: after for what, _, after in one.rows()}["change"]
     assert one.as_json()["after"]["quality_se"] is None
 

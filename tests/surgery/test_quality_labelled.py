@@ -57,7 +57,7 @@ def test_prune_and_compare_take_labelled_rows(tmp_path):
     data = mh.labelled(path, model, tokenizer(), batch_tokens=32)
     for method in ("elimination", "gradient"):
         small = mh.prune(model, data, keep=0.5, method=method)
-        card = mh.compare(model, small, data, sizes=(1,), repeats=1)
+        card = mh.card(model, small, data, sizes=(1,), repeats=1)
         assert (card.measure, card.sequences) == ("accuracy", 7)
         assert card.before.quality == pytest.approx(data.evaluate(model).metrics["accuracy"].mean)
     assert model.config.problem_type is None

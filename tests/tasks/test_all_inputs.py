@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 import manyheads as mh
 from manyheads.cli import app
 from manyheads.data.corpus import choose, examples
-from manyheads.models.open import if_any, open_model
+from manyheads.models.loaded import if_any
+from manyheads.models.open import open_model
 from manyheads.tasks import TASKS, find, held_out, restore
 from manyheads.training.loop import train
 

@@ -14,6 +14,7 @@ from torch import nn
 
 import manyheads as mh
 from manyheads.common.interrupts import stop_if_interrupted
+from manyheads.data.batches import Corpus, padded
 from manyheads.heads.effects.questions import ask
 from manyheads.heads.effects.silencing import silenced
 from manyheads.heads.model_outputs import difference, read
@@ -21,11 +22,11 @@ from manyheads.heads.pooled_maps import EDGES, area, bin_of, see
 from manyheads.heads.table import Row
 from manyheads.nn.transformers import Encoder
 from manyheads.surgery.silencing_curve import SHARES, curve
-from manyheads.view.document import About, Sample, document, example, of_batches
+from manyheads.view.document import About, Sample, document, example, of_batches, of_corpus
 from manyheads.view.document import assemble as making
 from manyheads.view.document.image import grid
 from manyheads.view.document.packing import packed, unpacked
-from manyheads.view.document.sample import FirstBatches, singles
+from manyheads.view.document.sample import PIECE, FirstBatches, singles
 from manyheads.view.document.token_text import read_token, token_texts, visible
 
 SMALL = {"vocab_size": 97, "hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3}
@@ -557,7 +558,7 @@ def fails(*_, **__):
 def test_what_fails_costs_only_itself(monkeypatch):
     model, batch = llama(), {"input_ids": ids(2, 13)}
     table = mh.inspect(model, [batch])
-    for name in ("roles", "importance"):
+    for name in ("roles", "fisher"):
         monkeypatch.setattr(making, name, fails)
     found = document(table, model, sample(model, batch))
     assert found["roles"] is found["curve"] is None
@@ -612,5 +613,32 @@ def test_batches_one_by_one():
     assert len(list(first)) == 3
     assert len(first.batches) == 2
     long = of_batches([ids(900, 7)], nn.Linear(1, 1))
-    assert long.batches[0].shape == (2048 // 7, 7)
+    assert long.batches[0].shape == (1024 // 7, 7)
     assert Sample().batches == []
+
+
+def test_a_page_reads_the_beginnings_of_long_texts():
+    long = of_corpus(numbered([200, 100, 300, 50] * 5), nn.Linear(2, 2))
+    assert max(batch["input_ids"].shape[1] for batch in long.batches) == PIECE
+    assert sum(batch["input_ids"].shape[0] for batch in long.batches) > 12
+    assert long.note.endswith("of 20 texts")
+    assert long.piece == PIECE
+    short = of_corpus(numbered([23, 11] * 5), nn.Linear(2, 2))
+    assert (short.note, short.piece) == ("170 tokens in 10 of 10 texts", 0)
+
+
+def test_a_text_beside_another_is_read_whole():
+    read = of_corpus(numbered([200, 100], beside=7), nn.Linear(2, 2))
+    assert max(batch["input_ids"].shape[1] for batch in read.batches) == 200
+
+
+def numbered(sizes, beside=0):
+    """A corpus of ids, perhaps with another text of ids beside each."""
+
+    def make(indices):
+        batch = dict(
+            zip(("input_ids", "attention_mask"), padded([[5] * sizes[i] for i in indices]), strict=True)
+        )
+        return batch | ({"decoder_input_ids": torch.ones(len(indices), beside).long()} if beside else {})
+
+    return Corpus("ids", "tokens", sizes, make)

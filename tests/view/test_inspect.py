@@ -20,6 +20,7 @@ from manyheads.heads import inspect as inspection
 from manyheads.heads.inspect import Counted, together
 from manyheads.models import open as models
 from manyheads.view.inspect import inspect
+from manyheads.view.terminal import inspect as terminal_inspect
 
 FILES = ["heads.csv", "heads.json", "report.html", "summary.txt"]
 
@@ -310,9 +311,23 @@ def test_the_command_for_machines(here, monkeypatch, capsys):
 def test_the_command_with_no_model_reads_our_own_text(here, monkeypatch, capsys):
     code, told, _ = command(monkeypatch, capsys, "--limit", "9")
     assert code == 0
-    assert "MiniLM on a text of our own" in told
+    assert "MiniLM on built-in sample text" in told
     assert "look at the token before" in told
     assert files(here / "out" / "inspect") == FILES
+
+
+def test_the_command_without_a_page(here, monkeypatch, capsys):
+    found = ["tiny_models:llama", "--tokens", "ids.npy", "--out", "found"]
+    code, told, said = command(monkeypatch, capsys, *found, "--no-page")
+    assert code == 0
+    assert "report.html" not in told
+    assert "page" not in said
+    assert files(here / "found") == [name for name in FILES if name != "report.html"]
+    monkeypatch.setattr(terminal_inspect, "LONG", 0.0)
+    _, told, said = command(monkeypatch, capsys, *found)
+    assert "report.html" in told
+    assert "Measuring for the page: about " in said
+    assert "--no-page leaves it out." in said
 
 
 def test_the_command_interrupted(here, monkeypatch, capsys):

@@ -60,7 +60,7 @@ def test_tables_and_watches_show_themselves():
 
 
 def test_without_anywidget_they_are_text(monkeypatch):
-    widgets._widget_class.cache_clear()
+    widgets.widget_class.cache_clear()
     monkeypatch.setitem(sys.modules, "anywidget", None)
     table = watched().table
     assert table._repr_mimebundle_() == {"text/plain": repr(table)}
@@ -87,3 +87,9 @@ def test_nothing_of_it_is_loaded_before_it_is_wanted():
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "[]\n"
     )
+
+
+def test_progress_is_reported_while_the_page_is_measured():
+    seen, stages = watched(), []
+    mh.widget(seen, seen.model, [torch.randint(17, (2, 7))], progress=lambda stage, *_: stages.append(stage))
+    assert {"importance", "examples", "redundancy", "roles"} <= set(stages)

@@ -234,7 +234,7 @@ def test_quality_says_what_it_was_measured_on_and_what_is_noise(page, served):
     page.wait_for_selector('[data-part="quality"]:not([data-kept="1"], [data-kept=""])')
     found = answer.value.json()
     told = page.locator(".quality").inner_text()
-    assert f"{found['sequences']} sequences of a text of our own" in told
+    assert f"{found['sequences']} sequences of built-in sample text" in told
     assert "±" in page.locator('[data-part="quality"]').inner_text()
     assert page.locator('[data-part="noise"]').is_visible() == found["within_noise"]
     code = page.locator(".command code").inner_text()

@@ -71,6 +71,7 @@ class Call:
     signed: some of those weights are negative, so that they have no logarithm and no entropy.
     memory: how many of the first and of the last keys are learned, and stand for no token.
     first_head: the number of the first head in it, where a model makes one call for each head.
+    opaque: it was read from the arguments of a kernel that cannot be seen into.
     origin: how it was made.
     """
 
@@ -95,6 +96,7 @@ class Call:
     signed: bool = False
     memory: tuple[int, int] = (0, 0)
     first_head: int = 0
+    opaque: bool = False
     origin: Origin | None = None
 
     @property
@@ -123,7 +125,11 @@ SDPA = {
 
 @dataclass(eq=False)
 class Fused:
-    """The arguments of a call to a fused kernel."""
+    """The arguments of a call to a fused kernel.
+
+    sinks: how many columns after those of the keys its scores have, where all are at hand.
+    opaque: stands for how its arguments were read, where only the kernel knows what it does with them.
+    """
 
     query: Tensor
     key: Tensor
@@ -131,6 +137,8 @@ class Fused:
     mask: Mask
     scale: float | None = None
     dropout: float = 0.0
+    sinks: int = 0
+    opaque: tuple[object, ...] | None = None
 
 
 def from_sdpa(args: Arguments, kwargs: Keywords) -> Fused:

@@ -60,3 +60,30 @@ def _chosen(part: Tensor, numbers: Sequence[int], rows: list[int]) -> Tensor:
     part = part[(None,) * (4 - part.dim())]
     part = part if part.shape[1] == 1 else part[:, _index(numbers)]
     return part if part.shape[2] == 1 else part[:, :, rows]
+
+
+def differentiable_output(call: Call) -> Tensor:
+    """The output of a call, (batch, heads, queries, d_value). That of an opaque kernel, which may have no
+    gradient, is computed again, with all weights at once.
+    """
+    if not call.opaque or not call.output.requires_grad:
+        return call.output
+    weights = weight_rows(call, range(call.output.shape[1]), range(call.queries))
+    value = call.value.to(weights.dtype).repeat_interleave(weights.shape[1] // call.value.shape[1], 1)
+    return (weights @ value).to(call.output.dtype)
+
+
+def is_fine(x: Tensor) -> bool:
+    """Whether numbers are exact enough to refute anything by."""
+    return torch.finfo(x.dtype).eps < 1e-5
+
+
+def is_output(products: Tensor, output: Tensor, alive: Tensor) -> bool:
+    """Whether weights times values (batch, heads, queries, width) are the output, at queries that attend to
+    anything (batch, heads, queries).
+    """
+    slack = 1e-3 if is_fine(output) else 5e-2
+    output = output.detach().to(products.dtype)
+    there = torch.isfinite(output).all(-1) & alive
+    size = float(output[there].abs().max()) if bool(there.any()) else 0.0
+    return bool(torch.allclose(products[there], output[there], rtol=slack, atol=slack * max(size, 1e-6)))

@@ -13,10 +13,10 @@ class Frame:
 
     __slots__ = (
         "asked", "calls", "contractions", "functions", "is_leaf", "module", "name", "number", "parts", "path",
-        "piece",
+        "piece", "quantised",
     )  # fmt: skip
 
-    def __init__(self, module: nn.Module, path: str, number: int) -> None:
+    def __init__(self, module: nn.Module, path: str, number: int, quantised: bool = False) -> None:
         self.module = module
         self.path = path
         self.number = number  # which run of the module this is
@@ -28,6 +28,7 @@ class Frame:
         self.parts: list[Call] = []  # calls for some heads each, until all are there
         self.functions = 0  # a hash of the functions that ran since the last step
         self.is_leaf = True  # no other module ran inside
+        self.quantised = quantised  # a linear map, whatever it does
 
 
 class Piece:

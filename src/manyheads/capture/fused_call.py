@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
@@ -18,6 +19,7 @@ from manyheads.capture.call_heads import (
     set_memory_apart,
     site_of,
 )
+from manyheads.capture.call_rows import is_fine, is_output, weight_rows
 from manyheads.capture.tensor_tags import NOT_MERGED, Tag
 from manyheads.nn.mask import Mask
 
@@ -34,6 +36,7 @@ def emit_fused(mode: Mode, out: Tensor, fused: Fused, scores: Tensor | None = No
     if not state.frames or custom is None or is_functorch_wrapped_tensor(out):
         return out
     frame, flow = state.frames[-1], state.flow
+    state.seen += 1
     number, frame.contractions = frame.contractions, frame.contractions + 1
     if mode.owner.proof is not None and (frame.path, number) in mode.owner.proof.rejected:
         return out
@@ -79,6 +82,7 @@ def emit_fused(mode: Mode, out: Tensor, fused: Fused, scores: Tensor | None = No
     call = Call(site, query, key, value, output, mask, fused.scale, fused.dropout, scores)
     call.again, call.first_head = again, part * output.shape[1]
     call.blocked = has_blocks(lead)
+    call.sinks, call.opaque = (0, fused.sinks), fused.opaque is not None
     set_memory_apart(call)
     call.origin = Origin(
         (path, "fused", out.dim()), fused.query, (*lead, "q", "d"), (*range(out.dim() - 1), -1),
@@ -86,9 +90,30 @@ def emit_fused(mode: Mode, out: Tensor, fused: Fused, scores: Tensor | None = No
     )  # fmt: skip
     if flow.ids:
         call.tokens = flow.tokens(key_streams, value.shape[0], value.shape[2])
+    if fused.opaque is not None:
+        _check_rows(mode, call, fused.opaque)
     edited = mode.owner.emit(call, frame)
     if edited is not None:
         out = edited if lead == ("b", "h") else restore(edited, (*lead, "q", "d"), out.shape)
     if flow.tracing:
         flow.put(out, Tag(streams=query_streams))
     return out
+
+
+def _check_rows(mode: Mode, call: Call, form: tuple[object, ...]) -> None:
+    """Refute a site whose kernel does not give what its arguments were taken for: a few rows are computed
+    again, once for each way of reading them.
+    """
+    owner, key = mode.owner, (call.site.name, form, call.queries == call.keys)
+    if mode.state.forward is None or key in owner.checked_forms or call.dropout or not call.output.numel():
+        return  # the probe compares all rows
+    owner.checked_forms.add(key)
+    rows = sorted({0, call.queries // 2, call.queries - 1})
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        weights = weight_rows(call, range(call.output.shape[1]), rows)
+        value = call.value.to(weights.dtype).repeat_interleave(weights.shape[1] // call.value.shape[1], 1)
+        output = call.output[:, :, rows]
+        if not is_output(weights @ value, output, weights.any(-1)):
+            call.site.verified = False
+            call.site.reason = "its kernel does not give what its arguments were taken for"
+            call.site.refuted |= is_fine(output)

@@ -19,6 +19,9 @@ from manyheads.capture.call import SDPA, Fused, flex_scores, from_sdpa
 from manyheads.capture.call_heads import named_head_counts, proved_roles
 from manyheads.capture.fused_call import emit_fused
 from manyheads.capture.handwritten_call import emit_handwritten
+from manyheads.capture.kernel_arguments import AttentionArguments, UnreadableError, as_heads
+from manyheads.capture.kernels import Reading, attended, by_schema, operators, read, reader_of, replaced
+from manyheads.capture.tensor_tags import Tag
 from manyheads.common.types import Arguments, Function, Keywords
 from manyheads.nn.attention import attention
 from manyheads.nn.mask import Mask, as_mask
@@ -47,6 +50,49 @@ def _flex(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: An
     with torch.no_grad():
         scores = flex_scores(args)
     return (emit_fused(mode, attended, Fused(args[0], args[1], args[2], Mask(), args[5]), scores), *rest)
+
+
+def _attended(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
+    """The output of an opaque kernel, unless attention was seen inside."""
+    reading: Reading = args[1]
+    if mode.state.seen != reading.seen.get(id(mode.state), -1):
+        return out
+    return _opaque(mode, out, reading.arguments)
+
+
+def _operator(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
+    """A registered operator of torch."""
+    reader = reader_of(func)
+    if reader is None:
+        return out
+    with mode:  # what the reader does to its arguments is followed
+        arguments = read(by_schema(func, reader), str(func), args, kwargs)
+    return replaced(out, lambda output: _opaque(mode, output, arguments))
+
+
+def _opaque(mode: Mode, out: Tensor, arguments: AttentionArguments | str) -> Tensor:
+    """Emit the call of an opaque kernel, or note why it cannot be read."""
+    frames = mode.state.frames
+    try:
+        if isinstance(arguments, str):
+            raise UnreadableError(arguments)
+        heads = as_heads(arguments, out)
+    except UnreadableError as error:
+        if frames:
+            mode.owner.unread[frames[-1].path] = f"attention that cannot be read: {error}"
+        return out
+    flow = mode.flow
+    if flow.tracing:
+        pairs = (heads.fused.query, arguments.query), (heads.fused.value, arguments.value)
+        for moved, tensor in pairs:
+            flow.put(moved, Tag(streams=flow.streams(tensor)))
+    edited = emit_fused(mode, heads.output, heads.fused, heads.scores)
+    result = out if edited is heads.output else heads.back(edited)
+    if result is not out and arguments.out is not None:
+        arguments.out.copy_(result)
+    if flow.tracing:
+        flow.put(result, Tag(streams=flow.streams(heads.fused.query)))
+    return result
 
 
 def multi_head(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> Any:
@@ -121,6 +167,7 @@ CHANNELS: dict[Function, Channel] = (
     dict.fromkeys(SDPA, _sdpa)
     | {
         attention: _manyheads_attention,
+        attended: _attended,
         torch.einsum: _einsum,
         F.embedding: _embedding,
     }
@@ -129,3 +176,8 @@ CHANNELS: dict[Function, Channel] = (
     | dict.fromkeys(handwritten.SOFTMAXES, _softmax)
     | dict.fromkeys((torch.exp, Tensor.exp), _exp)
 )
+
+
+def open_channels() -> None:
+    """See the operators of torch that were registered, too."""
+    CHANNELS.update(dict.fromkeys(operators() - CHANNELS.keys(), _operator))

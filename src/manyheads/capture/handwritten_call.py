@@ -121,6 +121,7 @@ def emit_handwritten(
 def _is_attention(mode: Mode, frame: Frame, contraction: handwritten.Contraction, out: Tensor) -> bool:
     """Whether a product of weights and values is attention over tokens, as far as that was disproved."""
     number, frame.contractions = frame.contractions, frame.contractions + 1
+    mode.state.seen += 1
     proof = mode.owner.proof
     shapes = (
         len(contraction.value_roles) == contraction.value.dim() and len(contraction.output_roles) == out.dim()

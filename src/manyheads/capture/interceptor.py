@@ -19,13 +19,14 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from manyheads.capture import handlers, torch_patches
+from manyheads.capture import handlers, kernels, torch_patches
 from manyheads.capture.call import Call, joined
 from manyheads.capture.frame import Frame, Piece
 from manyheads.capture.probe_inputs import Inputs
 from manyheads.capture.proof import Forward, Proof, Step, proof_of, proof_reaching, structure_of
 from manyheads.capture.site import Site, Sites
 from manyheads.capture.tensor_tags import Flow
+from manyheads.common.quantised import is_quantised
 from manyheads.common.types import Arguments, Function, Keywords
 from manyheads.nn.orthogonal_rows import without_constraints
 
@@ -68,6 +69,7 @@ class State:
         self.flow.token_embeddings = None if owner.proof is None else owner.proof.token_embeddings
         self.heads = 0  # of the nn.MultiheadAttention that is running
         self.resumed = False
+        self.seen = 0  # calls of attention, or of what looked like it
         self.unreached: set[str] = set()  # modules that run code which no probe comes to
         self.mode = Mode(owner, self)
 
@@ -157,7 +159,7 @@ class Mode(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             return handlers.multi_head(self, func, args, kwargs)
         out = func(*args, **kwargs)
-        channel = None if before else self.channels.get(func)
+        channel = None if before or (frames and frames[-1].quantised) else self.channels.get(func)
         if channel is None and not ((flow.tracing or flow.tags) and isinstance(out, Tensor | tuple | list)):
             return out
         internal.running = True
@@ -222,12 +224,16 @@ class Interceptor:
         self._structures: dict[str, int] = {}  # of the parts that were called from outside
         self.sites = Sites()
         self.ran: set[str] = set()
+        self.unread: dict[str, str] = {}  # modules whose kernels cannot be read, and why
+        self.checked_forms: set[object] = set()  # ways in which opaque kernels were called, at each site
         self.embedded: list[Tensor] | None = None  # the ids of every embedding, if they are to be recorded
         modules = list(model.modules())
         self.constants = frozenset(
             id(tensor) for part in modules for tensor in (*part._parameters.values(), *part._buffers.values())
         )
+        self._quantised = {id(part) for part in modules if is_quantised(part)}
         self._tracing = True
+        self.probing = False  # what runs is a probe, whose attention calls are differentiated one by one
         self.follows_streams = True  # tell self-attention from cross-attention, which costs a little
         self._local = threading.local()
         self._handles: list[RemovableHandle] = []
@@ -243,12 +249,15 @@ class Interceptor:
                 self._handles.append(begin)
                 self._handles.append(module.register_forward_hook(Hook(self._end), always_call=True))
             torch_patches.add(self)
+            kernels.install()
+            handlers.open_channels()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._depth -= 1
         if self._depth == 0:
             torch_patches.remove(self)
+            kernels.uninstall()
             for handle in self._handles:
                 handle.remove()
             self._handles.clear()
@@ -349,6 +358,7 @@ class Interceptor:
             if not self.reruns and torch_patches.in_backward():
                 return
             torch_patches.stay_eager()
+            kernels.refresh()
             forward = None
             if self._proves:
                 if path not in self._structures:
@@ -362,7 +372,7 @@ class Interceptor:
         if state.frames:
             state.frames[-1].is_leaf = False
         number = state.runs[path] = state.runs.get(path, 0) + 1
-        state.frames.append(Frame(module, path, number))
+        state.frames.append(Frame(module, path, number, id(module) in self._quantised))
         self.ran.add(path)
 
     def _end(self, module: nn.Module, args: Arguments, output: object) -> None:
@@ -372,6 +382,8 @@ class Interceptor:
         for depth in range(len(state.frames) - 1, -1, -1):
             if state.frames[depth].module is module:
                 frame = state.frames[depth]
+                if frame.quantised and isinstance(output, Tensor) and state.flow.tracing:
+                    state.flow.follow(F.linear, args, {}, output)
                 if not frame.calls and (
                     self.steps is not None or (self.proof is not None and frame.path in self.proof.attending)
                 ):
@@ -379,7 +391,9 @@ class Interceptor:
                 del state.frames[depth:]
                 if depth and frame.is_leaf:  # what it does is a part of what runs around it
                     parent = state.frames[-1]
-                    parent.functions = hash((parent.functions, frame.functions))
+                    # a quantised map is a plain one in the probe
+                    ran = (F.linear, "") if frame.quantised else (frame.functions,)
+                    parent.functions = hash((parent.functions, *ran))
                 break
         if not state.frames and not state.resumed:
             self._stop(state)

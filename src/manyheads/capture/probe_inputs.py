@@ -8,12 +8,14 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.common.nested_tensors import tensors_in
+from manyheads.common.quantised import replace_quantised
 from manyheads.common.types import Arguments
 from manyheads.nn.orthogonal_rows import replace_constrained
 
@@ -74,11 +76,13 @@ def _is_stateful(value: object) -> bool:
 
 
 def candidates(called: Inputs, lengths: tuple[int, ...] = (LENGTH,)) -> Iterator[Inputs]:
-    """Batches to try on a model, the smallest first: a few short sequences, a few whole ones, what it was
-    given."""
+    """Batches to try on a model, the smallest first: with LONGER lengths, both ends of sequences of which
+    some are padded; then a few short sequences, a few whole ones, what it was given."""
     tensors = [x for x in called.tensors() if x.dim() > 1]
     if tensors:
         batch, length = _batch(tensors), _length(tensors)
+        if lengths == LONGER and (rows := _padded_rows(tensors, batch, length)):
+            yield called.changed(partial(_ends, batch=batch, length=length, rows=rows))
         for short in lengths:
             if length > max(short, _LONG):
                 yield called.changed(lambda x, short=short: _few(_short(x, length, short), batch))  # type: ignore[misc]
@@ -147,7 +151,8 @@ def structure_copy(module: nn.Module) -> nn.Module:
     """
     memo: dict[int, object] = {id(parameter): parameter for parameter in module.parameters()}
     memo |= {id(buffer): buffer.detach().clone() for buffer in module.buffers()}
-    copied = replace_constrained(_module_copy(module, memo))  # heads show in rows of plain weights
+    # heads show in rows of plain weights
+    copied = replace_quantised(replace_constrained(_module_copy(module, memo)), module)
     for part in copied.modules():
         for hooks in (part._forward_pre_hooks, part._forward_hooks):
             for key, hook in list(hooks.items()):
@@ -229,6 +234,31 @@ def _short(x: Tensor, length: int, short: int) -> Tensor:
             left = axis == 1 and _is_mask(x) and not bool(x[:, :short].any(1).all())
             x = x.narrow(axis, length - short if left else 0, short)
     return x
+
+
+def _padded_rows(tensors: list[Tensor], batch: int, length: int) -> list[int]:
+    """A few sequences, the one with the most and the one with the least padding among them; none where
+    nothing is padded, or where the sequences are short anyway.
+
+    The first tokens of sequences show no padding that stands behind them, nor do the longest sequences, and
+    many models take another code path where there is any.
+    """
+    masks = (x for x in tensors if x.shape == (batch, length) and _is_mask(x))
+    mask = next((x for x in masks if not bool((x != 0).all()) and bool((x != 0).any(1).all())), None)
+    if mask is None or length <= _LONG or batch < SAMPLES:
+        return []
+    order: list[int] = (mask != 0).sum(1).argsort(stable=True).tolist()
+    return [order[-1], order[0], order[batch // 2]]
+
+
+def _ends(x: Tensor, batch: int, length: int, rows: list[int]) -> Tensor:
+    """Some sequences, and of these the first and the last tokens: LENGTH of them."""
+    columns = torch.arange(LENGTH, device=x.device)
+    columns[LENGTH // 2 :] += length - LENGTH
+    for axis in range(1, x.dim()):
+        if x.shape[axis] == length:
+            x = x.index_select(axis, columns)
+    return (x[rows] if x.dim() and x.shape[0] == batch else x).detach().clone()
 
 
 def _is_mask(x: Tensor) -> bool:

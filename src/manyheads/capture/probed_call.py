@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.capture.axes import Roles
 from manyheads.capture.call import Call, Origin
-from manyheads.capture.call_rows import weight_rows
+from manyheads.capture.call_rows import is_output, weight_rows
 from manyheads.capture.dependence import NO_WEIGHTS, Leaf, Marks
 from manyheads.capture.head_axes import Axis, agree, keys_are_tokens, origins, roles_from
 from manyheads.capture.mask_reading import shown
@@ -191,10 +191,4 @@ def _pieces(call: Call) -> Iterator[range]:
 
 def _is_formula(call: Call, products: Tensor | None, alive: Tensor) -> bool:
     """Whether the weights times the values are the output."""
-    if products is None:
-        return True
-    wanted, output = products, call.output.detach().to(products.dtype)
-    there = torch.isfinite(output).all(-1) & alive
-    slack = 1e-3 if torch.finfo(call.output.dtype).eps < 1e-5 else 5e-2
-    size = float(output[there].abs().max()) if bool(there.any()) else 0.0
-    return bool(torch.allclose(wanted[there], output[there], rtol=slack, atol=slack * max(size, 1e-6)))
+    return products is None or is_output(products, call.output, alive)

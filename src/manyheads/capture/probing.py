@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from manyheads.capture import proof as proofs
 from manyheads.capture.axes import Roles
 from manyheads.capture.call import SDPA, Call
+from manyheads.capture.call_rows import is_fine
 from manyheads.capture.dependence import Marks
 from manyheads.capture.interceptor import internal, module_paths
 from manyheads.capture.probe_inputs import LONGER, Inputs, candidates, structure_copy
@@ -339,8 +340,7 @@ def _second_runs(
             continue
         if record.problem or record.wanted:
             site.verified = False
-            coarse = torch.finfo(record.call.output.dtype).eps > 1e-5  # too much so to refute anything
-            site.refuted |= record.problem != NOTHING_TELLS and not coarse
+            site.refuted |= record.problem != NOTHING_TELLS and is_fine(record.call.output)
             site.reason = (
                 record.problem or "its heads are not where custom has them, and other calls disagree"
             )

@@ -15,6 +15,7 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from manyheads.capture.axes import Roles
+from manyheads.capture.kernels import registrations
 from manyheads.capture.probe_inputs import Inputs
 from manyheads.capture.site import Site
 
@@ -187,7 +188,9 @@ def proof_reaching(step: Step, forward: Forward) -> Proof | None:
 
 def _entry(forward: Forward) -> _Proofs:
     structure = structure_of(forward.module) if forward.structure is None else forward.structure
-    key = forward.path, structure, _signature((forward.inputs.args, dict(forward.inputs.kwargs)))
+    # for how many tokens logits are wanted changes nothing before them
+    kwargs = {name: value for name, value in forward.inputs.kwargs.items() if name != "logits_to_keep"}
+    key = forward.path, structure, _signature((forward.inputs.args, kwargs))
     return _proofs.setdefault(forward.model, {}).setdefault(key, _Proofs())
 
 
@@ -204,7 +207,8 @@ def structure_of(module: nn.Module) -> int:
     config = getattr(module, "config", None)
     kind = getattr(config, "_attn_implementation", None)
     parts = tuple((name, type(part)) for name, part in module.named_modules())
-    return hash((kind, parts, tuple(parameter.shape for parameter in module.parameters())))
+    shapes = tuple(parameter.shape for parameter in module.parameters())
+    return hash((kind, parts, shapes, registrations()))
 
 
 def _signature(value: object) -> object:

@@ -260,5 +260,5 @@ def probe_interceptor(
 ) -> Interceptor:
     """What sees the calls of a probe; whose sequence is whose does not matter here."""
     interceptor = Interceptor(copied, see, parts=True, proof=proof, prefix=path)
-    interceptor.follows_streams = False
+    interceptor.follows_streams, interceptor.probing = False, True
     return interceptor

@@ -18,7 +18,7 @@ import torch
 from torch.utils import checkpoint
 
 if TYPE_CHECKING:
-    from manyheads.capture.interceptor import Interceptor
+    from manyheads.capture.interceptor import Interceptor, State
 
 # What torch.utils.checkpoint.checkpoint looks up when it is called, however it was imported: who keeps what
 # is to be run again, without and with reentering.
@@ -65,6 +65,17 @@ def remove(interceptor: Interceptor) -> None:
             if _stance is not None:
                 _stance.close()
                 _stance = None
+
+
+def at_work() -> bool:
+    """Whether there is any interceptor."""
+    return bool(_active)
+
+
+def states() -> list[State]:
+    """What the interceptors know of the forwards that are running in this thread."""
+    running = (interceptor.state for interceptor in list(_active.values()))
+    return [state for state in running if state is not None]
 
 
 def stay_eager() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -16,9 +16,14 @@ _HIDDEN_CALL = re.compile(r"scaled_dot_product|softmax")
 
 
 def missed(
-    model: nn.Module, ran: Iterable[str], sites: Iterable[Site], proofs: Iterable[Proof] = ()
+    model: nn.Module,
+    ran: Iterable[str],
+    sites: Iterable[Site],
+    proofs: Iterable[Proof] = (),
+    unread: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The paths of such modules, and the names of such sites, with the reason.
+    """The paths of such modules, and the names of such sites, with the reason. ``unread`` are those of opaque
+    kernels that cannot be read.
 
     >>> missed(nn.Identity(), [""], [Site("attn", 0, 2, (0, 1), reason="nothing was proved")])
     {'attn': 'nothing was proved'}
@@ -34,4 +39,4 @@ def missed(
         reasons = proof.missed | reasons
         if proof.failed and "" in set(ran) | {""}:
             reasons.setdefault("", f"nothing was proved of this model: {proof.failed}")
-    return reasons | {site.name: site.reason for site in sites if not site.verified}
+    return reasons | dict(unread or {}) | {site.name: site.reason for site in sites if not site.verified}

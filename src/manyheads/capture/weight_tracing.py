@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from manyheads.capture.call import Call
+from manyheads.capture.call_rows import differentiable_output
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.site import Site
 from manyheads.common.devices import for_float64
@@ -146,7 +147,7 @@ class _Local(TorchFunctionMode):
             for tensor in (call.scores, *(mask[(None,) * (4 - mask.dim())] for mask in biases)):
                 if tensor is not None and tensor.shape[1] == site.heads:
                     self._differentiate(trace, "extra", tensor.masked_fill(tensor.isinf(), 0.0))
-            self._differentiate(trace, "extra", call.output)
+            self._differentiate(trace, "extra", differentiable_output(call))
             gate = torch.ones(
                 site.heads, call.output.shape[-1], dtype=call.output.dtype, device=call.output.device
             )

@@ -13,13 +13,15 @@ from typing import Annotated
 import typer
 
 import manyheads
+from manyheads.cli.cache import cache
+from manyheads.cli.compare import compare
 from manyheads.cli.demo import demo
 from manyheads.cli.diversity import diversity
 from manyheads.cli.evaluate import evaluate
 from manyheads.cli.export import export, push
 from manyheads.cli.importance import importance
 from manyheads.cli.inspect import inspect
-from manyheads.cli.options import SETTINGS, command
+from manyheads.cli.options import SETTINGS, command, unwrapped
 from manyheads.cli.predict import predict
 from manyheads.cli.prune import prune
 from manyheads.cli.roles import roles
@@ -28,13 +30,16 @@ from manyheads.cli.study import study
 from manyheads.cli.sweep import OF_SWEEP, sweep
 from manyheads.cli.train import OF_RUN, task_verb, train
 from manyheads.common.errors import FailedChangeError
+from manyheads.common.extras import missing_extra
 from manyheads.common.interrupts import EXIT_CODE, leave_at_once
+from manyheads.common.processes import share_one_heap
+from manyheads.view import terminal
 
 app = typer.Typer(
     name="manyheads",
-    no_args_is_help=True,
-    **SETTINGS,
-    help="""Build, see, measure and cut the attention heads of any transformer.
+    invoke_without_command=True,
+    **SETTINGS | {"add_completion": True},
+    help=unwrapped("""Build, see, measure and cut the attention heads of any transformer.
 
 A transformer looks at its input through many small attention heads.
 This command shows what they do, on real models and without a network.
@@ -51,11 +56,17 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
   manyheads roles MODEL --treebank sentences.conllu
       which head does what, each claim against a baseline
 
+  manyheads compare MODEL FINE-TUNED --text corpus.txt
+      which heads moved, in numbers with errors
+
   manyheads prune MODEL --keep 0.5 --out small
       a smaller model, refitted, and what that costs and saves
 
   manyheads export small --to onnx --out small-onnx
       the same model for another runtime, run and compared
+
+  manyheads cache MODEL --text book.txt --budget 0.5
+      which key/value heads may forget, and what a smaller cache costs
 
   manyheads train translation
       train a small transformer; its folder is a MODEL for all of these
@@ -65,7 +76,7 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
 
   manyheads serve MODEL --open
       type, and see every head at once; silence some, and see what the model says
-""",
+"""),
 )
 
 
@@ -77,17 +88,21 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options of the command itself."""
+    if context.invoked_subcommand is None:
+        terminal.greeting.print_greeting()
 
 
 # Verbs that need more memory for each token read fewer at once.
 BATCH_TOKENS = {"importance": 1024, "diversity": 2048, "prune": 2048}
 for verb in (
-    demo, diversity, evaluate, export, importance, inspect, predict, prune, push, roles, serve, study,
+    cache, compare, demo, diversity, evaluate, export, importance, inspect, predict, prune, push, roles,
+    serve, study,
 ):  # fmt: skip
     app.command()(command(verb, BATCH_TOKENS.get(verb.__name__, 4096)))
 app.add_typer(task_verb(train, OF_RUN, Path("out")))
@@ -97,13 +112,15 @@ app.add_typer(task_verb(sweep, OF_SWEEP, Path("out/sweep")))
 def main() -> None:
     """Run the command; a user's mistake is one sentence on stderr and exit code 2; Ctrl-C is 130."""
     signal.signal(signal.SIGINT, leave_at_once)  # `interruptible` is for work that has something to keep
+    share_one_heap()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character still gets the rest
     try:
         app()
     except (ValueError, ImportError, OSError, FailedChangeError) as error:
-        typer.echo(f"manyheads: {error}", err=True)
+        extra = missing_extra(error) if isinstance(error, ImportError) else None
+        typer.echo(f"manyheads: {extra or error}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(EXIT_CODE)

@@ -1,26 +1,44 @@
-"""``manyheads demo``: one sentence through the embedded MiniLM, step by step."""
+"""``manyheads demo``: one sentence through an embedded model, step by step."""
 
 import os
 from pathlib import Path
 from typing import Annotated
 
 import manyheads as mh
-from manyheads.cli.options import loading
-
-SENTENCE = "The animal did not cross the street because it was too tired."
+from manyheads.cli import options
+from manyheads.common.language import words
+from manyheads.view import terminal
 
 
 def demo(
-    sentence: Annotated[str, "The sentence to send through the model."] = SENTENCE,
+    sentence: Annotated[
+        str | None, "The sentence to send through the model; one of our own by default."
+    ] = None,
     out: Annotated[Path, "The folder for the figure; created if it does not exist."] = Path("out/demo"),
+    open: options.Figure = False,
 ) -> None:
-    """Follow a sentence through the heads of MiniLM, a real sentence encoder of 6 layers with 12 heads each.
+    """Follow a sentence through the heads of a real model.
 
     Prints every step with its shape and a few of its numbers: tokens, ids, embedding, positions, each head's
     queries, keys and values, its attention map, concatenation, output projection, sentence embedding. Writes
-    a figure of all 72 attention maps. The attention is computed by this package and compared with MiniLM's.
+    a figure of all attention maps. The attention is computed by this package and compared with the model's.
+    The model is MiniLM, a sentence encoder of 6 layers with 12 heads each; for a Chinese sentence, and where
+    MiniLM is not installed, it is a small one that comes with manyheads and reads Chinese and English.
+
+    [bold]Examples[/bold]
+
+      manyheads demo --sentence "Heads share the work." --open
+      manyheads demo --language zh
+      manyheads demo --sentence "我是秦始皇"
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
-    with loading("the embedded MiniLM"):
-        steps = mh.heads.effects.bert_steps.embedded_steps(sentence)
+    text = (
+        words("The animal did not cross the street because it was too tired.")
+        if sentence is None
+        else sentence
+    )
+    with options.loading(words("the model")):
+        steps = mh.heads.effects.bert_steps.embedded_steps(text)
     mh.view.demo_text.present_steps(steps, out / "heads.png")
+    if open:
+        terminal.presentation.open_file(out / "heads.png")

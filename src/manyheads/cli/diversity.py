@@ -17,6 +17,7 @@ def diversity(
     measures: Annotated[
         str | None, "Some of attention,outputs,subspaces,contributions,gradients; all by default."
     ] = None,
+    sample: options.Sample = 16384,
     out: options.Out = Path("out/diversity"),
     json: options.Json = False,
 ) -> str | None:
@@ -27,7 +28,7 @@ def diversity(
     are and the pairs that stand out; draws map.png, which places similar heads together, and matrices.png;
     writes diversity.json and diversity.txt.
     """
-    loaded, corpus = source.open()
+    loaded, corpus = source.open(sample=sample)
     chosen = options.names(measures) or mh.heads.diversity.MEASURES
     batches = UntilInterrupted((batch for _, batch in corpus.batches()), len(corpus.plan()))
     with prepared(out), interruptible():

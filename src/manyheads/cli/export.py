@@ -7,6 +7,8 @@ import typer
 
 import manyheads as mh
 from manyheads.cli import options
+from manyheads.common.language import words
+from manyheads.models.opening import Opening
 from manyheads.view import terminal
 
 
@@ -16,6 +18,7 @@ def export(
         Literal["onnx", "torch-export", "gguf", "openvino", "executorch"],
         "The format: for onnxruntime, torch.export.load, llama.cpp, OpenVINO or ExecuTorch.",
     ],
+    opening: Opening,
     out: Annotated[Path, typer.Option("--out", "-o", help="A folder that does not exist yet.")] = Path(
         "out/export"
     ),
@@ -26,8 +29,8 @@ def export(
     Its outputs differ from the model's by at most 1e-4, or nothing is written, and a sentence says which
     module the format cannot take. A model with a key/value cache is written with it, too, where that works.
     """
-    with options.loading(f"{model} and writing {to}"):
-        exported = mh.export(model, to=to, out=out)
+    with options.loading(words("{model} and writing {format}", model=model, format=to)):
+        exported = mh.export(model, to=to, out=out, **opening.how)
     terminal.export.print_exported(exported, as_json=json)
 
 
@@ -40,4 +43,4 @@ def push(
 
     If it has no README.md, its model card is written first; where the hub cannot be reached, that is all.
     """
-    typer.echo(f"The model is at {mh.push(folder, repo, private=private)}")
+    typer.echo(words("The model is at {address}", address=mh.push(folder, repo, private=private)))

@@ -15,13 +15,13 @@ def importance(
     source: options.Source,
     method: Annotated[
         str | None,
-        "One or several: fisher, elimination, gradient, leave-one-out, confidence, output-norm, "
-        "relevance, gates, random; fisher by default, with labels gradient and fisher.",
+        "One or several: fisher, elimination, gradient, leave-one-out, mean-ablation, confidence, "
+        "output-norm, relevance, gates, random; fisher by default, with labels gradient and fisher.",
     ] = None,
     loss: Annotated[
         str | None,
-        "For gradient, leave-one-out and gates: causal, masked, classification, seq2seq, embedding, labels; "
-        "with labels, that of their task by default.",
+        "For gradient, leave-one-out, mean-ablation and gates: causal, masked, classification, seq2seq, "
+        "embedding, labels; with labels, that of their task by default.",
     ] = None,
     gates: Annotated[int | None, "How many heads the method gates keeps; half of them by default."] = None,
     unverified: options.Unverified = "refuse",

@@ -1,6 +1,7 @@
 """``manyheads inspect``: what every head of a model does on a corpus."""
 
 from pathlib import Path
+from typing import Annotated
 
 import manyheads as mh
 from manyheads.cli import options
@@ -13,7 +14,9 @@ from manyheads.view.progress_bar import progress_bar
 
 def inspect(
     source: options.Source,
+    page: Annotated[bool, "Write report.html, for which a little more is measured on a sample."] = True,
     out: options.Out = Path("out/inspect"),
+    open: options.Open = False,
     json: options.Json = False,
 ) -> str | None:
     """What every head of a model does on a corpus: exact, at any length, under the model's fast kernels.
@@ -31,6 +34,8 @@ def inspect(
             counted = mh.heads.inspect.count_corpus(loaded.model, corpus, progress)
         if rank() > 0:
             return None
-        result = terminal.inspect.InspectPresentation(counted, loaded, corpus, out)
+        result = terminal.inspect.InspectPresentation(counted, loaded, corpus, out, page)
         terminal.presentation.present(result, as_json=json)
+        if open:
+            terminal.presentation.open_file(out / "report.html")
         return result.ending(interrupted())

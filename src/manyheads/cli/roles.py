@@ -6,6 +6,7 @@ from typing import Annotated
 import manyheads as mh
 from manyheads.cli import options
 from manyheads.common.interrupts import interrupted, interruptible
+from manyheads.common.language import words
 from manyheads.common.out_folder import prepared
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
@@ -16,6 +17,7 @@ def roles(
     treebank: Annotated[Path | None, "Sentences with dependencies (CoNLL-U), for syntactic roles."] = None,
     only: Annotated[str | None, "Some roles only, as in: induction,retrieval"] = None,
     least: Annotated[int, "The fewest cases on which a role may be claimed."] = 100,
+    sample: options.Sample = 16384,
     out: options.Out = Path("out/roles"),
     json: options.Json = False,
 ) -> str | None:
@@ -26,7 +28,7 @@ def roles(
     clearly more often than chance; what cannot be judged is listed with the reason. Writes roles.json,
     roles.csv and roles.txt.
     """
-    loaded, corpus = source.open()
+    loaded, corpus = source.open(sample=sample)
     reads_text = corpus.unit == "tokens" and (source.tokens is None or treebank is not None)
     tokenizer = loaded.tokenizer() if reads_text else None
     batches = (batch for _, batch in corpus.batches())
@@ -43,4 +45,4 @@ def roles(
             )
         result = terminal.roles.RolesPresentation(table, loaded.name, corpus, out)
         terminal.presentation.present(result, as_json=json)
-        return "Stopped: the roles are judged on what was read until then." if interrupted() else None
+        return words("Stopped: the roles are judged on what was read until then.") if interrupted() else None

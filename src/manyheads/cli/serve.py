@@ -8,11 +8,13 @@ import typer
 import manyheads as mh
 from manyheads.cli import options
 from manyheads.data.columns import Columns
+from manyheads.models.opening import Opening
 from manyheads.view import terminal
 
 
 def serve(
     rows: Columns,
+    opening: Opening,
     model: options.Model = None,
     text: options.Text = None,
     images: options.Images = None,
@@ -20,7 +22,6 @@ def serve(
         str, "The address to listen on; any other than 127.0.0.1 lets other machines in."
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any free one.")] = 8610,
-    device: options.Device = None,
     open: Annotated[bool, "Open the page in your browser."] = False,
     json: options.Json = False,
 ) -> None:
@@ -39,6 +40,6 @@ def serve(
     with options.loading(model) as status:
         announce = partial(terminal.serving.print_address, loading=status, browser=open, as_json=json)
         mh.serve(
-            model, text=text, images=images, **vars(rows), host=host, port=port, device=device,
+            model, text=text, images=images, **vars(rows), host=host, port=port, **opening.how,
             announce=announce,
         )  # fmt: skip

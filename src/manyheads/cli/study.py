@@ -1,13 +1,14 @@
 """``manyheads study``: claims about multi-head attention, run, drawn and judged."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 import manyheads as mh
 from manyheads.cli import options
 from manyheads.common.interrupts import interruptible
+from manyheads.common.language import choose_language, current_language
 
 
 def study(
@@ -17,7 +18,7 @@ def study(
     data: Annotated[str | None, "Data to run it on; embedded data by default."] = None,
     set: Annotated[list[str] | None, "A setting, as in: heads=1,2,4"] = None,
     all: Annotated[bool, "Run every claim and write one page about all."] = False,
-    language: Annotated[Literal["en", "zh"], "English or Chinese."] = "en",
+    language: options.Spoken = None,
     out: options.Out = Path("out/study"),
     json: options.Json = False,
 ) -> str | None:
@@ -33,6 +34,8 @@ def study(
       manyheads study several_heads --set heads=1,2,4,8 --seeds 5
       manyheads study --all --out site
     """
+    choose_language(language)
+    language = current_language()
     view = mh.view.study
     with interruptible():
         if all:

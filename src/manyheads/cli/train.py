@@ -9,9 +9,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import manyheads as mh
-from manyheads.cli.options import SETTINGS, Verb, command, loading, option
+from manyheads.cli.options import SETTINGS, Verb, command, loading, option, unwrapped
 from manyheads.common.processes import rank
-from manyheads.tasks import TASKS
+from manyheads.tasks import available
 from manyheads.view import terminal
 
 
@@ -73,16 +73,18 @@ def task_verb(run: Verb, of_run: Sequence[Parameter], out: Path) -> typer.Typer:
         """Commands that are built when they are called: their options need the task, which needs torch."""
 
         def list_commands(self, ctx: object) -> list[str]:
-            return list(TASKS)
+            return list(available())
 
         def get_command(self, ctx: object, cmd_name: str) -> TyperCommand | None:
-            return _command(cmd_name, lambda: None, TASKS[cmd_name][1]) if cmd_name in TASKS else None
+            tasks = available()
+            return _command(cmd_name, lambda: None, tasks[cmd_name][1]) if cmd_name in tasks else None
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             task, listed, rest = super().resolve_command(ctx, args)
-            return task, _of_task(task, run, of_run, out) if task in TASKS else listed, rest
+            return task, _of_task(task, run, of_run, out) if task in available() else listed, rest
 
-    return typer.Typer(name=run.__name__, cls=Tasks, no_args_is_help=True, help=run.__doc__, **SETTINGS)
+    help = unwrapped(run.__doc__ or "")
+    return typer.Typer(name=run.__name__, cls=Tasks, no_args_is_help=True, help=help, **SETTINGS)
 
 
 def _of_task(name: str, run: Verb, of_run: Sequence[Parameter], out: Path) -> TyperCommand:

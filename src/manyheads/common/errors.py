@@ -19,6 +19,15 @@ class FailedChangeError(RuntimeError):
     """A changed copy of a model does not compute what it should; the model itself is as it was."""
 
 
+def lacks_gradient(error: RuntimeError) -> bool:
+    """Whether torch says of a function that it has no backward pass.
+
+    >>> lacks_gradient(RuntimeError("derivative for aten::attend is not implemented"))
+    True
+    """
+    return any(words in str(error) for words in ("autograd formula", "derivative for", "not differentiable"))
+
+
 def first_line(error: BaseException, longest: int = 200) -> str:
     """The first line of an error's message, cut to a length; the name of its class if it has no message.
 

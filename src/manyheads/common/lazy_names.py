@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 
+from manyheads.common.extras import missing_extra
+
 
 def submodules(package: str) -> Callable[[str], ModuleType]:
     """The ``__getattr__`` of a package whose modules resolve without an import statement.
@@ -23,6 +25,8 @@ def submodules(package: str) -> Callable[[str], ModuleType]:
         try:
             return import_module(path)
         except ModuleNotFoundError as error:
+            if sentence := missing_extra(error):
+                raise ImportError(sentence, name=error.name) from error
             if error.name != path:
                 raise
             raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
@@ -49,6 +53,11 @@ def attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], object
     def find(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
+        try:
+            return getattr(import_module(homes[name]), name)
+        except ModuleNotFoundError as error:
+            if sentence := missing_extra(error):
+                raise ImportError(sentence, name=error.name) from error
+            raise
 
     return find

@@ -6,7 +6,9 @@ use accelerate's PartialState.
 
 from __future__ import annotations
 
+import ctypes
 import os
+from contextlib import suppress
 
 
 def rank() -> int:
@@ -17,3 +19,16 @@ def rank() -> int:
 def processes() -> int:
     """The number of processes that share the work."""
     return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def share_one_heap() -> None:
+    """Let all threads of this process allocate from one heap: memory that one frees, another uses.
+
+    By default glibc gives threads heaps of their own, each of which keeps what it once needed. A refit has a
+    thread for each batch (surgery/paused_passes.py), only one of which runs at a time. Elsewhere than with
+    glibc this does nothing.
+
+    >>> share_one_heap()
+    """
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class Corpus:
     groups: token ids by the name of their group, for `watch`.
     shares: the share of the corpus that each group makes up.
     unknown: the share of unknown tokens; None if the tokenizer has no unknown token.
+    sampled_from: the number of sequences of the corpus that this is a sample of; 0 where it is the whole.
     """
 
     what: str
@@ -42,6 +43,7 @@ class Corpus:
     groups: dict[str, list[int]] = field(default_factory=dict, repr=False)
     shares: dict[str, float] = field(default_factory=dict)
     unknown: float | None = None
+    sampled_from: int = 0
 
     @property
     def reading(self) -> str:
@@ -51,12 +53,50 @@ class Corpus:
     @property
     def notes(self) -> list[str]:
         """Sentences that a reader of the results should know."""
-        if not self.unknown:
-            return []
-        return [
-            f"{self.unknown:.1%} of the tokens are unknown to the tokenizer: one token stands for all these "
-            "words, and what heads do with it says nothing about them"
-        ]
+        sentences = []
+        if self.sampled_from:
+            sentences.append(
+                f"measured on a sample of {len(self.sizes):,} of {self.sampled_from:,} "
+                f"{'texts' if self.unit == 'tokens' else self.unit} ({sum(self.sizes):,} tokens)"
+            )
+        if self.unknown:
+            sentences.append(
+                f"{self.unknown:.1%} of the tokens are unknown to the tokenizer: one token stands for all "
+                "these words, and what heads do with it says nothing about them"
+            )
+        return sentences
+
+    def part(self, indices: Sequence[int]) -> Corpus:
+        """Some of the sequences, as a corpus."""
+        chosen, make = list(indices), self.make
+        sizes = [self.sizes[i] for i in chosen]
+        return replace(self, sizes=sizes, make=lambda some: make([chosen[i] for i in some]))
+
+    def sampled(self, tokens: int, seed: int = 0) -> Corpus:
+        """A random sample of the sequences that has at most this many tokens, the same every time.
+
+        The corpus itself where it has no more, and for 0. Sequences are drawn one by one until the next one
+        would be too many, whatever its length, so that long ones are as likely as short ones. One sequence is
+        always in it.
+
+        >>> corpus = Corpus("a text", "tokens", [5, 7, 3, 4], lambda indices: torch.tensor(indices))
+        >>> sample = corpus.sampled(12)
+        >>> sum(sample.sizes) <= 12, sample.notes
+        (True, ['measured on a sample of 2 of 4 texts (8 tokens)'])
+        >>> corpus.sampled(19) is corpus, corpus.sampled(0) is corpus
+        (True, True)
+        """
+        if not tokens or sum(self.sizes) <= tokens:
+            return self
+        order = list(range(len(self.sizes)))
+        random.Random(seed).shuffle(order)
+        room, count = tokens - self.sizes[order[0]], 1
+        while room >= self.sizes[order[count]]:
+            room -= self.sizes[order[count]]
+            count += 1
+        sample = self.part(sorted(order[:count]))
+        sample.sampled_from = self.sampled_from or len(self.sizes)
+        return sample
 
     def batches(self, rank: int = 0, processes: int = 1) -> Iterator[tuple[int, Batch]]:
         """The batches of one process, each with the number of its tokens (or images).

@@ -27,7 +27,7 @@ from manyheads.data.labelled.media import image_tokens
 from manyheads.data.readers.records import IMAGES as IMAGE_SUFFIXES
 from manyheads.data.readers.records import is_missing, read_records
 from manyheads.data.text_lines import pieces, read_lines
-from manyheads.models.open import Loaded, if_any
+from manyheads.models.loaded import Loaded, if_any
 from manyheads.models.task_head import task_kind
 
 # The number of tokens that are read of a task's held-out examples by default.
@@ -42,7 +42,7 @@ def text(
     limit: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> Corpus:
-    """A text file, one text a line; ``-`` for standard input; without a path, a text of our own.
+    """A text file, one text a line; ``-`` for standard input; without a path, the built-in sample text.
 
     Texts longer than ``max_length`` (or than the model's positions) are cut into pieces; ``limit`` is the
     largest number of texts.
@@ -52,7 +52,7 @@ def text(
     >>> len(corpus.sizes), sorted(corpus.groups)
     (5, ['frequent', 'rare', 'special'])
     """
-    what = "a text of our own" if path is None else "standard input" if path == "-" else path
+    what = "built-in sample text" if path is None else "standard input" if path == "-" else path
     return _of_texts(loaded, read_lines(path, limit), what, max_length, batch_tokens)
 
 
@@ -241,7 +241,8 @@ def choose(
 ) -> Corpus:
     """The corpus that the options of a command name: one of --text, --images, --tokens and --data.
 
-    Without any, a model that manyheads trained reads what its training held out, and others a text of ours.
+    Without any, a model that manyheads trained reads what its training held out, and others the built-in
+    sample text.
     A model of transformers with a task head reads --data with its labels: `labelled`.
     """
     named = {"--text": text_file, "--images": image_folder, "--tokens": token_file, "--data": data}

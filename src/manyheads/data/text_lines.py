@@ -8,6 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from manyheads.common.text_encodings import how_to_convert
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -52,7 +54,7 @@ def _checked(file: BinaryIO, name: str, limit: int | None) -> Iterator[str]:
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"text: line {number} of {name} is not UTF-8 (byte {line[error.start]:#04x} at position "
-                f"{error.start}); convert it, for instance with `iconv -t UTF-8`"
+                f"{error.start}); {how_to_convert(line, name)}"
             ) from None
         if decoded:
             read += 1

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from manyheads.common.lazy_names import submodules
 
 if TYPE_CHECKING:
+    from manyheads.heads import comparison as comparison
     from manyheads.heads import diversity as diversity
     from manyheads.heads import effects as effects
     from manyheads.heads import importance as importance

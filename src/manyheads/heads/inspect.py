@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from inspect import signature
 
 import torch
 from torch import distributed, nn
@@ -13,12 +12,11 @@ from torch import distributed, nn
 from manyheads.common.devices import device_of
 from manyheads.common.errors import describe_error
 from manyheads.common.interrupts import Interrupted, interrupted
-from manyheads.common.labelled_batch import without_labels
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.processes import processes, rank
 from manyheads.common.progress import Progress, no_progress
-from manyheads.common.run_batch import run
+from manyheads.common.run_batch import run_heads
 from manyheads.common.types import Batch
 from manyheads.data.batches import Corpus
 from manyheads.heads.observer import shapes
@@ -107,22 +105,12 @@ def _table(seen: Watch) -> HeadTable:
 
 def _run(model: nn.Module, batch: Batch) -> None:
     try:
-        run(model, _without_logits(model, batch))
+        run_heads(model, batch)
     except Exception as error:
         raise ValueError(
             f"MODEL: failed on a batch of {shapes(batch)} ({describe_error(error, 300)}); expected one "
             "that it can run: try shorter sequences, smaller batches, other ids"
         ) from error
-
-
-def _without_logits(model: nn.Module, batch: Batch) -> Batch:
-    """A batch that asks a language model of transformers for the logits of the last token alone.
-
-    Heads do not depend on them, and those of all tokens take the size of the vocabulary times the text.
-    """
-    if not isinstance(batch, Mapping) or "logits_to_keep" not in signature(model.forward).parameters:
-        return batch
-    return {**without_labels(batch), "logits_to_keep": 1}
 
 
 def finished(counted: Counted) -> HeadTable:

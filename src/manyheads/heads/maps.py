@@ -13,6 +13,7 @@ from manyheads.capture.call_rows import weight_rows
 from manyheads.capture.interceptor import Interceptor, module_paths
 from manyheads.capture.site import Selection, Site
 from manyheads.common.preserved_state import untouched
+from manyheads.common.registry import registered
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch, Heads
 
@@ -34,6 +35,11 @@ class Map:
     weights: Tensor
     row_size: int = 1
     column_size: int = 1
+
+    def _repr_png_(self) -> bytes:
+        """In a notebook it draws itself: a row of maps for each sequence, the first eight of them."""
+        png: bytes = registered("view.map_picture")(self)
+        return png
 
 
 def maps(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,9 +15,10 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible
 from manyheads.capture.site import Site, Unverified
 from manyheads.common.devices import device_of, for_float64
-from manyheads.common.errors import describe_error
+from manyheads.common.errors import describe_error, first_line, lacks_gradient
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
+from manyheads.common.quantised import without_gradient
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.heads.model_outputs import Output, read
@@ -58,6 +59,8 @@ class Observer:
         self._gates: Mapping[str, Tensor] | None = None
         self._mark: Callable[[str], None] | None = None
         self._gradients = False
+        self._means: Mapping[str, Tensor] | None = None
+        self._differentiable: bool | None = None
         self._heads: dict[str, list[Tensor]] = {}
         self._real: Tensor | None = None
 
@@ -74,6 +77,8 @@ class Observer:
         With ``gradients`` the output can be differentiated by them; ``mark`` is called with each site as its
         attention runs.
         """
+        if gradients:
+            self._check_gradients()
         self._heads, self._real, self._gradients, self._mark = {}, None, gradients, mark
         with torch.set_grad_enabled(gradients):
             result = self._run(batch)
@@ -90,12 +95,30 @@ class Observer:
             )
         return Forward(result, output, self._real, self._heads)
 
-    def gated(self, batch: Batch, gates: Mapping[str, Tensor], gradients: bool = False) -> object:
-        """What the model returns when the heads of these sites are multiplied by numbers (heads,).
+    def _check_gradients(self) -> None:
+        """Raise where quantised weights let no gradient through: what is left would rank heads wrongly."""
+        if self._differentiable is None:
+            self._differentiable = True
+            path = without_gradient(self.model)
+            if path is not None:
+                raise ValueError(
+                    f"model: the quantised weights of {path!r} let no gradient through; take "
+                    "method='leave-one-out', which needs none"
+                )
+
+    def gated(
+        self,
+        batch: Batch,
+        gates: Mapping[str, Tensor],
+        gradients: bool = False,
+        means: Mapping[str, Tensor] | None = None,
+    ) -> object:
+        """What the model returns when the heads of these sites are multiplied by numbers (heads,); with
+        ``means``, {site: (heads, width)}, what a number takes away is filled up with the mean.
 
         `gated_sites` has those where that happened.
         """
-        self._gates, self.gated_sites = gates, set()
+        self._gates, self.gated_sites, self._means = gates, set(), means
         try:
             with torch.set_grad_enabled(gradients):
                 return self._run(batch)
@@ -140,11 +163,20 @@ class Observer:
             if name not in self._gates:
                 return None
             self.gated_sites.add(name)
-            return call.output * self._gates[name][:, None, None].to(call.output)
+            gate = self._gates[name].to(call.output)
+            output = call.output * gate[:, None, None]
+            if self._means is None:
+                return output
+            return output + (self._means[name].to(call.output) * (1 - gate)[:, None])[:, None, :]
         if self._mark is not None:
             self._mark(name)
         self._count(call)
         output = call.output
+        if self._gradients and call.opaque and not output.requires_grad and call.value.requires_grad:
+            raise ValueError(
+                f"model: the kernel of {name!r} has no gradient; take method='leave-one-out', which needs "
+                "none"
+            )
         if self._gradients and not output.requires_grad:
             output = output.detach().requires_grad_()  # the first layer: nothing before it has a gradient
         self._heads.setdefault(name, []).append(output)
@@ -180,6 +212,21 @@ def observed(model: nn.Module) -> Iterator[Observer]:
             yield observer
 
 
+def differentiate(
+    value: Tensor, outputs: list[Tensor], weights: Tensor, retain_graph: bool = False
+) -> Sequence[Tensor | None]:
+    """The gradient of value . weights by each of the outputs; None where it does not depend on one."""
+    try:
+        return torch.autograd.grad(value, outputs, weights, retain_graph=retain_graph, allow_unused=True)
+    except RuntimeError as error:
+        if not lacks_gradient(error):
+            raise
+        raise ValueError(
+            f"model: a kernel in it has no gradient ({first_line(error)}); take method='leave-one-out', "
+            "which needs none"
+        ) from error
+
+
 def gate_gradients(
     heads: Mapping[str, list[Tensor]], value: Tensor, weights: Tensor, retain_graph: bool = False
 ) -> dict[str, Tensor]:
@@ -197,9 +244,7 @@ def gate_gradients(
     retain_graph: keep the graph for another call.
     """
     outputs = [output for pieces in heads.values() for output in pieces]
-    gradients = iter(
-        torch.autograd.grad(value, outputs, weights, retain_graph=retain_graph, allow_unused=True)
-    )
+    gradients = iter(differentiate(value, outputs, weights, retain_graph))
     totals: dict[str, Tensor] = {}
     for site, pieces in heads.items():
         total = torch.zeros(())

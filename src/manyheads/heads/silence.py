@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -12,13 +12,18 @@ from torch import Tensor, nn
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor, module_paths
 from manyheads.capture.site import Selection, Site, Unverified
-from manyheads.common.types import Heads
+from manyheads.common.types import Batch, Heads
+from manyheads.heads.head_means import head_means
 
 GateValues = Mapping[int | str, Tensor] | Mapping[int, Tensor] | Mapping[str, Tensor]
 
 
 def silence(
-    model: nn.Module, heads: Heads, *, unverified: Unverified = "refuse"
+    model: nn.Module,
+    heads: Heads,
+    *,
+    mean_of: Iterable[Batch] | None = None,
+    unverified: Unverified = "refuse",
 ) -> AbstractContextManager[None]:
     """A context in which the chosen heads put out zeros: ``with silence(model, {3: [5, 7]}): ...``
 
@@ -31,6 +36,9 @@ def silence(
     ----------
     model: any torch.nn.Module.
     heads: ``{layer number or site: [head numbers]}``.
+    mean_of: batches for mean ablation: the heads put out their mean output over these batches instead of
+        zeros, so that what does not depend on the input stays (a bias, for what reads the head). It is
+        measured now, when `silence` is called.
     unverified: ``"allow"`` to silence heads at unverified sites, too (`Site.verified`).
 
     Raises
@@ -48,6 +56,7 @@ def silence(
     References
     ----------
     Michel, Levy, Neubig, "Are sixteen heads really better than one?" (2019).
+    Wang, Variengien, Conmy, Shlegeris, Steinhardt, "Interpretability in the wild" (2023), on mean ablation.
 
     Examples
     --------
@@ -58,11 +67,14 @@ def silence(
     0.0
     """
     chosen = Selection(heads, module_paths(model).values())
-    return _silence(model, chosen, unverified)
+    means = None if mean_of is None else head_means(model, mean_of)
+    return _silence(model, chosen, unverified, means)
 
 
 @contextmanager
-def _silence(model: nn.Module, chosen: Selection, unverified: Unverified) -> Iterator[None]:
+def _silence(
+    model: nn.Module, chosen: Selection, unverified: Unverified, means: Mapping[str, Tensor] | None
+) -> Iterator[None]:
     def edit(call: Call) -> Tensor | None:
         numbers = chosen.at(call.site)
         if not numbers:
@@ -70,7 +82,16 @@ def _silence(model: nn.Module, chosen: Selection, unverified: Unverified) -> Ite
         call.site.check("silence", unverified)
         gate = torch.ones(call.site.heads, dtype=call.output.dtype, device=call.output.device)
         gate[numbers] = 0.0
-        return call.output * gate[call.heads, None, None]
+        output = call.output * gate[call.heads, None, None]
+        if means is None:
+            return output
+        if call.site.name not in means:
+            raise ValueError(
+                f"mean_of: the outputs of {call.site.name!r} were not seen whole on these batches; expected "
+                "batches that reach it, or leave mean_of out"
+            )
+        instead = means[call.site.name].to(call.output) * (1 - gate)[:, None]  # (heads, width)
+        return output + instead[call.heads, None, :]
 
     with Interceptor(model, edit, reruns=True, parts=True) as interceptor:
         yield

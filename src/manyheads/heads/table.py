@@ -14,6 +14,7 @@ from torch import Tensor
 from manyheads.common.registry import registered
 from manyheads.heads import table_files
 from manyheads.heads.table_files import Row as Row
+from manyheads.heads.table_text import table_text
 
 if TYPE_CHECKING:
     import pandas
@@ -144,6 +145,10 @@ class HeadTable:
         sites = len({row.site for row in self.rows})
         seen = int(self.tokens.max()) if len(self) else 0
         return f"HeadTable({len(self)} heads at {sites} sites, {seen} tokens: {', '.join(self.metrics)})"
+
+    def __str__(self) -> str:
+        """The rows as text: the heads, and the mean of each metric; not the middle of a long table."""
+        return table_text(self)
 
     def _repr_mimebundle_(self, **options: object) -> object:
         """In a notebook it shows itself as a page."""

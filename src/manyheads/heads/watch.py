@@ -16,6 +16,7 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import Visible, shown, update_site, visible, without_dead_rows
 from manyheads.capture.site import Site
 from manyheads.capture.unseen import missed
+from manyheads.common.quantised import plain_parts
 from manyheads.common.registry import registered
 from manyheads.heads.call_statistics import CORE, FULL, LOGITS, OF_ONE_SEQUENCE, Tally, measure
 from manyheads.heads.table import HeadTable, Row
@@ -140,7 +141,8 @@ class Watch:
         """Modules that mix tokens without an attention call that was seen, and how; and unverified sites, and
         why.
         """
-        return missed(self.model, self._interceptor.ran, self.sites, self._interceptor.proofs)
+        seen = self._interceptor
+        return missed(self.model, seen.ran, self.sites, seen.proofs, seen.unread)
 
     @property
     def table(self) -> HeadTable:
@@ -313,7 +315,8 @@ def fingerprint(model: nn.Module) -> str:
     for name, parameter in model.named_parameters():
         name = ".".join(part for part in name.split(".") if part != "_orig_mod")
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        if parameter.numel() and parameter.device.type != "meta":
-            corners = [[step * (size - 1) // 2 for size in parameter.shape] for step in (0, 1, 2)]
-            digest.update(str([parameter[tuple(corner)].item() for corner in corners]).encode())
+        for part in plain_parts(parameter):
+            if part.numel() and part.device.type != "meta":
+                corners = [[step * (size - 1) // 2 for size in part.shape] for step in (0, 1, 2)]
+                digest.update(str([part[tuple(corner)].item() for corner in corners]).encode())
     return digest.hexdigest()[:16]

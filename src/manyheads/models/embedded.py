@@ -1,15 +1,19 @@
-"""A real pretrained model that comes with pip: the MiniLM sentence encoder, 6 layers of 12 heads.
+"""Models without a network: MiniLM, a sentence encoder that pip installs, and a small one in this package.
 
-It is an upload by a third party, so none of its code is imported: only its model files are read, and only
-after their sha256 was compared with the pinned one.
+MiniLM is an upload by a third party, so none of its code is imported: only its model files are read, and only
+after their sha256 was compared with the pinned one. The small model reads Chinese and English; its recipe is
+tools/small_model.py, and its files are compared with theirs, too.
 """
 
 from __future__ import annotations
 
 import hashlib
-from importlib import metadata
+from collections.abc import Mapping
+from importlib import metadata, resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
     from transformers import BertModel, PreTrainedTokenizerBase
@@ -29,6 +33,16 @@ SHA256 = {
     "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
 }
 
+# The small model of this package, as open_model and the commands name it.
+SMALL = "manyheads/small"
+SMALL_SHA256 = {
+    "config.json": "247d39a0ebee1f0a83dfc2595ae445c519e22cd048068c2e19a5fee8996d7320",
+    "generation_config.json": "abb1a99fd36506235a7601ca1fa37db9d78d6ba8130e217de2063007efa5b947",
+    "model.safetensors": "18e4754a355f3b80b10e1ed3a3442d86f39e956eba8fd9c9f16a612c80adf0f0",
+    "tokenizer.json": "9b75201a7059e68cc05aed74e5d87f857c2f99f56b26dcdc99371deeae05fdfe",
+    "tokenizer_config.json": "a0781f296480fcf315b73a3b95e8a057bda19705b53c49530675660cb34d8888",
+}
+
 
 def folder() -> Path:
     """The folder of the model's files; an ImportError names the command that installs it."""
@@ -39,17 +53,26 @@ def folder() -> Path:
     return Path(str(package.locate_file(f"{PACKAGE.replace('-', '_')}/model")))
 
 
-def check(folder: Path) -> None:
+def is_installed() -> bool:
+    """Whether pip has installed MiniLM."""
+    try:
+        metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def check(folder: Path, pinned: Mapping[str, str] = SHA256, reinstall: str = REINSTALL) -> None:
     """Raise unless every file of the model is there, byte by byte the one that was pinned."""
-    for name, expected in SHA256.items():
+    for name, expected in pinned.items():
         path = folder / name
         if not path.is_file():
-            raise ValueError(f"the embedded model lacks {path}; install it again: {REINSTALL}")
+            raise ValueError(f"the embedded model lacks {path}; install it again: {reinstall}")
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if digest != expected:
             raise ValueError(
                 f"{path} is not the file that was pinned and is not loaded: its sha256 is {digest}, "
-                f"expected {expected}; install it again: {REINSTALL}"
+                f"expected {expected}; install it again: {reinstall}"
             )
 
 
@@ -63,14 +86,33 @@ def load() -> tuple[BertModel, PreTrainedTokenizerBase]:
     """
     files = folder()
     check(files)
-    from transformers import AutoModel, AutoTokenizer
+    return _from_files(files, "AutoModel")
+
+
+def load_small(*, head: bool = False) -> tuple[BertModel, PreTrainedTokenizerBase]:
+    """The small model in eval mode, which predicts the next token of Chinese or English, and its tokenizer;
+    with ``head``, its logits.
+
+    >>> model, tokenizer = load_small()
+    >>> tokenizer.tokenize("我是秦始皇")
+    ['我', '是', '秦', '始', '皇']
+    """
+    files = Path(str(resources.files("manyheads").joinpath("models/files/small")))
+    check(files, SMALL_SHA256, "pip install --force-reinstall --no-deps manyheads")
+    model, tokenizer = _from_files(files, "AutoModelForCausalLM")
+    return model if head else model.bert, tokenizer
+
+
+def _from_files(files: Path, kind: str) -> tuple[Any, PreTrainedTokenizerBase]:
+    import transformers
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(files, local_files_only=True)
-        model = AutoModel.from_pretrained(files, local_files_only=True, use_safetensors=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(files, local_files_only=True)
+        options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
+        model = getattr(transformers, kind).from_pretrained(files, **options)
     finally:
         if bars:
             logging.enable_progress_bar()

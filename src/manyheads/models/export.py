@@ -18,7 +18,8 @@ from manyheads.common.out_folder import check_free
 from manyheads.common.version import __version__
 from manyheads.common.whole_files import whole_folder, write_whole
 from manyheads.models import gguf_export, graph_export
-from manyheads.models.open import if_any, open_model
+from manyheads.models.loaded import Loaded, if_any
+from manyheads.models.open import open_model
 from manyheads.models.probe_batch import probe_batch
 from manyheads.nn.orthogonal_rows import plain
 
@@ -53,11 +54,12 @@ class Exported:
 
 
 def export(
-    model: nn.Module | str | PathLike[str],
+    model: nn.Module | Loaded | str | PathLike[str],
     *,
     to: Target,
     out: str | PathLike[str],
     batch: Mapping[str, Tensor] | None = None,
+    **opening: Any,
 ) -> Exported:
     """Write a model in another format, run what was written, and compare it with the model.
 
@@ -66,12 +68,14 @@ def export(
 
     Parameters
     ----------
-    model: a module, or what `open_model` opens: a folder, or a name on the hub.
+    model: a module; what `open_model` opens: a folder, or a name on the hub; or what it returned.
     to: ``"onnx"`` (onnxruntime), ``"torch-export"`` (`torch.export.load`), ``"gguf"`` (llama.cpp; models with
         the layers of Llama), ``"openvino"``, or ``"executorch"``.
     out: a folder that does not exist yet, or is empty. A model with a key/value cache is written twice for
         ONNX and OpenVINO, without and with the cache.
     batch: arguments of the model by name. Default: made from the config of a transformers model.
+    opening: ``device``, ``dtype``, ``device_map``, ``attention`` and ``revision`` of a model that is opened,
+        as for `open_model`; on the CPU by default.
 
     Raises
     ------
@@ -107,7 +111,7 @@ def export(
     check_free(out)
     tokenizer: Any = getattr(model, "tokenizer", None)
     if not isinstance(model, nn.Module):
-        loaded = open_model(str(model), head=True, device="cpu")
+        loaded = model if isinstance(model, Loaded) else _open(model, opening)
         model, tokenizer = loaded.model, if_any(loaded.tokenizer) or if_any(loaded.processor)
     ready = _ready(model)
     sample = probe_batch(ready) if batch is None else batch
@@ -125,6 +129,11 @@ def export(
         about |= {name: value for name, value in asdict(done).items() if name != "out"}
         write_whole(folder / "export.json", json.dumps(about, indent=1))
     return done
+
+
+def _open(model: str | PathLike[str], opening: Mapping[str, Any]) -> Loaded:
+    anywhere = opening.get("device") is None and opening.get("device_map") is None
+    return open_model(str(model), head=True, **{**opening, **({"device": "cpu"} if anywhere else {})})
 
 
 def _check_installed(to: Target) -> None:

@@ -80,7 +80,7 @@ def write_card(folder: Path, name: str | None = None, measured: Mapping[str, Any
     ----------
     folder: the folder, complete otherwise.
     name: of the model. Default: that of the folder.
-    measured: what ``card.json`` holds, which is read if it is not passed: ``Card.as_json()`` of `compare`,
+    measured: what ``card.json`` holds, which is read if it is not passed: ``Card.as_json()`` of `card`,
         with the names of the uncut model (``model``) and of the text (``corpus``).
     """
     from huggingface_hub import ModelCard, ModelCardData

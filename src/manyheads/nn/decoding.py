@@ -59,6 +59,7 @@ def steps_of(decoder: Decoder, cache: DecoderCache, rows: int, beams: int) -> St
         and decoder.alibi is None
         and dtype in (torch.float32, torch.float64)
         and all(p.dtype == dtype and p.device.type == "cpu" and type(p) is nn.Parameter for p in parameters)
+        and all(type(part) is KVCache for part in cache.blocks)
         and all(map(_untouched, decoder.modules()))
         and all(map(_is_regular, decoder.blocks))
     )

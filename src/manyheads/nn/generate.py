@@ -32,6 +32,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     generator: torch.Generator | None = None,
+    cache: DecoderCache | None = None,
 ) -> Tensor:
     """Continue prompts with a `Decoder`, or generate the target of a source with a `Seq2Seq`.
 
@@ -64,6 +65,8 @@ def generate(
         Sample among the fewest tokens that together have this probability (nucleus sampling).
     generator
         The random generator for sampling; the same seed gives the same text.
+    cache
+        An empty cache to use for a `Decoder`, as a `HeadwiseCache`; by default a full one.
 
     Returns
     -------
@@ -99,14 +102,17 @@ def generate(
         raise TypeError(f"model: expected a Decoder or a Seq2Seq, got {type(model).__name__}")
     sampling = not (temperature is None and top_k is None and top_p is None)
     _check(new_tokens, beams, sampling, temperature, top_k, top_p)
+    enough = new_tokens >= FEWEST and cache is None  # a cache that was passed may do more than hold keys
     with evaluating(model, draws=True):
         if isinstance(model, Seq2Seq):
+            if cache is not None:
+                raise ValueError("cache: expected none with a Seq2Seq, which makes one for its source")
             decoder = model.decoder
             ids, cache = _read_source(model, prompt, lengths, start, new_tokens, beams)
         else:
             decoder = model
-            ids, cache = _read_prompt(model, prompt, lengths, new_tokens, beams)
-        steps = steps_of(decoder, cache, ids.shape[0], beams) if new_tokens >= FEWEST else None
+            ids, cache = _read_prompt(model, prompt, lengths, new_tokens, beams, cache)
+        steps = steps_of(decoder, cache, ids.shape[0], beams) if enough else None
         reader = Modules(decoder, cache) if steps is None else steps
         if beams > 1:
             return _search(reader, ids, new_tokens, end, beams, length_penalty)
@@ -206,7 +212,12 @@ def _search(
 
 
 def _read_prompt(
-    decoder: Decoder, prompt: Tensor, lengths: Tensor | None, new_tokens: int, beams: int
+    decoder: Decoder,
+    prompt: Tensor,
+    lengths: Tensor | None,
+    new_tokens: int,
+    beams: int,
+    cache: DecoderCache | None,
 ) -> tuple[Tensor, DecoderCache]:
     """The prompts, all ending in the last column, and the cache to read them into."""
     if decoder.embedding is None:
@@ -227,7 +238,15 @@ def _read_prompt(
             left = None
     if left is not None and any(block.attention.chunk for block in decoder.blocks):
         raise ValueError("lengths: a decoder with chunks takes prompts of equal lengths, got different ones")
-    return prompt, decoder.new_cache(_room(decoder, prompt.shape[1], new_tokens, beams), left=left)
+    room = _room(decoder, prompt.shape[1], new_tokens, beams)
+    if cache is None:
+        return prompt, decoder.new_cache(room, left=left)
+    if cache.length:
+        raise ValueError(
+            f"cache: it holds {cache.length} tokens already; expected a new cache, or a reset one"
+        )
+    cache.left = left
+    return prompt, cache
 
 
 def _read_source(

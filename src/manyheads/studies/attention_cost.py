@@ -104,7 +104,7 @@ SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, lengths=(32, 64), heads=1, width=4, window=8, global_tokens=2, repeats=1),
     "quick": Setup(),
     "full": Setup(
-        lengths=(256, 512, 1024, 2048, 4096, 8192, 16384, 32768), longest_textbook=8192, heads=8, repeats=5
+        lengths=(256, 512, 1024, 2048, 4096, 8192, 16384, 32768), longest_textbook=8192, heads=8, repeats=2
     ),
 }
 SQUARE, LINE = 1.7, 1.3  # exponents above and below which growth counts as one or the other

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +15,18 @@ from manyheads.common.intervals import Interval, interval
 from manyheads.nn.attention import attention
 from manyheads.studies.drawing import COLOURS, GREY, line, log_ticks, panels
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words, judge_effect
+from manyheads.studies.study import (
+    Claim,
+    Judgement,
+    Language,
+    Part,
+    Row,
+    Settings,
+    Size,
+    Words,
+    grid,
+    judge_effect,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,11 +106,7 @@ Layer = Callable[[Tensor, list[Tensor], int], Tensor]
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every number of heads and seed."""
-    return [
-        Part({"heads": heads, "seed": seed}, partial(_measure, setup, heads, seed))
-        for seed in range(setup.seeds)
-        for heads in setup.heads
-    ]
+    return grid(setup, _measure, heads=setup.heads)
 
 
 def batched(x: Tensor, matrices: list[Tensor], heads: int) -> Tensor:

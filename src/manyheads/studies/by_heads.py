@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from manyheads.studies.drawing import line, log_ticks, panels
 from manyheads.studies.result import Result
-from manyheads.studies.study import Language, Part, Row, Words
+from manyheads.studies.study import Language, Words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-class ByHeads(Protocol):
-    """Settings of a study that varies the number of heads."""
-
-    @property
-    def seeds(self) -> int:
-        """How many repetitions."""
-
-    @property
-    def heads(self) -> tuple[int, ...]:
-        """The numbers of heads."""
-
-
-Kind = TypeVar("Kind", bound=ByHeads)
-
-
-def parts_by_heads(setup: Kind, measure: Callable[[Kind, int, int], Row]) -> list[Part]:
-    """A part for every number of heads and seed, the first seed first."""
-    return [
-        Part({"heads": heads, "seed": seed}, partial(measure, setup, heads, seed))
-        for seed in range(setup.seeds)
-        for heads in setup.heads
-    ]
 
 
 def numbers_of_heads(result: Result) -> Sequence[int]:

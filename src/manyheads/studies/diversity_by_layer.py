@@ -11,8 +11,8 @@ from manyheads.heads.diversity import diversity, layers
 from manyheads.studies.by_layer import draw_by_layer, lower_and_upper
 from manyheads.studies.drawing import panels
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words
-from manyheads.studies.subjects import Subjects, judge_all, list_models, parts_by_model, subject
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, grid
+from manyheads.studies.subjects import FULL, Subjects, judge_all, list_models, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,11 +76,8 @@ SIZES: Mapping[Size, Setup] = {
         seeds=2, sentences=4, windows=2, d_model=16, heads=2, layers=2, context=16, steps=2, rows=16
     ),
     "quick": Setup(),
-    "full": Setup(
-        seeds=5, text="documents", sentences=128, windows=64, d_model=128, layers=6, context=128, steps=1500,
-        batch_tokens=2048,
-    ),
-}  # fmt: skip
+    "full": Setup(**FULL),
+}
 LEAST = 0.02
 
 COLUMNS: Mapping[str, Words] = {
@@ -90,7 +87,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every model and repetition."""
-    return parts_by_model(setup, _measure)
+    return grid(setup, _measure, model=setup.models)
 
 
 def _measure(setup: Setup, name: str, seed: int) -> list[Row]:

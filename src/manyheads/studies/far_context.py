@@ -17,7 +17,18 @@ from manyheads.studies.drawing import line, panels
 from manyheads.studies.head_weights import by_head
 from manyheads.studies.recall import training
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Verdict, Words
+from manyheads.studies.study import (
+    Claim,
+    Judgement,
+    Language,
+    Part,
+    Row,
+    Settings,
+    Size,
+    Verdict,
+    Words,
+    grid,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +93,7 @@ class Setup(Settings):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, span=3, values=4, d_model=8, batch=4, steps=4, bins=2),
     "quick": Setup(),
-    "full": Setup(seeds=20, span=128, values=64, d_model=128, batch=128, steps=2000, learning_rate=1e-3),
+    "full": Setup(seeds=10, span=128, values=64, d_model=128, batch=64, steps=1500, learning_rate=1e-3),
 }
 FAR, NEAR = "far", "near"
 HEADS = (NEAR, FAR)  # head 0, head 1
@@ -126,11 +137,7 @@ class TwoHeads(nn.Module):
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every task and seed."""
-    return [
-        Part({"needs": needs, "seed": seed}, partial(_measure, setup, needs, seed))
-        for seed in range(setup.seeds)
-        for needs in NEEDS
-    ]
+    return grid(setup, _measure, needs=NEEDS)
 
 
 def _measure(setup: Setup, needs: str, seed: int) -> list[Row]:

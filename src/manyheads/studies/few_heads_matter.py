@@ -12,8 +12,15 @@ from manyheads.heads.importance import importance
 from manyheads.studies.drawing import legend_below, line, panels
 from manyheads.studies.result import Result
 from manyheads.studies.silencing import candidates, damages, reverse
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Verdict, Words
-from manyheads.studies.subjects import NAMES, Subjects, join_verdicts, list_models, parts_by_model, subject
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Verdict, Words, grid
+from manyheads.studies.subjects import (
+    FULL,
+    NAMES,
+    Subjects,
+    join_verdicts,
+    list_models,
+    subject,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,10 +89,7 @@ SIZES: Mapping[Size, Setup] = {
         seeds=2, sentences=4, windows=4, d_model=16, heads=4, layers=2, context=16, steps=2, draws=1
     ),
     "quick": Setup(),
-    "full": Setup(
-        seeds=3, models=("MiniLM", "language", "translation"), text="documents", sentences=64, windows=128,
-        d_model=128, layers=6, context=128, steps=1500, batch_tokens=2048, draws=5,
-    ),
+    "full": Setup(**FULL, models=("MiniLM", "language", "translation"), draws=5),
 }  # fmt: skip
 SHARES = (0.25, 0.5, 0.625, 0.75, 0.875)
 LARGEST_DAMAGE = 0.1
@@ -100,7 +104,7 @@ COLUMNS: Mapping[str, Words] = {"damage": Words("damage", "损害")}
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every model and repetition."""
-    return parts_by_model(setup, _measure)
+    return grid(setup, _measure, model=setup.models)
 
 
 def _measure(setup: Setup, name: str, seed: int) -> list[Row]:

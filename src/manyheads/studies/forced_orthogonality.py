@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from manyheads.common.intervals import Interval
@@ -14,7 +13,7 @@ from manyheads.studies.drawing import bars, panels
 from manyheads.studies.fitting import fit, new_model
 from manyheads.studies.language_models import FULL, TINY, LanguageModel, held_out
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, judge_effects
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, grid, judge_effects
 from manyheads.training.diversity_terms import diversity_terms
 from manyheads.training.orthogonal_heads import orthogonal_heads
 
@@ -97,11 +96,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every way and seed."""
-    return [
-        Part({"way": way, "seed": seed}, partial(_measure, setup, way, seed))
-        for seed in range(setup.seeds)
-        for way in WAYS
-    ]
+    return grid(setup, _measure, way=WAYS)
 
 
 def _measure(setup: Setup, way: str, seed: int) -> Row:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +24,7 @@ from manyheads.studies.study import (
     Row,
     Size,
     Words,
+    grid,
     judge_effects,
 )  # fmt: skip
 
@@ -125,11 +125,7 @@ class Ensemble(nn.Module):
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every kind of model and seed."""
-    return [
-        Part({"model": kind, "seed": seed}, partial(_measure, setup, kind, seed))
-        for seed in range(setup.seeds)
-        for kind in (AVERAGE, FREE, TIED)
-    ]
+    return grid(setup, _measure, model=(AVERAGE, FREE, TIED))
 
 
 def _measure(setup: Setup, kind: str, seed: int) -> Row:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +17,7 @@ from manyheads.studies.fitting import fit, new_model
 from manyheads.studies.head_weights import attentions, by_head
 from manyheads.studies.language_models import FULL, TINY, LanguageModel, held_out
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, judge_effect
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, grid, judge_effect
 from manyheads.training.task import Data, Task
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every seed."""
-    return [Part({"seed": seed}, partial(_measure, setup, seed)) for seed in range(setup.seeds)]
+    return grid(setup, _measure)
 
 
 def _measure(setup: Setup, seed: int) -> list[Row]:

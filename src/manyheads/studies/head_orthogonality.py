@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -25,6 +24,7 @@ from manyheads.studies.study import (
     Settings,
     Size,
     Words,
+    grid,
     judge_effects,
 )  # fmt: skip
 
@@ -98,7 +98,7 @@ class Setup(Settings):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, looks=2, d_model=8, heads=2, layers=1, context=8, steps=2, batch_tokens=64),
     "quick": Setup(),
-    "full": Setup(looks=11, d_model=128, heads=8, layers=4, context=128, steps=2000, batch_tokens=2048),
+    "full": Setup(looks=11, d_model=128, heads=8, layers=4, context=128, steps=1500, batch_tokens=1024),
 }
 EXAMPLES = 16  # of the batch on which outputs are compared
 
@@ -114,7 +114,7 @@ READ = [column for column in COLUMNS if column != "cka"]
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every seed."""
-    return [Part({"seed": seed}, partial(_measure, setup, seed)) for seed in range(setup.seeds)]
+    return grid(setup, _measure)
 
 
 def _measure(setup: Setup, seed: int) -> list[Row]:

@@ -17,7 +17,7 @@ from manyheads.studies.fitting import fit, new_model
 from manyheads.studies.language_models import FULL, TINY, LanguageModel
 from manyheads.studies.recall import Pairs, Recall, training
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, judge_effect
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, grid, judge_effect
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,14 +111,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every task, width, what is fixed, and seed."""
-    return [
-        Part({"task": task, "fixed": fixed, "d_key": d_key, "seed": seed},
-             partial(_measure, setup, task, fixed, d_key, seed))
-        for seed in range(setup.seeds)
-        for task in TASKS
-        for fixed in FIXED
-        for d_key in setup.d_key
-    ]  # fmt: skip
+    return grid(setup, _measure, task=TASKS, fixed=FIXED, d_key=setup.d_key)
 
 
 def _measure(setup: Setup, task: str, fixed: str, d_key: int, seed: int) -> Row:

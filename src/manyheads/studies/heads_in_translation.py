@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from manyheads.common.intervals import paired_difference
-from manyheads.studies.by_heads import draw_by_heads, parts_by_heads
+from manyheads.studies.by_heads import draw_by_heads
 from manyheads.studies.fitting import Recipe, fit, new_model
 from manyheads.studies.result import Result
 from manyheads.studies.study import (
@@ -19,6 +19,7 @@ from manyheads.studies.study import (
     Settings,
     Size,
     Words,
+    grid,
     judge_effects,
 )
 from manyheads.studies.translation_text import opened
@@ -93,7 +94,7 @@ SIZES: Mapping[Size, Setup] = {
         d_model=128,
         layers=3,
         vocabulary=5000,
-        steps=800,
+        steps=700,
         batch_tokens=2400,
     ),
 }
@@ -107,7 +108,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every number of heads and seed."""
-    return parts_by_heads(setup, _measure)
+    return grid(setup, _measure, heads=setup.heads)
 
 
 def _measure(setup: Setup, heads: int, seed: int) -> Row:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -15,7 +14,7 @@ from manyheads.studies.drawing import bars, panels
 from manyheads.studies.fitting import Recipe, fit, new_model
 from manyheads.studies.language_text import opened
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words, grid
 from manyheads.studies.subjects import judge_all, on_examples
 from manyheads.surgery.cut import cut
 from manyheads.surgery.plan import plan
@@ -91,7 +90,7 @@ SIZES: Mapping[Size, Setup] = {
     ),
     "quick": Setup(),
     "full": Setup(
-        seeds=5, d_model=128, layers=4, context=128, steps=1000, recovery=250, batch_tokens=2048, windows=64
+        seeds=5, d_model=128, layers=4, context=128, steps=1000, recovery=250, batch_tokens=1024, windows=64
     ),
 }  # fmt: skip
 SMALL: Mapping[str, Words] = {
@@ -108,7 +107,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every seed: the pruned model comes from the full one."""
-    return [Part({"seed": seed}, partial(_measure, setup, seed)) for seed in range(setup.seeds)]
+    return grid(setup, _measure)
 
 
 def _measure(setup: Setup, seed: int) -> list[Row]:

@@ -12,8 +12,8 @@ from manyheads.heads.importance import agreement, importance
 from manyheads.studies.drawing import grouped_bars, legend_below, panels
 from manyheads.studies.result import Result
 from manyheads.studies.silencing import damages
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words
-from manyheads.studies.subjects import NAMES, Subjects, judge_all, parts_by_model, subject
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, grid
+from manyheads.studies.subjects import FULL, NAMES, Subjects, judge_all, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,11 +81,8 @@ class Setup(Subjects):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, sentences=4, windows=4, d_model=16, heads=2, layers=2, context=16, steps=2),
     "quick": Setup(),
-    "full": Setup(
-        seeds=3, text="documents", sentences=64, windows=128, d_model=128, layers=6, context=128, steps=1500,
-        batch_tokens=2048,
-    ),
-}  # fmt: skip
+    "full": Setup(**FULL),
+}
 METHODS: Mapping[str, Words] = {
     "confidence": Words("confidence", "置信度"),
     "relevance": Words("relevance", "相关性"),
@@ -104,7 +101,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every model and repetition."""
-    return parts_by_model(setup, _measure)
+    return grid(setup, _measure, model=setup.models)
 
 
 def _measure(setup: Setup, name: str, seed: int) -> list[Row]:

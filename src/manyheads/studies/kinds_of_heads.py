@@ -9,8 +9,8 @@ from manyheads.common.intervals import Interval
 from manyheads.heads.roles import roles
 from manyheads.studies.drawing import grouped_bars, panels
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words
-from manyheads.studies.subjects import NAMES, Subjects, parts_by_model, subject
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, grid
+from manyheads.studies.subjects import FULL, NAMES, Subjects, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,11 +69,8 @@ claim = Claim(
 SIZES: Mapping[Size, Subjects] = {
     "tiny": Subjects(seeds=2, sentences=10, windows=12, d_model=16, heads=2, layers=2, context=16, steps=2),
     "quick": Subjects(),
-    "full": Subjects(
-        seeds=5, text="documents", sentences=128, windows=64, d_model=128, layers=6, context=128, steps=1500,
-        batch_tokens=2048,
-    ),
-}  # fmt: skip
+    "full": Subjects(**FULL),
+}
 # The kinds, by the labels that `roles` gives.
 KINDS: Mapping[str, Words] = {
     "local": Words("local", "局部"),
@@ -90,7 +87,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Subjects) -> Sequence[Part]:
     """A part for every model and repetition."""
-    return parts_by_model(setup, _measure)
+    return grid(setup, _measure, model=setup.models)
 
 
 def _measure(setup: Subjects, name: str, seed: int) -> list[Row]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +25,7 @@ from manyheads.studies.study import (
     Row,
     Size,
     Words,
+    grid,
     judge_effects,
 )
 
@@ -145,11 +145,7 @@ def causal_weights(scores: Tensor, kind: str) -> Tensor:
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every kind of weights and seed."""
-    return [
-        Part({"weights": kind, "seed": seed}, partial(_measure, setup, kind, seed))
-        for seed in range(setup.seeds)
-        for kind in KINDS
-    ]
+    return grid(setup, _measure, weights=KINDS)
 
 
 def _measure(setup: Setup, kind: str, seed: int) -> Row:

@@ -14,8 +14,8 @@ from manyheads.common.intervals import Interval, interval
 from manyheads.heads.diversity import diversity
 from manyheads.studies.drawing import line, panels
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Value, Words
-from manyheads.studies.subjects import NAMES, Subjects, parts_by_model, subject
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Value, Words, grid
+from manyheads.studies.subjects import FULL, NAMES, Subjects, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,11 +76,8 @@ SIZES: Mapping[Size, Setup] = {
         seeds=2, sentences=4, windows=2, d_model=16, heads=4, layers=2, context=16, steps=2, rows=16
     ),
     "quick": Setup(seeds=5, steps=200),
-    "full": Setup(
-        seeds=5, text="documents", sentences=128, windows=64, d_model=128, layers=6, context=128, steps=1500,
-        batch_tokens=2048,
-    ),
-}  # fmt: skip
+    "full": Setup(**FULL),
+}
 DEVIATIONS = 3 * 1.4826  # median deviations: three standard deviations of a normal distribution
 
 COLUMNS: Mapping[str, Words] = {
@@ -95,7 +92,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every model and repetition."""
-    return parts_by_model(setup, _measure)
+    return grid(setup, _measure, model=setup.models)
 
 
 def _measure(setup: Setup, name: str, seed: int) -> list[Row]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +24,7 @@ from manyheads.studies.study import (
     Row,
     Size,
     Words,
+    grid,
     judge_effects,
 )  # fmt: skip
 
@@ -148,11 +148,7 @@ class Average(nn.Linear):
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every kind of output and seed."""
-    return [
-        Part({"output": kind, "seed": seed}, partial(_measure, setup, kind, seed))
-        for seed in range(setup.seeds)
-        for kind in OUTPUTS
-    ]
+    return grid(setup, _measure, output=OUTPUTS)
 
 
 def _measure(setup: Setup, kind: str, seed: int) -> Row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ from manyheads.studies.study import (
     Settings,
     Size,
     Words,
+    grid,
     judge_effects,
 )  # fmt: skip
 from manyheads.tasks.picturebook.models import Stream, picture_shares
@@ -103,7 +104,7 @@ class Setup(Settings):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, d_model=8, heads=2, layers=2, steps=2, batch_tokens=64, tested=4),
     "quick": Setup(),
-    "full": Setup(seeds=5, d_model=96, heads=8, layers=3, steps=3000, tested=300),
+    "full": Setup(seeds=5, d_model=96, heads=8, layers=3, steps=2000, tested=300),
 }
 SPREAD = 0.3  # between the highest and the lowest share, at least
 CONDITIONS = {
@@ -121,7 +122,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every seed."""
-    return [Part({"seed": seed}, partial(_measure, setup, seed)) for seed in range(setup.seeds)]
+    return grid(setup, _measure)
 
 
 def _measure(setup: Setup, seed: int) -> list[Row]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from manyheads.common.intervals import paired_difference
@@ -20,6 +19,7 @@ from manyheads.studies.study import (
     Settings,
     Size,
     Words,
+    grid,
     judge_effects,
 )  # fmt: skip
 from manyheads.studies.translation_text import opened
@@ -93,7 +93,7 @@ SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, d_model=8, heads=2, steps=2, batch_tokens=64),
     "quick": Setup(),
     "full": Setup(
-        seeds=5, d_model=128, layers=3, vocabulary=4000, max_tokens=128, steps=2500, batch_tokens=2048,
+        seeds=3, d_model=128, layers=3, vocabulary=4000, max_tokens=128, steps=700, batch_tokens=2048,
         learning_rate=1e-3,
     ),
 }  # fmt: skip
@@ -114,11 +114,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every encoding and seed."""
-    return [
-        Part({"positions": positions, "seed": seed}, partial(_measure, setup, positions, seed))
-        for seed in range(setup.seeds)
-        for positions in ENCODINGS
-    ]
+    return grid(setup, _measure, positions=ENCODINGS)
 
 
 def _measure(setup: Setup, positions: str, seed: int) -> list[Row]:

@@ -12,13 +12,13 @@ from manyheads.heads.importance import agreement, importance
 from manyheads.heads.table import HeadTable
 from manyheads.studies.drawing import line, panels
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, grid
 from manyheads.studies.subjects import (
+    FULL,
     NAMES,
     Subjects,
     judge_all,
     on_lines,
-    parts_by_model,
     subject,
     windows_of_lines,
 )  # fmt: skip
@@ -87,9 +87,7 @@ SIZES: Mapping[Size, Setup] = {
         method="output-norm",
     ),
     "quick": Setup(),
-    "full": Setup(
-        seeds=3, sentences=20, windows=128, d_model=128, layers=6, context=128, steps=1500, batch_tokens=2048
-    ),
+    "full": Setup(**FULL | {"text": "sentences", "sentences": 20}),
 }  # fmt: skip
 LEAST = 0.5
 CHANGES: Mapping[str, Words] = {
@@ -109,7 +107,7 @@ COLUMNS: Mapping[str, Words] = {"spearman": Words("rank correlation", "秩相关
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every model and repetition."""
-    return parts_by_model(setup, _measure)
+    return grid(setup, _measure, model=setup.models)
 
 
 def _measure(setup: Setup, name: str, seed: int) -> list[Row]:

@@ -27,9 +27,10 @@ from manyheads.studies.study import (
     Size,
     Verdict,
     Words,
+    grid,
     judge_effect,
 )  # fmt: skip
-from manyheads.studies.subjects import Subjects, join_verdicts, list_models, parts_by_model, subject
+from manyheads.studies.subjects import FULL, Subjects, join_verdicts, list_models, subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,11 +89,8 @@ claim = Claim(
 SIZES: Mapping[Size, Subjects] = {
     "tiny": Subjects(seeds=2, sentences=4, windows=4, d_model=16, heads=2, layers=2, context=16, steps=2),
     "quick": Subjects(seeds=5, steps=200),
-    "full": Subjects(
-        seeds=5, text="documents", sentences=128, windows=64, d_model=128, layers=6, context=128, steps=1500,
-        batch_tokens=2048,
-    ),
-}  # fmt: skip
+    "full": Subjects(**FULL),
+}
 LEAST_REACH, LEAST_SYNTAX = 0.05, 0.02
 FEWEST_PAIRS = 50  # of a relation, to be counted
 
@@ -104,7 +102,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Subjects) -> Sequence[Part]:
     """A part for every model and repetition."""
-    return parts_by_model(setup, _measure)
+    return grid(setup, _measure, model=setup.models)
 
 
 def _measure(setup: Subjects, name: str, seed: int) -> list[Row]:

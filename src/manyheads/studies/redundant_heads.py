@@ -17,7 +17,7 @@ from manyheads.studies.drawing import bars, panels
 from manyheads.studies.fitting import fit, new_model
 from manyheads.studies.language_models import FULL, TINY, LanguageModel, held_out
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, judge_effects
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Words, grid, judge_effects
 from manyheads.surgery.cut import cut
 from manyheads.surgery.in_place import become
 from manyheads.surgery.plan import plan
@@ -99,11 +99,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every way and seed."""
-    return [
-        Part({"way": way, "seed": seed}, partial(_measure, setup, way, seed))
-        for seed in range(setup.seeds)
-        for way in WAYS
-    ]
+    return grid(setup, _measure, way=WAYS)
 
 
 def _measure(setup: Setup, way: str, seed: int) -> Row:

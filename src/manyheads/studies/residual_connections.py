@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +27,7 @@ from manyheads.studies.study import (
     Settings,
     Size,
     Words,
+    grid,
     judge_effects,
 )  # fmt: skip
 
@@ -101,7 +101,7 @@ class Setup(Settings):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, layers=(2, 6), deepest_trained=2, d_model=8, context=8, steps=2, batch_tokens=64),
     "quick": Setup(),
-    "full": Setup(seeds=5, deepest_trained=48, d_model=64, heads=4, context=64, steps=400, batch_tokens=1024),
+    "full": Setup(seeds=5, deepest_trained=24, d_model=64, heads=4, context=64, steps=300, batch_tokens=1024),
 }
 SMALLER = 10.0  # times, at least
 SMALLEST = 1e-30  # what a gradient of zero counts as
@@ -116,15 +116,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every depth, with and without residual connections, and seed."""
-    return [
-        Part(
-            {"layers": layers, "residual": residual, "seed": seed},
-            partial(_measure, setup, layers, residual, seed),
-        )
-        for seed in range(setup.seeds)
-        for layers in setup.layers
-        for residual in (True, False)
-    ]
+    return grid(setup, _measure, layers=setup.layers, residual=(True, False))
 
 
 def _measure(setup: Setup, layers: int, residual: bool, seed: int) -> Row:

@@ -12,8 +12,15 @@ from manyheads.heads.roles import roles
 from manyheads.studies.drawing import grouped_bars, panels
 from manyheads.studies.result import Result
 from manyheads.studies.silencing import candidates
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Verdict, Words
-from manyheads.studies.subjects import NAMES, Subjects, join_verdicts, list_models, parts_by_model, subject
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Size, Verdict, Words, grid
+from manyheads.studies.subjects import (
+    FULL,
+    NAMES,
+    Subjects,
+    join_verdicts,
+    list_models,
+    subject,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,11 +84,8 @@ class Setup(Subjects):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, sentences=4, windows=4, d_model=16, heads=2, layers=2, context=16, steps=2),
     "quick": Setup(),
-    "full": Setup(
-        seeds=3, models=("MiniLM", "language", "translation"), text="documents", sentences=64, windows=128,
-        d_model=128, layers=6, context=128, steps=1500, batch_tokens=2048,
-    ),
-}  # fmt: skip
+    "full": Setup(**FULL, models=("MiniLM", "language", "translation")),
+}
 QUARTER = 4
 ROLES = ("positional", "rare", "syntactic")
 
@@ -95,7 +99,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every model and repetition."""
-    return parts_by_model(setup, _measure)
+    return grid(setup, _measure, model=setup.models)
 
 
 def _measure(setup: Setup, name: str, seed: int) -> list[Row]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +15,7 @@ from manyheads.studies.drawing import line, log_ticks, panels
 from manyheads.studies.fitting import Recipe, fit, new_model
 from manyheads.studies.language_text import opened
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words, grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,7 +76,7 @@ class Setup(Settings):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, d_key=(4, 64), keys=16, d_model=16, layers=1, context=16, steps=2),
     "quick": Setup(),
-    "full": Setup(seeds=5, d_key=(4, 16, 64, 256, 1024), d_model=128, layers=4, context=128, steps=1000),
+    "full": Setup(seeds=5, d_key=(4, 16, 64, 256, 1024), d_model=128, layers=4, context=128, steps=600),
 }
 
 COLUMNS: Mapping[str, Words] = {
@@ -89,12 +88,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every width, with and without scaling, and seed."""
-    return [
-        Part({"d_key": d_key, "scaled": scaled, "seed": seed}, partial(_measure, setup, d_key, scaled, seed))
-        for seed in range(setup.seeds)
-        for d_key in setup.d_key
-        for scaled in (True, False)
-    ]
+    return grid(setup, _measure, d_key=setup.d_key, scaled=(True, False))
 
 
 def _measure(setup: Setup, d_key: int, scaled: bool, seed: int) -> Row:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from manyheads.common.intervals import Interval, paired_difference
-from manyheads.studies.by_heads import draw_by_heads, numbers_of_heads, parts_by_heads
+from manyheads.studies.by_heads import draw_by_heads, numbers_of_heads
 from manyheads.studies.fitting import Recipe, fit, new_model
 from manyheads.studies.language_text import opened
 from manyheads.studies.result import Result
@@ -20,6 +20,7 @@ from manyheads.studies.study import (
     Settings,
     Size,
     Words,
+    grid,
     judge_effects,
 )  # fmt: skip
 
@@ -84,7 +85,7 @@ SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, heads=(1, 2), d_model=16, layers=1, context=16, steps=3, batch_tokens=128),
     "quick": Setup(),
     "full": Setup(
-        seeds=5, heads=(1, 2, 4, 8, 16, 32), d_model=128, layers=4, context=128, steps=1500, batch_tokens=2048
+        seeds=5, heads=(1, 2, 4, 8, 16, 32), d_model=128, layers=4, context=128, steps=1000, batch_tokens=1024
     ),
 }
 
@@ -96,7 +97,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every number of heads and seed."""
-    return parts_by_heads(setup, _measure)
+    return grid(setup, _measure, heads=setup.heads)
 
 
 def _measure(setup: Setup, heads: int, seed: int) -> Row:

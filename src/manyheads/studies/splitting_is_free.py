@@ -10,10 +10,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from manyheads.nn.multihead import MultiHeadAttention
-from manyheads.studies.by_heads import parts_by_heads
 from manyheads.studies.drawing import line, log_ticks, panels
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words, grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +81,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every number of heads and seed."""
-    return parts_by_heads(setup, _measure)
+    return grid(setup, _measure, heads=setup.heads)
 
 
 def _measure(setup: Setup, heads: int, seed: int) -> Row:

@@ -6,8 +6,10 @@ A study is a module of this room. It defines ``claim``, ``SIZES``, ``COLUMNS``, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from manyheads.common.intervals import Interval
@@ -77,6 +79,9 @@ class Settings:
             raise ValueError(f"seeds: expected 1 or more, got {self.seeds}")
 
 
+Kind = TypeVar("Kind", bound=Settings)
+
+
 @dataclass(frozen=True)
 class Part:
     """A piece of a study that is run and kept as a whole.
@@ -87,6 +92,20 @@ class Part:
 
     key: Row
     measure: Callable[[], Row | list[Row]]
+
+
+def grid(setup: Kind, measure: Callable[..., Row | list[Row]], **columns: Iterable[Value]) -> list[Part]:
+    """A part for every combination of these columns and every seed, the first seed first: what it measures is
+    ``measure(setup, *values, seed)``.
+
+    >>> [part.key for part in grid(Settings(seeds=1), print, heads=(1, 2))]
+    [{'heads': 1, 'seed': 0}, {'heads': 2, 'seed': 0}]
+    """
+    return [
+        Part(dict(zip(columns, values, strict=True)) | {"seed": seed}, partial(measure, setup, *values, seed))
+        for seed in range(setup.seeds)
+        for values in product(*columns.values())
+    ]
 
 
 @dataclass(frozen=True)
@@ -147,9 +166,6 @@ def judge_effects(effects: Sequence[tuple[Interval, float]]) -> Verdict:
     if "holds" in verdicts:
         return "holds" if set(verdicts) == {"holds"} else "holds in part"
     return "does not hold" if set(verdicts) == {"does not hold"} else "cannot be told"
-
-
-Kind = TypeVar("Kind", bound=Settings)
 
 
 def with_settings(settings: Kind, chosen: Mapping[str, str]) -> Kind:

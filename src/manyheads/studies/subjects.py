@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,11 +16,18 @@ from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.data.examples import spread
 from manyheads.heads.model_outputs import difference, read
-from manyheads.models.open import Loaded, open_model
+from manyheads.models.loaded import Loaded
+from manyheads.models.open import open_model
 from manyheads.studies import language_text, translation_text
 from manyheads.studies.fitting import Recipe, fit, new_model
-from manyheads.studies.study import Part, Row, Settings, Verdict, Words, judge_effect
+from manyheads.studies.study import Settings, Verdict, Words, judge_effect
 from manyheads.studies.text_samples import sample, texts
+
+# What a full study looks at: the same models and texts in all of them, so that each model is trained once.
+FULL: dict[str, Any] = {
+    "seeds": 5, "text": "documents", "sentences": 128, "windows": 64, "d_model": 128, "layers": 6,
+    "context": 128, "steps": 1000,
+}  # fmt: skip
 
 NAMES = {
     "MiniLM": Words("MiniLM (real)", "MiniLM（真实模型）"),
@@ -55,9 +62,6 @@ class Subjects(Settings):
         unknown = [name for name in self.models if name not in NAMES]
         if unknown:
             raise ValueError(f"models: expected some of {', '.join(NAMES)}, got {unknown[0]!r}")
-
-
-Kind = TypeVar("Kind", bound=Subjects)
 
 
 @dataclass(frozen=True)
@@ -118,15 +122,6 @@ def list_models(effects: Mapping[str, Interval], spec: str) -> Words:
         "; ".join(f"{NAMES[name].en} {effect:{spec}}" for name, effect in effects.items()),
         "；".join(f"{NAMES[name].zh}：{effect:{spec}}" for name, effect in effects.items()),
     )
-
-
-def parts_by_model(setup: Kind, measure: Callable[[Kind, str, int], Row | list[Row]]) -> list[Part]:
-    """A part for every model and repetition, the first repetition first."""
-    return [
-        Part({"model": name, "seed": seed}, partial(measure, setup, name, seed))
-        for seed in range(setup.seeds)
-        for name in setup.models
-    ]
 
 
 @cache

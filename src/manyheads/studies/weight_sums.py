@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from manyheads.heads.maps import maps
 from manyheads.models import embedded
 from manyheads.studies.drawing import COLOURS, GREY, panels
 from manyheads.studies.result import Result
-from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words
+from manyheads.studies.study import Claim, Judgement, Language, Part, Row, Settings, Size, Words, grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,11 +98,7 @@ COLUMNS: Mapping[str, Words] = {
 
 def parts(setup: Setup) -> Sequence[Part]:
     """A part for every sum and seed; a seed reads sentences of its own."""
-    return [
-        Part({"over": name, "seed": seed}, partial(_measure, setup, name, seed))
-        for seed in range(setup.seeds)
-        for name in SUMS
-    ]
+    return grid(setup, _measure, over=SUMS)
 
 
 def _measure(setup: Setup, name: str, seed: int) -> Row:

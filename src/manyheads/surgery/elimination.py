@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.capture.site import Site
 from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import directions
-from manyheads.heads.observer import Forward, Sums, moved, observed
+from manyheads.heads.observer import Forward, Sums, differentiate, moved, observed
 from manyheads.heads.table import HeadTable
 from manyheads.surgery.plan import ModuleHeads
 
@@ -101,7 +101,7 @@ class _Moments:
 def _collect(forward: Forward, drawn: Tensor, moments: dict[str, _Moments]) -> None:
     """Add one batch to the sums. All sequences count alike, whatever their length."""
     outputs = [output for pieces in forward.heads.values() for output in pieces]
-    slopes = iter(torch.autograd.grad(forward.output.value, outputs, drawn, allow_unused=True))
+    slopes = iter(differentiate(forward.output.value, outputs, drawn))
     for site, pieces in forward.heads.items():
         for output in pieces:
             slope = next(slopes)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.capture.call import Call
+from manyheads.capture.call_rows import differentiable_output
 from manyheads.capture.interceptor import Interceptor
 from manyheads.models.per_head_inputs import Input, Pick, arguments, hooks
 from manyheads.nn.mask import Mask
@@ -44,8 +45,9 @@ def inputs_of_heads(
 
     def on_call(call: Call) -> None:
         with torch._C.DisableTorchFunction():
+            output = differentiable_output(call)
             for head in range(call.site.heads):
-                _touch(call, head, leaves, touched)
+                _touch(call, output, head, leaves, touched)
 
     with torch.enable_grad(), Interceptor(module, on_call):
         module(*args, **kwargs)
@@ -60,11 +62,15 @@ def inputs_of_heads(
 
 
 def _touch(
-    call: Call, head: int, leaves: dict[str | int, Tensor], touched: dict[str | int, list[Tensor]]
+    call: Call,
+    output: Tensor,
+    head: int,
+    leaves: dict[str | int, Tensor],
+    touched: dict[str | int, list[Tensor]],
 ) -> None:
     """Record which entries of each argument one head depends on."""
     biases = [mask for mask in call.mask.tensors if mask.requires_grad and mask.dim() == 4]
-    for tensor in (call.scores, call.output, *biases):
+    for tensor in (call.scores, output, *biases):
         if tensor is None or not tensor.requires_grad or tensor.shape[1] != call.site.heads:
             continue
         part = tensor[:, head]

@@ -139,6 +139,7 @@ def plan(
     scope: Scope = "global",
     floor: int = 1,
     protect: Heads | None = None,
+    groups: bool = False,
 ) -> Plan:
     """The heads to remove so that at least the share ``keep`` stays: the least important ones.
 
@@ -154,6 +155,8 @@ def plan(
         its own, so that sites of equal size stay of equal size.
     floor: the least number of heads that each site keeps; 0 allows removing all attention of a site.
     protect: ``{layer number or site: [head numbers]}`` that stay in any case.
+    groups: of heads that share a key head, remove whole groups only, so that the cache shrinks with them; the
+        share that stays is then the nearest to ``keep`` that whole groups give.
 
     See Also
     --------
@@ -186,8 +189,12 @@ def plan(
     if floor < 0:
         raise ValueError(f"floor: got {floor}; expected 0 or more heads that each site keeps")
     importance, modules = _importance(table), _modules(table, protect or {})
+    if groups:
+        modules = [_WholeGroups.of(module) for module in modules]
     for part in [modules] if scope == "global" else [[module] for module in modules]:
-        _remove(part, importance, int((1 - keep) * sum(module.size for module in part) + 1e-9), floor)
+        most = (1 - keep) * sum(module.size for module in part)
+        most += min(len(group) for module in part for group in module.groups) / 2 - 1e-6 if groups else 0
+        _remove(part, importance, int(most + 1e-9), floor)
     if all(module.left == module.size for module in modules):
         shared = any(len(module.groups) < module.size for module in modules)
         within = " (heads that share keys leave a whole group at a time)" if shared else ""
@@ -245,6 +252,21 @@ class ModuleHeads:
         """Remove heads."""
         self.groups = [[head for head in group if head not in heads] for group in self.groups]
         self.groups = [group for group in self.groups if group]
+
+
+class _WholeGroups(ModuleHeads):
+    """Heads that leave by whole groups only."""
+
+    @staticmethod
+    def of(module: ModuleHeads) -> _WholeGroups:
+        """The same heads."""
+        same = _WholeGroups(module.sites, [0] * module.size, module.protected)
+        same.groups = module.groups
+        return same
+
+    def moves(self, price: Callable[[list[int]], float]) -> list[list[int]]:
+        """The cheapest whole group."""
+        return [move for move in super().moves(price) if move in self.groups]
 
 
 def _remove(modules: list[ModuleHeads], importance: dict[str, list[float]], count: int, floor: int) -> None:

@@ -31,7 +31,9 @@ def prune(
     scope: Scope = "global",
     floor: int = 1,
     protect: Heads | None = None,
+    groups: bool = False,
     using: Plan | None = None,
+    calibration: Iterable[Batch] | None = None,
     unverified: Unverified = "refuse",
     state: str | PathLike[str] | None = None,
     progress: Progress = no_progress,
@@ -51,8 +53,10 @@ def prune(
     refit: whether to refit.
     recover: the number of training steps; 0 for none.
     method: how heads are ranked: a method of `importance`.
-    scope, floor, protect: as for `plan`.
+    scope, floor, protect, groups: as for `plan`.
     using: a plan to follow, instead of ranking.
+    calibration: batches to rank and refit on, where those are fewer than the recovery reads: a refit keeps
+        one layer of what it reads in memory. All ``batches`` by default.
     unverified: ``"allow"`` to silence and cut heads at unverified sites, too (`Site.verified`); the copy is
         still checked against the silenced model.
     state: a file from which an interrupted recovery resumes; see `recover`.
@@ -65,7 +69,7 @@ def prune(
     See Also
     --------
     importance, plan, cut, refit, recover: its steps.
-    compare: before and after.
+    card: before and after.
 
     References
     ----------
@@ -87,10 +91,12 @@ def prune(
         raise ValueError(f"rounds: got {rounds}; expected at least 1")
     if using is not None and rounds > 1:
         raise ValueError(f"rounds: got {rounds} with a plan, which says at once what to remove; expected 1")
-    calibration = list(batches)
-    if not calibration:
-        raise ValueError("batches: expected at least one, got none")
-    example = None if hasattr(model, "config") else few(calibration[0])
+    every = list(batches)
+    fitted = every if calibration is None else list(calibration)
+    for name, some in (("batches", every), ("calibration", fitted)):
+        if not some:
+            raise ValueError(f"{name}: expected at least one, got none")
+    example = None if hasattr(model, "config") else few(fitted[0])
     small: nn.Module = model
 
     def ranking(stage: str, done: float, total: float | None) -> None:
@@ -101,19 +107,19 @@ def prune(
             using.check(model)
             chosen = using
         else:
-            table = importance(small, calibration, method, unverified=unverified, progress=ranking)
+            table = importance(small, fitted, method, unverified=unverified, progress=ranking)
             total = len(table) / (1 - (1 - keep) * number / rounds)  # heads of the uncut model
             left = total * (1 - (1 - keep) * (number + 1) / rounds)
             protected = _still(table, protect) if protect else None
             share = keep if rounds == 1 else min(left / len(table), 1.0)
-            chosen = plan(table, share, scope=scope, floor=floor, protect=protected)
+            chosen = plan(table, share, scope=scope, floor=floor, protect=protected, groups=groups)
         progress("cut", 0, 1)
         small = cut(small, chosen, example, unverified=unverified)
         progress("cut", 1, 1)
         if refit:
-            fit(small, calibration, teacher=model, progress=progress)
+            fit(small, fitted, teacher=model, progress=progress)
     if recover:
-        learn(small, calibration, teacher=model, steps=recover, state=state, progress=progress)
+        learn(small, every, teacher=model, steps=recover, state=state, progress=progress)
     return small
 
 

@@ -22,12 +22,20 @@ class PruneOptions:
     rounds: Annotated[int, "Remove the heads in this many rounds, and rank them again in between."] = 1
     method: Annotated[str, "How heads are ranked: a method of manyheads importance."] = "elimination"
     uniform: Annotated[bool, "Remove the same number of heads from every layer."] = False
+    groups: Annotated[
+        bool, "Of heads that share a key head (grouped-query attention), remove whole groups only."
+    ] = False
     floor: Annotated[int, "The fewest heads that every layer keeps."] = 1
     protect: Annotated[
         str,
         "Heads that stay: 3.5,4.0 (layer.head), or out/roles/roles.json for its retrieval heads, "
         "roles.json:induction for those of another role; or several of these, separated by commas.",
     ] = ""
+    sample: Annotated[
+        int,
+        "Rank and refit on a random sample of the corpus with at most this many tokens; 0 for all of it. "
+        "Recovery reads all.",
+    ] = 16_384
     metric: Annotated[
         str | None, "Measure quality by your own function of the model, package.module:function."
     ] = None
@@ -42,6 +50,8 @@ class PruneOptions:
             )
         if self.recover < 0:
             raise ValueError(f"recover: got {self.recover}; expected a number of steps, 0 for none")
+        if self.sample < 0:
+            raise ValueError(f"sample: got {self.sample}; expected a number of tokens, 0 for all of them")
 
     @property
     def scope(self) -> Literal["global", "layer"]:

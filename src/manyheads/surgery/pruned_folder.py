@@ -30,12 +30,13 @@ from manyheads.data.batches import Corpus
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
 from manyheads.models.folder import save
+from manyheads.models.loaded import Loaded, if_any
 from manyheads.models.model_card import write_card
-from manyheads.models.open import Loaded, if_any
 from manyheads.surgery import pruning_curve
-from manyheads.surgery.comparison import Card, compare
+from manyheads.surgery.card import Card, card
 from manyheads.surgery.plan import Plan, with_roles
-from manyheads.surgery.prune import prune
+from manyheads.surgery.plan_check import check_plan
+from manyheads.surgery.prune import few, prune
 from manyheads.surgery.prune_options import PruneOptions
 from manyheads.surgery.recover import steps_done
 
@@ -100,7 +101,14 @@ def prune_to_folder(
     if plan is not None:
         plan.check(model)
     protected = protected_heads(options.protect, model)
-    fitted, held_out = split(corpus)
+    fitting, holding = split(corpus)
+    sample = fitting.sampled(options.sample)
+    holding = holding.sampled(options.sample)
+    fitted, held_out = without_outside_labels(batches_of(sample)), batches_of(holding)
+    every = without_outside_labels(batches_of(fitting)) if options.recover else fitted
+    if options.keep is not None:
+        limits: dict[str, Any] = {"scope": options.scope, "floor": options.floor, "groups": options.groups}
+        check_plan(model, few(fitted[0]), options.keep, protect=protected, **limits)
     state = out.with_name(f"{out.name}.recovery.safetensors") if options.recover else None
 
     def report(stage: str, done: float, total: float | None) -> None:
@@ -114,7 +122,7 @@ def prune_to_folder(
             report("rank", 0, None)
         small = prune(
             model,
-            fitted,
+            every,
             0.5 if options.keep is None else options.keep,
             rounds=options.rounds,
             refit=options.refit,
@@ -123,12 +131,14 @@ def prune_to_folder(
             scope=options.scope,
             floor=options.floor,
             protect=protected,
+            groups=options.groups,
             using=plan,
+            calibration=fitted,
             unverified=unverified,
             state=state,
             progress=report,
         )
-        card = compare(model, small, held_out, metric=metric)
+        costs = card(model, small, held_out, metric=metric)
         curve: pruning_curve.Curve | None = None
         if options.curve and not interrupted():
             with suppress(Interrupted):
@@ -145,9 +155,9 @@ def prune_to_folder(
                 )
         removed = Plan.of(model, small, fitted[0])
         document: dict[str, Any] = {"model": loaded.name, "corpus": corpus.what, "out": str(out)}
-        document |= {"notes": corpus.notes}
-        document |= sizes(corpus)
-        document |= {**card.as_json(), "original_heads": getattr(small, "original_heads", {})}
+        document |= {"notes": [*corpus.notes, *_notes_of(sample, options.recover)]}
+        document |= {"fitted": sizes(sample), "held_out": sizes(holding)}
+        document |= {**costs.as_json(), "original_heads": getattr(small, "original_heads", {})}
         if curve is not None:
             document["curve"] = plain(asdict(curve))
         with whole_folder(out) as folder:
@@ -161,7 +171,7 @@ def prune_to_folder(
         unfinished = state if state is not None and _is_unfinished(state, options.recover) else None
         if state is not None and unfinished is None:
             state.unlink(missing_ok=True)
-        return PrunedFolder(out, card, removed, document, curve is not None, unfinished, interrupted())
+        return PrunedFolder(out, costs, removed, document, curve is not None, unfinished, interrupted())
 
 
 class _Readers:
@@ -178,35 +188,40 @@ class _Readers:
                 reader.save_pretrained(folder)
 
 
-def split(corpus: Corpus) -> tuple[list[Batch], list[Batch]]:
-    """Batches to fit on, and batches held out, with their labels: every tenth sequence.
-
-    Labels of the former are left out, except those of `labelled`, which the model does not see.
-    """
+def split(corpus: Corpus) -> tuple[Corpus, Corpus]:
+    """What to fit on, and what is held out: every tenth sequence."""
     if len(corpus.sizes) < FEWEST:
         raise ValueError(
             f"text: {corpus.what} has {len(corpus.sizes)} texts; expected at least {FEWEST}, better "
             "thousands, to fit on some and measure on others"
         )
-    parts = []
-    for indices in _parts(corpus):
-        parts.append([corpus.make(batch) for batch in corpus.buckets(indices)])
-    fitted = [one if isinstance(one, LabelledBatch) else without_labels(one) for one in parts[0]]
-    return fitted, parts[1]
+    every, last = range(len(corpus.sizes)), HELD_OUT - 1
+    fitting = corpus.part([i for i in every if i % HELD_OUT != last])
+    return fitting, corpus.part([i for i in every if i % HELD_OUT == last])
 
 
-def sizes(corpus: Corpus) -> dict[str, dict[str, int]]:
-    """How many sequences and tokens the model was fitted to and compared on."""
-    return {
-        name: {"sequences": len(indices), "tokens": sum(corpus.sizes[i] for i in indices)}
-        for name, indices in zip(("fitted", "held_out"), _parts(corpus), strict=True)
-    }
+def batches_of(corpus: Corpus) -> list[Batch]:
+    """All batches of a corpus, the longest sequences first."""
+    return [corpus.make(indices) for indices in corpus.buckets()]
 
 
-def _parts(corpus: Corpus) -> tuple[list[int], list[int]]:
-    every = range(len(corpus.sizes))
-    last = HELD_OUT - 1
-    return [i for i in every if i % HELD_OUT != last], [i for i in every if i % HELD_OUT == last]
+def without_outside_labels(batches: list[Batch]) -> list[Batch]:
+    """The batches without labels, except those of `labelled`, which the model does not see."""
+    return [one if isinstance(one, LabelledBatch) else without_labels(one) for one in batches]
+
+
+def sizes(corpus: Corpus) -> dict[str, int]:
+    """How many sequences and tokens a corpus has."""
+    return {"sequences": len(corpus.sizes), "tokens": sum(corpus.sizes)}
+
+
+def _notes_of(sample: Corpus, recover: int) -> list[str]:
+    """That only a sample was fitted to, where that is so."""
+    if not sample.sampled_from:
+        return []
+    recovery = "; recovery read all of them" if recover else ""
+    of = f"{len(sample.sizes):,} of {sample.sampled_from:,} sequences"
+    return [f"ranked and refitted on a sample: {of}, {sum(sample.sizes):,} tokens{recovery}"]
 
 
 def protected_heads(text: str, model: nn.Module) -> dict[int | str, list[int]]:

@@ -65,7 +65,7 @@ def curve(
     shares: of heads that stay.
     refit: whether to measure each ranking after a refit, too.
     scope: as for `plan`.
-    metric: quality by a function of the model; without it, as `compare` does.
+    metric: quality by a function of the model; without it, as `card` does.
     unverified: as for `prune`.
     progress: called with how many models are measured.
 

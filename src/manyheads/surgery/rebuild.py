@@ -13,6 +13,7 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.site import Site
 from manyheads.capture.weights import Projections, projections
 from manyheads.common.compare_outputs import Captured, seeded_evaluation
+from manyheads.common.quantised import quantised_modules
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.models.changes import Changes, changes_of, forget, get_tensor, replace_module, settle
@@ -50,6 +51,13 @@ class Rebuilt:
 
 def observe(model: nn.Module, batch: Batch, verb: str) -> tuple[dict[str, Site], RunLengths]:
     """The sites of a model, and how long the batch is at each of them."""
+    quantised = quantised_modules(model)
+    if quantised:
+        path = next(iter(quantised))
+        raise ValueError(
+            f"{verb}: the weights of {path!r} are quantised ({type(quantised[path]).__name__}), and packed "
+            f"numbers cannot be taken apart; {verb} the model before it is quantised"
+        )
     seen = RunLengths()
 
     def on_call(call: Call) -> None:

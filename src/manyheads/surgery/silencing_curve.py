@@ -19,7 +19,7 @@ from manyheads.surgery.plan import plan
 from manyheads.surgery.quality import compared, measure_of, scores
 
 SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
-DRAWS = 3
+DRAWS = 2
 
 
 class Line(TypedDict):
@@ -120,6 +120,8 @@ class _Judge:
 
     def without(self, heads: Mapping[str, list[int]]) -> tuple[float, float]:
         """The quality when these heads are silenced, and the standard error of its change."""
+        if not heads:
+            return compared(self.measure, self._scores, self._scores).after.value, 0.0
         sizes = {site.name: site.heads for site in self._observer.sites}
         gates = {site: torch.ones(sizes[site]) for site in heads}
         for site, numbers in heads.items():
@@ -129,4 +131,4 @@ class _Judge:
             other = self._observer.output(self._observer.gated(batch, gates), full)
             parts.append(scores(self.measure, full.output, other, batch))
         judged = compared(self.measure, self._scores, torch.cat(parts))
-        return judged.after.value, judged.change_se if heads else 0.0
+        return judged.after.value, judged.change_se

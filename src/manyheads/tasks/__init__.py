@@ -16,6 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from manyheads.common import plugins
+from manyheads.common.errors import describe_error
 from manyheads.common.lazy_names import attributes
 from manyheads.common.registry import register
 
@@ -68,6 +70,14 @@ TASKS = {
 }
 
 
+def available() -> dict[str, tuple[str, str]]:
+    """`TASKS`, and those of other packages by the entry points ``manyheads.tasks``; nothing is imported."""
+    others = {
+        name: (where, f"{where}, a plugin.") for name, where in plugins.named("manyheads.tasks").items()
+    }
+    return others | TASKS
+
+
 def find(name: str) -> type[Task]:
     """The class of a task by its name; its fields are the task's options.
 
@@ -77,8 +87,17 @@ def find(name: str) -> type[Task]:
     Traceback (most recent call last):
     ValueError: task: got 'chess'; expected one of language, images, series, dna, ...
     """
-    if name not in TASKS:
-        raise ValueError(f"task: got {name!r}; expected one of {', '.join(TASKS)}")
-    module, _, attribute = TASKS[name][0].partition(":")
-    kind: type[Task] = getattr(import_module(module), attribute)
+    tasks = available()
+    if name not in tasks:
+        raise ValueError(f"task: got {name!r}; expected one of {', '.join(tasks)}")
+    module, _, attribute = tasks[name][0].partition(":")
+    try:
+        kind: type[Task] = getattr(import_module(module), attribute)
+    except Exception as error:
+        if name in TASKS:
+            raise
+        raise ValueError(
+            f"task: the plugin {name} ({tasks[name][0]}) cannot be loaded: {describe_error(error)}; update "
+            "or uninstall the package it comes with"
+        ) from error
     return kind

@@ -21,6 +21,7 @@ from manyheads.common.progress import Progress, no_progress
 from manyheads.data.labelled import Labelled, labelled
 from manyheads.models import config as described
 from manyheads.models.folder import load as load_model
+from manyheads.models.loaded import Loaded
 from manyheads.models.open import open_model
 from manyheads.tasks import find
 from manyheads.training.evaluation import evaluate as measure
@@ -60,7 +61,7 @@ class Evaluation:
 
 
 def evaluate(
-    folder: Folder | nn.Module,
+    folder: Folder | nn.Module | Loaded,
     data: str | Labelled | None = None,
     *,
     text: str | Sequence[str] | None = None,
@@ -72,6 +73,7 @@ def evaluate(
     batch_tokens: int = 4096,
     device: str | None = None,
     progress: Progress = no_progress,
+    **opening: Any,
 ) -> Evaluation:
     """The metrics of a model on its validation data or on yours: what ``manyheads evaluate`` prints.
 
@@ -84,7 +86,7 @@ def evaluate(
     Parameters
     ----------
     folder: a folder that `train` wrote, or one in which `save` wrote a pruned model of it; or any model that
-        `open_model` opens, or a model itself with what `labelled` returned as ``data``.
+        `open_model` opens or has opened, or a model itself with what `labelled` returned as ``data``.
     data: what to measure on, as the task reads it. Default: the examples that were held out in training.
         For a model with a task head: a file with labels, the name of a dataset, or what `labelled` returned.
     text, label, split, limit, max_length: as for `labelled`.
@@ -92,6 +94,8 @@ def evaluate(
     batch_tokens: tokens that run through the model at once.
     device: such as ``cpu`` or ``cuda:1``. Default: the accelerator, if there is one.
     progress: called with the number of examples that are done.
+    opening: ``dtype``, ``device_map``, ``attention`` and ``revision`` of a model that `train` did not write,
+        as for `open_model`.
 
     Returns
     -------
@@ -124,21 +128,17 @@ def evaluate(
     options: dict[str, Any] = {"text": text, "label": label, "split": split}
     options |= {"limit": limit, "max_length": max_length}
     if isinstance(data, Labelled):
-        model = (
-            folder
-            if isinstance(folder, nn.Module)
-            else open_model(str(folder), head=True, device=device).model
-        )
+        model = folder if isinstance(folder, nn.Module) else _opened(folder, device, opening).model
         return _on_labels(model, data, progress)
     if isinstance(folder, nn.Module):
         raise ValueError("data: a model itself needs what labelled(data, model, tokenizer) returns")
-    if not _is_trained(folder):
+    if isinstance(folder, Loaded) or not _is_trained(folder):
         if data is None:
             raise ValueError(
-                f"data: {folder} was not trained by manyheads, which would have kept its examples; give a "
-                "file with labels, or the name of a dataset"
+                f"data: {_name(folder)} was not trained by manyheads, which would have kept its examples; "
+                "give a file with labels, or the name of a dataset"
             )
-        loaded = open_model(str(folder), head=True, device=device)
+        loaded = _opened(folder, device, opening)
         return _on_labels(
             loaded.model, labelled(data, loaded, batch_tokens=batch_tokens, **options), progress
         )
@@ -146,6 +146,11 @@ def evaluate(
         raise ValueError(
             f"{unused[0]}: {folder} was trained by manyheads, whose task knows how its data are read; "
             "leave it out"
+        )
+    if unused := [name for name, value in opening.items() if value is not None]:
+        raise ValueError(
+            f"{unused[0].replace('_', '-')}: {folder} was trained by manyheads, and is evaluated as it was "
+            "trained; leave it out"
         )
     task, model = load(folder, device)
     if beams is not None:
@@ -166,6 +171,15 @@ def evaluate(
         metrics = measure(task, model, examples, batch_tokens=batch_tokens, progress=count, partly=True)
         stopped = interrupted()
     return Evaluation(task.name, metrics, counted if stopped else len(examples), len(examples), stopped)
+
+
+def _opened(model: Folder | Loaded, device: str | None, how: Mapping[str, Any]) -> Loaded:
+    """A model by its name, unless it is open already."""
+    return model if isinstance(model, Loaded) else open_model(str(model), head=True, device=device, **how)
+
+
+def _name(model: Folder | Loaded) -> str:
+    return model.name if isinstance(model, Loaded) else str(model)
 
 
 def _on_labels(model: nn.Module, data: Labelled, progress: Progress) -> Evaluation:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
 from manyheads.data.examples import Example, Examples
+from manyheads.data.labelled.metrics import sacrebleu_package
 from manyheads.data.readers import text as texts
 from manyheads.data.readers.parallel_text import Pairs, has_part, read_pairs
 from manyheads.models.config import ModelDescription
@@ -134,7 +135,7 @@ class Translation(LearnedTokenizer, Architecture):
 
     def metrics(self, parts: list[tuple[float, int, list[tuple[str, str]]]]) -> dict[str, float]:
         """sacreBLEU (cased, detokenised), the share of sentences that are exactly right, loss per token."""
-        import sacrebleu
+        sacrebleu = sacrebleu_package()
 
         written, references = zip(*(pair for part in parts for pair in part[2]), strict=True)
         return {

@@ -14,6 +14,8 @@ else:
 
 # How a HeadTable and what `watch` returns show themselves in a notebook.
 register("view.notebook", "manyheads.view.widget:bundle")
+# How a Map draws itself there.
+register("view.map_picture", "manyheads.view.figures.head_pictures:map_picture")
 # The figure that prune puts into the folder of a pruned model.
 register("view.pruning_curve", "manyheads.view.figures.pruning_curve:draw")
 # The figure of a sweep.

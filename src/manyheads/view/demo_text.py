@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.cells import set_cell_size
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from manyheads.common.language import words
 from manyheads.heads.effects.bert_steps import Layer, SentenceSteps, strongest_link
+from manyheads.models.embedded import SMALL
 from manyheads.view import text_maps
 from manyheads.view.figures import attention_maps
 
@@ -18,15 +21,21 @@ from manyheads.view.figures import attention_maps
 MOST_TOKENS = 64
 # A labelled map takes two characters a token.
 MOST_LABELLED = 32
+# The word that shows something: its heads look for what it stands for.
+PRONOUNS = ("it", "he", "she", "they", "它", "他", "她")
 
 
 def present_steps(steps: SentenceSteps, path: Path) -> None:
     """Print every step, draw the attention maps of all heads into a PNG file, and say where it is."""
     console = Console()
     print_steps(steps, console)
-    with Console(stderr=True).status("Drawing all maps"):
-        attention_maps.draw([layer.seen for layer in steps.layers], steps.tokens, path, steps.text)
-    console.print(f"\nAll {sum(len(layer.seen) for layer in steps.layers)} maps: {path}", soft_wrap=True)
+    with Console(stderr=True).status(words("Drawing all maps")):
+        note = attention_maps.draw([layer.seen for layer in steps.layers], steps.tokens, path, steps.text)
+    count = sum(len(layer.seen) for layer in steps.layers)
+    console.print()
+    console.print(words("All {count} maps: {path}", count=count, path=path), soft_wrap=True)
+    if note:
+        console.print(Text(note, "yellow"), soft_wrap=True)
 
 
 def print_steps(steps: SentenceSteps, console: Console) -> None:
@@ -38,134 +47,188 @@ def print_steps(steps: SentenceSteps, console: Console) -> None:
     first = steps.layers[0]
     heads, _, d_key = first.query.shape
 
-    printer.title("The sentence")
+    printer.title(words("The sentence"))
     console.print(Padding(Text(steps.text, "italic"), (0, 0, 0, 3)), width=width)
+    if steps.model == SMALL:
+        printer.note(
+            words("The model: a small one that comes with manyheads and reads Chinese and English, {layers} "
+                  "layers of {heads} heads.", layers=len(steps.layers), heads=heads)
+        )  # fmt: skip
+    else:
+        printer.note(
+            words("The model: MiniLM, a sentence encoder, {layers} layers of {heads} heads.",
+                  layers=len(steps.layers), heads=heads)
+        )  # fmt: skip
 
     printer.step(
-        "Tokens and ids",
+        words("Tokens and ids"),
         steps.ids,
-        "The tokenizer splits the sentence into tokens of its vocabulary and adds [CLS] and [SEP] around "
-        "them. Each token has a number, its id.",
+        words(
+            "The tokenizer splits the sentence into tokens of its vocabulary and adds [CLS] and [SEP] around "
+            "them. Each token has a number, its id."
+        ),
     )
     printer.pieces(steps.tokens, steps.ids.tolist(), followed)
     unknown = len(steps.tokens) - 2 - int(steps.is_word.sum())
     if unknown:
         printer.note(
-            f"{unknown} of {len(steps.tokens) - 2} tokens are [UNK], unknown to the tokenizer: one token for "
-            "all these words, so what heads do with it says nothing about them."
+            words(
+                "{unknown} of {count} tokens are [UNK], unknown to the tokenizer: one token for all these "
+                "words, so what heads do with it says nothing about them.",
+                unknown=unknown, count=len(steps.tokens) - 2,
+            )
+        )  # fmt: skip
+    followed_word = steps.tokens[followed]
+    printer.note(
+        words(
+            "Below, one token is followed: {token} (number {number}).", token=followed_word, number=followed
         )
-    printer.note(f"Below, one token is followed: {steps.tokens[followed]} (number {followed}).")
+    )
 
     printer.step(
-        "Embedding",
+        words("Embedding"),
         steps.words,
-        f"Each id selects its row of a learned matrix: a vector of {d_model} numbers.",
+        words("Each id selects its row of a learned matrix: a vector of {width} numbers.", width=d_model),
     )
-    printer.values(steps.tokens[followed], steps.words[followed])
+    printer.values(followed_word, steps.words[followed])
     printer.step(
-        "Positions",
+        words("Positions"),
         steps.positions,
-        "Attention ignores the order of the tokens, so each position has a learned vector. It is added, with "
-        "another one for the segment that the token belongs to.",
+        words(
+            "Attention ignores the order of the tokens, so each position has a learned vector. It is added, "
+            "with another one for the segment that the token belongs to."
+        ),
     )
-    printer.values(f"position {followed}", steps.positions[followed])
+    printer.values(words("position {number}", number=followed), steps.positions[followed])
     printer.step(
-        "Layer norm",
+        words("Layer norm"),
         steps.normed,
-        "The sum is normalised to mean 0 and variance 1 in each token. This enters layer 0.",
+        words("The sum is normalised to mean 0 and variance 1 in each token. This enters layer 0."),
     )
-    printer.values(steps.tokens[followed], steps.normed[followed])
+    printer.values(followed_word, steps.normed[followed])
 
-    printer.title("Layer 0, step by step")
+    printer.title(words("Layer 0, step by step"))
     printer.step(
-        "Queries, keys, values",
+        words("Queries, keys, values"),
         first.query,
-        f"Three learned projections of every token, each split into {heads} heads of {d_key} numbers: "
-        "what a token looks for (query), what it can be found by (key), what it passes on (value).",
-    )
-    for name, part in (("query", first.query), ("key", first.key), ("value", first.value)):
-        printer.values(f"head 0 {name}", part[0, followed])
+        words(
+            "Three learned projections of every token, each split into {heads} heads of {width} numbers: "
+            "what a token looks for (query), what it can be found by (key), what it passes on (value).",
+            heads=heads, width=d_key,
+        ),
+    )  # fmt: skip
+    names = (words("head 0 query"), words("head 0 key"), words("head 0 value"))
+    for name, part in zip(names, (first.query, first.key, first.value), strict=True):
+        printer.values(name, part[0, followed])
     printer.step(
-        "Attention maps",
+        words("Attention maps"),
         first.weights,
-        f"In each head, every query is compared with every key: softmax(query . key / sqrt({d_key})). A row "
-        "of a map is one token; bright columns are the tokens it attends to; each row sums to 1.",
+        words(
+            "In each head, every query is compared with every key: softmax(query . key / sqrt({width})). A "
+            "row of a map is one token; bright columns are the tokens it attends to; each row sums to 1.",
+            width=d_key,
+        ),
     )
+    if steps.causal:
+        printer.note(
+            words("This model reads from left to right: a token attends to itself and those before it.")
+        )
     if length <= MOST_TOKENS:
-        titles = [f"head {h}" for h in range(heads)]
+        titles = [words("head {head}", head=h) for h in range(heads)]
         printer.lines(text_maps.grid(list(first.weights), titles, console, width - 2))
-        printer.lines([Text("weight  ").append_text(text_maps.scale(console))])
+        printer.lines([Text(f"{words('weight')}  ").append_text(text_maps.scale(console))])
     else:
-        printer.note(f"{length} tokens are too many to draw here: see the figure.")
+        printer.note(words("{length} tokens are too many to draw here: see the figure.", length=length))
     _print_attention(steps, first, followed, printer)
     printer.step(
-        "Each head's output",
+        words("Each head's output"),
         first.outputs,
-        "The sum of the values, weighted by the attention of each token.",
+        words("The sum of the values, weighted by the attention of each token."),
     )
-    printer.values("head 0", first.outputs[0, followed])
+    printer.values(words("head {head}", head=0), first.outputs[0, followed])
     printer.step(
-        "Concatenation",
+        words("Concatenation"),
         first.joined,
-        f"The outputs of the {heads} heads side by side: {heads} x {d_key} = {heads * d_key}.",
-    )
+        words(
+            "The outputs of the {heads} heads side by side: {heads} x {width} = {total}.",
+            heads=heads, width=d_key, total=heads * d_key,
+        ),
+    )  # fmt: skip
     printer.step(
-        "Output projection", first.projected, "One more learned matrix mixes the outputs of the heads."
+        words("Output projection"),
+        first.projected,
+        words("One more learned matrix mixes the outputs of the heads."),
     )
-    printer.values(steps.tokens[followed], first.projected[followed])
+    printer.values(followed_word, first.projected[followed])
     printer.step(
-        "Residual, norm, feed-forward",
+        words("Residual, norm, feed-forward"),
         first.hidden,
-        "The output is added to the input of the layer and normalised; then each token passes through a "
-        "small network, and the result is added and normalised again. This enters layer 1.",
+        words(
+            "The output is added to the input of the layer and normalised; then each token passes through a "
+            "small network, and the result is added and normalised again. This enters layer 1."
+        ),
     )
-    printer.values(steps.tokens[followed], first.hidden[followed])
+    printer.values(followed_word, first.hidden[followed])
 
-    printer.title("All layers")
+    printer.title(words("All layers"))
     printer.note(
-        "All attention above is computed by mh.MultiHeadAttention with MiniLM's weights. How far is the "
-        "result from what MiniLM itself computes?"
+        words(
+            "All attention above is computed by mh.MultiHeadAttention with the weights of the model. How far "
+            "is the result from what the model itself computes?"
+        )
     )
     console.print(Padding(_layers(steps, width), (1, 0, 1, 2)))
     printer.note(
-        "The width of a head is exp(entropy): the effective number of tokens it attends to. Measured by "
-        "mh.watch while MiniLM ran, without attention maps in memory."
+        words(
+            "The width of a head is exp(entropy): the effective number of tokens it attends to. Measured by "
+            "mh.watch while the model ran, without attention maps in memory."
+        )
     )
 
     link = strongest_link(steps)
     if link is not None:
         printer.note("")
         printer.note(
-            f"The strongest link between words that are not neighbours: {steps.tokens[link.query]} attends "
-            f"to {steps.tokens[link.key]} with {link.weight:.2f} of its attention, in head {link.head} of "
-            f"layer {link.layer}."
-        )
+            words(
+                "The strongest link between words that are not neighbours: {query} attends to {key} with "
+                "{weight:.2f} of its attention, in head {head} of layer {layer}.",
+                query=steps.tokens[link.query], key=steps.tokens[link.key], weight=link.weight,
+                head=link.head, layer=link.layer,
+            )
+        )  # fmt: skip
         _print_map(steps, steps.layers[link.layer].weights[link.head], printer)
 
-    printer.title("The sentence embedding")
+    printer.title(words("The sentence embedding"))
     printer.step(
-        "Mean, length 1",
+        words("Mean, length 1"),
         steps.sentence,
-        "The mean over all tokens, scaled to length 1: the sentence as one vector.",
+        words("The mean over all tokens, scaled to length 1: the sentence as one vector."),
     )
-    printer.values("sentence", steps.sentence)
-    printer.note(f"Largest difference from MiniLM's embedding: {steps.difference:.1e}")
+    printer.values(words("sentence"), steps.sentence)
+    printer.note(
+        words(
+            "Largest difference from the model's own embedding: {difference:.1e}", difference=steps.difference
+        )
+    )
 
 
 def _followed(steps: SentenceSteps) -> int:
-    """The token in the middle, or the nearest to it that is in the vocabulary."""
+    """The word to follow: a pronoun, whose heads look for what it stands for; else the one in the middle, or
+    the nearest to it that is in the vocabulary.
+    """
     middle = len(steps.tokens) // 2
-    words: list[int] = steps.is_word.nonzero().flatten().tolist()
-    return min(words, key=lambda position: (abs(position - middle), position), default=middle)
+    positions: list[int] = steps.is_word.nonzero().flatten().tolist()
+    pronouns = [position for position in positions if steps.tokens[position] in PRONOUNS]
+    return min(pronouns or positions, key=lambda position: (abs(position - middle), position), default=middle)
 
 
 def _print_attention(steps: SentenceSteps, layer: Layer, followed: int, printer: _Printer) -> None:
     """What the followed token attends to in each head, and the narrowest head enlarged."""
     rows = layer.weights[:, followed]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("head", justify="right")
-    table.add_column(f"{steps.tokens[followed]} attends to", overflow="fold")
-    table.add_column("width", justify="right")
+    table.add_column(words("head"), justify="right")
+    table.add_column(words("{token} attends to", token=steps.tokens[followed]), overflow="fold")
+    table.add_column(words("width"), justify="right")
     for h, row in enumerate(rows):
         weights, keys = row.topk(min(3, len(row)))
         best = Text("  ").join(
@@ -176,7 +239,7 @@ def _print_attention(steps: SentenceSteps, layer: Layer, followed: int, printer:
     printer.console.print(Padding(table, (1, 2, 0, 2)), width=printer.width)
     narrowest = int(layer.effective_keys.argmin())
     printer.note("")
-    printer.note(f"Head {narrowest}, the narrowest of this layer:")
+    printer.note(words("Head {head}, the narrowest of this layer:", head=narrowest))
     _print_map(steps, layer.weights[narrowest], printer)
 
 
@@ -187,7 +250,10 @@ def _print_map(steps: SentenceSteps, weights: Tensor, printer: _Printer) -> None
 
 def _layers(steps: SentenceSteps, width: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    names = ["layer", "differs by", "maps differ by", "narrowest head", "widest head"]
+    names = [
+        words("layer"), words("differs by"), words("maps differ by"), words("narrowest head"),
+        words("widest head"),
+    ]  # fmt: skip
     shown = len(names) if width >= 70 else 3
     for name in names[:shown]:
         table.add_column(name, justify="right")
@@ -246,8 +312,8 @@ class _Printer:
 
     def values(self, name: str, x: Tensor) -> None:
         """The first few numbers of a vector, as many as fit."""
-        label = f"{name[:14]:<14}"
-        fit = max(2, min(6, (self.width - len(label) - 9) // 8))
+        label = set_cell_size(name, 14)
+        fit = max(2, min(6, (self.width - 14 - 9) // 8))
         numbers = "".join(f"{value:>8.3f}" for value in x[:fit].tolist())
         self.console.print(Text(f"   {label}", "bold").append(f"{numbers}  ...", "dim"))
 

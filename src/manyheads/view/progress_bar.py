@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from manyheads.common.language import words
 from manyheads.common.progress import Progress
 
 # Stages as a person reads them; others are shown by their names.
@@ -17,6 +18,7 @@ STAGES = {
     "watch": "Watching",
     "diversity": "Comparing heads",
     "measure": "Measuring",
+    "compare": "Comparing",
     "rank": "Ranking",
     "cut": "Cutting",
     "refit": "Refitting",
@@ -32,7 +34,9 @@ STAGES = {
 def progress_bar(
     doing: str = "", *, unit: str = "", hidden: bool = False, console: Console | None = None
 ) -> Iterator[Progress]:
-    """A `Progress` that draws a bar for each stage, and removes them at the end; only on a terminal.
+    """A `Progress` that draws a bar for each stage, and removes them at the end.
+
+    It draws on a terminal and in a notebook, and nothing elsewhere.
 
     Parameters
     ----------
@@ -47,7 +51,8 @@ def progress_bar(
     console = console or Console(stderr=True)
     columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()]
     columns += [TextColumn("{task.fields[speed]}"), TimeRemainingColumn()]
-    with Bars(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bars:
+    drawn = not hidden and (console.is_terminal or console.is_jupyter)
+    with Bars(*columns, console=console, transient=True, disable=not drawn) as bars:
         tasks: dict[str, TaskID] = {}
         started: dict[str, float] = {}
         last = perf_counter()  # a stage begins when the one before it was heard of last
@@ -55,7 +60,7 @@ def progress_bar(
         def progress(stage: str, done: float, total: float | None) -> None:
             nonlocal last
             if stage not in tasks:
-                name = f"{doing} {STAGES.get(stage, stage)}".strip()
+                name = f"{words(doing)} {words(STAGES.get(stage, stage))}".strip()
                 tasks[stage], started[stage] = bars.add_task(name, total=total, speed=""), last
             last = perf_counter()
             speed = f"{done / (last - started[stage]):,.0f} {unit}/s" if unit and done else ""

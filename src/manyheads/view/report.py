@@ -102,8 +102,9 @@ def page_document(
     processor: object = None,
     title: str = "",
     progress: Progress = no_progress,
+    only_examples: bool = False,
 ) -> HeadDocument:
-    """The document about a table; arguments as in `report`."""
+    """The document about a table; arguments as in `report` and `document`."""
     table = shown.table if isinstance(shown, Watch) else shown
     if not isinstance(table, HeadTable):
         raise TypeError(f"shown: expected a HeadTable or what watch returns, got {type(shown).__name__}")
@@ -115,8 +116,9 @@ def page_document(
     about = About(title or ("" if of is None else type(of).__name__))
     sample = of_batches(batches, model) if model is not None else None
     return document(
-        table, model, sample, about=about, tokenizer=tokenizer, processor=processor, progress=progress
-    )
+        table, model, sample, about=about, tokenizer=tokenizer, processor=processor, progress=progress,
+        only_examples=only_examples,
+    )  # fmt: skip
 
 
 def write_report(page: HeadDocument, path: str | PathLike[str]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from manyheads.models import open as models
-from manyheads.models.open import Loaded
+from manyheads.models.loaded import Loaded
 from manyheads.view import live
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def serve(
     port: int = PORT,
     device: str | None = None,
     announce: Callable[[Live, str], None] = print_address,
+    **opening: Any,
 ) -> None:
     """Serve the live page of a model until Ctrl-C or SIGTERM.
 
@@ -51,6 +52,7 @@ def serve(
         and its split, as for `labelled`.
     host, port: where to listen; port 0 for any free one.
     device: where the model runs, such as ``cpu`` or ``cuda:1``.
+    opening: ``dtype``, ``device_map``, ``attention`` and ``revision``, as for `open_model`.
     announce: called with the session (its ``loaded.name``, its number of ``heads``) and the address to open,
         as soon as the page answers.
 
@@ -76,7 +78,9 @@ def serve(
     except ImportError as error:
         raise ImportError(f"the live page needs {error.name}: pip install 'manyheads[live]'") from None
 
-    loaded = model if isinstance(model, Loaded) else models.open_model(model, head=True, device=device)
+    loaded = (
+        model if isinstance(model, Loaded) else models.open_model(model, head=True, device=device, **opening)
+    )
     columns = {"text_column": text_column, "label_column": label_column, "split": split}
     begun = session.begin(loaded, text, images, data, columns)
     server.serve(begun, host, port, lambda address: announce(begun, address))

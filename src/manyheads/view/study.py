@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from manyheads.common.language import words
 from manyheads.common.out_folder import prepared, writing
 from manyheads.common.whole_files import write_whole
 from manyheads.studies import NAMES, find
@@ -61,7 +62,7 @@ def run_one(name: str, how: Request, out: Path, language: Language, *, as_json: 
     with prepared(out):
         result = _run(name, how, out)
         present(StudyPresentation(result, language, out), as_json=as_json)
-    return None if result.complete else ENDED.format(out=out)
+    return None if result.complete else words(ENDED, out=out)
 
 
 def run_all(how: Request, out: Path, language: Language, *, as_json: bool) -> str | None:
@@ -71,7 +72,7 @@ def run_all(how: Request, out: Path, language: Language, *, as_json: bool) -> st
         for name in NAMES:
             result = _run(name, how, out / name)
             if not result.complete:
-                return ENDED.format(out=out)
+                return words(ENDED, out=out)
             results.append(result)
             if not as_json:
                 judgement = find(name).verdict(result)
@@ -84,11 +85,11 @@ def run_all(how: Request, out: Path, language: Language, *, as_json: bool) -> st
         }
         print(json.dumps({"out": str(out), "verdicts": verdicts}))
     else:
-        Console().print(f"The page: {out / 'index.html'}", soft_wrap=True)
+        Console().print(words("The page: {file}", file=out / "index.html"), soft_wrap=True)
     return None
 
 
 def _run(name: str, how: Request, out: Path) -> Result:
-    with progress_bar("Running") as progress:
+    with progress_bar(words("Running")) as progress:
         options = {"seeds": how.seeds, "data": how.data, "settings": how.settings}
         return study(name, how.size, out=out, progress=progress, **options)  # type: ignore[arg-type]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from manyheads.common.progress import Progress
 from manyheads.common.types import Batch
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import Watch
 from manyheads.view.document.contract import HeadDocument
+from manyheads.view.figures.head_pictures import table_picture
+from manyheads.view.progress_bar import progress_bar
 from manyheads.view.report import asset, compressed, page_document
 
 if TYPE_CHECKING:
@@ -26,6 +31,7 @@ def widget(
     batches: Iterable[Batch] = (),
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    progress: Progress | None = None,
 ) -> Any:
     """The page about a table of heads, for Jupyter and VS Code; the heads picked on it are in ``selected``.
 
@@ -38,6 +44,7 @@ def widget(
     model, batches: with both, the page also has attention maps of examples, roles, importance, redundancy
         and the pruning curve. Batches are dicts, tuples or tensors; a few are enough.
     tokenizer: the model's: the page then shows words instead of token ids.
+    progress: called while the parts of the page are measured; by default a bar is drawn.
 
     Returns
     -------
@@ -46,6 +53,7 @@ def widget(
 
     See Also
     --------
+    show : the attention of a model on a text, in one line.
     report : the same page as a file.
     watch : collects the table.
 
@@ -68,12 +76,14 @@ def widget(
     >>> page.selected
     {'self_attn': [1]}
     """
-    page = page_document(shown, model, batches, tokenizer=tokenizer)
-    return _widget_class()(shown.table if isinstance(shown, Watch) else shown, page)
+    kind = widget_class()  # before anything is measured: without anywidget there is nothing to show
+    with nullcontext(progress) if progress is not None else progress_bar("Measuring") as report:
+        page = page_document(shown, model, batches, tokenizer=tokenizer, progress=report)
+    return kind(shown.table if isinstance(shown, Watch) else shown, page)
 
 
 @cache
-def _widget_class() -> type:
+def widget_class() -> type:
     """The class of widgets, defined when the first one is wanted: anywidget is not needed before."""
     try:
         import anywidget
@@ -92,6 +102,13 @@ def _widget_class() -> type:
         def __init__(self, table: HeadTable, page: HeadDocument) -> None:
             super().__init__(document=compressed(page))
             self._table = table
+
+        def _repr_mimebundle_(self, **options: Any) -> Any:
+            """The widget, and a picture for where there is no kernel: a saved notebook on the web."""
+            shown = super()._repr_mimebundle_(**options)
+            data, metadata = shown if isinstance(shown, tuple) else (shown, {})
+            still = base64.b64encode(table_picture(self._table)).decode()
+            return {**(data or {}), "image/png": still}, metadata
 
         @property
         def selected(self) -> dict[str, list[int]]:

@@ -4,7 +4,7 @@ import pytest
 import transformers as hf
 from tests.helpers.labelled import bert, tokenizer, write_csv
 
-from manyheads.models.open import Loaded
+from manyheads.models.loaded import Loaded
 from manyheads.view.live import endpoints
 from manyheads.view.live.session import begin
 

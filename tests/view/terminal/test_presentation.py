@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -51,3 +53,25 @@ def test_what_cannot_be_written_is_printed(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(OSError, match="disk full"):
         present(Result(OSError("disk full")), as_json=True)
     assert json.loads(capsys.readouterr().out) == PLAIN  # once
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_reader_who_leaves_costs_no_file(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)  # as `head` does
+    written = []
+
+    class Long(Result):
+        def show(self, console: Console) -> None:
+            for _ in range(5):
+                console.print("a summary " * 1000)
+
+        def write(self) -> list[str]:
+            written.append("heads.json")
+            return super().write()
+
+    with os.fdopen(writing, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        present(Long(), as_json=as_json)
+        print("what is printed at the end", flush=True)
+    assert written == ["heads.json"]

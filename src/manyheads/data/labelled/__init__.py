@@ -32,7 +32,7 @@ from manyheads.data.labelled.media import HeardLetters, HeardTexts, ImageClasses
 from manyheads.data.labelled.task import Example, Part, Reading, Task
 from manyheads.data.labelled.texts import TextClasses, WordLabels, text_classes
 from manyheads.data.readers.records import read_records
-from manyheads.models.open import Loaded, if_any
+from manyheads.models.loaded import Loaded, if_any
 from manyheads.models.task_head import TaskKind, kinds, task_kind
 
 if TYPE_CHECKING:

@@ -187,7 +187,7 @@ def translation_score(truths: Sequence[str], predictions: Sequence[str], metric:
     >>> round(translation_score(["the cat sat on the mat"], ["the cat sat on the mat"], "BLEU").mean, 1)
     100.0
     """
-    metrics = _sacrebleu().metrics
+    metrics = sacrebleu_package().metrics
     scorer = getattr(metrics, metric)()
     score = scorer.corpus_score(list(predictions), [list(truths)], n_bootstrap=RESAMPLES)
     several = len(truths) > 1
@@ -196,7 +196,8 @@ def translation_score(truths: Sequence[str], predictions: Sequence[str], metric:
     return Interval(float(score.score), middle - half, middle + half, len(truths))
 
 
-def _sacrebleu() -> ModuleType:
+def sacrebleu_package() -> ModuleType:
+    """sacreBLEU; an ImportError names the command that installs it."""
     try:
         import sacrebleu
     except ImportError:

@@ -17,7 +17,7 @@ from manyheads.data.batches import padded
 from manyheads.data.labelled.class_labels import Cell
 from manyheads.data.labelled.columns import Columns, Customs
 from manyheads.data.readers.records import Record, Records, is_missing
-from manyheads.models.open import Loaded
+from manyheads.models.loaded import Loaded
 from manyheads.models.task_head import class_names
 
 if TYPE_CHECKING:

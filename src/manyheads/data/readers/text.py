@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from manyheads.common.decompression import File, content_of
 from manyheads.common.errors import describe_error
 from manyheads.common.json_files import read_bytes
+from manyheads.common.text_encodings import how_to_convert
 from manyheads.common.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ def read_text(path: File) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ValueError(
-            f"data: line {line} of {path} is not UTF-8 (byte {content[error.start]:#04x}); convert it, "
-            "for instance with `iconv -t UTF-8`"
+            f"data: line {line} of {path} is not UTF-8 (byte {content[error.start]:#04x}); "
+            f"{how_to_convert(content, str(path))}"
         ) from None
 
 

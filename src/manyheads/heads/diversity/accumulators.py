@@ -14,14 +14,17 @@ from manyheads.heads.diversity.pair_sums import Pairs
 
 
 class Sums:
-    """The sums over batches: attention rows, outputs, gradients, and which heads met."""
+    """The sums over batches: attention rows, outputs, gradients, and which heads met.
 
-    def __init__(self) -> None:
+    across: whether outputs are compared between layers, too.
+    """
+
+    def __init__(self, across: bool = True) -> None:
         self.first: dict[str, int] = {}  # the number of a site's first head
         self.heads = 0
         self.tokens: dict[str, int] = {}
         self.rows = RowSums()
-        self.moments = Moments()
+        self.moments = Moments(across)
         self.pairs = Pairs("meetings", "gradients", "gradient meetings")
 
     def add(self, seen: Iterable[CallRecord]) -> None:

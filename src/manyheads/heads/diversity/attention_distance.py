@@ -133,6 +133,20 @@ def jensen_shannon(rows: Tensor) -> Tensor:
     return divergences
 
 
+def jensen_shannon_between(rows: Tensor, others: Tensor) -> Tensor:
+    """The Jensen-Shannon divergence in bits of each head with each of some others, (heads, others, rows),
+    from rows (heads, rows, keys) and (others, rows, keys) that sum to one.
+
+    >>> rows = torch.tensor([[[0.5, 0.5, 0.0]], [[0.0, 0.5, 0.5]]])
+    >>> jensen_shannon_between(rows, rows[:1])[:, 0]
+    tensor([[0.0000],
+            [0.5000]], dtype=torch.float64)
+    """
+    alone, of_others = _times_log(rows), _times_log(others)
+    both = torch.stack([_times_log(head + others) for head in rows])
+    return (1 + 0.5 * (alone[:, None] + of_others - both)).clamp(0.0, 1.0)
+
+
 def _times_log(x: Tensor) -> Tensor:
     """The sum of x log2 x over the last axis, in float64."""
     return (x.clamp(min=torch.finfo(x.dtype).tiny).log2_() * x).sum(-1, dtype=torch.float64)

@@ -15,7 +15,7 @@ from manyheads.capture.mask_reading import update_site, visible, without_dead_ro
 from manyheads.capture.site import Site
 from manyheads.capture.torch_patches import in_backward
 from manyheads.common.devices import for_float64
-from manyheads.common.run_batch import run
+from manyheads.common.run_batch import run, run_heads
 from manyheads.common.types import Batch
 from manyheads.heads.diversity.attention_distance import attention_rows
 from manyheads.heads.observer import failed_on
@@ -90,12 +90,12 @@ class Collector:
         return self._interceptor.measured
 
     def run(self, batch: Batch) -> tuple[list[CallRecord], object]:
-        """Run the model on a batch: what its attention calls showed, and what it returned."""
+        """Run the model on a batch: what its attention calls showed, and, with gates, what it returned."""
         self._seen, self.padding = [], None
         self._batch += 1
         try:
             with torch.set_grad_enabled(self.gates):
-                result = run(self.model, batch)
+                result = run(self.model, batch) if self.gates else run_heads(self.model, batch)
         except Exception as error:
             raise failed_on(batch, error) from error
         seen, self._seen = self._seen, []

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.capture.weights import Projections
 from manyheads.common.devices import device_of, in_float64
-from manyheads.common.errors import first_line
+from manyheads.common.errors import first_line, lacks_gradient
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, count_of, no_progress
 from manyheads.common.types import Batch
@@ -32,6 +32,7 @@ def diversity(
     *,
     measures: Sequence[str] = MEASURES,
     rows: int = 128,
+    across: bool = True,
     loss: Loss | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
@@ -57,6 +58,7 @@ def diversity(
         ``gradients``: ``gradient_cosine``, over tokens, between the gradients of the heads' gates: heads
         that the loss, or else the model's output, wants more or less of on the same tokens.
     rows: how many queries of each batch are sampled for ``attention``.
+    across: whether outputs are compared across layers, too: for a deep model most of the work.
     loss: ``loss(what the model returned, batch)`` for ``gradients``; without one, random directions of the
         model's output take its place, so that heads with the same effect on it are alike.
     seed: of all random numbers.
@@ -89,7 +91,7 @@ def diversity(
     (torch.Size([6, 6]), True)
     """
     _check(measures, rows)
-    sums = Sums()
+    sums = Sums(across)
     projections: dict[str, Projections] = {}
     gradients = "gradients" in measures
     collector = Collector(
@@ -174,7 +176,16 @@ def _gradients(
         )
         return False
     gates = {one: one.gate for one in seen if one.gate is not None}
-    gradients = torch.autograd.grad(value, list(gates.values()), weights, allow_unused=True)
+    try:
+        gradients = torch.autograd.grad(value, list(gates.values()), weights, allow_unused=True)
+    except RuntimeError as error:
+        if not lacks_gradient(error):
+            raise
+        warnings.warn(
+            f"diversity: a kernel of the model has no gradient ({first_line(error)}); gradients are left out",
+            stacklevel=3,
+        )
+        return False
     for one, gradient in zip(gates, gradients, strict=True):
         if gradient is not None:
             one.gradient = in_float64(gradient.transpose(1, 2).flatten(0, 1)[one.places])

@@ -29,6 +29,7 @@ class Moments:
 
     Outputs are taken relative to the site's mean on the first tokens, which loses no digits later and
     changes nothing: sums of different batches, or of different processes with the same start, simply add.
+    Without ``across``, of each site alone.
 
     >>> a, b = torch.randn(7, 2, 3), torch.randn(7, 2, 3)
     >>> moments = Moments()
@@ -37,10 +38,11 @@ class Moments:
     tensor([1.0000, 1.0000], dtype=torch.float64)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, across: bool = True) -> None:
         self.shapes: dict[str, tuple[int, int]] = {}  # heads, d_value
         self.tokens: dict[tuple[str, str], int] = {}
-        self.only_within = False  # the moments between sites would not fit
+        self.only_within = not across
+        self.too_wide = False  # the moments between sites would not fit
         self._start: dict[str, Tensor] = {}  # (heads * d_value,)
         self._sum: dict[str, Tensor] = {}
         self._products: dict[tuple[str, str], Tensor] = {}  # (heads * d_value, heads * d_value)
@@ -75,7 +77,7 @@ class Moments:
         sizes = [heads * width for heads, width in self.shapes.values()]
         between = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
         if between > LARGEST and not self.only_within:
-            self.only_within = True
+            self.only_within = self.too_wide = True
             for sums in (self._products, self._lengths, self._skew, self.tokens):
                 for pair in [pair for pair in sums if pair[0] != pair[1]]:
                     del sums[pair]
@@ -117,7 +119,9 @@ class Moments:
 
     def _variance(self, site: str) -> Tensor:
         """Sum of |x|^2 about the mean, (heads,)."""
-        return self.covariance(site, site).diagonal().view(self.shapes[site]).sum(1)
+        count, total = self.tokens[site, site], self._sum[site].double()
+        squares = self._products[site, site].diagonal().double() - total * total / count
+        return squares.view(self.shapes[site]).sum(1)
 
     def _joint_lengths(self, one: str, other: str) -> Tensor:
         """Sum over tokens of |x|^2 |y|^2 about the means (heads, heads), from sums about the start.
@@ -131,7 +135,7 @@ class Moments:
         ]
         squares = [mean.square().sum(1) for mean in means]
         lengths = [
-            self._products[site, site].double().diagonal().view(shape).sum(1)
+            self._products[site, site].diagonal().double().view(shape).sum(1)
             for site, shape in zip(pair, shapes, strict=True)
         ]
         # sum u |v|^2 projected on the mean of u, and the other way round

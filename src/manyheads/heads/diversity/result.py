@@ -53,7 +53,7 @@ def table(
     if bool(sums.pairs["gradient meetings"].any()):
         cosine = cosines(sums.pairs["gradients"])
         matrices["gradient_cosine"] = sums.pairs.where_always("gradient meetings", cosine)
-    if moments.only_within:
+    if moments.too_wide:
         warnings.warn(
             "diversity: the outputs of all layers are too wide to compare across layers; cka and "
             "contribution_cosine are given within each layer only",

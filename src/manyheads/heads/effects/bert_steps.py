@@ -43,8 +43,13 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class SentenceSteps:
-    """From a sentence to its embedding."""
+    """From a sentence to its embedding.
 
+    model: what the model is called; causal: whether its tokens attend to those before them only.
+    """
+
+    model: str
+    causal: bool
     text: str
     tokens: list[str]
     is_word: Tensor  # (length,): False for [CLS], [SEP] and [UNK]
@@ -58,8 +63,10 @@ class SentenceSteps:
 
 
 @torch.no_grad()
-def sentence_steps(model: BertModel, tokenizer: PreTrainedTokenizerBase, text: str) -> SentenceSteps:
-    """Send a sentence through a BERT encoder (transformers' BertModel, in eval mode), keeping every step.
+def sentence_steps(
+    model: BertModel, tokenizer: PreTrainedTokenizerBase, text: str, name: str = "MiniLM"
+) -> SentenceSteps:
+    """Send a sentence through BERT (transformers' BertModel, in eval mode), keeping every step.
 
     >>> from manyheads.models.embedded import load
     >>> steps = sentence_steps(*load(), "Heads attend.")
@@ -78,6 +85,7 @@ def sentence_steps(model: BertModel, tokenizer: PreTrainedTokenizerBase, text: s
     x = normed = table.LayerNorm(words + positions + segment)
     heads = range(model.config.num_attention_heads)
     every: dict[int | str, range] = dict.fromkeys(range(model.config.num_hidden_layers), heads)
+    causal = bool(model.config.is_decoder)
     with watch(model) as watched:
         result = model(**batch, output_hidden_states=True)
     seen = maps(model, batch, every, size=None)
@@ -86,7 +94,8 @@ def sentence_steps(model: BertModel, tokenizer: PreTrainedTokenizerBase, text: s
     blocks: list[BertLayer] = list(model.encoder.layer)  # type: ignore[arg-type]
     for n, block in enumerate(blocks):
         site = watched.sites[n].name
-        layer = _layer(block, x, result.hidden_states[n + 1][0], seen[site].weights[0], entropy[n].exp())
+        expected = result.hidden_states[n + 1][0]
+        layer = _layer(block, x, expected, seen[site].weights[0], entropy[n].exp(), causal)
         layers.append(layer)
         x = layer.hidden
     sentence = F.normalize(x.mean(0), dim=0)
@@ -94,12 +103,26 @@ def sentence_steps(model: BertModel, tokenizer: PreTrainedTokenizerBase, text: s
     tokens = list(tokenizer.convert_ids_to_tokens(ids.tolist()))
     position = torch.arange(len(ids))
     is_word = (position > 0) & (position < len(ids) - 1) & (ids != tokenizer.unk_token_id)
-    return SentenceSteps(text, tokens, is_word, ids, words, positions, normed, layers, sentence, difference)
+    embedding = words, positions, normed
+    return SentenceSteps(name, causal, text, tokens, is_word, ids, *embedding, layers, sentence, difference)
 
 
 def embedded_steps(text: str) -> SentenceSteps:
-    """The steps of a sentence through the embedded MiniLM."""
+    """The steps of a sentence through the embedded MiniLM; through the small model of this package if it is
+    Chinese, or if MiniLM is not installed.
+    """
+    if is_chinese(text) or not embedded.is_installed():
+        return sentence_steps(*embedded.load_small(), text, embedded.SMALL)
     return sentence_steps(*embedded.load(), text)
+
+
+def is_chinese(text: str) -> bool:
+    """Whether a text has Chinese characters.
+
+    >>> is_chinese("我是秦始皇"), is_chinese("Heads attend.")
+    (True, False)
+    """
+    return any("\u3400" <= letter <= "\u9fff" for letter in text)
 
 
 class Link(NamedTuple):
@@ -148,12 +171,16 @@ def copied_attention(block: BertLayer) -> MultiHeadAttention:
     return mha.eval()
 
 
-def _layer(block: BertLayer, x: Tensor, expected: Tensor, seen: Tensor, effective_keys: Tensor) -> Layer:
+def _layer(
+    block: BertLayer, x: Tensor, expected: Tensor, seen: Tensor, effective_keys: Tensor, causal: bool
+) -> Layer:
     mha = copied_attention(block)
     q, k, v = (_split(projection(x), mha.heads) for projection in (mha.query, mha.key, mha.value))
-    outputs = attention(q[None], k[None], v[None])[0]  # each head alone: (heads, length, width)
+    outputs = attention(q[None], k[None], v[None], causal=causal)[
+        0
+    ]  # each head alone: (heads, length, width)
     joined = outputs.transpose(0, 1).flatten(1)
-    projected, weights = (result[0] for result in mha(x[None], return_weights=True))
+    projected, weights = (result[0] for result in mha(x[None], causal=causal, return_weights=True))
     attended = block.attention.output.LayerNorm(x + projected)
     hidden = block.output(block.intermediate(attended), attended)  # feed-forward, residual, norm
     difference, map_difference = (

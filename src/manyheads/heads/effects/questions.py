@@ -71,11 +71,12 @@ def ask(
     batch: Batch,
     tokenizer: PreTrainedTokenizerBase | None = None,
     neighbours: tuple[Sequence[str], Tensor] | None = None,
+    result: object = None,
 ) -> tuple[Answer | None, Question | None]:
     """What a model says about an input of one sequence, and the question to ask again; None if neither.
 
     A translation is written token by token, and classes of single tokens are many, so they are not asked
-    again.
+    again. ``result`` is what the model returned for the batch, where it has run already.
 
     Examples
     --------
@@ -88,13 +89,17 @@ def ask(
     kind = kind_of(model, batch)
     if kind == "translation":
         return answer(model, tokenizer, batch, kind=kind), None
-    question = _question(kind, model, batch, tokenizer, neighbours)
+    if result is None:
+        result = _run(model, batch)
+    question = _question(kind, model, batch, tokenizer, neighbours, result)
     if question is None and kind == "class":
         classes = answer(model, tokenizer, batch, kind=kind)
         return (classes if classes and classes["items"] else None), None
     if question is None:
         return None, None
-    reply: Answer = {"kind": question.kind, "items": question.answer(_run(model, question.batch))}
+    if question.batch is not batch:  # a token is masked
+        result = _run(model, question.batch)
+    reply: Answer = {"kind": question.kind, "items": question.answer(result)}
     if question.position >= 0:
         reply["place"] = question.position
     return reply, question
@@ -106,26 +111,27 @@ def _question(
     batch: Batch,
     tokenizer: PreTrainedTokenizerBase | None,
     neighbours: tuple[Sequence[str], Tensor] | None,
+    result: object,
 ) -> Question | None:
     if kind == "mask":
         changed, position = hidden(batch, tokenizer)
         return None if position is None else Question(kind, model, changed, tokenizer, position)
     if kind == "neighbours":
         return (
-            Question(kind, model, batch, neighbours=_others(model, batch, *neighbours))
+            Question(kind, model, batch, neighbours=_others(model, result, *neighbours))
             if neighbours
             else None
         )
-    if kind == "class" and main_tensor(_run(model, batch))[1].dim() != 2:
+    if kind == "class" and main_tensor(result)[1].dim() != 2:
         return None
     return None if kind is None else Question(kind, model, batch, tokenizer)
 
 
 def _others(
-    model: nn.Module, batch: Batch, texts: Sequence[str], embeddings: Tensor
+    model: nn.Module, result: object, texts: Sequence[str], embeddings: Tensor
 ) -> tuple[list[str], Tensor]:
     """The neighbours without the input itself, which a silenced head would move away from itself."""
-    embedding = read(_run(model, batch), model).value[:1].to(embeddings)
+    embedding = read(result, model).value[:1].to(embeddings)
     apart = nn.functional.cosine_similarity(embedding, embeddings) < 1 - SAME
     return [text for text, other in zip(texts, apart.tolist(), strict=True) if other], embeddings[apart]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from manyheads.capture.site import Unverified
+from manyheads.common import plugins
 from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.common.lazy_names import submodules
 from manyheads.common.progress import Progress, no_progress
@@ -23,7 +24,7 @@ from manyheads.data.labelled import Labelled
 from manyheads.heads.importance.baselines import confidence, output_norm, random
 from manyheads.heads.importance.gradients import fisher, gradient
 from manyheads.heads.importance.hard_concrete import gates as learned_gates
-from manyheads.heads.importance.leave_one_out import leave_one_out
+from manyheads.heads.importance.leave_one_out import leave_one_out, mean_ablation
 from manyheads.heads.importance.losses import Loss, named
 from manyheads.heads.importance.rankings import Agreement, agreement
 from manyheads.heads.importance.relevance import relevance
@@ -48,13 +49,22 @@ METHODS: dict[str, Callable[[Request], HeadTable]] = {
     "elimination": _elimination,
     "gradient": gradient,
     "leave-one-out": leave_one_out,
+    "mean-ablation": mean_ablation,
     "confidence": confidence,
     "output-norm": output_norm,
     "relevance": relevance,
     "gates": learned_gates,
     "random": random,
 }
-WITH_LOSS = ("gradient", "leave-one-out", "gates")
+
+
+def add_plugins() -> None:
+    """Add the methods of other packages to `METHODS`; those of a name that is taken are left out."""
+    for name, method in plugins.load("manyheads.importance").items():
+        METHODS.setdefault(name, method)
+
+
+WITH_LOSS = ("gradient", "leave-one-out", "mean-ablation", "gates")
 
 
 def importance(
@@ -78,19 +88,21 @@ def importance(
     method: ``fisher`` predicts what silencing a head would change, for all heads from one backward pass, and
         needs no labels; ``elimination`` is what a head costs when heads are removed one after the other and
         those that stay are refitted, also without labels; ``leave-one-out`` silences one head after the
-        other, exact and slow; ``gradient`` is the slope of a loss by each head's gate; ``gates`` learns which
+        other, exact and slow, and ``mean-ablation`` replaces it by its mean output instead of zeros;
+        ``gradient`` is the slope of a loss by each head's gate; ``gates`` learns which
         heads to keep; ``relevance`` follows the output back to the heads; ``confidence`` and ``output-norm``
         look at the heads alone; ``random`` is the control.
     loss: a name (``causal``, ``masked``, ``classification``, ``seq2seq``, ``embedding``, ``labels``) or a
         function of what the model returned and the batch, which gives a number or one for each sequence. For
-        ``gradient``, ``leave-one-out`` and ``gates``; without it they take the task's for batches of
-        `labelled`; else ``gradient`` takes the one that fits the model, and the others look at what changes
-        in the output.
+        ``gradient``, ``leave-one-out``, ``mean-ablation`` and ``gates``; without it they take the task's
+        for batches of `labelled`; else ``gradient`` takes the one that fits the model, and the
+        others look at what changes in the output.
     gates: how many heads ``gates`` keeps; half of them by default.
     seed: of all random numbers.
     state: a file in which ``leave-one-out`` keeps its results, to resume from after an interruption.
-    unverified: ``"allow"`` lets ``leave-one-out`` and ``gates`` silence heads at unverified sites
-        (`Site.verified`), too. The other methods only measure such heads; the column ``verified`` marks them.
+    unverified: ``"allow"`` lets ``leave-one-out``, ``mean-ablation`` and ``gates`` silence heads at
+        unverified sites (`Site.verified`), too. The other methods only measure such heads; the column
+        ``verified`` marks them.
     progress: called with the method and how many batches (for ``gates``, repetitions) are done.
 
     Returns
@@ -127,6 +139,7 @@ def importance(
     >>> importance(model, batches)
     HeadTable(6 heads at 3 sites, 31 tokens: importance)
     """
+    add_plugins()
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     if loss is not None and method not in WITH_LOSS:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -14,6 +16,7 @@ from torch import Tensor
 from manyheads.common.json_files import in_one_sentence, read_json
 from manyheads.common.types import Batch
 from manyheads.common.whole_files import write_whole
+from manyheads.heads.head_means import head_means
 from manyheads.heads.importance.losses import loss_name, units
 from manyheads.heads.importance.replay import Recording
 from manyheads.heads.importance.request import Loss, Request
@@ -33,8 +36,24 @@ def leave_one_out(request: Request) -> HeadTable:
     much it grows. The layers before a head are replayed, not computed again, where that was checked to change
     nothing. With a state file, results are saved after each layer, and computed only once.
     """
-    sums = Sums()
     state = State(request.state, fingerprint(request.model), request.loss)
+    return _one_by_one(request, "leave-one-out", state)
+
+
+def mean_ablation(request: Request) -> HeadTable:
+    """What changes when each head puts out its mean over all batches, whatever the input: as leave-one-out,
+    without counting what a head adds to every token alike.
+    """
+    request = replace(request, batches=list(request.batches), state=None)
+    means = head_means(request.model, request.batches)
+    state = State(None, "", request.loss)
+    return _one_by_one(request, "mean-ablation", state, means)
+
+
+def _one_by_one(
+    request: Request, method: str, state: State, means: Mapping[str, Tensor] | None = None
+) -> HeadTable:
+    sums = Sums()
     sound: dict[str, bool] = {}  # whether the model can be run from this site on
     with observed(request.model) as observer:
         recording = Recording(request.model)
@@ -42,7 +61,7 @@ def leave_one_out(request: Request) -> HeadTable:
             changes = state.of(batch)
             with recording.recorded():
                 full = observer.forward(batch, mark=recording.mark)
-            observer.check("leave-one-out", request.unverified)
+            observer.check(method, request.unverified)
             for layer, site in enumerate(full.heads, 1):
                 if site in changes and not state.fits(changes[site], full.heads[site][0]):
                     del changes[site]
@@ -50,11 +69,12 @@ def leave_one_out(request: Request) -> HeadTable:
                     if site not in sound:
                         sound[site] = _sound(observer, recording, batch, full, site)
                     reused = recording if sound[site] else None
-                    changes[site] = _silenced(observer, reused, batch, full, site, request.loss)
+                    changes[site] = _silenced(observer, reused, batch, full, site, request.loss, means)
                     state.save()
-                request.report("leave-one-out", number + layer / len(full.heads))
+                request.report(method, number + layer / len(full.heads))
             sums.add({site: changes[site] for site in full.heads})
-        return observer.table(sums.by_column, _measure(request.loss, full))
+        instead = "" if means is None else ", each head replaced by its mean"
+        return observer.table(sums.by_column, _measure(request.loss, full) + instead)
 
 
 def _measure(loss: Loss | None, full: Forward) -> str:
@@ -62,14 +82,20 @@ def _measure(loss: Loss | None, full: Forward) -> str:
 
 
 def _silenced(
-    observer: Observer, recording: Recording | None, batch: Batch, full: Forward, site: str, loss: Loss | None
+    observer: Observer,
+    recording: Recording | None,
+    batch: Batch,
+    full: Forward,
+    site: str,
+    loss: Loss | None,
+    means: Mapping[str, Tensor] | None,
 ) -> Tensor:
     """What silencing each head of a site changes, (units, heads): a unit is a sequence or the batch."""
     columns = []
     before = None if loss is None else units(loss, full.result, batch)
     for gate in 1 - torch.eye(full.heads[site][0].shape[1]):
         with recording.replayed(site) if recording else nullcontext():
-            result = observer.gated(batch, {site: gate})
+            result = observer.gated(batch, {site: gate}, means=means)
         if loss is None or before is None:
             columns.append(difference(full.output, observer.output(result, full)))
         else:

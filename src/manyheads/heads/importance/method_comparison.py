@@ -21,13 +21,13 @@ from manyheads.common.interrupts import (
 from manyheads.common.progress import Progress, no_progress
 from manyheads.data.batches import Corpus
 from manyheads.data.labelled import Labelled
-from manyheads.heads.importance import METHODS, WITH_LOSS, Agreement, agreement, importance
+from manyheads.heads.importance import METHODS, WITH_LOSS, Agreement, add_plugins, agreement, importance
 from manyheads.heads.importance.losses import hide_tokens, named
 from manyheads.heads.table import HeadTable
-from manyheads.models.open import Loaded
+from manyheads.models.loaded import Loaded
 
 # Methods that run the model many times: a part of that says nothing. The others read the batches once.
-MANY_PASSES = ("leave-one-out", "gates")
+MANY_PASSES = ("leave-one-out", "mean-ablation", "gates")
 
 
 @dataclass
@@ -64,6 +64,7 @@ def check_methods(
     """
     if methods is None:
         methods = ("gradient", "fisher") if isinstance(corpus, Labelled) else ("fisher",)
+    add_plugins()
     unknown = [name for name in methods if name not in METHODS]
     if unknown or not methods:
         wrong = ", ".join(unknown) or "none"

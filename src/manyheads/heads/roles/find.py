@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible, without_dead_rows
+from manyheads.common import plugins
 from manyheads.common.devices import device_of, in_float64
 from manyheads.common.errors import describe_error, first_line
 from manyheads.common.interrupts import interrupted, interruptible, stop_if_interrupted
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
-from manyheads.common.run_batch import run
+from manyheads.common.run_batch import run_heads
 from manyheads.common.types import Batch
 from manyheads.heads.observer import moved
 from manyheads.heads.roles import probe_texts, word_alignment
@@ -45,6 +46,7 @@ def roles(
     tokenizer: PreTrainedTokenizerBase | None = None,
     only: Sequence[str] | None = None,
     least: int = LEAST,
+    context: int = probe_texts.TEXT,
     progress: Progress = no_progress,
 ) -> HeadTable:
     """What each head of a model does: its roles, each with the score, the baseline and the number of cases.
@@ -58,6 +60,7 @@ def roles(
     tokenizer: the model's, of transformers: says which tokens are special, punctuation or part of a word.
     only: names of roles; all without it.
     least: with fewer cases than this, nothing is claimed.
+    context: the tokens of the texts in which a key is planted, for the role retrieval.
     progress: called with what is read and how many of its batches are done.
 
     Ctrl-C ends the reading after the batch that runs; roles are then judged on what was read.
@@ -96,7 +99,7 @@ def roles(
     batch_list = list(moved(batches, device_of(model)))
     if isinstance(least, bool) or not isinstance(least, int) or least < 2:
         raise ValueError(f"least: expected a whole number, 2 or more, got {least!r}")
-    batch_facts = probe_texts.read_batch_facts(model, batch_list, tokenizer)
+    batch_facts = replace(probe_texts.read_batch_facts(model, batch_list, tokenizer), context=context)
     collected = _Collected(model, progress)
     with evaluating(model), torch.no_grad(), interruptible():
         _read_sources(model, batch_facts, batch_list, treebank, tokenizer, chosen_roles, collected)
@@ -108,6 +111,7 @@ def roles(
 def _chosen(only: Sequence[str] | None, treebank: str | PathLike[str] | None) -> list[Role]:
     if isinstance(only, str):
         raise TypeError(f"only: expected a list of roles, got the text {only!r}")
+    plugins.load("manyheads.roles")  # roles register themselves
     unknown = [name for name in only or [] if name not in ROLES]
     if unknown:
         raise ValueError(
@@ -229,7 +233,7 @@ class _Collected:
                     return
                 self.progress(reading, number, len(probes))
                 try:
-                    run(self.model, batch)
+                    run_heads(self.model, batch)
                 except (RuntimeError, ValueError, IndexError, TypeError) as error:
                     raise ValueError(
                         f"batches: the model failed while reading {reading} ({describe_error(error)})"

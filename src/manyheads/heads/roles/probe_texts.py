@@ -37,6 +37,7 @@ class BatchFacts:
     ids: the token ids of each batch (sequences, length) with its padding as -1; empty without tokens.
     like: a batch to copy the form of.
     prefix, suffix: special tokens that every sequence begins and ends with.
+    context: the most tokens of a text in which a key is planted.
     """
 
     ids: list[Tensor]
@@ -46,6 +47,7 @@ class BatchFacts:
     prefix: list[int]
     suffix: list[int]
     positions: int | None
+    context: int = TEXT
 
     @property
     def frequencies(self) -> Tensor | None:
@@ -188,7 +190,7 @@ def planted(batch_facts: BatchFacts) -> Iterator[tuple[Batch, Facts]]:
     text = torch.cat([ids.flatten() for ids in batch_facts.ids])
     text = text[(text >= 0) & ~torch.isin(text, batch_facts.special)]
     extra = 2 * (KEY + ANSWER) - 1 + len(batch_facts.prefix) + len(batch_facts.suffix)
-    length = min(len(text), TEXT - extra, (batch_facts.positions or 10**9) - extra)
+    length = min(len(text), batch_facts.context - extra, (batch_facts.positions or 10**9) - extra)
     if length < LONG:
         raise ValueError(f"{max(length, 0)} tokens of text fit around a key; {LONG} are needed")
     unused = batch_facts.ordinary[~torch.isin(batch_facts.ordinary, text.unique())]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
 from manyheads.data.examples import Example, Examples
+from manyheads.data.labelled.metrics import sacrebleu_package
 from manyheads.data.readers import text as texts
 from manyheads.data.readers.image import to_pixels
 from manyheads.models.config import ModelDescription
@@ -274,7 +275,7 @@ def _token(language: str) -> str:
 
 
 def _chrf(rows: Sequence[tuple[str, str, str]]) -> float:
-    import sacrebleu
+    sacrebleu = sacrebleu_package()
 
     written, references = ([row[side] for row in rows] for side in (1, 2))
     return float(sacrebleu.corpus_chrf(written, [references]).score)

@@ -22,22 +22,28 @@ from manyheads.common.progress import Progress, no_progress
 from manyheads.common.version import __version__
 from manyheads.heads.diversity import diversity
 from manyheads.heads.importance import importance
+from manyheads.heads.importance.gradients import fisher
+from manyheads.heads.importance.request import Request
 from manyheads.heads.observer import moved
 from manyheads.heads.roles import roles
+from manyheads.heads.roles.probe_texts import COPIES, PLANTED, SEQUENCES
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
-from manyheads.surgery.silencing_curve import curve
+from manyheads.surgery.silencing_curve import DRAWS, SHARES, curve
 from manyheads.view.document import head_numbers
 from manyheads.view.document.contract import VERSION, HeadDocument, Measured
-from manyheads.view.document.examples import Examples, left_out, profiles
+from manyheads.view.document.examples import WORK, Examples, left_out, profiles
 from manyheads.view.document.packing import Budget, byte_size
-from manyheads.view.document.sample import Sample
+from manyheads.view.document.sample import CUT, LENGTHS, LONGEST, PIECE, Sample, fewer, token_limit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Bytes of a document in a report; the parts that are wanted most get their room first.
 ROOM = 4_300_000
+# Estimates of each head's importance, and tokens around a planted key: fewer than where these are all that is
+# asked for, so that a page does not take minutes.
+ESTIMATES, CONTEXT = 32, 96
 
 T = TypeVar("T")
 
@@ -68,6 +74,7 @@ def document(
     processor: object = None,
     room: int = ROOM,
     progress: Progress = no_progress,
+    only_examples: bool = False,
 ) -> HeadDocument:
     """All that a page shows: the numbers of a table; with a model and a sample also what is measured there.
 
@@ -80,6 +87,8 @@ def document(
     tokenizer, processor: the model's, for words and images.
     room: how many bytes the document may take in a report.
     progress: called with the part that is being measured, and how much of it is done.
+    only_examples: of what is measured, the examples with their attention alone, which takes seconds: neither
+        roles nor importance nor redundancy nor a curve, and no head is silenced.
 
     Ctrl-C ends the measuring; the document has the parts that were finished by then.
 
@@ -117,9 +126,29 @@ def document(
     }
     if model is not None and sample is not None and sample.batches:
         with evaluating(model), interruptible():
-            examples = _measure(page, table, model, sample, tokenizer, processor, progress)
+            if only_examples:
+                examples = _show(page, table, model, sample, tokenizer, processor, progress)
+            else:
+                examples = _measure(page, table, model, sample, tokenizer, processor, progress)
         page["examples"] = examples.fitted(Budget(room - byte_size(page)))
     return page
+
+
+def page_work(model: nn.Module, heads: int, longest: int) -> float:
+    """About how many tokens a model reads for a page, those of backward passes included.
+
+    ``longest`` is the length of the longest text. For a rough idea of how long it takes.
+
+    >>> 8000 < page_work(nn.Linear(2, 2), heads=12, longest=100) < 20000
+    True
+    """
+    limit, piece = token_limit(model), min(longest, PIECE)
+    size = max(1, sum(p.numel() for p in model.parameters()))
+    silencing = min(heads * CUT, WORK / size) * len(LENGTHS) / 2
+    examples = sum(LENGTHS) + min(longest, LONGEST)
+    planted = PLANTED * CONTEXT + 2 * SEQUENCES * sum(COPIES)
+    curve_points = (1 + DRAWS) * len(SHARES) * limit / 8
+    return 5 * limit + 2 * ESTIMATES * piece + silencing + examples + planted + curve_points
 
 
 # Methods of `importance` that look at the head alone: what their tables say they measure, and their names.
@@ -195,36 +224,45 @@ def _measure(
     device = device_of(model)
     batches = list(moved(sample.batches, device))
     parts.notes.append(f"roles, importance, redundancy and the curve are measured on {sample.note}")
+    if sample.piece:
+        parts.notes.append(f"of each of these texts no more than the first {sample.piece} tokens were read")
     if doubts_in(table).unverified:
         parts.notes.append("heads that are not verified are not silenced, neither alone nor in the curve")
-    fisher = parts.measure("importance", lambda progress: importance(model, batches, progress=progress))
-    rankings = {} if fisher is None else {"fisher": fisher}
+    ranked = parts.measure(
+        "importance",
+        lambda progress: fisher(Request(model, batches, progress=progress), enough=ESTIMATES),
+    )
+    rankings = {} if ranked is None else {"fisher": ranked}
     if all(isinstance(batch, LabelledBatch) for batch in batches):
         by_labels = parts.measure(
             "importance", lambda progress: importance(model, batches, "gradient", progress=progress)
         )
         rankings |= {} if by_labels is None else {"gradient": by_labels}
     page["importance"] = head_numbers.importance(rankings, table) | page["importance"]
-    order = _most_important(table, fisher)
+    order = _most_important(table, ranked)
     examples = Examples(model, table, order, tokenizer, processor, parts.notes)
     parts.measure("examples", lambda progress: examples.add(sample, device, progress))
     page["profiles"] = profiles(examples.seen, table)
     judged = parts.measure(
         "redundancy",
-        lambda progress: diversity(model, batches, measures=("attention", "outputs"), progress=progress),
+        lambda progress: diversity(
+            model, batches, measures=("attention", "outputs"), across=False, progress=progress
+        ),
     )
     if judged is not None:
         page["redundancy"] = head_numbers.redundancy(judged, table)
         page["heads"] = head_numbers.heads(table, judged)
     evidence = parts.measure(
         "roles",
-        lambda progress: roles(model, batches, tokenizer=tokenizer, progress=progress),
+        lambda progress: roles(model, batches, tokenizer=tokenizer, context=CONTEXT, progress=progress),
     )
     if evidence is not None:
         page["roles"] = head_numbers.roles(evidence, table)
     if rankings:
+        first = batches[0]
+        few_texts = first if isinstance(first, LabelledBatch) else fewer(first, token_limit(model) // 8)
         lines = parts.measure(
-            "curve", lambda progress: curve(model, batches[:1], rankings, progress=progress)
+            "curve", lambda progress: curve(model, [few_texts], rankings, progress=progress)
         )
         page["curve"] = lines
     if examples.changes:
@@ -232,10 +270,28 @@ def _measure(
     return examples
 
 
-def _most_important(table: HeadTable, fisher: HeadTable | None) -> list[int]:
+def _show(
+    page: HeadDocument,
+    table: HeadTable,
+    model: nn.Module,
+    sample: Sample,
+    tokenizer: PreTrainedTokenizerBase | None,
+    processor: object,
+    progress: Progress,
+) -> Examples:
+    """Fill in the attention of a sample's examples, and nothing that needs many runs; returns them."""
+    parts = _Parts(page, progress)
+    order = _most_important(table, None)
+    examples = Examples(model, table, order, tokenizer, processor, parts.notes, silencing=False)
+    parts.measure("examples", lambda progress: examples.add(sample, device_of(model), progress))
+    page["profiles"] = profiles(examples.seen, table)
+    return examples
+
+
+def _most_important(table: HeadTable, ranking: HeadTable | None) -> list[int]:
     """The rows of a table, the most important first; without importance, those of the least entropy."""
-    if fisher is not None:
-        value = fisher["importance"][head_numbers.aligned(fisher, table)]
+    if ranking is not None:
+        value = ranking["importance"][head_numbers.aligned(ranking, table)]
     elif "entropy_normalised" in table.sums:
         value = -table["entropy_normalised"]
     else:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Heads are silenced one by one as long as parameters times tokens times heads are below this.
-WORK = 4e11
+WORK = 2e11
 # Long maps are kept exactly for at most so many heads.
 LONG_EXACT = 24
 # Characters of a neighbour's text.
@@ -46,6 +46,7 @@ class Examples:
     """The examples of a document, and the distances over them. A part that fails is left out, with a note.
 
     order: the rows of the table, the most important first.
+    silencing: whether heads are silenced one by one, which takes a run of the model for each.
     """
 
     def __init__(
@@ -56,13 +57,15 @@ class Examples:
         tokenizer: PreTrainedTokenizerBase | None,
         processor: object,
         notes: list[str],
+        *,
+        silencing: bool = True,
     ) -> None:
         self._model, self._table, self._order = model, table, order
         self._tokenizer, self._processor, self._notes = tokenizer, processor, notes
         self._examples: list[Example] = []
         self.seen: list[Seen] = []
         unverified = unverified_heads(table)  # heads that are not proved are not silenced
-        self._to_silence = [i for i in order if table.rows[i].site not in unverified]
+        self._to_silence = [i for i in order if silencing and table.rows[i].site not in unverified]
         self._exact: dict[str, list[int]] = {}
         for row in (table.rows[i] for i in order[:LONG_EXACT]):
             self._exact.setdefault(row.site, []).append(row.head)
@@ -94,7 +97,7 @@ class Examples:
         self._examples.append(shown)
         self.seen.append(seen)
         answer, question = self._tried(
-            "answers", lambda: ask(self._model, batch, self._tokenizer, neighbours)
+            "answers", lambda: ask(self._model, batch, self._tokenizer, neighbours, seen.result)
         ) or (None, None)
         shown["answer"] = cast("Answer | None", answer)
         size = sum(p.numel() for p in self._model.parameters())

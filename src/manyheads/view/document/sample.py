@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,9 +14,12 @@ from manyheads.common.labelled_batch import LabelledBatch, without_labels
 from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.types import Batch
 from manyheads.data.batches import Corpus
+from manyheads.data.labelled import Labelled
 
 # Tokens that the extra measurements read, fewer for a large model: parameters times tokens are bounded.
-TOKENS, FEWEST_TOKENS, WORK = 2048, 256, 4e11
+TOKENS, FEWEST_TOKENS, WORK = 1024, 256, 1e11
+# No text is read further than this: errors are over texts, so that many beginnings say more than a few texts.
+PIECE = 64
 # The lengths of the examples that are wanted.
 LENGTHS = (14, 28, 56)
 # No example is longer than LONGEST; where all are long, the first one is also shown cut to CUT tokens.
@@ -35,6 +38,7 @@ class Sample:
     labels: what is right for each example, for people; empty where there are no labels.
     others: batches of one sequence; their outputs are the neighbours that are named.
     note: where the sample comes from, in words.
+    piece: how many tokens of a text were read, where texts are longer; 0 where they were read whole.
     """
 
     batches: list[Batch] = field(default_factory=list)
@@ -42,32 +46,34 @@ class Sample:
     labels: list[str] = field(default_factory=list)
     others: list[Batch] = field(default_factory=list)
     note: str = ""
+    piece: int = 0
 
 
 def token_limit(model: nn.Module) -> int:
     """How many tokens the extra measurements of a model may read.
 
     >>> token_limit(nn.Linear(2, 2))
-    2048
+    1024
     """
     size = sum(p.numel() for p in model.parameters())
     return int(min(TOKENS, max(FEWEST_TOKENS, WORK / max(1, size))))
 
 
 def of_corpus(corpus: Corpus, model: nn.Module) -> Sample:
-    """A random sample of a corpus, the same every time."""
+    """A random sample of a corpus, the same every time: the beginnings of some texts."""
     limit = token_limit(model)
     order = list(range(len(corpus.sizes)))
     random.Random(0).shuffle(order)
+    piece = PIECE if _can_be_cut(corpus) else limit
+    cut = replace(corpus, sizes=[min(piece, size) for size in corpus.sizes])
     chosen: list[int] = []
     tokens = 0
     for i in order:
-        if tokens + corpus.sizes[i] <= limit or not chosen:
+        if tokens + cut.sizes[i] <= limit or not chosen:
             chosen.append(i)
-            tokens += corpus.sizes[i]
-    sizes = [corpus.sizes[i] for i in chosen]
-    plan = corpus.buckets(chosen, max(limit // 4, *sizes))
-    batches = [shortened(corpus.make(part), limit) for part in plan]
+            tokens += cut.sizes[i]
+    plan = cut.buckets(chosen, max(limit // 4, *(cut.sizes[i] for i in chosen)))
+    batches = [shortened(corpus.make(part), piece) for part in plan]
     if not all(isinstance(batch, LabelledBatch) for batch in batches):  # a part of a text has no label
         batches = [without_labels(batch) for batch in batches]
     if corpus.unit != "tokens":
@@ -82,7 +88,16 @@ def of_corpus(corpus: Corpus, model: nn.Module) -> Sample:
     shortest = sorted(order[: 4 * NEIGHBOURS], key=lambda i: corpus.sizes[i])[:NEIGHBOURS]
     others = [corpus.make([i]) for i in shortest if corpus.sizes[i] <= LONGEST]
     note = f"{tokens:,} tokens in {len(chosen)} of {len(corpus.sizes)} texts"
-    return Sample(batches, examples, labels, others, note)
+    shorter = any(corpus.sizes[i] > piece for i in chosen)
+    return Sample(batches, examples, labels, others, note, piece if shorter else 0)
+
+
+def _can_be_cut(corpus: Corpus) -> bool:
+    """Whether the beginning of a text can be read alone: it has no label, and no other text beside it."""
+    if isinstance(corpus, Labelled) or corpus.unit != "tokens":
+        return False
+    longest = max(range(len(corpus.sizes)), key=lambda i: corpus.sizes[i])
+    return len({x.shape[1] for x in tensors_in(corpus.make([longest])) if x.dim() > 1}) == 1
 
 
 def _of_wanted_lengths(sizes: Sequence[int]) -> list[int]:
@@ -125,7 +140,7 @@ class FirstBatches:
 def of_batches(batches: Sequence[Batch], model: nn.Module) -> Sample:
     """A sample of batches: their beginning. Sequences are shown one by one where they can be separated."""
     limit = token_limit(model)
-    batches = [_fewer(batch, limit) for batch in batches]
+    batches = [fewer(batch, limit) for batch in batches]
     rows = [row for batch in batches for row in singles(batch)]
     sizes = [_length(row) for row in rows]
     examples = [rows[i] for i in _of_wanted_lengths(sizes)] if rows else list(batches[:1])
@@ -136,7 +151,7 @@ def of_batches(batches: Sequence[Batch], model: nn.Module) -> Sample:
     return Sample(batches, examples, labels, rows[:NEIGHBOURS], f"{note} (up to {limit:,} tokens)")
 
 
-def _fewer(batch: Batch, limit: int) -> Batch:
+def fewer(batch: Batch, limit: int) -> Batch:
     """A batch with fewer and shorter sequences, where it is clear which axis is which."""
     tensors = list(tensors_in(batch))
     if not _has_ids(batch) or any(x.dim() == 0 or len(x) != len(tensors[0]) for x in tensors):

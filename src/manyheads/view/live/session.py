@@ -27,7 +27,7 @@ from manyheads.heads.observer import moved
 from manyheads.heads.pooled_maps import Seen
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
-from manyheads.models.open import Loaded
+from manyheads.models.loaded import Loaded
 from manyheads.models.probe_batch import probe_batch
 from manyheads.surgery.quality import measure_of
 from manyheads.view.document.contract import Answer, Example

@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING
 from manyheads.common.lazy_names import submodules
 
 if TYPE_CHECKING:
+    from manyheads.view.terminal import cache as cache
+    from manyheads.view.terminal import compare as compare
     from manyheads.view.terminal import diversity as diversity
     from manyheads.view.terminal import export as export
+    from manyheads.view.terminal import greeting as greeting
     from manyheads.view.terminal import importance as importance
     from manyheads.view.terminal import inspect as inspect
     from manyheads.view.terminal import presentation as presentation

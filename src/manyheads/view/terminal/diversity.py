@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.common.interrupts import UntilInterrupted
+from manyheads.common.language import words
 from manyheads.common.types import Batch
 from manyheads.data.batches import Corpus
 from manyheads.heads.diversity.map_layout import islands, stress
@@ -69,12 +70,12 @@ def print_diversity(
         console.print(Text(title, style="bold"), width=width)
         console.print()
     _print_layers(table, by_layer, console, width)
-    for name, largest, words in EXTREMES:
-        _print_pairs(table, console, name, largest, words, width)
+    for name, largest, such in EXTREMES:
+        _print_pairs(table, console, name, largest, such, width)
     if "cluster" in table.sums:
         _print_groups(table, console, width)
     for note in (*doubts_in(table).sentences(), *notes):
-        console.print(Text(f"\nNote: {note}"), width=width)
+        console.print(Text("\n" + words("Note: {note}", note=note)), width=width)
 
 
 def diversity_text(table: HeadTable, *, title: str = "", notes: Sequence[str] = ()) -> str:
@@ -96,20 +97,23 @@ class DiversityPresentation:
     @property
     def read(self) -> str:
         """How much of the corpus was read."""
-        return f"{self.batches.read} of {len(self.batches)} batches"
+        return words("{read} of {total} batches", read=self.batches.read, total=len(self.batches))
 
     @property
     def notes(self) -> list[str]:
         """What `diversity` warned of, whether Ctrl-C ended it, and what is to be said about the corpus."""
         early = self.batches.read < len(self.batches)
-        stopped = [f"Stopped by Ctrl-C: these are the numbers of {self.read}."] * early
+        stopped = [words("Stopped by Ctrl-C: these are the numbers of {read}.", read=self.read)] * early
         return [*self.warned, *self.corpus.notes, *stopped]
 
     @property
     def title(self) -> str:
         """The first line of the summary."""
         tokens = int(self.table["tokens"].max())
-        return f"{self.model} on {self.corpus.what}: {len(self.table)} heads, {tokens:,} tokens"
+        return words(
+            "{model} on {corpus}: {heads} heads, {tokens:,} tokens",
+            model=self.model, corpus=words(self.corpus.what), heads=len(self.table), tokens=tokens,
+        )  # fmt: skip
 
     def show(self, console: Console) -> None:
         """The summary."""
@@ -134,17 +138,22 @@ class DiversityPresentation:
         pairs, summary = write_results(
             self.table, plain_text(self.show), self.out, ["diversity.json"], "diversity.txt"
         )
-        sentences = [f"Every pair, to load in Python: {pairs}", f"This summary: {summary}"]
-        with Console(stderr=True).status("Drawing"):
+        sentences = [
+            words("Every pair, to load in Python: {file}", file=pairs),
+            words("This summary: {file}", file=summary),
+        ]
+        with Console(stderr=True).status(words("Drawing")):
             if "js" in self.table.matrices:
                 draw_map(self.table, self.out / "map.png", self.model)
-                sentences.append(f"The map of all heads: {self.out / 'map.png'}")
+                sentences.append(words("The map of all heads: {file}", file=self.out / "map.png"))
             draw_matrices(self.table, self.out / "matrices.png", self.model)
-        return [*sentences, f"The matrices of all pairs: {self.out / 'matrices.png'}"]
+        return [*sentences, words("The matrices of all pairs: {file}", file=self.out / "matrices.png")]
 
     def ending(self, interrupted: bool) -> str | None:
         """The sentence for a comparison that Ctrl-C ended."""
-        return f"Stopped after {self.read}; their results are kept." if interrupted else None
+        if not interrupted:
+            return None
+        return words("Stopped after {read}; their results are kept.", read=self.read)
 
 
 @contextmanager
@@ -161,41 +170,45 @@ def warnings_as_notes() -> Iterator[list[str]]:
 def _print_layers(table: HeadTable, by_layer: Sequence[Layer], console: Console, width: int) -> None:
     several = len({layer.layer for layer in by_layer}) < len(by_layer)
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    shown.add_column("  site" if several else "  layer", justify="left" if several else "right")
-    columns: list[tuple[str, list[str]]] = [("heads", [str(layer.heads) for layer in by_layer])]
-    for name, heading in (("js", "JS"), ("overlap", "overlap"), ("cka", "CKA")):
+    shown.add_column(
+        f"  {words('site') if several else words('layer')}", justify="left" if several else "right"
+    )
+    columns: list[tuple[str, list[str]]] = [(words("heads"), [str(layer.heads) for layer in by_layer])]
+    for name, heading in (("js", "JS"), ("overlap", words("overlap")), ("cka", "CKA")):
         if name in table.matrices:
             columns.append((heading, _numbers(layer.mean[name] for layer in by_layer)))
             if name == "js":
-                columns.append(("spread", _numbers(layer.spread[name] for layer in by_layer)))
+                columns.append((words("spread"), _numbers(layer.spread[name] for layer in by_layer)))
     if "query_angle" in table.matrices:
         roles = [
             _numbers((x.mean[f"{role}_angle"] for x in by_layer), 0) for role in ("query", "key", "value")
         ]
         columns.append(("q/k/v°", ["/".join(angles) for angles in zip(*roles, strict=True)]))
     if "js_divergence" in table.matrices:
-        columns.append(("distinct", _numbers((layer.distinct_attention for layer in by_layer), 1)))
+        columns.append((words("distinct"), _numbers((layer.distinct_attention for layer in by_layer), 1)))
     if "cka" in table.matrices:
-        columns.append(("by outputs", _numbers((layer.distinct_outputs for layer in by_layer), 1)))
+        columns.append((words("by outputs"), _numbers((layer.distinct_outputs for layer in by_layer), 1)))
         ranks = [f"{_number(layer.rank, 0)} ({_number(layer.rank_99, 0)})" for layer in by_layer]
-        columns.append(("rank (99%)", ranks))
+        columns.append((words("rank (99%)"), ranks))
     for heading, _ in columns:
         shown.add_column(heading, justify="right")
     for row, layer in enumerate(by_layer):
         name = f"  {layer.site}" if several else str(layer.layer)
         shown.add_row(name, *(values[row] for _, values in columns))
-    console.print(Text("Layer by layer, mean over pairs of heads", style="bold"), width=width)
+    console.print(Text(words("Layer by layer, mean over pairs of heads"), style="bold"), width=width)
     console.print()
     console.print(shown, width=width)
     console.print()
     explained = []
     if "js_divergence" in table.matrices:
-        explained.append("distinct: effective number of heads that look at different places")
+        explained.append(words("distinct: effective number of heads that look at different places"))
     if "cka" in table.matrices:
-        explained.append("by outputs: of heads that say different things")
-        explained.append("rank: directions that all outputs of a layer span together, and how many hold 99%")
+        explained.append(words("by outputs: of heads that say different things"))
+        explained.append(
+            words("rank: directions that all outputs of a layer span together, and how many hold 99%")
+        )
     if "query_angle" in table.matrices:
-        explained.append("q/k/v°: mean angle between what two heads read as queries, keys, values")
+        explained.append(words("q/k/v°: mean angle between what two heads read as queries, keys, values"))
     if explained:
         console.print(Text(f"{'; '.join(explained)}."), width=width)
     _print_most_redundant(table, by_layer, console, width)
@@ -204,37 +217,41 @@ def _print_layers(table: HeadTable, by_layer: Sequence[Layer], console: Console,
 def _print_most_redundant(table: HeadTable, by_layer: Sequence[Layer], console: Console, width: int) -> None:
     """The layers with the fewest distinct heads for their size, and all heads together."""
     parts = []
-    for name, words in (("distinct_attention", "attention"), ("distinct_outputs", "outputs")):
+    for name, by in (("distinct_attention", words("attention")), ("distinct_outputs", words("outputs"))):
         measured = [layer for layer in by_layer if math.isfinite(getattr(layer, name)) and layer.heads > 1]
         if len(measured) > 1:
             least = min(measured, key=lambda layer: getattr(layer, name) / layer.heads)
-            number = f"{getattr(least, name):.1f} of {least.heads}"
-            parts.append(f"by {words} {_site(least, by_layer)} ({number} heads are distinct)")
+            parts.append(
+                words(
+                    "by {measure} {site} ({distinct:.1f} of {heads} heads are distinct)",
+                    measure=by, site=_site(least, by_layer), distinct=getattr(least, name), heads=least.heads,
+                )
+            )  # fmt: skip
     if parts:
-        console.print(Text(f"\nMost redundant: {', '.join(parts)}."), width=width)
+        console.print(Text("\n" + words("Most redundant: {layers}.", layers=", ".join(parts))), width=width)
     if "js" not in table.matrices:
         return
     for heads in islands(table.matrices["js"]):
         numbers = [
-            f"{number:.1f} by {words}"
-            for number, words in zip(distinct(table, heads), ("attention", "outputs"), strict=True)
+            words("{number:.1f} by {measure}", number=number, measure=words(measure))
+            for number, measure in zip(distinct(table, heads), ("attention", "outputs"), strict=True)
             if math.isfinite(number)
         ]
         if len(parts) and numbers:
             kind = table.rows[int(heads[0])].kind
-            console.print(
-                Text(f"All {len(heads)} heads ({kind}) together count as {', '.join(numbers)}."), width=width
-            )
+            sentence = words(
+                "All {count} heads ({kind}) together count as {numbers}.",
+                count=len(heads), kind=kind, numbers=", ".join(numbers),
+            )  # fmt: skip
+            console.print(Text(sentence), width=width)
 
 
 def _site(layer: Layer, by_layer: Sequence[Layer]) -> str:
     alone = sum(other.layer == layer.layer for other in by_layer) == 1
-    return f"layer {layer.layer}" if alone else layer.site
+    return words("layer {layer}", layer=layer.layer) if alone else layer.site
 
 
-def _print_pairs(
-    table: HeadTable, console: Console, name: str, largest: bool, words: str, width: int
-) -> None:
+def _print_pairs(table: HeadTable, console: Console, name: str, largest: bool, such: str, width: int) -> None:
     if name not in table.matrices:
         return
     signed = name.endswith("_cosine")
@@ -245,7 +262,7 @@ def _print_pairs(
     ]
     if not pairs:
         return
-    console.print(Text(f"\nPairs that {words}", style="bold"), width=width)
+    console.print(Text("\n" + words("Pairs that {do}", do=words(such)), style="bold"), width=width)
     number = {head: row for row, head in enumerate(head_names(table.rows))}
     for pair in pairs:
         cell = number[pair.one], number[pair.other]
@@ -264,21 +281,19 @@ def _print_pairs(
 def _print_groups(table: HeadTable, console: Console, width: int) -> None:
     cluster, names = table["cluster"].long().tolist(), head_names(table.rows)
     silhouette = table["silhouette"].mean().item()
-    verdict = "they are separate" if silhouette >= APART else "they shade into each other"
+    verdict = words("they are separate") if silhouette >= APART else words("they shade into each other")
     count = len(set(cluster))
-    console.print(
-        Text(
-            f"\nGroups of heads that look alike: {count} (silhouette {silhouette:.2f}: {verdict})",
-            style="bold",
-        ),
-        width=width,
-    )
+    title = words(
+        "Groups of heads that look alike: {count} (silhouette {silhouette:.2f}: {verdict})",
+        count=count, silhouette=silhouette, verdict=verdict,
+    )  # fmt: skip
+    console.print(Text(f"\n{title}", style="bold"), width=width)
     for group in range(min(count, GROUPS)):
         heads = [name for name, its in zip(names, cluster, strict=True) if its == group]
-        more = f" and {len(heads) - NAMED} more" if len(heads) > NAMED else ""
+        more = " " + words("and {count} more", count=len(heads) - NAMED) if len(heads) > NAMED else ""
         console.print(Text(f"  {len(heads):3d}  {' '.join(heads[:NAMED])}{more}"), width=width)
     off = stress(table.matrices["js"], torch.stack([table["x"], table["y"]], 1))
-    console.print(Text(f"On the map, distances are off by {off:.0%}."), width=width)
+    console.print(Text(words("On the map, distances are off by {off:.0%}.", off=off)), width=width)
 
 
 def _numbers(values: Iterable[float], digits: int = 2) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
+from manyheads.common.language import words
 from manyheads.models.export import Exported
 
 
@@ -18,8 +19,14 @@ def print_exported(exported: Exported, *, as_json: bool) -> None:
         return
     console = Console()
     for what, off in exported.differences.items():
-        console.print(Text(f"Compared on {what}: largest difference {off:.1e}"), soft_wrap=True)
+        console.print(
+            Text(words("Compared on {what}: largest difference {off:.1e}", what=what, off=off)),
+            soft_wrap=True,
+        )
     for note in exported.notes:
-        console.print(Text(f"Note: {note}"), soft_wrap=True)
-    files = ", ".join(exported.files)
-    console.print(Text(f"The model is in {exported.out} ({exported.target}): {files}"), soft_wrap=True)
+        console.print(Text(words("Note: {note}", note=note)), soft_wrap=True)
+    where = words(
+        "The model is in {out} ({target}): {files}",
+        out=exported.out, target=exported.target, files=", ".join(exported.files),
+    )  # fmt: skip
+    console.print(Text(where), soft_wrap=True)

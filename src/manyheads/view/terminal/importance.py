@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from manyheads.common.language import words
 from manyheads.common.out_folder import writing
 from manyheads.common.whole_files import write_whole
 from manyheads.data.batches import Corpus
@@ -35,23 +36,31 @@ class ImportancePresentation:
     def reading(self) -> str:
         """What was read, and how."""
         corpus = self.corpus
-        size = f"{corpus.total():,} {corpus.unit}, up to {corpus.batch_tokens:,} tokens at once"
-        return f"{corpus.what}: {size}"
+        return words(
+            "{corpus}: {total:,} {unit}, up to {tokens:,} tokens at once",
+            corpus=words(corpus.what), total=corpus.total(), unit=words(corpus.unit),
+            tokens=corpus.batch_tokens,
+        )  # fmt: skip
 
     def show(self, console: Console) -> None:
         """The heads at both ends of the first method's ranking, with all numbers; then the agreement."""
         tables = self.comparison.tables
         first, *_ = tables.values()
-        title = f"{self.model} on {self.reading}, {len(first)} heads"
+        title = words(
+            "{model} on {corpus}, {heads} heads", model=self.model, corpus=self.reading, heads=len(first)
+        )
         console.print(Text(title, "bold"), soft_wrap=True)
         for name, table in tables.items():
-            about = f"{name}: {table['measure'][0]}; {self.comparison.seconds[name]:.1f} s"
+            about = f"{name}: {words(table['measure'][0])}; {self.comparison.seconds[name]:.1f} s"
             console.print(Text(about), soft_wrap=True)
         console.print()
         console.print(_both_ends(tables))
         for pair in self.comparison.agreements:
-            interval = f"95% interval {pair.low:.2f} to {pair.high:.2f}, over {pair.heads} heads"
-            sentence = f"{pair.first} and {pair.second}: Spearman {pair.spearman:.2f}, {interval}"
+            sentence = words(
+                "{first} and {second}: Spearman {spearman:.2f}, 95% interval {low:.2f} to {high:.2f}, over "
+                "{heads} heads",
+                **pair._asdict(),
+            )
             console.print(Text(sentence), soft_wrap=True)
         print_notes([*doubts_in(first).sentences(), *self.corpus.notes], console)
 
@@ -88,7 +97,7 @@ class ImportancePresentation:
                     table.save(files[-1])
             files.append(self.out / "importance.txt")
             write_whole(files[-1], plain_text(self.show))
-        return [f"Written: {', '.join(map(str, files))}"]
+        return [words("Written: {files}", files=", ".join(map(str, files)))]
 
 
 def ending(comparison: MethodComparison, out: Path) -> str | None:
@@ -99,10 +108,14 @@ def ending(comparison: MethodComparison, out: Path) -> str | None:
     method = comparison.stopped
     if not method:
         return None
-    then = "; the same command continues from there" if comparison.resumable else ""
     if method in comparison.tables and method not in MANY_PASSES:
-        then = ": its numbers are those of the batches that were read until then"
-    return f"Stopped during {method}{then}."
+        return words(
+            "Stopped during {method}: its numbers are those of the batches that were read until then.",
+            method=method,
+        )
+    if comparison.resumable:
+        return words("Stopped during {method}; the same command continues from there.", method=method)
+    return words("Stopped during {method}.", method=method)
 
 
 def _both_ends(tables: dict[str, HeadTable]) -> Table:
@@ -112,10 +125,10 @@ def _both_ends(tables: dict[str, HeadTable]) -> Table:
     order: list[int | None] = [*_order(first)]
     ranks = {name: {row: rank for rank, row in enumerate(_order(table), 1)} for name, table in tables.items()}
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column("layer.head")
+    shown.add_column(words("layer.head"))
     for name in tables:
         shown.add_column(name, justify="right")
-        shown.add_column("rank", justify="right")
+        shown.add_column(words("rank"), justify="right")
     for row in order if len(order) <= 2 * SHOWN else [*order[:SHOWN], None, *order[-SHOWN:]]:
         if row is None:
             shown.add_row("...")

@@ -9,22 +9,27 @@ from typing import Any
 
 from rich.console import Console
 
+from manyheads.common.language import words
 from manyheads.common.progress import Progress
 from manyheads.data.batches import Corpus
 from manyheads.heads.inspect import Counted, finished
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
-from manyheads.models.open import Loaded, if_any
+from manyheads.models.loaded import Loaded, if_any
 from manyheads.view.document import About, of_corpus
+from manyheads.view.document.assemble import page_work
 from manyheads.view.inspect import notes, write_page, write_table
 from manyheads.view.progress_bar import progress_bar
 from manyheads.view.terminal.summary import summary, summary_text
+
+LONG = 10.0  # seconds: a page that takes longer is announced
 
 
 @dataclass
 class InspectPresentation:
     """What was counted of a model's heads on a corpus, and the folder for its files.
 
+    page: whether to write the page, too.
     has_whole_page: whether all that the page needs was measured when it was written.
     """
 
@@ -32,6 +37,7 @@ class InspectPresentation:
     loaded: Loaded
     corpus: Corpus
     out: Path
+    page: bool = True
     has_whole_page: bool = False
 
     @property
@@ -43,12 +49,13 @@ class InspectPresentation:
     def about(self) -> dict[str, Any]:
         """What the summary says besides the table."""
         counted, corpus = self.counted, self.corpus
-        speed = f"{counted.units / max(counted.seconds, 1e-9):,.0f} {corpus.unit}/s"
-        title = (
-            f"{self.loaded.name} on {corpus.what}: {counted.units:,} {corpus.unit} in "
-            f"{counted.seconds:.1f} s ({speed}), {len(self.table)} heads\n"
-            f"up to {corpus.batch_tokens:,} tokens at once, {max(corpus.sizes):,} in the longest sequence"
-        )
+        title = words(
+            "{model} on {corpus}: {count:,} {unit} in {seconds:.1f} s ({speed:,.0f} {unit}/s), {heads} "
+            "heads\nup to {batch:,} tokens at once, {longest:,} in the longest sequence",
+            model=self.loaded.name, corpus=words(corpus.what), count=counted.units, unit=words(corpus.unit),
+            seconds=counted.seconds, speed=counted.units / max(counted.seconds, 1e-9), heads=len(self.table),
+            batch=corpus.batch_tokens, longest=max(corpus.sizes),
+        )  # fmt: skip
         return {"title": title, "shares": corpus.shares, "notes": [*notes(counted), *corpus.notes]}
 
     def show(self, console: Console) -> None:
@@ -76,13 +83,28 @@ class InspectPresentation:
     def write(self) -> list[str]:
         """heads.json, heads.csv, summary.txt; then report.html, for which a little more is measured."""
         files = write_table(self.table, self.out, summary_text(self.table, **self.about))
-        with progress_bar("Measuring") as progress:
-            self.has_whole_page = self._write_page(progress)
-        return [
-            f"Every number with its standard error: {files[1]}",
-            f"To load, merge and compare: {files[0]}",
-            f"To see every head, open in a browser: {self.out / 'report.html'}",
+        sentences = [
+            words("Every number with its standard error: {file}", file=files[1]),
+            words("To load, merge and compare: {file}", file=files[0]),
         ]
+        if self.page:
+            if (seconds := self._page_seconds()) > LONG:
+                time = words("{seconds:.0f} s", seconds=seconds)
+                if seconds >= 100:
+                    time = words("{minutes:.0f} minutes", minutes=seconds / 60)
+                sentence = words("Measuring for the page: about {time}. --no-page leaves it out.", time=time)
+                Console(stderr=True).print(sentence, soft_wrap=True, highlight=False)
+            with progress_bar(words("Measuring")) as progress:
+                self.has_whole_page = self._write_page(progress)
+            page = self.out / "report.html"
+            sentences.append(words("To see every head, open in a browser: {file}", file=page))
+        return sentences
+
+    def _page_seconds(self) -> float:
+        """About how long the page takes, from the speed of the counting."""
+        tokens = sum(self.corpus.sizes) * self.counted.units / max(1, self.corpus.total())
+        work = page_work(self.loaded.model, len(self.table), max(self.corpus.sizes))
+        return work * self.counted.seconds / max(1.0, tokens)
 
     def _write_page(self, progress: Progress) -> bool:
         counted, loaded, corpus = self.counted, self.loaded, self.corpus
@@ -111,8 +133,10 @@ class InspectPresentation:
                 f"{counted.error}; what was counted before that is in {self.out}"
             ) from counted.error
         if counted.stopped:
-            total = f"{self.corpus.total():,} {self.corpus.unit}"
-            return f"Stopped after {counted.units:,} of {total}; they are kept."
-        if not self.has_whole_page:
-            return "Stopped: everything was counted, and the page shows what was measured until then."
-        return "Ctrl-C came when everything was counted and written." if interrupted else None
+            return words(
+                "Stopped after {done:,} of {total:,} {unit}; they are kept.",
+                done=counted.units, total=self.corpus.total(), unit=words(self.corpus.unit),
+            )  # fmt: skip
+        if self.page and not self.has_whole_page:
+            return words("Stopped: everything was counted, and the page shows what was measured until then.")
+        return words("Ctrl-C came when everything was counted and written.") if interrupted else None

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import os
+import sys
+import webbrowser
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from manyheads.common.json_numbers import plain
+from manyheads.common.language import words
 from manyheads.common.out_folder import writing
 from manyheads.common.whole_files import write_whole
 from manyheads.heads.table import HeadTable
@@ -32,13 +37,43 @@ class Presentation(Protocol):
         """Write its files; returns sentences that say what is in which file."""
 
 
+class PatientConsole(Console):
+    """Prints to stdout as long as it is read: after `head` has left, nothing, and no error."""
+
+    def on_broken_pipe(self) -> None:
+        """Go on without the reader: there are files to write."""
+        self.quiet = True
+        _print_to_nowhere()
+
+
+@contextmanager
+def despite_broken_pipe() -> Iterator[None]:
+    """Print in this context what a reader may not read to its end."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _print_to_nowhere()
+
+
+def _print_to_nowhere() -> None:
+    """Let the rest that is printed vanish, also what Python prints as it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def present(result: Presentation, *, as_json: bool) -> None:
-    """Print a result, then write it: what cannot be written is not lost, it is printed as JSON."""
-    console = Console()
-    if as_json:
-        print(json.dumps(plain(result.document())), flush=True)
-    else:
-        result.show(console)
+    """Print a result, then write it: what cannot be written is not lost, it is printed as JSON.
+
+    A reader who leaves early, as in ``manyheads inspect | head``, loses nothing that is written to files.
+    """
+    console = PatientConsole()
+    with despite_broken_pipe():
+        if as_json:
+            print(json.dumps(plain(result.document())), flush=True)
+        else:
+            result.show(console)
     try:
         sentences = result.write()
     except OSError as error:
@@ -47,9 +82,15 @@ def present(result: Presentation, *, as_json: bool) -> None:
         print(json.dumps(plain(result.document())), flush=True)
         raise OSError(f"{error}; the table was printed as JSON instead") from error
     if not as_json:
-        console.print()
-        for sentence in sentences:
-            console.print(Text(sentence), soft_wrap=True)
+        with despite_broken_pipe():
+            console.print()
+            for sentence in sentences:
+                console.print(Text(sentence), soft_wrap=True)
+
+
+def open_file(path: Path) -> None:
+    """Open a page or a figure with what the user has for it: a browser, or a viewer of images."""
+    webbrowser.open(path.resolve().as_uri())
 
 
 def plain_text(show: Callable[[Console], None], width: int = TEXT_WIDTH) -> str:
@@ -77,4 +118,4 @@ def write_results(table: HeadTable, text: str, out: Path, tables: Sequence[str],
 def print_notes(notes: Iterable[str], console: Console) -> None:
     """Print what a reader has to know besides the numbers."""
     for note in notes:
-        console.print(Text(f"\nNote: {note}"), soft_wrap=True)
+        console.print(Text("\n" + words("Note: {note}", note=note)), soft_wrap=True)

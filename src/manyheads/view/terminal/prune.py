@@ -8,44 +8,80 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from manyheads.common.language import words
 from manyheads.surgery.pruned_folder import PrunedFolder
+from manyheads.view.terminal.presentation import PatientConsole, despite_broken_pipe
 
 
 def print_pruned(pruned: PrunedFolder, *, as_json: bool) -> None:
     """Print the card of a pruned model, and where the model is."""
-    if as_json:
-        print(json.dumps(pruned.document, indent=1), flush=True)
-        return
-    console, document, card = Console(), pruned.document, pruned.card
+    with despite_broken_pipe():
+        if as_json:
+            print(json.dumps(pruned.document, indent=1), flush=True)
+        else:
+            _print_card(pruned, PatientConsole())
+
+
+def _print_card(pruned: PrunedFolder, console: Console) -> None:
+    document, card = pruned.document, pruned.card
     fitted, held_out = (
-        f"{document[part]['sequences']:,} sequences, {document[part]['tokens']:,} tokens"
+        words(
+            "{sequences:,} sequences, {tokens:,} tokens",
+            sequences=document[part]["sequences"],
+            tokens=document[part]["tokens"],
+        )
         for part in ("fitted", "held_out")
     )
-    sentence = f"Fitted to {document['corpus']} ({fitted}), compared on every tenth ({held_out})."
+    sentence = words(
+        "Fitted to {corpus} ({fitted}), compared on every tenth ({held_out}).",
+        corpus=words(document["corpus"]), fitted=fitted, held_out=held_out,
+    )  # fmt: skip
     console.print(Text(sentence), soft_wrap=True)
     before, after = card.before.heads, card.after.heads
-    title = f"{document['model']}: {before} heads, {after} kept ({after / before:.0%})"
+    title = words(
+        "{model}: {before} heads, {after} kept ({share:.0%})",
+        model=document["model"], before=before, after=after, share=after / before,
+    )  # fmt: skip
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    table.add_column("before", justify="right")
-    table.add_column("after", justify="right")
-    for row in card.rows():
-        table.add_row(*row)
+    table.add_column(words("before"), justify="right")
+    table.add_column(words("after"), justify="right")
+    for what, *numbers in card.rows():
+        table.add_row(words(what), *numbers)
     console.print(table)
     layers = [
-        f"{size - len(pruned.plan.get(site, []))} of {size}" for site, size in pruned.plan.sizes.items()
+        words("{kept} of {heads}", kept=size - len(pruned.plan.get(site, [])), heads=size)
+        for site, size in pruned.plan.sizes.items()
     ]
-    console.print(Text(f"Heads kept by layer: {', '.join(layers)}"), soft_wrap=True)
+    console.print(Text(words("Heads kept by layer: {layers}", layers=", ".join(layers))), soft_wrap=True)
     for note in [*card.doubts.sentences(), *document["notes"]]:
-        console.print(Text(f"Note: {note}"), soft_wrap=True)
-    console.print(Text(f'The model is in {pruned.out}; mh.load("{pruned.out}") loads it.'), soft_wrap=True)
+        console.print(Text(words("Note: {note}", note=note)), soft_wrap=True)
+    console.print(Text(_how_to_load(pruned)), soft_wrap=True)
 
 
 def where_it_stopped(pruned: PrunedFolder, recover: int, curve: bool) -> str | None:
     """The sentence for pruning that Ctrl-C ended; ``recover`` steps and a curve were wanted."""
     if pruned.unfinished is not None:
-        return f"Stopped before {recover} steps of recovery were done; {pruned.unfinished} keeps the state."
+        return words(
+            "Stopped before {recover} steps of recovery were done; {file} keeps the state.",
+            recover=recover, file=pruned.unfinished,
+        )  # fmt: skip
     if not pruned.interrupted:
         return None
-    without = "; the curve is not drawn" if curve and not pruned.has_curve else ""
-    return f"Stopped when the smaller model was ready; it is kept{without}."
+    if curve and not pruned.has_curve:
+        return words("Stopped when the smaller model was ready; it is kept; the curve is not drawn.")
+    return words("Stopped when the smaller model was ready; it is kept.")
+
+
+def _how_to_load(pruned: PrunedFolder) -> str:
+    """The last line: where the model is, and what loads it."""
+    where = words('The model is in {out}; mh.load("{out}") loads it.', out=pruned.out)
+    files = [pruned.out / name for name in ("heads.json", "config.json")]
+    if not all(file.is_file() for file in files):
+        return where
+    heads, config = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    if "model_type" not in config:  # not of transformers
+        return where
+    if heads.get("plain"):
+        return f"{where} {words('Plain from_pretrained loads it, too, without manyheads.')}"
+    return f"{where} {words('Plain from_pretrained does not: it needs import manyheads first.')}"

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from manyheads.common.language import words
 from manyheads.data.batches import Corpus
 from manyheads.heads.diversity.result import head_names
 from manyheads.heads.roles.role import ROLES
@@ -31,22 +32,33 @@ class RolesPresentation:
     def show(self, console: Console) -> None:
         """Which heads have which role, the strongest first; then what was not judged."""
         table = self.table
-        title = f"{self.model} on {self.corpus.what}: {len(table)} heads"
+        title = words(
+            "{model} on {corpus}: {heads} heads",
+            model=self.model, corpus=words(self.corpus.what), heads=len(table),
+        )  # fmt: skip
         console.print(Text(title, style="bold"), soft_wrap=True)
         claims = claimed(table)
         console.print()
-        console.print(_claims(table, claims) if claims else "No head has a role that can be claimed.")
-        without = sum(not words for words in table["roles"])
-        console.print(Text(f"\n{without} of {len(table)} heads have none of these roles."))
+        console.print(_claims(table, claims) if claims else words("No head has a role that can be claimed."))
+        without = sum(not label for label in table["roles"])
+        console.print(
+            Text(
+                "\n"
+                + words("{count} of {heads} heads have none of these roles.", count=without, heads=len(table))
+            )
+        )
         for name in dict.fromkeys(column.partition(":")[0] for column, _ in claims.values()):
-            about = f"  {name}: {ROLES[name].says} Baseline: {ROLES[name].against}."
-            console.print(Text(about), soft_wrap=True)
+            about = words(
+                "{role}: {says} Baseline: {baseline}.",
+                role=words(name), says=words(ROLES[name].says), baseline=words(ROLES[name].against),
+            )  # fmt: skip
+            console.print(Text(f"  {about}"), soft_wrap=True)
         print_notes([*doubts_in(table).sentences(), *self.corpus.notes], console)
-        reasons = dict.fromkeys(note for words in table["not_judged"] for note in words.split("; ") if note)
+        reasons = dict.fromkeys(note for text in table["not_judged"] for note in text.split("; ") if note)
         if reasons:
-            console.print(Text("\nNot judged:"))
+            console.print(Text("\n" + words("Not judged:")))
         for reason in reasons:
-            console.print(Text(f"  {reason}"), soft_wrap=True)
+            console.print(Text(f"  {words(reason)}"), soft_wrap=True)
 
     def document(self) -> dict[str, object]:
         """One row for each head, with the number of cases behind each score."""
@@ -71,7 +83,10 @@ class RolesPresentation:
         """roles.json, roles.csv, roles.txt."""
         names = ("roles.json", "roles.csv")
         files = write_results(self.table, plain_text(self.show), self.out, names, "roles.txt")
-        return [f"Every score with its baseline and count: {files[1]}", f"To load in Python: {files[0]}"]
+        return [
+            words("Every score with its baseline and count: {file}", file=files[1]),
+            words("To load in Python: {file}", file=files[0]),
+        ]
 
 
 def claimed(table: HeadTable) -> dict[str, tuple[str, list[int]]]:
@@ -81,7 +96,7 @@ def claimed(table: HeadTable) -> dict[str, tuple[str, list[int]]]:
         name, _, variant = column.partition(":")
         for label in ROLES[name].claims if name in ROLES else ():
             label = label.format(variant=variant)
-            heads = [row for row, words in enumerate(table["roles"]) if label in words.split(", ")]
+            heads = [row for row, labels in enumerate(table["roles"]) if label in labels.split(", ")]
             if heads:
                 gain = (table[f"{column}_score"] - table[f"{column}_baseline"]).abs().tolist()
                 claims[label] = column, sorted(heads, key=lambda row: -gain[row])
@@ -90,16 +105,18 @@ def claimed(table: HeadTable) -> dict[str, tuple[str, list[int]]]:
 
 def _claims(table: HeadTable, claims: dict[str, tuple[str, list[int]]]) -> Table:
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column("role")
-    shown.add_column("heads", justify="right")
-    shown.add_column("the strongest, as layer.head score", overflow="fold")
-    shown.add_column("baseline", justify="right")
-    shown.add_column("cases", justify="right")
+    shown.add_column(words("role"))
+    shown.add_column(words("heads"), justify="right")
+    shown.add_column(words("the strongest, as layer.head score"), overflow="fold")
+    shown.add_column(words("baseline"), justify="right")
+    shown.add_column(words("cases"), justify="right")
     names = head_names(table.rows)
     for label, (column, heads) in claims.items():
         score, baseline = table[f"{column}_score"], table[f"{column}_baseline"]
         best = ", ".join(f"{names[row]} {score[row]:.2f}" for row in heads[:NAMED])
-        more = f", and {len(heads) - NAMED} more" if len(heads) > NAMED else ""
+        more = ", " + words("and {count} more", count=len(heads) - NAMED) if len(heads) > NAMED else ""
         cases = int(table.sums[f"{column}_score"][0][heads[0]])
-        shown.add_row(label, str(len(heads)), Text(best + more), f"{baseline[heads[0]]:.2f}", f"{cases:,}")
+        shown.add_row(
+            words(label), str(len(heads)), Text(best + more), f"{baseline[heads[0]]:.2f}", f"{cases:,}"
+        )
     return shown

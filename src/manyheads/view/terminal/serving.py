@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from manyheads.common.language import words
 from manyheads.view.live.session import Live
 
 
@@ -23,8 +24,18 @@ def print_address(live: Live, address: str, *, loading: Status, browser: bool, a
         console = Console()
         if live.read is not None and live.read.reading:
             console.print(Text(live.read.reading), soft_wrap=True)
-        console.print(Text(f"{live.loaded.name}, {live.heads} heads: {address}"), soft_wrap=True)
-        console.print("Press Ctrl-C to stop.", style="dim")
+        console.print(
+            Text(
+                words(
+                    "{model}, {heads} heads: {address}",
+                    model=live.loaded.name,
+                    heads=live.heads,
+                    address=address,
+                )
+            ),
+            soft_wrap=True,
+        )
+        console.print(words("Press Ctrl-C to stop."), style="dim")
         console.file.flush()
     if browser:
         webbrowser.open(address)

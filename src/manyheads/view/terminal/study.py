@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.common.json_files import in_one_sentence
+from manyheads.common.language import words
 from manyheads.common.out_folder import writing
 from manyheads.common.whole_files import write_whole
 from manyheads.studies import NAMES, find
@@ -60,16 +61,20 @@ def listed(out: Path, language: Language) -> list[Listed]:
 def print_list(claims: list[Listed], language: Language, console: Console) -> None:
     """A row for every claim."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("study", "claim", "verdict"):
+    for title in (words("study"), words("claim"), words("verdict")):
         table.add_column(title, overflow="fold")
     for row in claims:
         verdict = row["verdict"]
-        words = (
-            Text("not run yet") if verdict is None else Text(VERDICTS[verdict][language], COLOURS[verdict])
+        judged = (
+            Text(words("not run yet"))
+            if verdict is None
+            else Text(VERDICTS[verdict][language], COLOURS[verdict])
         )
-        table.add_row(row["name"], Text(row["claim"]), words)
+        table.add_row(row["name"], Text(row["claim"]), judged)
     console.print(table)
-    console.print("\nRun one: manyheads study several_heads", highlight=False)
+    console.print(
+        "\n" + words("Run one: {command}", command="manyheads study several_heads"), highlight=False
+    )
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,8 @@ class StudyPresentation:
         if not self.result.complete:
             return
         judgement = study.verdict(self.result)
-        words = Text(VERDICTS[judgement.verdict][language], style=f"bold {COLOURS[judgement.verdict]}")
-        console.print(Text("\n") + words + Text(f". {judgement.because[language]}"), soft_wrap=True)
+        verdict = Text(VERDICTS[judgement.verdict][language], style=f"bold {COLOURS[judgement.verdict]}")
+        console.print(Text("\n") + verdict + Text(f". {judgement.because[language]}"), soft_wrap=True)
         console.print(Text(study.claim.rule[language], style="dim"), soft_wrap=True)
 
     def document(self) -> dict[str, object]:
@@ -118,7 +123,10 @@ class StudyPresentation:
             self.out.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
                 write_whole(self.out / name, content)
-        return [f"The page: {self.out / 'index.html'}", f"Every number: {self.out / 'rows.csv'}"]
+        return [
+            words("The page: {file}", file=self.out / "index.html"),
+            words("Every number: {file}", file=self.out / "rows.csv"),
+        ]
 
 
 def _numbers(result: Result, language: Language) -> Table:
@@ -128,7 +136,7 @@ def _numbers(result: Result, language: Language) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in (
         *(name.replace("_", " ") for name in keys),
-        *(words[language] for words in columns.values()),
+        *(title[language] for title in columns.values()),
     ):
         table.add_column(title, justify="right")
     rows = list(summary(result, list(columns)))
@@ -136,5 +144,5 @@ def _numbers(result: Result, language: Language) -> Table:
         numbers = (f"{values[column]:.4g}" for column in columns)
         table.add_row(*(str(key.get(name, "")) for name in keys), *numbers)
     if len(rows) > MOST_ROWS:
-        table.caption = f"and {len(rows) - MOST_ROWS} more rows in rows.csv"
+        table.caption = words("and {count} more rows in rows.csv", count=len(rows) - MOST_ROWS)
     return table

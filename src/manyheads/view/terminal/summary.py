@@ -8,6 +8,7 @@ from functools import partial
 from io import StringIO
 from typing import Any, NamedTuple
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.padding import Padding
 from rich.style import Style
@@ -15,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.capture.site import blanked
+from manyheads.common.language import words
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
 from manyheads.view.colour import colour, has_colours
@@ -96,7 +98,13 @@ def summary(
     for stack, rows in stacks.items():
         layers = len({row["layer"] for row in rows})
         heading = Text(stack, "bold cyan").append(
-            f": {layers} {'layer' if layers == 1 else 'layers'}, {len(rows)} heads", "not bold default"
+            ": "
+            + words(
+                "{layers} layer, {heads} heads" if layers == 1 else "{layers} layers, {heads} heads",
+                layers=layers,
+                heads=len(rows),
+            ),
+            "not bold default",
         )
         show()
         show(heading)
@@ -109,7 +117,7 @@ def summary(
         show()
         show(Padding(_outstanding(rows, width - 2, shares), (0, 0, 0, 2), expand=False))
     for note in (*doubts_in(table).sentences(), *notes):
-        show(Text(f"\nNote: {note}"))
+        show(Text("\n" + words("Note: {note}", note=note)))
 
 
 def summary_text(table: HeadTable, **about: Any) -> str:
@@ -147,7 +155,8 @@ def heat_map(
     every = 1 if cell == 3 else 5  # as many numbers as there is room for
     shown = min(heads, (width - left - 5) // cell)
     numbers = "".join(f"{h:<{cell * every}}" for h in range(0, shown, every))
-    lines = [Text(f"{'layer':>5}   head {numbers}".rstrip(), "dim")]
+    heading = " " * (5 - cell_len(words("layer"))) + words("layer") + "   " + set_cell_size(words("head"), 5)
+    lines = [Text(f"{heading}{numbers}".rstrip(), "dim")]
     for layer in layers:
         line = Text().append(f"{layer:>5}        ", "dim")
         for head in range(shown):
@@ -157,7 +166,10 @@ def heat_map(
             line.rstrip()
         lines.append(line)
     if shown < heads:
-        lines.append(Text(f"heads {shown} to {heads - 1} do not fit here; they are in the table", "dim"))
+        missing = words(
+            "heads {first} to {last} do not fit here; they are in the table", first=shown, last=heads - 1
+        )
+        lines.append(Text(missing, "dim"))
     return lines
 
 
@@ -195,13 +207,13 @@ def _shades(console: Console) -> str:
 
 def _legend(console: Console) -> Text:
     if not has_colours(console):
-        line = Text(f"wide {' '.join(_shades(console))} narrow")
+        line = Text(f"{words('wide')} {' '.join(_shades(console))} {words('narrow')}")
     else:
-        line = Text("wide ")
+        line = Text(f"{words('wide')} ")
         for step in range(20):
             line.append(" ", Style(bgcolor="rgb({},{},{})".format(*colour((step / 19) ** 2))))
-        line.append(" narrow")
-    return line.append("; letters as below, where 3.7 is head 7 of layer 3", "dim")
+        line.append(f" {words('narrow')}")
+    return line.append("; " + words("letters as below, where 3.7 is head 7 of layer 3"), "dim")
 
 
 def _outstanding(rows: list[Row], width: int, shares: Mapping[str, float] | None) -> Table:
@@ -212,13 +224,13 @@ def _outstanding(rows: list[Row], width: int, shares: Mapping[str, float] | None
         table.add_column(style=style, justify="right" if style and table.columns else "left", no_wrap=True)
     table.add_column(style="dim", no_wrap=True)
 
-    def add(letter: str, words: str, heads: list[Row], column: str, form: str, rising: bool = False) -> None:
+    def add(letter: str, what: str, heads: list[Row], column: str, form: str, rising: bool = False) -> None:
         if heads:
             heads = sorted(heads, key=lambda row: row[column], reverse=not rising)
             names = [Text(f"{row['layer']}.{row['head']} ").append(form.format(row[column]), "dim")
                      for row in heads[:named]]  # fmt: skip
             names += [Text()] * (named - len(names))
-            table.add_row(letter, words, str(len(heads)), *names, "..." if len(heads) > named else "")
+            table.add_row(letter, words(what), str(len(heads)), *names, "..." if len(heads) > named else "")
 
     targets = [(row, target_of(row, shares)) for row in rows]
     for kind in TARGETS:

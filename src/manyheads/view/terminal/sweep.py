@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from manyheads.common.language import words
 from manyheads.training.sweep_result import FILES, SweepResult, with_margin
 from manyheads.view.terminal.presentation import print_notes
 
@@ -27,20 +28,26 @@ class SweepPresentation:
     def show(self, console: Console) -> None:
         """A row for each setting, then the answer."""
         result = self.result
-        held = "nothing held equal" if result.equal == "nothing" else f"equal {result.equal}"
-        title = f"{result.task}: {result.metric} by number of heads, {held}, 95% intervals over seeds"
+        equal = words("nothing held equal")
+        if result.equal != "nothing":
+            equal = words("equal {what}", what=words(result.equal))
+        title = words(
+            "{task}: {metric} by number of heads, {equal}, 95% intervals over seeds",
+            task=result.task, metric=result.metric, equal=equal,
+        )  # fmt: skip
         console.print(Text(title, "bold"), soft_wrap=True)
         options = list(result.settings[0].options)
         quality, costs = (Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)) for _ in range(2))
-        for title in (*options, "seeds", result.metric, "worse by"):
+        for title in (*options, words("seeds"), result.metric, words("worse by")):
             quality.add_column(title, justify="right")
-        for title in (*options, "time/step", "memory", "cache/token", "parameters", "steps", "FLOPs"):
+        names = "time/step", "memory", "cache/token", "parameters", "steps", "FLOPs"
+        for title in (*options, *map(words, names)):
             costs.add_column(title, justify="right")
         for row in result.table:
             chosen = [str(row[option]) for option in options]
-            failed = f" ({row['failed']} failed)" if row["failed"] else ""
+            failed = " " + words("({count} failed)", count=row["failed"]) if row["failed"] else ""
             by, margin = row["worse_by"], row["worse_by_margin"]
-            behind = "-" if math.isnan(by) else "best" if by == 0 else with_margin(by, margin)
+            behind = "-" if math.isnan(by) else words("best") if by == 0 else with_margin(by, margin)
             doubt = "" if row["apart"] or not by > 0 else " ?"
             mean = "-" if math.isnan(row["mean"]) else with_margin(row["mean"], row["high"] - row["mean"])
             quality.add_row(*chosen, f"{row['seeds']}{failed}", mean, behind + doubt)
@@ -56,7 +63,7 @@ class SweepPresentation:
             )
         console.print(quality)
         if any(not row["apart"] and row["worse_by"] > 0 for row in result.table):
-            console.print(Text("? cannot be told apart from the best", "dim"))
+            console.print(Text(words("? cannot be told apart from the best"), "dim"))
         console.print()
         console.print(costs)
         console.print(Text(f"\n{result.answer}"), soft_wrap=True)
@@ -65,7 +72,8 @@ class SweepPresentation:
     def write(self) -> list[str]:
         """Where the files are; the sweep has written them."""
         out = self.result.out
-        return [f"Written: {', '.join(str(out / name) for name in FILES if (out / name).exists())}"]
+        files = [str(out / name) for name in FILES if (out / name).exists()]
+        return [words("Written: {files}", files=", ".join(files))]
 
 
 def how_it_ended(result: SweepResult) -> str | None:
@@ -75,4 +83,7 @@ def how_it_ended(result: SweepResult) -> str | None:
     if result.ended != "interrupted":
         return None
     total = result.left + len(result.outcomes)
-    return f"Stopped after {len(result.outcomes)} of {total} runs; the same command goes on from there."
+    return words(
+        "Stopped after {done} of {total} runs; the same command goes on from there.",
+        done=len(result.outcomes), total=total,
+    )  # fmt: skip

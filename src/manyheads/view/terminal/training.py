@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from manyheads.common.json_numbers import plain
+from manyheads.common.language import words
 from manyheads.heads.along_sequence import Along
 from manyheads.tasks.trained import Evaluation
 from manyheads.training.dynamic_heads import DynamicHeads
@@ -36,7 +37,7 @@ def training_bar(
     """A callback that shows loss, metric, tokens a second, dead heads and the time left, on stderr."""
     console = console or Console(stderr=True, quiet=hidden)
     columns = (
-        TextColumn("Training"),
+        TextColumn(words("Training")),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[numbers]}"),
@@ -53,12 +54,18 @@ def training_bar(
             seconds = SMOOTH * seconds + report.seconds
             tokens = SMOOTH * tokens + report.tokens
             if report.metrics:
-                latest[metric] = f"{metric} {report.metrics[metric]:.3f}"
+                latest[metric] = words(
+                    "held-out {metric} {value:.3f}", metric=metric, value=report.metrics[metric]
+                )
             if report.heads is not None:
                 dead = int(report.heads["dead"].nansum())
-                latest["dead"] = f"{dead} of {len(report.heads)} heads dead" if dead else ""
-            speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
-            numbers = "  ".join(filter(None, [f"loss {loss:.3f}", *latest.values(), speed]))
+                latest["dead"] = ""
+                if dead:
+                    latest["dead"] = words("{dead} of {heads} heads dead", dead=dead, heads=len(report.heads))
+            speed = words("{speed:,.0f} tokens/s", speed=tokens / max(seconds, 1e-9))
+            numbers = "  ".join(
+                filter(None, [words("training loss {loss:.3f}", loss=loss), *latest.values(), speed])
+            )
             for alarm in report.alarms:
                 bar.console.print(str(alarm), style="yellow", highlight=False)
             bar.update(steps, completed=report.step, total=report.steps, numbers=numbers)
@@ -66,7 +73,8 @@ def training_bar(
                 bar.console.print(f"  {act}", highlight=False)
             if report.metrics:
                 mark = " *" if report.best else ""
-                bar.console.print(f"step {report.step:,}  {numbers}{mark}", highlight=False)
+                step = words("step {step:,}", step=report.step)
+                bar.console.print(f"{step}  {numbers}{mark}", highlight=False)
 
         logger, was_disabled = logging.getLogger(LOGGER), logging.getLogger(LOGGER).disabled
         logger.disabled = True  # its alarms are shown here
@@ -87,16 +95,19 @@ def print_training(result: Result, data: str | None, valid: str | None, *, as_js
         return
     console = Console(highlight=False, soft_wrap=True)
     for note in result.notes:
-        console.print(f"Data: {note}.")
+        console.print(words("Data: {note}.", note=note))
     if result.ended == "interrupted":
         return
-    why = ", no improvement any more" if result.ended == "early" else ""
-    console.print(f"{result.step:,} steps{why}. The best weights, of step {result.best_step:,}, reach")
+    done = words("{count:,} steps", count=result.step)
+    if result.ended == "early":
+        done = words("{steps}, no improvement any more", steps=done)
+    best = words("The best weights, of step {step:,}, reach", step=result.best_step)
+    console.print(f"{done}. {best}")
     print_metrics(result.metrics, console)
     if result.dynamic is not None:
         print_heads(result.dynamic, console)
-        console.print(f"heads by layer over time: {result.out / HEADS}")
-    console.print(f"They are in {result.out}: try")
+        console.print(words("heads by layer over time: {file}", file=result.out / HEADS))
+    console.print(words("They are in {out}: try", out=result.out))
     measured = [] if data is None else ["--data", valid or data]
     for verb in ("predict", "evaluate", "inspect"):
         command = ["manyheads", verb, str(result.out), *(measured if verb != "predict" else [])]
@@ -114,19 +125,19 @@ def print_heads(dynamic: DynamicHeads, console: Console) -> None:
     kept = dynamic.history[:: max(len(dynamic.history) // COLUMNS, 1)]
     kept += [] if kept[-1] is dynamic.history[-1] else [dynamic.history[-1]]
     table = Table(box=None, pad_edge=False)
-    table.add_column("heads after step")
+    table.add_column(words("heads after step"))
     for step, _ in kept:
         table.add_column(f"{step:,}", justify="right")
     for site in kept[0][1]:
         table.add_row(site, *(str(heads[site]) for _, heads in kept))
     totals = [sum(heads.values()) for _, heads in kept]
-    table.add_row("all", *map(str, totals))
+    table.add_row(words("all"), *map(str, totals))
     console.print(table)
     kinds = {
         kind: sum(act.kind == kind for act in dynamic.acts) for kind in ("cut", "reseed", "split", "add")
     }
-    done = ", ".join(f"{number} {kind}" for kind, number in kinds.items() if number) or "no change"
-    console.print(f"{done}; log.jsonl says why")
+    done = ", ".join(f"{number} {kind}" for kind, number in kinds.items() if number) or words("no change")
+    console.print(words("{changes}; log.jsonl says why", changes=done))
 
 
 def how_to_resume(result: Result, task: str, data: str | None, valid: str | None) -> str | None:
@@ -135,7 +146,7 @@ def how_to_resume(result: Result, task: str, data: str | None, valid: str | None
         return None
     options = [part for name, path in (("--data", data), ("--valid", valid)) if path for part in (name, path)]
     command = shlex.join(["manyheads", "train", task, "--resume", "--out", str(result.out), *options])
-    return f"Stopped after step {result.step:,}; go on with: {command}"
+    return words("Stopped after step {step:,}; go on with: {command}", step=result.step, command=command)
 
 
 def print_evaluation(result: Evaluation, model: str, data: str | None, *, as_json: bool) -> None:
@@ -150,13 +161,17 @@ def print_evaluation(result: Evaluation, model: str, data: str | None, *, as_jso
         return
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if not result.intervals:
-        examples = f"{result.examples:,} examples of {data or 'what was held out'}"
+        examples = words(
+            "{count:,} examples of {data}", count=result.examples, data=data or words("what was held out")
+        )
         console.print(f"{model} ({result.task}), {examples}")
         print_metrics(result.metrics, console)
         return
-    console.print(f"{model} on {result.reading}")
+    console.print(words("{model} on {corpus}", model=model, corpus=result.reading))
     for name, one in result.intervals.items():
-        ends = f"95% interval {one.low:.4f} to {one.high:.4f}" if math.isfinite(one.low) else "no interval"
+        ends = words("no interval")
+        if math.isfinite(one.low):
+            ends = words("95% interval {low:.4f} to {high:.4f}", low=one.low, high=one.high)
         console.print(f"  {name.replace('_', ' '):<20} {one.mean:.4f}  ({ends})")
     print_notes(result.notes, console)
 
@@ -165,7 +180,10 @@ def where_it_stopped(result: Evaluation) -> str | None:
     """The sentence for an evaluation that Ctrl-C ended."""
     if not result.interrupted:
         return None
-    return f"Stopped after {result.examples:,} of {result.total:,} examples; the metrics are theirs."
+    return words(
+        "Stopped after {done:,} of {total:,} examples; the metrics are theirs.",
+        done=result.examples, total=result.total,
+    )  # fmt: skip
 
 
 def draw_panels(title: str, panels: Sequence[tuple[str, Along, Sequence[str]]], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""compare: a model before and after a cut, in a few numbers: quality, size, memory, speed."""
+"""card: a model before and after a cut, in a few numbers: quality, size, memory, speed."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _with_error(side: Side) -> str:
     return f"{side.quality:.4f}" + ("" if side.quality_se is None else f" ± {side.quality_se:.4f}")
 
 
-def compare(
+def card(
     model: nn.Module,
     small: nn.Module,
     batches: Iterable[Batch],
@@ -146,6 +146,7 @@ def compare(
     See Also
     --------
     prune: makes the smaller model.
+    compare: which heads do something else.
     labelled: batches with labels.
     evaluate: the metrics of a task.
 
@@ -157,8 +158,8 @@ def compare(
     --------
     >>> from manyheads.nn.transformers import Encoder
     >>> model = Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
-    >>> card = compare(model, model, [torch.randint(17, (3, 5))], sizes=(1,), repeats=1)
-    >>> card.measure, card.after.heads, round(card.after.quality, 5)
+    >>> both = card(model, model, [torch.randint(17, (3, 5))], sizes=(1,), repeats=1)
+    >>> both.measure, both.after.heads, round(both.after.quality, 5)
     ('cosine', 4, 1.0)
     """
     device = device_of(model)
