@@ -26,6 +26,9 @@ ALSO = (
     "verbs",
     "probe",
     "health",
+    "train_step",
+    "train_step_compiled",
+    "generation",
 )  # only when named: they take long; `python -m bench.learn` has a command of its own
 
 

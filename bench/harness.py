@@ -7,10 +7,12 @@ doing hits all of them alike; the figure is the fastest call. Nothing here knows
 import math
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -28,16 +30,24 @@ def say(text: str) -> None:
     _console.print(f"[dim]{time.perf_counter() - _started:7.1f} s[/dim]  {text}", soft_wrap=True)
 
 
-def race(contestants: Mapping[str, Callable[[], object]], quick: bool = False) -> dict[str, float]:
+def race(
+    contestants: Mapping[str, Callable[[], object]],
+    quick: bool = False,
+    *,
+    seconds: float = 8.0,
+    clock: Callable[[], float] | None = None,
+) -> dict[str, float]:
     """Fastest call of each contestant, in seconds, all running interleaved.
 
     One call each to warm up, then rounds until the time is up, and on for up to four times as long until
     everybody has come within STEADY of their fastest call three times: before that a neighbour on the machine
     may have decided who won. Who is more than SLOWER times slower than the fastest after two calls keeps the
     better of those two and leaves the race: its time is known well enough, and the rest of the budget is
-    better spent on those that are close.
+    better spent on those that are close. ``clock`` may be `time.process_time`, for one thread on a busy
+    machine.
     """
-    seconds, fewest, most = (0.5, 2, 5) if quick else (8.0, 5, 500)
+    seconds, fewest, most = (0.5, 2, 5) if quick else (seconds, 5, 500)
+    clock = time.perf_counter if clock is None else clock
     calls: dict[str, list[float]] = {name: [] for name in contestants}
     racing = list(contestants)
     started = time.perf_counter()
@@ -49,9 +59,9 @@ def race(contestants: Mapping[str, Callable[[], object]], quick: bool = False) -
                 break
         first = number % len(racing)  # nobody is always first
         for name in racing[first:] + racing[:first]:
-            before = time.perf_counter()
+            before = clock()
             contestants[name]()
-            calls[name].append(time.perf_counter() - before)
+            calls[name].append(clock() - before)
         if number == 0:
             fastest = min(map(min, calls.values()))
             racing = [name for name in racing if min(calls[name]) <= SLOWER * fastest]
@@ -71,6 +81,16 @@ def matmul_peak(size: int = 2048) -> float:
     return 2 * size**3 / race({"matmul": lambda: torch.mm(a, b, out=out)})["matmul"]
 
 
+def commit() -> str:
+    """The commit that was measured, with a plus if files were changed since."""
+    git = ["git", "-C", str(Path(__file__).resolve().parent)]
+    name, changed = (
+        subprocess.run([*git, *words], capture_output=True, text=True).stdout.strip()
+        for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "-uno"])
+    )
+    return name + ("+" if changed else "")
+
+
 def machine(command: str) -> str:
     """Where the numbers come from, in one line of markdown."""
     parts = [
@@ -80,7 +100,10 @@ def machine(command: str) -> str:
         f"torch {torch.__version__}",
         f"Python {platform.python_version()}",
         f"load {os.getloadavg()[0]:.1f} at the start",
+        f"commit {commit()}",
     ]
+    if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
+        parts.append(f"ATEN_CPU_CAPABILITY={capability}")
     if os.environ.get("THP_MEM_ALLOC_ENABLE"):
         parts.append("huge pages on")
     return f"`{command}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {', '.join(parts)}."

@@ -9,7 +9,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # bench/ is not installed, it lives beside src/
 
-from bench import harness, longest, memory, peers, plain
+from bench import decoders, generation, harness, longest, memory, peers, plain
 
 
 def test_a_factor_up_and_the_same_factor_down_cancel() -> None:
@@ -100,3 +100,35 @@ def test_the_textbook_peer_computes_what_torch_computes() -> None:
     ours.output.load_state_dict(theirs.out_proj.state_dict())
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     torch.testing.assert_close(ours(x), theirs(x, x, x)[0])
+
+
+def test_the_nanogpt_like_peer_computes_what_our_decoder_does() -> None:
+    shape = decoders.Shape(width=12, heads=3, layers=2, context=11, vocabulary=23)
+    ours, nano = (decoders.build(name, shape).double().eval() for name in (decoders.OURS, decoders.NANO))
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in nano.parameters())
+    with torch.no_grad():
+        ours.embedding.weight.copy_(nano.tokens.weight)
+        ours.positions.weight.copy_(nano.positions.weight)
+        for block, peer in zip(ours.blocks, nano.blocks, strict=True):
+            attention, inputs = block.attention, peer.attention.inputs.weight.chunk(3)
+            for linear, part in zip((attention.query, attention.key, attention.value), inputs, strict=True):
+                linear.weight.copy_(part)
+            attention.output.weight.copy_(peer.attention.output.weight)
+            block.feed_forward.up.weight.copy_(peer.feed_forward[0].weight)
+            block.feed_forward.down.weight.copy_(peer.feed_forward[2].weight)
+        ids = torch.randint(23, (3, 7))
+        torch.testing.assert_close(ours(ids), nano(ids), rtol=1e-10, atol=1e-10)
+
+
+def test_a_step_reads_the_weights_and_the_keys_and_values_once() -> None:
+    shape = decoders.Shape(width=12, heads=3, layers=2, context=50, vocabulary=23)
+    model = decoders.build(decoders.BIASED, shape)
+    weights = sum(p.numel() for name, p in model.named_parameters() if name != "positions.weight")
+    assert generation.read_bytes(shape, prompt=7, new=6) == 4 * (weights + 2 * 2 * 12 * 10)
+
+
+@pytest.mark.parametrize("name", [decoders.OURS, decoders.BIASED, decoders.NANO])
+def test_an_update_lowers_the_loss(name: str) -> None:
+    update = decoders.step(name, decoders.Shape(width=12, heads=3, layers=1, context=11, dropout=0.1), 3)
+    losses = [update() for _ in range(30)]
+    assert sum(losses[-5:]) < sum(losses[:5])

@@ -147,6 +147,14 @@ def test_dropout_is_off_in_eval_and_on_in_training():
     assert torch.equal(block(x), block(x))
 
 
+def test_the_hidden_layer_may_have_a_dropout_of_its_own():
+    rates = [
+        TransformerBlock(12, heads=3, dropout=0.5, **options).feed_forward.dropout.p
+        for options in ({}, {"hidden_dropout": 0.0}, {"hidden_dropout": 0.25})
+    ]
+    assert rates == [0.5, 0.0, 0.25]
+
+
 def test_block_reads_a_cache_step_by_step():
     block = TransformerBlock(15, 3, cross=True).eval()
     x, context = torch.randn(2, 7, 15), torch.randn(2, 11, 15)

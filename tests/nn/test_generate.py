@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from manyheads.nn.generate import _read_prompt, _search, generate, narrow
+from manyheads.nn.generate import Modules, _read_prompt, _search, generate, narrow
 from manyheads.nn.transformers import Decoder, Encoder, Seq2Seq
 
 POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
@@ -140,8 +140,8 @@ def test_a_beam_of_one_is_greedy(end):
     model = decoder(vocabulary=7)
     prompt = torch.randint(7, (3, 5))
     with torch.no_grad():
-        ids, cache = _read_prompt(model, prompt, None, 6)
-        written = _search(model, ids, cache, 6, end, beams=1, length_penalty=1.0)
+        ids, cache = _read_prompt(model, prompt, None, 6, 1, None)
+        written = _search(Modules(model, cache), ids, 6, end, beams=1, length_penalty=1.0)
     assert torch.equal(written, generate(model, prompt, new_tokens=6, end=end))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -13,6 +14,7 @@ from manyheads.nn.mask import Mask, as_mask, check
 from manyheads.nn.mask import chunk as chunk_mask
 from manyheads.nn.mask import window as window_mask
 from manyheads.nn.reference import reference
+from manyheads.nn.small import is_small, small
 from manyheads.nn.tiled import tiled
 
 Kernel = Literal["auto", "reference", "fused", "tiled"]
@@ -48,7 +50,8 @@ def attention(
     dropout: the probability with which each weight is dropped.
     kernel: ``"reference"`` is the formula with all weights in memory; ``"fused"`` goes through torch's
         scaled_dot_product_attention; ``"tiled"`` is exact a tile at a time. ``"auto"`` takes fused, or tiled
-        where the fused kernels would hold all weights: dropout on the CPU, a bias with a gradient.
+        where the fused kernels would hold all weights: dropout on the CPU, a bias with a gradient. Up to
+        2^19 weights and 256 keys, dropout holds them, too.
 
     Returns
     -------
@@ -86,19 +89,21 @@ def attention(
     check_kernel(kernel)
     scale = default_scale(q.shape[-1]) if scale is None else float(scale)
     offset = k.shape[2] - q.shape[2]
-    if kernel == "auto":
-        kernel = _choose(q, k, conditions, dropout)
-    run = {"reference": reference, "fused": fused, "tiled": tiled}[kernel]
+    run = _choose(q, k, conditions, dropout, offset) if kernel == "auto" else _RUN[kernel]
     return run(q, k, v, conditions, scale, dropout, offset)
 
 
-def _choose(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> Kernel:
+Run = Callable[[Tensor, Tensor, Tensor, Mask, float, float, int], Tensor]
+_RUN: dict[str, Run] = {"reference": reference, "fused": fused, "tiled": tiled}
+
+
+def _choose(q: Tensor, k: Tensor, mask: Mask, dropout: float, offset: int) -> Run:
     if dropout > 0 and q.device.type == "cpu":
-        return "tiled"
+        return small if is_small(q, k, mask, offset) else tiled
     if not torch.is_grad_enabled() or torch.compiler.is_exporting():
-        return "fused"
+        return fused
     bias_learns = any(tensor.requires_grad for tensor in mask.tensors)
-    return "tiled" if bias_learns or saves_masks(q, k, mask) else "fused"
+    return tiled if bias_learns or saves_masks(q, k, mask) else fused
 
 
 def join(mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: int | None) -> Mask:
@@ -111,10 +116,13 @@ def join(mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: in
     """
     joined = as_mask(mask)
     if causal:
-        joined = joined & Mask(causal=True)
+        joined = _CAUSAL if mask is None else joined & _CAUSAL
     if window is not None:
         joined = joined & window_mask(window)
     return joined if chunk is None else joined & chunk_mask(chunk)
+
+
+_CAUSAL = Mask(causal=True)
 
 
 def default_scale(width: int) -> float:
@@ -142,14 +150,14 @@ def check_mask(
 ) -> Mask:
     """`join`, and raise unless the result fits q (batch, heads, queries, ...) and k (..., keys, ...)."""
     joined = join(mask, causal, window, chunk)
-    check(joined, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    if not joined.geometric:
+        check(joined, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     return joined
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
     """Raise unless q, k (and v) are (batch, heads, length, width) tensors of matching sizes."""
-    named = {"q": q, "k": k} | ({} if v is None else {"v": v})
-    for name, x in named.items():
+    for name, x in (("q", q), ("k", k), ("v", k if v is None else v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
         if x.dim() != 4:

@@ -130,8 +130,9 @@ class TransformerBlock(nn.Module):
         Whether each part adds to its input or replaces it.
     dropout
         Share dropped in training of each part's output and of the feed-forward's hidden layer.
-    attention_dropout
-        Share of the attention weights dropped in training.
+    attention_dropout, hidden_dropout
+        Share dropped in training of the attention weights, and of the feed-forward's hidden layer if that is
+        to differ from ``dropout``: GPT-2 has none there.
     cross
         Also attend to another sequence, the context.
     checkpoint
@@ -180,6 +181,7 @@ class TransformerBlock(nn.Module):
         residual: bool = True,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        hidden_dropout: float | None = None,
         cross: bool = False,
         checkpoint: bool = False,
         bias: bool = True,
@@ -203,8 +205,9 @@ class TransformerBlock(nn.Module):
             options = {k: v for k, v in options.items() if k not in ("rotary", "window", "chunk")}
             self.cross_attention = MultiHeadAttention(d_model, heads, d_context=d_context, **options)
             self.cross_norm = make_norm(d_model, rms_norm, norm_eps, bias)
+        inner = dropout if hidden_dropout is None else hidden_dropout
         self.feed_forward = FeedForward(
-            d_model, d_hidden, activation=activation, gated=gated, dropout=dropout, bias=bias
+            d_model, d_hidden, activation=activation, gated=gated, dropout=inner, bias=bias
         )
         self.feed_forward_norm = make_norm(d_model, rms_norm, norm_eps, bias)
         self.dropout = Dropout(dropout)

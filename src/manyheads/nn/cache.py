@@ -69,13 +69,13 @@ class KVCache:
                 x.new_empty(*x.shape[:2], self.max_length, x.shape[3]) for x in (k, v)
             )
         for name, held, x in (("keys", self._keys, k), ("values", self._values, v)):
-            expected = (held.shape[0], held.shape[1], new, held.shape[3])
-            if x.shape != expected or x.dtype != held.dtype:
+            part = held.narrow(2, self.length, new)
+            if x.shape != part.shape or x.dtype != held.dtype:
                 raise ValueError(
-                    f"cache: it holds {name} of {held.dtype} that continue as {tuple(expected)}, "
+                    f"cache: it holds {name} of {held.dtype} that continue as {tuple(part.shape)}, "
                     f"got {tuple(x.shape)} of {x.dtype}"
                 )
-            held[:, :, self.length : self.length + new] = x
+            part.copy_(x)
         self.length += new
         return self.held()
 
@@ -83,7 +83,7 @@ class KVCache:
         """All keys (batch, kv_heads, length, d_key) and values held, as views."""
         if self._keys is None or self._values is None:
             raise ValueError("cache: it is empty; run the prompt, or remember() a memory, first")
-        return self._keys[:, :, : self.length], self._values[:, :, : self.length]
+        return self._keys.narrow(2, 0, self.length), self._values.narrow(2, 0, self.length)
 
     def reorder(self, rows: Tensor) -> None:
         """Let batch row n continue what row ``rows[n]`` held, as beam search needs."""

@@ -97,7 +97,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: int, call: Call
 
 def _plainly_causal(mask: Mask, offset: int) -> bool:
     """Whether torch's causal flag, aligned at the first query and key, says all that the mask says."""
-    return mask.causal and offset == 0 and replace(mask, causal=False).empty
+    return mask.causal and offset == 0 and mask.window is None and mask.chunk is None and mask.geometric
 
 
 def _masked(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.common.preserved_state import evaluating
+from manyheads.nn.decoding import FEWEST, Steps, steps_of
 from manyheads.nn.stack import DecoderCache
 from manyheads.nn.transformers import Decoder, Seq2Seq
 
@@ -101,21 +102,25 @@ def generate(
         raise TypeError(f"model: expected a Decoder or a Seq2Seq, got {type(model).__name__}")
     sampling = not (temperature is None and top_k is None and top_p is None)
     _check(new_tokens, beams, sampling, temperature, top_k, top_p)
+    enough = new_tokens >= FEWEST and cache is None  # a cache that was passed may do more than hold keys
     with evaluating(model, draws=True):
         if isinstance(model, Seq2Seq):
             if cache is not None:
                 raise ValueError("cache: expected none with a Seq2Seq, which makes one for its source")
             decoder = model.decoder
-            ids, cache = _read_source(model, prompt, lengths, start, new_tokens)
+            ids, cache = _read_source(model, prompt, lengths, start, new_tokens, beams)
         else:
             decoder = model
-            ids, cache = _read_prompt(model, prompt, lengths, new_tokens, cache)
+            ids, cache = _read_prompt(model, prompt, lengths, new_tokens, beams, cache)
+        steps = steps_of(decoder, cache, ids.shape[0], beams) if enough else None
+        reader = Modules(decoder, cache) if steps is None else steps
         if beams > 1:
-            return _search(decoder, ids, cache, new_tokens, end, beams, length_penalty)
+            return _search(reader, ids, new_tokens, end, beams, length_penalty)
         written: list[Tensor] = []
         ended = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
         while len(written) < new_tokens and not bool(ended.all()):
-            logits = decoder(ids, cache=cache, last=True)[:, -1].float()  # (batch, vocabulary)
+            logits = reader.token(ids) if written else reader.prompt(ids)  # (batch, vocabulary)
+            logits = logits.float()
             if sampling:
                 logits = narrow(logits / (1.0 if temperature is None else temperature), top_k, top_p)
                 token = torch.multinomial(logits.softmax(-1), 1, generator=generator)
@@ -151,10 +156,29 @@ def narrow(logits: Tensor, top_k: int | None = None, top_p: float | None = None)
     return logits
 
 
+class Modules:
+    """A decoder as it is, whatever is hooked to it, behind the methods of `Steps`."""
+
+    def __init__(self, decoder: Decoder, cache: DecoderCache) -> None:
+        self.decoder, self.cache = decoder, cache
+
+    def prompt(self, ids: Tensor) -> Tensor:
+        """Read ids (rows, length); the logits of the next token, (rows, vocabulary)."""
+        logits: Tensor = self.decoder(ids, cache=self.cache, last=True)
+        return logits[:, -1]
+
+    def token(self, ids: Tensor, parents: Tensor | None = None) -> Tensor:
+        """Read one token of each hypothesis, (rows * beams, 1), that continues ``parents (rows, beams)``."""
+        if parents is not None:
+            beams = self.cache.blocks[0].held()[0].shape[0] // len(parents)  # after the prompt there is one
+            first = torch.arange(len(parents), device=ids.device)[:, None] * beams
+            self.cache.reorder((first + parents.clamp(max=beams - 1)).flatten())
+        return self.prompt(ids)
+
+
 def _search(
-    decoder: Decoder,
+    reader: Steps | Modules,
     ids: Tensor,
-    cache: DecoderCache,
     new_tokens: int,
     end: int | None,
     beams: int,
@@ -162,14 +186,12 @@ def _search(
 ) -> Tensor:
     """The best of ``beams`` hypotheses per row. One that ended stays in the beam while its score holds."""
     batch, device = ids.shape[0], ids.device
-    first = torch.arange(batch, device=device)[:, None] * beams  # the first hypothesis of each row
     total = torch.full((batch, beams), -torch.inf, device=device)  # log probability of each hypothesis
     total[:, 0] = 0  # at first there is one: nothing
     length = torch.zeros(batch, beams, device=device)
     ended = torch.zeros(batch, beams, dtype=torch.bool, device=device)
     written = torch.empty(batch, beams, 0, dtype=ids.dtype, device=device)
-    logits = decoder(ids, cache=cache, last=True).expand(-1, beams, -1)  # (batch, beams, vocabulary)
-    cache.reorder(torch.arange(batch, device=device).repeat_interleave(beams))
+    logits = reader.prompt(ids)[:, None].expand(-1, beams, -1)  # (batch, beams, vocabulary)
     while True:
         step = logits.float().log_softmax(-1)
         if end is not None:  # what ended goes on with `end` at no cost, and with nothing else
@@ -186,8 +208,7 @@ def _search(
         written = torch.cat([written.gather(1, parent[..., None].expand_as(written)), token[..., None]], -1)
         if written.shape[-1] == new_tokens or bool((ended | best.isneginf()).all()):
             return written[:, 0]
-        cache.reorder((first + parent).flatten())
-        logits = decoder(token.view(-1, 1), cache=cache, last=True).view(batch, beams, -1)
+        logits = reader.token(token.view(-1, 1), parent).view(batch, beams, -1)
 
 
 def _read_prompt(
@@ -195,7 +216,8 @@ def _read_prompt(
     prompt: Tensor,
     lengths: Tensor | None,
     new_tokens: int,
-    cache: DecoderCache | None = None,
+    beams: int,
+    cache: DecoderCache | None,
 ) -> tuple[Tensor, DecoderCache]:
     """The prompts, all ending in the last column, and the cache to read them into."""
     if decoder.embedding is None:
@@ -216,7 +238,7 @@ def _read_prompt(
             left = None
     if left is not None and any(block.attention.chunk for block in decoder.blocks):
         raise ValueError("lengths: a decoder with chunks takes prompts of equal lengths, got different ones")
-    room = _room(decoder, prompt.shape[1], new_tokens)
+    room = _room(decoder, prompt.shape[1], new_tokens, beams)
     if cache is None:
         return prompt, decoder.new_cache(room, left=left)
     if cache.length:
@@ -228,7 +250,7 @@ def _read_prompt(
 
 
 def _read_source(
-    model: Seq2Seq, source: Tensor, lengths: Tensor | None, start: int | None, new_tokens: int
+    model: Seq2Seq, source: Tensor, lengths: Tensor | None, start: int | None, new_tokens: int, beams: int
 ) -> tuple[Tensor, DecoderCache]:
     """The first token of every target, and a cache with the source."""
     if model.decoder.embedding is None:
@@ -237,19 +259,19 @@ def _read_source(
         raise ValueError("start: expected the id that every target begins with, got None")
     read = model.encoder(source, lengths=lengths)
     ids = torch.full((source.shape[0], 1), start, dtype=torch.int64, device=source.device)
-    room = _room(model.decoder, 1, new_tokens)
+    room = _room(model.decoder, 1, new_tokens, beams)
     return ids, model.decoder.new_cache(room, read, context_lengths=lengths)
 
 
-def _room(decoder: Decoder, length: int, new_tokens: int) -> int:
-    """How many tokens the decoder will read: all but the last one written."""
+def _room(decoder: Decoder, length: int, new_tokens: int, beams: int) -> int:
+    """How many keys a cache holds: of the tokens read, all but the last one written of every hypothesis."""
     room = length + new_tokens - 1
     if decoder.max_length is not None and room > decoder.max_length:
         raise ValueError(
             f"new_tokens: {length} tokens and {new_tokens} new ones need {room} positions, "
             f"expected at most {decoder.max_length} (max_length)"
         )
-    return room
+    return length + (new_tokens - 1) * beams
 
 
 def _check(

@@ -208,6 +208,9 @@ class Mask:
         return self.allows(i, torch.arange(columns.start, columns.stop, device=device))
 
 
+_EVERYTHING = Mask()
+
+
 def causal() -> Mask:
     """Each query attends to its own position and those before it, aligned at the last query and key.
 
@@ -287,7 +290,7 @@ def as_mask(value: Mask | Tensor | None, name: str = "mask") -> Mask:
     tensor([[[[ True, False]]]])
     """
     if value is None:
-        return Mask()
+        return _EVERYTHING
     if isinstance(value, Mask):
         return value
     if not isinstance(value, Tensor):

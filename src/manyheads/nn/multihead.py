@@ -182,7 +182,7 @@ class MultiHeadAttention(nn.Module):
         """
         if self.rotary is not None:
             raise ValueError("rotary: it rotates by positions in one sequence, and a memory is another one")
-        k, v = self._keys_values(key, value, 0)
+        k, v = self.keys_values(key, value, 0)
         cache = KVCache(k.shape[2])
         cache.belongs_to(self)
         cache.append(k, v)
@@ -206,30 +206,33 @@ class MultiHeadAttention(nn.Module):
                 )
             k, v = cache.held()
         else:
-            k, v = self._keys_values(query if key is None else key, value, start)
+            k, v = self.keys_values(query if key is None else key, value, start)
         if k.shape[0] != q.shape[0]:
             raise ValueError(f"key: expected the batch of query, {q.shape[0]}, got {k.shape[0]}")
         if cache is not None and not fixed:
             k, v = cache.append(k, v)
         return q, k, v
 
-    def _keys_values(self, key: Tensor, value: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
+    def keys_values(self, key: Tensor, value: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (batch, kv_heads, length, width) of what comes in; ``start`` is its position."""
         value = key if value is None else value
         _check("key", key, self.key)
         _check("value", value, self.value)
+        batch, length, _ = key.shape
         if value.shape[:2] != key.shape[:2]:
             raise ValueError(
-                f"value: expected the batch and length of key, {tuple(key.shape[:2])}, "
+                f"value: expected the batch and length of key, {(batch, length)}, "
                 f"got {tuple(value.shape[:2])}"
             )
-        v = self.value(value).unflatten(2, (self.kv_heads, self.d_value)).transpose(1, 2)
+        v = self.value(value).view(batch, length, self.kv_heads, self.d_value).transpose(1, 2)
         return self._split(self.key(key), self.key_norm, start), v
 
     def _split(self, x: Tensor, norm: nn.RMSNorm | None, start: int) -> Tensor:
         """(batch, length, heads * d_key) -> (batch, heads, length, d_key), normalised and turned if asked."""
-        dtype = x.dtype
-        x = x.unflatten(2, (-1, self.d_key))
+        batch, length, width = x.shape
+        x = x.view(batch, length, width // self.d_key, self.d_key)
         if norm is not None:
+            dtype = x.dtype
             x = norm(x.to(norm.weight.dtype)).to(dtype)  # under autocast x is narrower than the norm
         x = x.transpose(1, 2)
         return x if self.rotary is None else self.rotary(x, offset=start)
@@ -307,8 +310,7 @@ def _check(name: str, x: Tensor, projection: nn.Linear) -> None:
     if x.dim() != 3 or x.shape[2] != width:
         raise ValueError(f"{name}: expected (batch, length, {width}), got {tuple(x.shape)}")
     dtype = projection.weight.dtype
-    mixes = x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
-    if x.dtype != dtype and not mixes:
+    if x.dtype != dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
         raise TypeError(f"{name}: expected the dtype of the module, {dtype}, got {x.dtype}")
 
 

@@ -115,11 +115,18 @@ class Rotary(nn.Module):
             raise ValueError(
                 f"x: expected at least the {self.width} channels of a head that rotate, got {x.shape[-1]}"
             )
+        return self.turned(x, *self.turns(offset, x.shape[-2], x))
+
+    def turns(self, offset: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of ``length`` positions from ``offset`` on, (length, width / 2) each."""
         # float32 even for half precision: a bfloat16 angle is off by whole turns past a few hundred positions
-        precise = torch.float64 if x.dtype == torch.float64 else torch.float32
-        position = torch.arange(x.shape[-2], dtype=precise, device=x.device) + offset
+        precise = torch.float64 if like.dtype == torch.float64 else torch.float32
+        position = torch.arange(length, dtype=precise, device=like.device) + offset
         angle = position[:, None] * _frequencies(self.width // 2, self.width, self.base, position)
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)  # (length, width / 2)
+        return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+
+    def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """``x (..., length, width or more)`` rotated by what `turns` returned."""
         turning = x[..., : self.width]
         if self.interleaved:
             a, b = turning.unflatten(-1, (-1, 2)).unbind(-1)
@@ -210,6 +217,8 @@ class LearnedPositions(nn.Module):
                 f"length: expected at most the {self.max_length} learned positions (max_length), "
                 f"got {offset + x.shape[1]}"
             )
+        if left is None:  # a slice: its gradient is a sum, where that of an index is a scatter
+            return x + self.weight[offset : offset + x.shape[1]].to(x.dtype)
         return x + self.weight[_places(x, offset, left)].to(x.dtype)
 
     def extra_repr(self) -> str:

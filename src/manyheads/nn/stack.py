@@ -73,13 +73,17 @@ class Stack(nn.Module):
         """Ids (batch, length), or vectors (batch, length, d_model), to what the first block reads."""
         if self.embedding is not None:
             x = embed(self.embedding, x)
-            if isinstance(self.positions, SinusoidalPositions):
-                x = x * self.d_model**0.5  # as large as the sines that are added, as in the paper
         elif not x.is_floating_point():
             raise TypeError(f"x: expected vectors (no vocabulary was given), got {x.dtype}")
         elif x.dim() != 3 or x.shape[-1] != self.d_model:
             raise ValueError(f"x: expected (batch, length, {self.d_model}), got {tuple(x.shape)}")
+        return self.put_in_order(x, offset, left)
+
+    def put_in_order(self, x: Tensor, offset: int = 0, left: Tensor | None = None) -> Tensor:
+        """Embedded tokens (batch, length, d_model) with their positions, if these are added, and dropout."""
         if self.positions is not None:
+            if self.embedding is not None and isinstance(self.positions, SinusoidalPositions):
+                x = x * self.d_model**0.5  # as large as the sines that are added, as in the paper
             x = self.positions(x, offset, left)
         out: Tensor = self.dropout(x)
         return out
