@@ -18,6 +18,7 @@ ALSO = (
     "roles",
     "watch",
     "prune",
+    "merge",
     "orthogonality",
     "dynamic",
     "live",

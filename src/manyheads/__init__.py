@@ -67,7 +67,9 @@ if TYPE_CHECKING:
     from manyheads.surgery.card import card as card
     from manyheads.surgery.cut import cut as cut
     from manyheads.surgery.grow import grow as grow
+    from manyheads.surgery.head_prices import head_prices as head_prices
     from manyheads.surgery.headwise_cache import HeadwiseCache as HeadwiseCache
+    from manyheads.surgery.merge import merge as merge
     from manyheads.surgery.plan import Plan as Plan
     from manyheads.surgery.plan import plan as plan
     from manyheads.surgery.prune import prune as prune
@@ -122,6 +124,8 @@ _NAMES = {
     "manyheads.surgery.cache_plan": ("CachePlan",),
     "manyheads.surgery.cut": ("cut",),
     "manyheads.surgery.grow": ("grow",),
+    "manyheads.surgery.head_prices": ("head_prices",),
+    "manyheads.surgery.merge": ("merge",),
     "manyheads.models.export": ("export",),
     "manyheads.models.folder": ("load", "save"),
     "manyheads.models.model_card": ("push",),

@@ -148,3 +148,55 @@ def test_mistakes_are_one_sentence(folder, call, tmp_path, arguments, sentence):
     code, _, err = call("inspect", folder / "model", *arguments, "--out", tmp_path)
     assert code == 2
     assert sentence in err.replace("\n", " ")
+
+
+def test_a_classifier_goes_from_a_table_to_a_smaller_onnx_file(folder, call, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    data = ("--data", folder / "reviews.csv", *COLUMNS)
+    small = tmp_path / "small"
+    code, out, err = call("prune", folder / "model", *data, "--keep", 0.5, "--export", "onnx", "-o", small)
+    assert code == 0, err
+    assert "As onnx in" in out
+    assert "accuracy, 4 held-out sequences" in out
+    card = json.loads((small / "card.json").read_text())
+    assert card["measure"] == "accuracy"
+    assert card["export"]["bytes"]["model.onnx"] == (small / "onnx" / "model.onnx").stat().st_size
+    assert "onnx/model.onnx" in (small / "README.md").read_text()
+    batch = tokenizer()(["a b c", "d"], padding=True, return_tensors="np")
+    session = onnxruntime.InferenceSession(small / "onnx" / "model.onnx")
+    logits = session.run(None, {one.name: batch[one.name] for one in session.get_inputs()})[0]
+    model = mh.load(small).eval()
+    expected = model(**tokenizer()(["a b c", "d"], padding=True, return_tensors="pt")).logits
+    assert logits == pytest.approx(expected.detach().numpy(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--save", "cache=2"), "between 0 and 1"),
+        (("--save", "heat=0.5"), "expected cache, parameters, latency"),
+        (("--save", "cache=0.5"), "no cache to save"),
+        (
+            ("--save", "parameters=0.5", "--keep", 0.5),
+            "expected one of --keep, --save, --kv-heads and --plan",
+        ),
+        (("--kv-heads", 2), "which 2 does not divide"),
+        (("--kv-heads", 0), "at least 1"),
+    ],
+)
+def test_prune_refuses_what_cannot_be_saved(folder, call, tmp_path, options, words):
+    data = ("--data", folder / "reviews.csv", *COLUMNS)
+    code, _, err = call("prune", folder / "model", *data, *options, "-o", tmp_path / "small")
+    assert (code, words in " ".join(err.split())) == (2, True), err
+    assert not (tmp_path / "small").exists()
+
+
+def test_prune_merges_key_heads(folder, call, tmp_path):
+    data = ("--data", folder / "reviews.csv", *COLUMNS)
+    small = tmp_path / "small"
+    code, out, err = call("prune", folder / "model", *data, "--kv-heads", 1, "-o", small)
+    assert code == 0, err
+    assert "6 key heads, now 2" in out
+    assert "6 key and value heads" in (small / "README.md").read_text()
+    card = json.loads((small / "card.json").read_text())
+    assert (card["before"]["key_heads"], card["after"]["key_heads"]) == (6, 2)

@@ -40,6 +40,9 @@ def pipeline() -> list[dict[str, Any]]:
     for seed, name in enumerate(("query", "key", "value", "heads"), 5):
         values = [matrix(seed, length, WIDTH, head) for head in range(heads)]
         steps.append({"step": name, "site": site, "shape": [heads, length, WIDTH], "values": values})
+    scores = [matrix(9, length, length, head) for head in range(heads)]
+    scores[3][0][length - 1] = None  # type: ignore[call-overload]  # hidden by a mask
+    steps.append({"step": "scores", "site": site, "shape": [heads, length, length], "values": scores})
     weights = [
         [[weight(head, q, k, length) for k in range(length)] for q in range(length)] for head in range(heads)
     ]

@@ -230,3 +230,19 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 assert "manyheads" in AUTO_QUANTIZER_MAPPING
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
+def test_a_model_that_replaced_its_attention_while_it_ran_is_loaded_as_it_is(tmp_path):
+    """BigBird has other attention modules after a short text, and its config does not say so."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "hidden_size": 12, "intermediate_size": 7, "num_hidden_layers": 1}
+    model = hf.BigBirdModel(hf.BigBirdConfig(**sizes, num_attention_heads=3, block_size=4)).eval()
+    batch = {"input_ids": torch.randint(70, (2, 11))}
+    outputs(model, batch)  # from block_sparse to original_full
+    small = mh.cut(model, {0: [1]})
+    mh.save(small, tmp_path / "small")
+    expected = outputs(small, batch)
+    for again in (mh.load(tmp_path / "small"), hf.AutoModel.from_pretrained(tmp_path / "small")):
+        actual = outputs(again.eval(), batch)
+        assert all(torch.equal(actual[name], value) for name, value in expected.items())
+    assert model.config.attention_type == "block_sparse"  # that of the user is left alone

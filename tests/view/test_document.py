@@ -398,7 +398,7 @@ def test_the_pipeline_of_gpt2_is_its_arithmetic():
     way = steps(example(model, {"input_ids": row})[0])
     assert list(way) == [
         *("tokens", "ids", "embedding", "positions", "input", "query", "key", "value"),
-        *("weights", "heads", "joined", "projected"),
+        *("scores", "weights", "heads", "joined", "projected"),
     ]
     assert way["ids"]["values"] == row[0].tolist()
 
@@ -415,7 +415,12 @@ def test_the_pipeline_of_gpt2_is_its_arithmetic():
     for step, wanted in (("query", q), ("key", k), ("value", v)):
         near(step, wanted)
     hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
-    weights = (q @ k.transpose(1, 2) / 5**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+    scores = (q @ k.transpose(1, 2) / 5**0.5).masked_fill(hidden, -torch.inf)
+    written = torch.tensor(
+        [[[-torch.inf if x is None else x for x in r] for r in h] for h in way["scores"]["values"]]
+    )
+    torch.testing.assert_close(written, scores.detach(), rtol=1e-3, atol=1e-3)
+    weights = scores.softmax(-1)
     near("weights", weights)
     near("heads", weights @ v)
     joined = (weights @ v).transpose(0, 1).reshape(7, 15)
@@ -429,6 +434,7 @@ def test_the_pipeline_of_other_models():
     assert way["key"]["shape"][1:] == [23, 4]
     assert way["projected"]["shape"] == [23, 18]
     assert torch.tensor(way["weights"]["values"]).shape == (6, 16, 16)
+    assert way["scores"]["shape"] == way["weights"]["shape"] == [6, 23, 23]
     own = Encoder(d_model=8, heads=2, layers=1, vocabulary=97).eval()
     assert {"embedding", "query", "projected"} <= set(steps(example(own, ids(1, 5))[0]))
     layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True).eval()

@@ -267,14 +267,14 @@ def test_chinese_and_dark_are_remembered(show: Show) -> None:
     page = show(document())
     page.focus("[data-switch=language]")
     page.select_option("[data-switch=language]", "zh")
-    assert page.inner_text("[data-tab=heads]") == "头概览"
+    assert page.inner_text("[data-tab=heads]") == "概览"
     assert page.get_attribute("#page", "lang") == "zh-CN"
     assert page.evaluate("document.activeElement.dataset.switch") == "language"
     page.select_option("[data-switch=theme]", "dark")
     dark = page.evaluate("getComputedStyle(document.querySelector('#page')).backgroundColor")
     page.reload()
     page.wait_for_selector("[role=tab]")
-    assert page.inner_text("[data-tab=heads]") == "头概览"
+    assert page.inner_text("[data-tab=heads]") == "概览"
     assert page.evaluate("getComputedStyle(document.querySelector('#page')).backgroundColor") == dark
     page.emulate_media(media="print")  # paper is white
     page.wait_for_selector("#page[data-theme=light]")
@@ -282,7 +282,7 @@ def test_chinese_and_dark_are_remembered(show: Show) -> None:
 
 def test_every_chart_is_saved_as_svg_png_and_csv(show: Show) -> None:
     made = document()
-    for fragment, charts in (("#heads", 1), ("#glance", 1), ("#head/0.2", 8)):
+    for fragment, charts in (("#heads", 2), ("#glance", 1), ("#head/0.2", 9)):
         page = show(made, fragment)
         figures = page.query_selector_all("figure.chart")
         assert len(figures) == charts

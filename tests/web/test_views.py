@@ -84,6 +84,8 @@ def test_the_pipeline_shows_every_matrix_as_it_is(page: Callable[[str], Any]) ->
     assert shown["positions P"] == flat(known["positions"])
     assert shown["output Y"] == flat(known["projected"])
     assert shown[f"attention weights {head}"] == pytest.approx(flat(known["weights"][head]))
+    scores = [0.0 if x is None else x for x in flat(known["scores"][head])]  # hidden by a mask: no number
+    assert [x if x == x else 0.0 for x in shown[f"scores Q Kᵀ, scaled {head}"]] == scores
     assert shown[f"output of head {head}"] == flat(known["heads"][head])
     assert shown[f"queries {head}"] == flat(known["query"][head])
     assert shown[f"values {head}"] == flat(known["value"][head])
@@ -258,7 +260,7 @@ def test_a_target_word_is_chosen_by_key_and_by_click(page: Callable[[str], Any])
 def test_every_chart_is_saved_as_svg_png_and_csv(page: Callable[[str], Any], view: str) -> None:
     opened = page(view)
     found = charts(opened)
-    assert len(found) == {"all": 4, "pipeline": 5, "picture": 2, "alignment": 3}[view]
+    assert len(found) == {"all": 4, "pipeline": 5, "picture": 3, "alignment": 3}[view]
     names = set()
     for figure in found:
         files = []

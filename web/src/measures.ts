@@ -2,6 +2,7 @@
 import { unverified } from "./doubts";
 import type { HeadDocument, Numbers, RoleEvidence } from "./document";
 import type { Colours } from "./draw/colour";
+import { measured } from "./draw/number";
 import type { Words } from "./words";
 
 export interface Measure {
@@ -10,6 +11,8 @@ export interface Measure {
   name: string;
   /** a sentence: what it tells */
   tells: string;
+  /** what it is counted in; "" for a number that only compares heads */
+  unit: string;
   mean: Numbers;
   se: Numbers;
   /** colours without an order: its kinds' names, of which mean gives the number (null: none) */
@@ -47,14 +50,14 @@ export function measure(document: HeadDocument, key: string, words: Words): Meas
     const share = (value: number) => (top > 0 ? Math.sqrt(Math.max(0, value) / top) : 0);
     const name = words.importanceBy(words.methods[method] ?? method);
     const tells = OF_THE_HEAD_ALONE.has(method) ? words.importanceAlone : words.importanceTells;
-    return { key, group: "importance", name, tells, mean, se, domain: [0, top], share };
+    return { key, group: "importance", name, tells, unit: "", mean, se, domain: [0, top], share };
   }
   if (key === "redundancy" && document.redundancy) {
     const mean = document.redundancy.twin_distance;
     const top = Math.max(0, ...known(mean)) || 1;
     const se = document.heads.metrics["twin_distance"]?.se ?? mean.map(() => null);
-    const { name, tells } = words.redundancy;
-    return { key, group: "comparison", name, tells, mean, se, domain: [0, top], share: (value) => 1 - value / top };
+    const { name, tells, unit } = words.redundancy;
+    return { key, group: "comparison", name, tells, unit, mean, se, domain: [0, top], share: (value) => 1 - value / top };
   }
   if (key === "cluster" && document.redundancy) {
     const cluster = document.redundancy.cluster;
@@ -70,19 +73,19 @@ export function measure(document: HeadDocument, key: string, words: Words): Meas
     return kinds(key, words.role.name, words.role.tells, mean, order.map((name) => roleName(name, words)));
   }
   const found = document.heads.metrics[key] ?? Object.values(document.heads.metrics)[0] ?? { mean: [], se: [] };
-  const { name, tells } = words.metrics[key] ?? { name: key, tells: "" };
+  const { name, tells, unit } = words.metrics[key] ?? { name: key, tells: "", unit: "" };
   const values = known(found.mean);
   let low = Math.min(...values);
   const high = Math.max(...values);
   if (!values.length || isShare(key) || (low >= 0 && low < high / 2)) low = 0;
   const span = high - low;
   const share = (value: number) => (span > 0 ? (value - low) / span : value > 0 ? 1 : 0);
-  return { key, group: "statistics", name, tells, mean: found.mean, se: found.se, domain: [low, high], share };
+  return { key, group: "statistics", name, tells, unit, mean: found.mean, se: found.se, domain: [low, high], share };
 }
 
 function kinds(key: string, name: string, tells: string, mean: Numbers, names: string[]): Measure {
   const se = mean.map(() => null);
-  return { key, group: "comparison", name, tells, mean, se, kinds: names, domain: [0, names.length], share: () => 0 };
+  return { key, group: "comparison", name, tells, unit: "", mean, se, kinds: names, domain: [0, names.length], share: () => 0 };
 }
 
 /** Colour of a head; more than seven kinds share the last colour. */
@@ -90,6 +93,20 @@ export function colourOf(measure: Measure, head: number, colours: Colours): stri
   const value = measure.mean[head];
   if (value === null || value === undefined) return colours.nothing;
   return measure.kinds ? colours.kind(Math.min(value, 7)) : colours.ramp(measure.share(value));
+}
+
+/** A head's value with its standard error, shares in percent; or its kind by name. */
+export function written(measure: Measure, head: number): string {
+  const mean = measure.mean[head];
+  const se = measure.se[head];
+  if (mean === null || mean === undefined) return "–";
+  if (measure.kinds) return measure.kinds[mean]!;
+  return isShare(measure.key) ? measured(100 * mean, se === null || se === undefined ? se : 100 * se) : measured(mean, se);
+}
+
+/** The method that ranks heads by what the model would lose: the first that does not ask the head alone. */
+export function rankingMethod(document: HeadDocument): string | undefined {
+  return Object.keys(document.importance).find((name) => !OF_THE_HEAD_ALONE.has(name));
 }
 
 export function known(numbers: Numbers): number[] {
@@ -129,7 +146,7 @@ export function filters(document: HeadDocument, words: Words): Filter[] {
   const all = document.heads.name.map((_, head) => head);
   const proved = (head: number) => !unverified(document, head);
   add("unverified", words.notVerified, all.filter((head) => !proved(head)));
-  const method = Object.keys(document.importance).find((name) => !OF_THE_HEAD_ALONE.has(name));
+  const method = rankingMethod(document);
   if (method !== undefined) add("cuttable", words.cuttable, cuttable(document.importance[method]!.mean).filter(proved));
   if (document.redundancy) {
     const { twin_distance } = document.redundancy;

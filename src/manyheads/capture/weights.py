@@ -41,6 +41,7 @@ class Head:
     output: of the products that read the head's output; ``axis`` is the one of their input.
     biases: of the products above, by role.
     extras: everything else that belongs to some heads alone: norms, bias tables, slopes, sinks, scales.
+    beside: the extras that take part in making queries, keys or values, or reading the output, by role.
     """
 
     query: tuple[Part, ...] = ()
@@ -49,6 +50,7 @@ class Head:
     output: tuple[Part, ...] = ()
     biases: dict[str, tuple[Part, ...]] = field(default_factory=dict)
     extras: tuple[Part, ...] = ()
+    beside: dict[str, tuple[Part, ...]] = field(default_factory=dict)
 
 
 @dataclass
@@ -163,6 +165,7 @@ def _put(head: Head, role: str, part: Part, factor: bool, added: bool) -> None:
         head.biases[role] = (*head.biases.get(role, ()), part)
     else:
         head.extras = (*head.extras, part)
+        head.beside[role] = (*head.beside.get(role, ()), part)
 
 
 def _users(trace: Trace) -> dict[str, tuple[int, list[frozenset[int]]]]:

@@ -36,6 +36,6 @@ def inspect(
             return None
         result = terminal.inspect.InspectPresentation(counted, loaded, corpus, out, page)
         terminal.presentation.present(result, as_json=json)
-        if open:
+        if open and page:
             terminal.presentation.open_file(out / "report.html")
         return result.ending(interrupted())

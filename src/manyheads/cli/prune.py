@@ -22,12 +22,13 @@ def prune(
     ] = Path("out/prune"),
     json: options.Json = False,
 ) -> str | None:
-    """Cut a model to a share of its heads, refit what is left, and save it.
+    """Cut a model to a share of its heads, or merge its key heads, refit what is left, and save it.
 
     Every tenth text is held out: the card compares the two models there, with standard errors, by the measure
     of the task where --data has labels; else by perplexity, by accuracy where labels are available, by
     agreement with the uncut model where they are not, or by the cosine to the uncut model's embedding; it has
-    the sizes and the measured times. The folder holds the model, plan.json, card.json, README.md (the model
+    the sizes and the measured times, and for a model that generates the bytes of its cache and its tokens per
+    second. The folder holds the model, plan.json, card.json, README.md (the model
     card) and, with --curve, curve.png. After Ctrl-C during --recover the model is saved as it is then, and
     the state stays beside the folder: remove the folder and repeat the command to continue.
     """

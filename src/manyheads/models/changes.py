@@ -14,6 +14,7 @@ from manyheads.common.json_files import check_fields
 from manyheads.models import no_heads
 from manyheads.models.no_heads import NoHeads
 from manyheads.models.per_head_inputs import Pick, PickOptions
+from manyheads.models.repeated_outputs import Repeat, RepeatOptions
 from manyheads.models.reported_width import Width
 from manyheads.models.torch_attention import TorchAttention
 
@@ -46,6 +47,7 @@ class Changes:
     configs: the same for modules that read a config; each then has its own copy.
     inputs: ``{module path: [options of Pick]}`` for modules with an argument for every head.
     widths: ``{module path: options of Width}`` for modules that read the width of all heads off their input.
+    repeated: ``{module path: options of Repeat}`` for projections whose outputs serve several heads.
     copied: ``{module path: module path}``: the first computes a table for itself as the second does.
     replaced: paths of modules that were nn.MultiheadAttention and are `TorchAttention` now.
     emptied: ``{module path: options of NoHeads}`` for modules that lost all heads.
@@ -60,6 +62,7 @@ class Changes:
     configs: dict[str, dict[str, object]] = field(default_factory=dict)
     inputs: dict[str, list[PickOptions]] = field(default_factory=dict)
     widths: dict[str, dict[str, int]] = field(default_factory=dict)
+    repeated: dict[str, RepeatOptions] = field(default_factory=dict)
     copied: dict[str, str] = field(default_factory=dict)
     replaced: list[str] = field(default_factory=list)
     emptied: dict[str, no_heads.Options] = field(default_factory=dict)
@@ -231,7 +234,7 @@ def forget(changes: Changes, path: str) -> None:
     """Drop the records of modules and tensors at and under a path that is replaced."""
     lists: tuple[dict[str, Any], ...] = (
         changes.shapes, changes.attributes, changes.configs, changes.inputs, changes.widths, changes.copied,
-        changes.settings,
+        changes.settings, changes.repeated,
     )  # fmt: skip
     for noted in lists:
         for name in list(noted):
@@ -283,6 +286,8 @@ def settle(model: nn.Module, changes: Changes) -> None:
             Pick(**options).attach(module)
     for path, width in changes.widths.items():
         Width(**width).attach(model.get_submodule(path))
+    for path, repeated in changes.repeated.items():
+        Repeat(**repeated).attach(model.get_submodule(path))
     for name in changes.shapes:
         path, _, key = name.rpartition(".")
         model.get_submodule(path)._non_persistent_buffers_set.discard(key)  # nothing else can make it again

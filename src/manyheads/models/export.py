@@ -106,7 +106,7 @@ def export(
     """
     if to not in TARGETS:
         raise ValueError(f"to: got {to!r}; expected one of {', '.join(TARGETS)}")
-    _check_installed(to)
+    check_installed(to)
     out = Path(out)
     check_free(out)
     tokenizer: Any = getattr(model, "tokenizer", None)
@@ -136,7 +136,8 @@ def _open(model: str | PathLike[str], opening: Mapping[str, Any]) -> Loaded:
     return open_model(str(model), head=True, **{**opening, **({"device": "cpu"} if anywhere else {})})
 
 
-def _check_installed(to: Target) -> None:
+def check_installed(to: Target) -> None:
+    """Raise an ImportError that names the extra, unless everything that a format needs is installed."""
     missing = [name for name in _PACKAGES.get(to, ()) if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"{to} needs {', '.join(missing)}: pip install 'manyheads[{_EXTRAS[to]}]'")

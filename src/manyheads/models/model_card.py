@@ -96,7 +96,13 @@ def write_card(folder: Path, name: str | None = None, measured: Mapping[str, Any
         tags=["manyheads", "attention-heads", "pruned"],
         base_model=base if _HUB_NAME.fullmatch(base) and not Path(base).exists() else None,
     )
-    parts = [f"# {name.rpartition('/')[2]}", _cut(about, measured, base), _quality(measured), _heads(about)]
+    parts = [
+        f"# {name.rpartition('/')[2]}",
+        _cut(about, measured, base),
+        _quality(measured),
+        _export(measured),
+        _heads(about),
+    ]
     parts.append(_loading(name, kind.rpartition(".")[2] if theirs else "", bool(about.get("plain"))))
     body = "\n\n".join(filter(None, parts))
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n")  # it raises if this is no card
@@ -112,7 +118,12 @@ def _cut(about: Mapping[str, Any], measured: Mapping[str, Any], base: str) -> st
     before, after = (sum(count[when][0] for count in counts.values()) for when in ("before", "after"))
     if not counts:
         return "A model that was saved with [manyheads](https://pypi.org/project/manyheads)."
-    sentence = f"{before - after} of {before} attention heads" + (f" of {base}" if base else "")
+    of_base = f" of {base}" if base else ""
+    if before == after:
+        keys = [sum(count[when][1] for count in counts.values()) for when in ("before", "after")]
+        sentence = f"{keys[0]} key and value heads{of_base} were merged to {keys[1]} with manyheads"
+        return f"{sentence}." + (f" Fitted to {measured['corpus']}." if measured.get("corpus") else "")
+    sentence = f"{before - after} of {before} attention heads{of_base}"
     text = f" Which ones was decided on {measured['corpus']}." if measured.get("corpus") else ""
     return f"{sentence} were removed with manyheads.{text}"
 
@@ -125,6 +136,7 @@ def _quality(measured: Mapping[str, Any]) -> str:
     rows = [
         (f"{measured['measure']}, {measured['sequences']:,} held-out sequences", "quality", "{:.4f}"),
         ("heads", "heads", "{:,}"),
+        ("key and value heads", "key_heads", "{:,}"),
         ("parameters", "parameters", "{:,}"),
         ("bytes on disk", "bytes", "{:,}"),
         ("bytes of keys and values for each token", "cache", "{:,}"),
@@ -135,7 +147,23 @@ def _quality(measured: Mapping[str, Any]) -> str:
         if any(numbers):
             shown = ["unknown" if number is None else form.format(number) for number in numbers]
             lines.append(f"| {what} | {' | '.join(shown)} |")
+    for one in measured.get("decoding") or []:
+        if not one["why_not"]:
+            what = f"tokens a second, batch {one['batch']} after {one['length']:,} tokens"
+            lines.append(f"| {what} | {one['before']:.1f} | {one['after']:.1f} |")
     return "\n".join(lines)
+
+
+def _export(measured: Mapping[str, Any]) -> str:
+    """The files in another format that are beside the model."""
+    export = measured.get("export")
+    if not export:
+        return ""
+    files = [f"`{export['to']}/{name}`, {size:,} bytes" for name, size in export["bytes"].items()]
+    off = max(export["differences"].values(), default=0.0)
+    return (
+        f"## As {export['to']}\n\n{'; '.join(files)}. Outputs differ from the model's by at most {off:.1g}."
+    )
 
 
 def _heads(about: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, TypeVar
 
 import torch
 from torch import nn
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 METHOD, VERSION = "manyheads", 1  # of the record that is in a config as its quantization_config
 _CONFIG = "config.json"
+T = TypeVar("T")
 _HEADS = re.compile(r"head|kv")
+_KEYS = re.compile(r"kv|key|query_group")
 _WIDTH = re.compile(r"^(head_dim|d_kv|attention_head_dim|attention_head_size|kv_channels)$")
 
 
@@ -65,6 +67,22 @@ def note_in_config(model: nn.Module) -> None:
         **record,
     }
     model.config.quantization_config = values
+    for name, value in _changed_by_running(model).items():
+        setattr(model.config, name, value)
+
+
+def _changed_by_running(model: PreTrainedModel) -> dict[str, str]:
+    """Words of a config that all modules which have them hold otherwise.
+
+    BigBird replaces its sparse attention for good when it reads a short text, and its config still says that
+    it is sparse. A model that is built from the config must have the modules whose heads were changed.
+    """
+    words = {name: value for name, value in vars(model.config).items() if isinstance(value, str)}
+    now: dict[str, set[str]] = {}
+    for module in model.modules():
+        for name in words.keys() & vars(module).keys():
+            now.setdefault(name, set()).add(vars(module)[name])
+    return {name: next(iter(each)) for name, each in now.items() if len(each) == 1 and each != {words[name]}}
 
 
 def build(folder: Path, name: str, attention: str | None) -> nn.Module:
@@ -120,19 +138,20 @@ def _uniform(config: PretrainedConfig, changes: Changes) -> PretrainedConfig | N
     """The config with the new numbers of heads, if all layers changed alike; None if not."""
     if not changes.counts or changes.copied or changes.inputs or changes.replaced:
         return None
-    became: dict[int, set[int]] = {}
+    became: tuple[dict[int, set[int]], dict[int, set[int]]] = {}, {}  # heads, key heads
     widths = set()
     for count in changes.counts.values():
-        for before, after in zip(count["before"], count["after"], strict=True):
-            became.setdefault(before, set()).add(after)
+        for numbers, before, after in zip(became, count["before"], count["after"], strict=True):
+            numbers.setdefault(before, set()).add(after)
         widths.add(count["d_key"])
-    if any(len(after) > 1 or 0 in after for after in became.values()):
+    if any(len(after) > 1 or 0 in after for numbers in became for after in numbers.values()):
         return None
     uniform = _without_record(config)
     for part in _parts(uniform):
         for name, value in list(vars(part).items()):
-            if type(value) is int and _HEADS.search(name) and not _WIDTH.search(name) and value in became:
-                setattr(part, name, next(iter(became[value])))
+            numbers = _numbers(name, *became)
+            if type(value) is int and _HEADS.search(name) and not _WIDTH.search(name) and value in numbers:
+                setattr(part, name, next(iter(numbers[value])))
             elif _WIDTH.search(name) and len(widths) == 1 and widths != {None}:
                 setattr(part, name, next(iter(widths)))
     return uniform
@@ -154,14 +173,22 @@ def _per_layer(config: PretrainedConfig, changes: Changes) -> PretrainedConfig |
             layers[int(number)] = values
         for site, count in changes.counts.items():
             (number,) = re.findall(r"(?<=\.)\d+(?=\.|$)", f".{site}")
-            became = dict(zip(count["before"], count["after"], strict=True))
+            pairs = [{before: after} for before, after in zip(count["before"], count["after"], strict=True)]
             for name, value in vars(text.per_layer_config[int(number)]).items():
+                became = _numbers(name, *pairs)
                 if type(value) is int and _HEADS.search(name) and not _WIDTH.search(name) and value in became:
                     layers.setdefault(int(number), {})[name] = became[value]
         text.per_layer_config = layers
     except Exception:  # no layers that the config numbers, or an older transformers
         return None
     return new
+
+
+def _numbers(name: str, heads: dict[int, T], key_heads: dict[int, T]) -> dict[int, T]:
+    """What numbers of heads became, for an attribute of this name: where key heads were as many as heads and
+    are not any more, its name says which of them it counts.
+    """
+    return heads | key_heads if _KEYS.search(name) else key_heads | heads
 
 
 def _without_record(config: PretrainedConfig) -> PretrainedConfig:

@@ -161,6 +161,7 @@ class Modules:
 
     def __init__(self, decoder: Decoder, cache: DecoderCache) -> None:
         self.decoder, self.cache = decoder, cache
+        self.beams = 1  # hypotheses of each row in the cache: after the prompt there is one
 
     def prompt(self, ids: Tensor) -> Tensor:
         """Read ids (rows, length); the logits of the next token, (rows, vocabulary)."""
@@ -170,9 +171,9 @@ class Modules:
     def token(self, ids: Tensor, parents: Tensor | None = None) -> Tensor:
         """Read one token of each hypothesis, (rows * beams, 1), that continues ``parents (rows, beams)``."""
         if parents is not None:
-            beams = self.cache.blocks[0].held()[0].shape[0] // len(parents)  # after the prompt there is one
-            first = torch.arange(len(parents), device=ids.device)[:, None] * beams
-            self.cache.reorder((first + parents.clamp(max=beams - 1)).flatten())
+            first = torch.arange(len(parents), device=ids.device)[:, None] * self.beams
+            self.cache.reorder((first + parents.clamp(max=self.beams - 1)).flatten())
+            self.beams = parents.shape[1]
         return self.prompt(ids)
 
 

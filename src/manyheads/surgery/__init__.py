@@ -1,4 +1,4 @@
-"""Changing heads: plan, cut, grow, refit, recover, prune."""
+"""Changing heads: plan, cut, grow, merge, refit, recover, prune."""
 
 from typing import TYPE_CHECKING
 

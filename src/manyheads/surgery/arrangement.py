@@ -16,6 +16,14 @@ from manyheads.capture.site import Site
 User = TypeVar("User", bound=Hashable)
 Copies = tuple[frozenset[int], ...]  # heads that are copied together, a set for each time
 
+# For messages: what the changed model is called, and what it is compared with.
+_RESULTS = {"cut": "cut", "grow": "grown", "merge": "merged"}
+_EXPECTED = {
+    "cut": "the silenced one",
+    "grow": "the model as it was",
+    "merge": "the one whose key heads are equal",
+}
+
 
 @dataclass(frozen=True)
 class Arrangement:
@@ -25,6 +33,7 @@ class Arrangement:
     removed: ``{site: heads}`` that go.
     copied: ``{site: sets of heads}`` that are there once more, set by set. A key head is copied with the
         whole group that reads it.
+    merged: ``{site: key heads}`` that go while the heads that read them stay, and read another one.
 
     Examples
     --------
@@ -35,16 +44,20 @@ class Arrangement:
     >>> larger = Arrangement("grow", {"attn": site}, copied={"attn": (frozenset({2, 3}),)})
     >>> larger.heads("attn"), larger.key_heads("attn")
     ([0, 1, 2, 3, 2, 3], [0, 1, 1])
+    >>> shared = Arrangement("merge", {"attn": site}, merged={"attn": [1]})
+    >>> shared.heads("attn"), shared.key_heads("attn")
+    ([0, 1, 2, 3], [0])
     """
 
-    verb: Literal["cut", "grow"]
+    verb: Literal["cut", "grow", "merge"]
     sites: Mapping[str, Site]
     removed: Mapping[str, list[int]] = field(default_factory=dict)
     copied: Mapping[str, Copies] = field(default_factory=dict)
+    merged: Mapping[str, list[int]] = field(default_factory=dict)
 
     def changes(self, name: str) -> bool:
-        """Whether the heads of a site change."""
-        return bool(self.removed.get(name) or self.copied.get(name))
+        """Whether the heads or the key heads of a site change."""
+        return bool(self.removed.get(name) or self.copied.get(name) or self.merged.get(name))
 
     def heads(self, name: str) -> list[int]:
         """For each head that a site will have, the present head that it comes from."""
@@ -54,7 +67,9 @@ class Arrangement:
     def key_heads(self, name: str) -> list[int]:
         """The same for the key heads."""
         groups = [set(group) for group in groups_of(self.sites[name])]
-        return arranged(groups, self.removed.get(name, ()), self.copied.get(name, ()))
+        stay = arranged(groups, self.removed.get(name, ()), self.copied.get(name, ()))
+        gone = self.merged.get(name, ())
+        return [key_head for key_head in stay if key_head not in gone]
 
     def touched(self, name: str) -> list[int]:
         """The heads of a site that go, or that are copied."""
@@ -81,18 +96,20 @@ class Arrangement:
         """What happens at a site, for messages."""
         if self.removed.get(name):
             return f"without heads {self.removed[name]}"
+        if self.merged.get(name):
+            return f"with {len(self.key_heads(name))} key heads"
         more = len(self.heads(name)) - self.sites[name].heads
         return f"with {more} more head{'s' * (more > 1)}"
 
     @property
     def result(self) -> str:
         """What the changed model is called in messages."""
-        return f"the {'cut' if self.verb == 'cut' else 'grown'} model"
+        return f"the {_RESULTS[self.verb]} model"
 
     @property
     def expected(self) -> str:
         """What the changed model is compared with, for messages."""
-        return "the silenced one" if self.verb == "cut" else "the model as it was"
+        return _EXPECTED[self.verb]
 
 
 def arranged(

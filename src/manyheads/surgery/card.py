@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from time import perf_counter
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.capture.call import Call
-from manyheads.capture.interceptor import Interceptor
-from manyheads.capture.mask_reading import update_site, visible
 from manyheads.capture.site import Site
 from manyheads.common.devices import device_of
 from manyheads.common.json_numbers import plain
@@ -24,6 +21,8 @@ from manyheads.common.run_batch import run
 from manyheads.common.types import Batch, Json
 from manyheads.heads.observer import moved, tensors
 from manyheads.heads.unverified_sites import Doubts, doubts_of
+from manyheads.surgery.decoding_speed import Decoding, cache_bytes, decoding_speed
+from manyheads.surgery.head_prices import cache_prices
 from manyheads.surgery.prune import few
 from manyheads.surgery.quality import Compared, compare_quality
 
@@ -42,6 +41,7 @@ class Side:
     bytes: int  # of its weights on disk
     cache: int  # bytes of keys and values for each token that a causal model remembers
     seconds: dict[int, float]  # a forward pass, by batch
+    key_heads: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Card:
         the user's metric.
     timed: the length of the timed sequences.
     doubts: notes about the sites of the model before.
+    decoding: tokens generated in a second, by batch and length of what was read before.
     """
 
     measure: str
@@ -65,6 +66,7 @@ class Card:
     within_noise: bool | None
     timed: str
     doubts: Doubts
+    decoding: list[Decoding] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Json]:
         """Plain data; None for numbers that are not finite."""
@@ -75,8 +77,10 @@ class Card:
     def rows(self) -> list[tuple[str, str, str]]:
         """Rows of text for people: (what, before, after)."""
         a, b = self.before, self.after
+        shared = [("key heads", f"{a.key_heads:,}", f"{b.key_heads:,}")]
         rows = [
             ("heads", f"{a.heads:,}", f"{b.heads:,}"),
+            *(shared if (a.key_heads, b.key_heads) != (a.heads, b.heads) else []),
             (f"{self.measure}, {self.sequences:,} held-out sequences", _with_error(a), _with_error(b)),
             *self._change(),
             ("parameters", f"{a.parameters:,}", f"{b.parameters:,} ({b.parameters / a.parameters - 1:+.1%})"),
@@ -95,7 +99,7 @@ class Card:
                     f"{after * 1e3:.1f} ({seconds / after:.2f}x as fast)",
                 )
             )
-        return rows
+        return rows + [_speed(each) for each in self.decoding]
 
     def _change(self) -> list[tuple[str, str, str]]:
         if self.change is None:
@@ -107,6 +111,13 @@ class Card:
         verdict = ": within noise" if self.within_noise else ""
         text = f"{form.format(value)} ({form.format(low)} to {form.format(high)}){verdict}"
         return [("change, 95% interval", "", text)]
+
+
+def _speed(one: Decoding) -> tuple[str, str, str]:
+    what = f"batch {one.batch} after {one.length:,} tokens, tokens/s"
+    if one.why_not:
+        return what, "not measured", one.why_not
+    return what, f"{one.before:.1f}", f"{one.after:.1f} ({one.after / one.before:.2f}x)"
 
 
 def _with_error(side: Side) -> str:
@@ -121,6 +132,7 @@ def card(
     metric: Metric | None = None,
     sizes: tuple[int, ...] = (1, 32),
     repeats: int = 7,
+    lengths: tuple[int, ...] = (),
 ) -> Card:
     """Compare a cut model with the uncut one: quality, size, memory and speed, before and after.
 
@@ -136,6 +148,8 @@ def card(
         its output for embeddings.
     sizes: how many sequences are timed at once.
     repeats: how often each pass is timed; the two models take turns, and the median counts.
+    lengths: how many tokens a model that generates has read when its tokens per second are measured; none by
+        default.
 
     Returns
     -------
@@ -178,14 +192,17 @@ def card(
         times = latency(model, small, first, sizes, repeats)
         sides, doubts = [], []
         for each, (value, error), seconds in zip((model, small), qualities, times, strict=True):
-            sites, cache = _attention(each, few(first))
+            prices = cache_prices(each, few(first))
+            sites, cache = list(prices), round(sum(prices.values()))
+            measured = cache_bytes(each) if cache else None
+            cache = cache if measured is None else round(measured)
             doubts.append(doubts_of(sites))
             held = {id(x): x for x in (*each.parameters(), *each.buffers())}
             parameters = sum(p.numel() for p in each.parameters())
             size = sum(x.numel() * x.element_size() for x in held.values())
-            sides.append(
-                Side(sum(site.heads for site in sites), value, error, parameters, size, cache, seconds)
-            )
+            heads, key_heads = (sum(map(count, sites)) for count in (_heads, _key_heads))
+            sides.append(Side(heads, value, error, parameters, size, cache, seconds, key_heads))
+        decoding = decoding_speed(model, small, sizes, lengths) if lengths and sides[0].cache else []
     change = None
     if judged is not None:
         change = {name: getattr(judged.change, name) for name in ("value", "low", "high")}
@@ -198,7 +215,16 @@ def card(
         None if judged is None else judged.change.within_noise,
         _length(_repeated(first, 1)),
         doubts[0],
+        decoding,
     )
+
+
+def _heads(site: Site) -> int:
+    return site.heads
+
+
+def _key_heads(site: Site) -> int:
+    return len(set(site.kv_heads))
 
 
 def latency(
@@ -245,20 +271,3 @@ def _length(batch: Batch) -> str:
     """
     first = next(iter(tensors(batch).values()), torch.ones(1, 0))
     return f"{first.shape[1]:,} tokens" if first.dim() == 2 else f"{tuple(first.shape[1:])}"
-
-
-def _attention(model: nn.Module, batch: Batch) -> tuple[list[Site], int]:
-    """The attention sites of a model, and the bytes of its cache per token."""
-    widths: dict[str, int] = {}
-
-    def on_call(call: Call) -> None:
-        with torch._C.DisableTorchFunction():
-            update_site(call, visible(call))
-            key = 0 if call.key is None else call.key.shape[-1]
-            widths[call.site.name] = (key + call.value.shape[-1]) * call.value.element_size()
-
-    with torch.no_grad(), Interceptor(model, on_call) as interceptor:
-        run(model, batch)
-    sites = list(interceptor.sites.by_name.values())
-    cache = sum(len(set(site.kv_heads)) * widths[site.name] for site in sites if site.kind == "causal")
-    return sites, cache

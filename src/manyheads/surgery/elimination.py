@@ -12,7 +12,7 @@ from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import directions
 from manyheads.heads.observer import Forward, Sums, differentiate, moved, observed
 from manyheads.heads.table import HeadTable
-from manyheads.surgery.plan import ModuleHeads
+from manyheads.surgery.leaving_heads import ModuleHeads
 
 # The ridge of the fits that are foreseen, in units of the channels' mean variance, is this times the number
 # of channels over that of tokens: about what `refit` chose on held-out text of several lengths.

@@ -108,7 +108,7 @@ def fix_head_counts(
             _sources(region, projections, arrangement),
             _weights(region, projections),
         )
-        holds = _Runs(module, region.calls, allowed)
+        holds = Runs(module, region.calls, allowed)
         for configs, widths in itertools.product(
             (False, True), _widths(copied, region, projections, arrangement)
         ):
@@ -187,7 +187,7 @@ def _check_readers(
             weight, removed = get_tensor(module, name[start:]), sorted(sliced[name].touched)
             with torch.no_grad():
                 weight.index_fill_(sliced[name].axis, torch.tensor(removed, device=weight.device), 0.0)
-        if _Runs(module, region.calls, 10 * tolerance(model)).fails():
+        if Runs(module, region.calls, 10 * tolerance(model)).fails():
             raise ValueError(
                 f"heads: cannot cut at {region.sites[0]!r}: {why} (such as a convolution of the values, or a "
                 "norm over all heads), so that without them the output is not that of the silenced module"
@@ -232,7 +232,7 @@ def _weights(region: Region, projections: Mapping[str, Projections]) -> set[str]
 
 
 def _ambiguous(
-    region: Region, module: nn.Module, numbers: list[Candidate], chosen: dict[Candidate, object], holds: _Runs
+    region: Region, module: nn.Module, numbers: list[Candidate], chosen: dict[Candidate, object], holds: Runs
 ) -> bool:
     """Whether numbers that split axes, or per-head settings, give the same output unchanged and changed."""
     values = Values(module, numbers)
@@ -257,7 +257,7 @@ def _from_noise(
     sliced: Mapping[str, Slice],
     numbers: list[Candidate],
     values: Values,
-    holds: _Runs,
+    holds: Runs,
 ) -> dict[Candidate, object]:
     """The changes found with noise in weights and inputs, where those alone do not show them.
 
@@ -267,10 +267,10 @@ def _from_noise(
     """
     values.put({})
     noisy = with_noise(model, values.region, region, arrangement, sliced)
-    chosen = None if noisy is None else find(noisy[0], numbers, _Runs(*noisy, holds.allowed), {})
+    chosen = None if noisy is None else find(noisy[0], numbers, Runs(*noisy, holds.allowed), {})
     if noisy is not None and chosen is not None:
         left = [c for c in numbers if c.axes and c not in chosen]
-        twin = _Runs(*noisy, holds.allowed)
+        twin = Runs(*noisy, holds.allowed)
         if not _ambiguous(region, noisy[0], left, chosen, twin):
             values.put(chosen)
             if holds():
@@ -351,7 +351,7 @@ def _joined(*parts: str) -> str:
     return ".".join(part for part in parts if part)
 
 
-class _Runs:
+class Runs:
     """Whether the output of a module is the expected one."""
 
     def __init__(self, module: nn.Module, calls: list[Captured], allowed: float) -> None:

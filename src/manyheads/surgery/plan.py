@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import Literal, TypedDict
@@ -23,6 +23,8 @@ from manyheads.heads.roles.role import ROLES
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
 from manyheads.models.probe_batch import probe_batch
+from manyheads.surgery.leaving_heads import ModuleHeads, WholeGroups, remove, remove_for
+from manyheads.surgery.prices import HeadPrices, check_save, equal_prices
 
 _FORMAT = "manyheads plan"
 _VERSION = 1
@@ -134,14 +136,18 @@ class _Document(TypedDict):
 
 def plan(
     table: HeadTable,
-    keep: float = 0.5,
+    keep: float | None = None,
     *,
+    save: Mapping[str, float] | None = None,
+    prices: HeadPrices | None = None,
     scope: Scope = "global",
     floor: int = 1,
     protect: Heads | None = None,
     groups: bool = False,
 ) -> Plan:
-    """The heads to remove so that at least the share ``keep`` stays: the least important ones.
+    """The heads to remove so that at least the share ``keep`` stays: the least important ones. Or with
+    ``save``, so that this share of the cache, of the parameters or of the time is saved: those that give most
+    back for the least loss.
 
     Grouped heads, which share a key head, leave a site as a whole group or as one head of every group,
     whichever costs less per head; so the groups of a site always stay equal, as `cut` requires.
@@ -150,7 +156,11 @@ def plan(
     Parameters
     ----------
     table: with the column ``importance``, as `importance` returns it.
-    keep: the share of heads that stays, between 0 and 1.
+    keep: the share of heads that stays, between 0 and 1; 0.5 unless ``save`` says what to reach.
+    save: ``{"cache": share}``, ``{"parameters": share}`` or ``{"latency": share}`` of the whole model's, or
+        several of them, all to be reached. For the cache, whole groups that share a key head go.
+    prices: what heads cost, as `head_prices` measures it. Without it only ``{"cache": share}`` can be
+        planned, with every key head of causal attention at the same price.
     scope: ``"global"`` ranks all heads of the model together; with ``"layer"`` each site keeps this share of
         its own, so that sites of equal size stay of equal size.
     floor: the least number of heads that each site keeps; 0 allows removing all attention of a site.
@@ -161,6 +171,7 @@ def plan(
     See Also
     --------
     importance: the table.
+    head_prices: what heads cost.
     cut: removes the heads.
     prune: rank, plan, cut, refit and recover in one call.
 
@@ -181,20 +192,27 @@ def plan(
     Plan(remove 3 of 6 heads: {'h.0.attn': [1, 2], 'h.1.attn': [1]})
     >>> plan(table, keep=0.6, scope="layer")
     Plan(remove 2 of 6 heads: {'h.0.attn': [1], 'h.1.attn': [0]})
+    >>> plan(table, save={"cache": 0.3})
+    Plan(remove 2 of 6 heads: {'h.0.attn': [1], 'h.1.attn': [0]})
     """
-    if not isinstance(keep, int | float) or isinstance(keep, bool) or not 0 < keep < 1:
-        raise ValueError(f"keep: got {keep!r}; expected the share of heads that stays, between 0 and 1")
     if scope not in ("global", "layer"):
         raise ValueError(f"scope: got {scope!r}; expected 'global' or 'layer'")
     if floor < 0:
         raise ValueError(f"floor: got {floor}; expected 0 or more heads that each site keeps")
+    if save is not None:
+        if keep is not None:
+            raise ValueError("keep: got it and save; expected one of them")
+        return _saving(table, check_save(save), prices, scope, floor, protect or {})
+    keep = 0.5 if keep is None else keep
+    if not isinstance(keep, int | float) or isinstance(keep, bool) or not 0 < keep < 1:
+        raise ValueError(f"keep: got {keep!r}; expected the share of heads that stays, between 0 and 1")
     importance, modules = _importance(table), _modules(table, protect or {})
     if groups:
-        modules = [_WholeGroups.of(module) for module in modules]
+        modules = [WholeGroups.of(module) for module in modules]
     for part in [modules] if scope == "global" else [[module] for module in modules]:
         most = (1 - keep) * sum(module.size for module in part)
         most += min(len(group) for module in part for group in module.groups) / 2 - 1e-6 if groups else 0
-        _remove(part, importance, int(most + 1e-9), floor)
+        remove(part, importance, int(most + 1e-9), floor)
     if all(module.left == module.size for module in modules):
         shared = any(len(module.groups) < module.size for module in modules)
         within = " (heads that share keys leave a whole group at a time)" if shared else ""
@@ -203,91 +221,36 @@ def plan(
         )
     if not any(module.left for module in modules):
         raise ValueError(f"keep: {keep} leaves no head at all; keep at least one")
+    return _plan(modules, table.model)
+
+
+def _plan(modules: list[ModuleHeads], model: str) -> Plan:
     heads = {site: module.removed for module in modules if module.removed for site in module.sites}
     sizes = {site: module.size for module in modules for site in module.sites}
-    return Plan(heads, sizes, table.model)
+    return Plan(heads, sizes, model)
 
 
-class ModuleHeads:
-    """The heads of one module, in groups that share a key head, as they leave.
-
-    sites: the sites that are calls of it.
-    kv_heads: the key head of each head.
-    protected: the heads that stay.
-
-    Examples
-    --------
-    >>> module = ModuleHeads(["attn"], [0, 0, 1, 1], protected={3})
-    >>> module.moves(lambda heads: -sum(heads))                    # a whole group, or one head of each
-    [[0, 1], [1, 2]]
-    >>> module.leave([1, 2]); module.groups, module.removed
-    ([[0], [3]], [1, 2])
-    """
-
-    def __init__(self, sites: list[str], kv_heads: list[int], protected: set[int]) -> None:
-        self.sites, self.protected, self.size = sites, protected, len(kv_heads)
-        self.groups = [[h for h in range(self.size) if kv_heads[h] == kv] for kv in sorted(set(kv_heads))]
-
-    @property
-    def left(self) -> int:
-        """How many heads are left."""
-        return sum(map(len, self.groups))
-
-    @property
-    def removed(self) -> list[int]:
-        """The heads that left."""
-        return sorted(set(range(self.size)) - {head for group in self.groups for head in group})
-
-    def moves(self, price: Callable[[list[int]], float]) -> list[list[int]]:
-        """Sets of heads that may leave next: the cheapest whole group, the cheapest head of every group."""
-        groups = [group for group in self.groups if not self.protected & set(group)]
-        moves = [min(groups, key=price)] if groups else []
-        if self.groups and len(self.groups[0]) > 1:
-            free = [[head for head in group if head not in self.protected] for group in self.groups]
-            if all(free):
-                moves.append([min(group, key=lambda head: price([head])) for group in free])
-        return moves
-
-    def leave(self, heads: list[int]) -> None:
-        """Remove heads."""
-        self.groups = [[head for head in group if head not in heads] for group in self.groups]
-        self.groups = [group for group in self.groups if group]
-
-
-class _WholeGroups(ModuleHeads):
-    """Heads that leave by whole groups only."""
-
-    @staticmethod
-    def of(module: ModuleHeads) -> _WholeGroups:
-        """The same heads."""
-        same = _WholeGroups(module.sites, [0] * module.size, module.protected)
-        same.groups = module.groups
-        return same
-
-    def moves(self, price: Callable[[list[int]], float]) -> list[list[int]]:
-        """The cheapest whole group."""
-        return [move for move in super().moves(price) if move in self.groups]
-
-
-def _remove(modules: list[ModuleHeads], importance: dict[str, list[float]], count: int, floor: int) -> None:
-    """Remove at most ``count`` heads from the modules, the least important first."""
-    while True:
-        moves = []
-        for i, module in enumerate(modules):
-
-            def price(heads: list[int], module: ModuleHeads = module) -> float:
-                return sum(importance[site][head] for site in module.sites for head in heads) / len(heads)
-
-            moves += [
-                (price(move), i, move)
-                for move in module.moves(price)
-                if len(move) <= count and module.left - len(move) >= floor
-            ]
-        if not moves:
-            return
-        _, i, move = min(moves)
-        modules[i].leave(move)
-        count -= len(move)
+def _saving(
+    table: HeadTable,
+    save: dict[str, float],
+    prices: HeadPrices | None,
+    scope: Scope,
+    floor: int,
+    protect: Heads,
+) -> Plan:
+    """The plan that reaches these savings."""
+    if scope == "layer":
+        raise ValueError("scope: 'layer' is for a share of heads; with save, all layers are planned together")
+    if prices is None:
+        prices = equal_prices(table, save)
+    elif prices.model != table.model:
+        raise ValueError(
+            f"prices: they are of the model {prices.model}, and the table is of "
+            f"{table.model or 'an unknown one'}; measure those of this model"
+        )
+    importance, modules = _importance(table), _modules(table, protect)
+    remove_for(modules, importance, save, prices, floor)
+    return _plan(modules, table.model)
 
 
 def _importance(table: HeadTable) -> dict[str, list[float]]:

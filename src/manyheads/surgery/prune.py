@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from os import PathLike
 
 from torch import nn
@@ -14,7 +14,9 @@ from manyheads.common.types import Batch, Heads
 from manyheads.heads.importance import importance
 from manyheads.heads.table import HeadTable
 from manyheads.surgery.cut import cut
+from manyheads.surgery.head_prices import head_prices
 from manyheads.surgery.plan import Plan, Scope, plan
+from manyheads.surgery.prices import check_save
 from manyheads.surgery.recover import recover as learn
 from manyheads.surgery.refit import refit as fit
 
@@ -22,8 +24,9 @@ from manyheads.surgery.refit import refit as fit
 def prune(
     model: nn.Module,
     batches: Iterable[Batch],
-    keep: float = 0.5,
+    keep: float | None = None,
     *,
+    save: Mapping[str, float] | None = None,
     rounds: int = 1,
     refit: bool = True,
     recover: int = 0,
@@ -48,7 +51,9 @@ def prune(
     model: any torch.nn.Module; it is left as it is.
     batches: dicts, tuples or tensors, as the model takes them: plain text, without labels. A few thousand
         sentences are enough for all but a long recovery.
-    keep: the share of heads that stays, between 0 and 1.
+    keep: the share of heads that stays, between 0 and 1; 0.5 unless ``save`` says what to reach.
+    save: ``{"cache": share}``, ``{"parameters": share}`` or ``{"latency": share}`` to save instead, as for
+        `plan`; heads are priced by `head_prices` first, and time is that of the first batch.
     rounds: remove the heads in this many rounds; heads are ranked again, after the refit, before each.
     refit: whether to refit.
     recover: the number of training steps; 0 for none.
@@ -69,6 +74,7 @@ def prune(
     See Also
     --------
     importance, plan, cut, refit, recover: its steps.
+    merge: fewer key heads instead.
     card: before and after.
 
     References
@@ -91,6 +97,11 @@ def prune(
         raise ValueError(f"rounds: got {rounds}; expected at least 1")
     if using is not None and rounds > 1:
         raise ValueError(f"rounds: got {rounds} with a plan, which says at once what to remove; expected 1")
+    if save is not None:
+        check_save(save)
+        if keep is not None or using is not None or rounds > 1:
+            raise ValueError("save: got it with keep, a plan or several rounds; expected it alone")
+    keep = 0.5 if keep is None else keep
     every = list(batches)
     fitted = every if calibration is None else list(calibration)
     for name, some in (("batches", every), ("calibration", fitted)):
@@ -112,7 +123,11 @@ def prune(
             left = total * (1 - (1 - keep) * (number + 1) / rounds)
             protected = _still(table, protect) if protect else None
             share = keep if rounds == 1 else min(left / len(table), 1.0)
-            chosen = plan(table, share, scope=scope, floor=floor, protect=protected, groups=groups)
+            if save is None:
+                chosen = plan(table, share, scope=scope, floor=floor, protect=protected, groups=groups)
+            else:
+                prices = head_prices(small, few(fitted[0]), latency="latency" in save)
+                chosen = plan(table, save=save, prices=prices, floor=floor, protect=protected)
         progress("cut", 0, 1)
         small = cut(small, chosen, example, unverified=unverified)
         progress("cut", 1, 1)

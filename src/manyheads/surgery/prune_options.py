@@ -16,6 +16,13 @@ class PruneOptions:
     """
 
     keep: Annotated[float | None, "The share of heads that stays, between 0 and 1."] = None
+    save: Annotated[
+        str | None,
+        "What to save instead: cache=0.5, parameters=0.2 or latency=0.2, or several, separated by commas.",
+    ] = None
+    kv_heads: Annotated[
+        int | None, "Merge key and value heads instead, to this many in every layer; no head goes."
+    ] = None
     plan: Annotated[Path | None, "A plan.json to follow instead; it must be of this very model."] = None
     refit: Annotated[bool, "Fit the remaining output projections to the uncut model."] = True
     recover: Annotated[int, "The number of steps of distillation from the uncut model."] = 0
@@ -39,15 +46,23 @@ class PruneOptions:
     metric: Annotated[
         str | None, "Measure quality by your own function of the model, package.module:function."
     ] = None
+    export: Annotated[
+        Literal["onnx", "torch-export", "gguf", "openvino", "executorch"] | None,
+        "Also write the smaller model in this format, into a folder of that name beside it.",
+    ] = None
     curve: Annotated[bool, "Also draw quality against heads kept, with the random control."] = False
 
     def __post_init__(self) -> None:
-        if (self.keep is None) == (self.plan is None):
-            raise ValueError("keep: expected one of --keep and --plan")
+        if sum(one is not None for one in (self.keep, self.plan, self.save, self.kv_heads)) != 1:
+            raise ValueError("keep: expected one of --keep, --save, --kv-heads and --plan")
         if self.keep is not None and not 0 < self.keep < 1:
             raise ValueError(
                 f"keep: got {self.keep}; expected the share of heads that stays, between 0 and 1"
             )
+        if self.kv_heads is not None and self.kv_heads < 1:
+            raise ValueError(f"kv_heads: got {self.kv_heads}; expected a number of key heads, at least 1")
+        if self.kv_heads is not None and self.curve:
+            raise ValueError("curve: it is of heads that are removed, and --kv-heads removes none")
         if self.recover < 0:
             raise ValueError(f"recover: got {self.recover}; expected a number of steps, 0 for none")
         if self.sample < 0:

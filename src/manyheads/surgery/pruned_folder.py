@@ -29,17 +29,21 @@ from manyheads.common.whole_files import tidy, whole_folder, write_whole
 from manyheads.data.batches import Corpus
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
+from manyheads.models.export import Exported, check_installed, export
 from manyheads.models.folder import save
 from manyheads.models.loaded import Loaded, if_any
 from manyheads.models.model_card import write_card
 from manyheads.surgery import pruning_curve
 from manyheads.surgery.card import Card, card
+from manyheads.surgery.merge import merge
 from manyheads.surgery.plan import Plan, with_roles
 from manyheads.surgery.plan_check import check_plan
+from manyheads.surgery.prices import read_save
 from manyheads.surgery.prune import few, prune
 from manyheads.surgery.prune_options import PruneOptions
 from manyheads.surgery.recover import steps_done
 
+LENGTHS = (512, 8192)  # tokens before those whose generation is timed
 HELD_OUT = 10  # every tenth sequence
 FEWEST = 20  # sequences
 
@@ -95,6 +99,10 @@ def prune_to_folder(
     ['card.json', 'plan.json']
     """
     check_free(out)
+    if options.save is not None:
+        read_save(options.save)
+    if options.export is not None:
+        check_installed(options.export)
     model = loaded.model
     metric = None if options.metric is None else _metric_function(options.metric)
     plan = None if options.plan is None else Plan.load(options.plan)
@@ -118,27 +126,8 @@ def prune_to_folder(
 
     with locked(out.with_name(f".{out.name}.lock"), f"out: {out}"), interruptible():
         tidy(out.parent, out.name)
-        if plan is None:
-            report("rank", 0, None)
-        small = prune(
-            model,
-            every,
-            0.5 if options.keep is None else options.keep,
-            rounds=options.rounds,
-            refit=options.refit,
-            recover=options.recover,
-            method=options.method,
-            scope=options.scope,
-            floor=options.floor,
-            protect=protected,
-            groups=options.groups,
-            using=plan,
-            calibration=fitted,
-            unverified=unverified,
-            state=state,
-            progress=report,
-        )
-        costs = card(model, small, held_out, metric=metric)
+        small = _smaller(model, every, fitted, options, plan, protected, unverified, state, report)
+        costs = card(model, small, held_out, metric=metric, lengths=LENGTHS)
         curve: pruning_curve.Curve | None = None
         if options.curve and not interrupted():
             with suppress(Interrupted):
@@ -168,10 +157,65 @@ def prune_to_folder(
             if curve is not None:
                 draw = registered("view.pruning_curve")  # drawing is a room above this one
                 draw(curve, folder / "curve.png", f"{loaded.name}, {corpus.what}")
+        if options.export is not None:
+            try:
+                exported = export(out, to=options.export, out=out / options.export)
+            except ValueError as error:
+                raise ValueError(f"export: {error}; the smaller model is in {out}") from error
+            document["export"] = _exported(exported)
+            write_whole(out / "card.json", json.dumps(document, indent=1))
+            write_card(out, out.name)
         unfinished = state if state is not None and _is_unfinished(state, options.recover) else None
         if state is not None and unfinished is None:
             state.unlink(missing_ok=True)
         return PrunedFolder(out, costs, removed, document, curve is not None, unfinished, interrupted())
+
+
+def _smaller(
+    model: nn.Module,
+    batches: list[Batch],
+    calibration: list[Batch],
+    options: PruneOptions,
+    plan: Plan | None,
+    protected: dict[int | str, list[int]],
+    unverified: Unverified,
+    state: Path | None,
+    report: Progress,
+) -> nn.Module:
+    """The smaller model: with fewer key heads, or with fewer heads."""
+    if options.kv_heads is not None:
+        return merge(
+            model,
+            options.kv_heads,
+            batches,
+            refit=options.refit,
+            recover=options.recover,
+            calibration=calibration,
+            unverified=unverified,
+            state=state,
+            progress=report,
+        )
+    if plan is None:
+        report("rank", 0, None)
+    return prune(
+        model,
+        batches,
+        options.keep,
+        save=None if options.save is None else read_save(options.save),
+        rounds=options.rounds,
+        refit=options.refit,
+        recover=options.recover,
+        method=options.method,
+        scope=options.scope,
+        floor=options.floor,
+        protect=protected,
+        groups=options.groups,
+        using=plan,
+        calibration=calibration,
+        unverified=unverified,
+        state=state,
+        progress=report,
+    )
 
 
 class _Readers:
@@ -186,6 +230,18 @@ class _Readers:
         for reader in self._readers:
             if hasattr(reader, "save_pretrained"):
                 reader.save_pretrained(folder)
+
+
+def _exported(exported: Exported) -> dict[str, Any]:
+    """What was exported, for the card."""
+    files = {name: (exported.out / name).stat().st_size for name in exported.files}
+    return {
+        "to": exported.target,
+        "out": str(exported.out),
+        "bytes": files,
+        "differences": exported.differences,
+        "notes": exported.notes,
+    }
 
 
 def split(corpus: Corpus) -> tuple[Corpus, Corpus]:

@@ -1,4 +1,6 @@
-"""rebuild: a copy of a model with its heads in another arrangement. `cut` and `grow` are this, checked."""
+"""rebuild: a copy of a model with its heads in another arrangement. `cut`, `grow` and `merge` are this,
+checked.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,7 @@ from manyheads.surgery.arrangement import Arrangement
 from manyheads.surgery.head_counts import fix_head_counts, numbers_at_stake, read_regions
 from manyheads.surgery.longer_batch import LENGTH, RunLengths, longer
 from manyheads.surgery.regions import Region, find_inputs, pick, regions_of, separate
+from manyheads.surgery.repeated_heads import follow_heads, repeat_outputs
 from manyheads.surgery.verify import capture, verify, verify_output
 from manyheads.surgery.weight_origins import Origin, note_origins, origins_in_torch_attention
 from manyheads.surgery.weight_slices import Slice, apply, slices
@@ -70,16 +73,25 @@ def observe(model: nn.Module, batch: Batch, verb: str) -> tuple[dict[str, Site],
     return dict(interceptor.sites.by_name), seen
 
 
-def rebuild(model: nn.Module, batch: Batch, arrangement: Arrangement, seen: RunLengths) -> Rebuilt:
+def rebuild(
+    model: nn.Module,
+    batch: Batch,
+    arrangement: Arrangement,
+    seen: RunLengths,
+    head_weights: dict[str, Projections] | None = None,
+    repeating: bool = False,
+) -> Rebuilt:
     """A copy of a model whose heads are arranged like that. It is to be checked (`Rebuilt.check`).
 
     Where heads are copied, what reads them is shared between the copies, so that the function stays.
 
     seen: how long the batch is at each site.
+    head_weights: which weights each head has, where that is at hand.
+    repeating: let smaller projections repeat their outputs, for classes that cannot have fewer key heads.
     """
     changes = changes_of(model)
-    copied, replaced = _replace_torch_attention(copy.deepcopy(model), arrangement, changes)
-    head_weights = projections(copied, batch)
+    copied, replaced = replace_torch_attention(copy.deepcopy(model), arrangement, changes)
+    head_weights = projections(copied, batch) if head_weights is None else head_weights
     regions = regions_of(head_weights)
     empty = [arrangement.sites[name].path for name in arrangement.emptied()]
     captured, _ = capture(model, batch, arrangement.removed, {*regions, *empty})
@@ -99,11 +111,16 @@ def rebuild(model: nn.Module, batch: Batch, arrangement: Arrangement, seen: RunL
         copied = _emptied(copied, path, captured[path][0], head_weights, sliced, changes)
     readers = {n: get_tensor(copied, n).detach() for n, taken in sliced.items() if taken.shares is not None}
     apply(copied, sliced, changes)
+    if repeating:
+        repeat_outputs(model, copied, head_weights, arrangement, sliced, changes)
+    else:
+        follow_heads(copied, head_weights, arrangement, sliced, changes)
     picking = pick(copied, regions, arrangement, changes)
     alone = [region for region in picking if _computes_inputs(copied, region)]
     read_regions(copied, alone, {region.path: region.calls for region in alone})
     changed_regions = [r for r in regions.values() if r in picking or r in changing]
-    fix_head_counts(model, copied, changed_regions, head_weights, arrangement, sliced, changes)
+    if not repeating:
+        fix_head_counts(model, copied, changed_regions, head_weights, arrangement, sliced, changes)
     settle(copied, changes)
     original_heads = _original(model, arrangement)
     setattr(copied, "original_heads", original_heads)  # noqa: B010
@@ -162,7 +179,7 @@ def _other_batches(
     return others
 
 
-def _replace_torch_attention(
+def replace_torch_attention(
     model: nn.Module, arrangement: Arrangement, changes: Changes
 ) -> tuple[nn.Module, dict[str, Origin]]:
     """Replace each nn.MultiheadAttention whose heads change by our module. Returns the model, and where the

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from manyheads.capture.weights import ROLES, Part, Projections
+from manyheads.capture.weights import ROLES, Head, Part, Projections
 from manyheads.models.changes import Changes, get_tensor, set_tensor
 from manyheads.surgery.arrangement import Arrangement, arranged
 
@@ -76,6 +76,8 @@ def slices(
     ------
     ValueError when a head shares its projections with heads that stay at other sites, or has none.
     """
+    if arrangement.merged:
+        return _merged_slices(model, by_site, arrangement)
     users: dict[str, tuple[int, list[set[tuple[str, int]]]]] = {}
     kinds: dict[str, list[str]] = {}
     for name, projections in by_site.items():
@@ -120,6 +122,38 @@ def _users(
                 for index in part.indices:
                     of_index[index], labels[index] = every, role
     return users
+
+
+def _merged_slices(
+    model: nn.Module, by_site: Mapping[str, Projections], arrangement: Arrangement
+) -> dict[str, Slice]:
+    """What becomes of the parameters that make keys and values, where some key heads go and no head does."""
+    gone: dict[str, tuple[int, set[int]]] = {}
+    staying: dict[str, set[int]] = {}
+    for name, projections in by_site.items():
+        dropped = arrangement.merged.get(name, ())
+        for number, head in enumerate(projections.heads):
+            keys = [part for role in ("key", "value") for part in key_parts(head, role)]
+            others = [*head.query, *head.output, *head.biases.get("query", ())]
+            for part in keys if projections.site.kv_heads[number] in dropped else ():
+                gone.setdefault(part.parameter, (part.axis, set()))[1].update(part.indices)
+            for part in others if projections.site.kv_heads[number] in dropped else (*keys, *others):
+                staying.setdefault(part.parameter, set()).update(part.indices)
+    sliced = {}
+    for parameter, (axis, indices) in gone.items():
+        size = get_tensor(model, parameter).shape[axis]
+        if indices & staying.get(parameter, set()):
+            raise ValueError(
+                f"kv_heads: cannot merge: {parameter} makes the keys or values of a key head that goes and "
+                "something that stays, as when queries and keys are one; keep the key heads of that model"
+            )
+        sliced[parameter] = Slice(axis, [index for index in range(size) if index not in indices], size)
+    return sliced
+
+
+def key_parts(head: Head, role: str) -> list[Part]:
+    """All parts that make the keys, or the values, of a head: products, biases, and what else takes part."""
+    return [*getattr(head, role), *head.biases.get(role, ()), *head.beside.get(role, ())]
 
 
 def _share(projections: Projections, arrangement: Arrangement, sliced: Mapping[str, Slice]) -> None:

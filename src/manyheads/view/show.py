@@ -10,10 +10,8 @@ from torch import nn
 
 from manyheads.common.devices import device_of
 from manyheads.common.nested_tensors import map_tensors
-from manyheads.common.preserved_state import evaluating
-from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
-from manyheads.heads.watch import watch
+from manyheads.heads.inspect import count, finished
 from manyheads.models.loaded import Loaded
 from manyheads.models.open import open_model
 from manyheads.view.progress_bar import progress_bar
@@ -78,13 +76,11 @@ def show(
     if _is_text(text) and tokenizer is None:
         tokenizer = loaded.tokenizer() if loaded is not None else _tokenizer_beside(module)
     batches = _batches(module, loaded, text, tokenizer)
-    with torch.no_grad(), evaluating(module), watch(module, "full") as seen:
-        for batch in batches:
-            run(module, batch)
+    table = finished(count(module, ((0, batch) for batch in batches)))
     title = loaded.name if loaded is not None else type(module).__name__
     with progress_bar("Measuring") as progress:
         page = page_document(
-            seen.table,
+            table,
             module,
             batches,
             tokenizer=tokenizer,
@@ -92,7 +88,7 @@ def show(
             progress=progress,
             only_examples=True,
         )
-    return kind(seen.table, page)
+    return kind(table, page)
 
 
 def _is_text(text: object) -> bool:

@@ -27,6 +27,8 @@ export interface GridOptions {
   tip: (head: number) => Child[];
   /** a click, or the space bar; picks the head if nothing is given */
   pick?: (head: number) => void;
+  /** whether a plain click adds to what is picked, as one with Ctrl or Shift does */
+  adds?: () => boolean;
 }
 
 export interface Grid {
@@ -40,6 +42,14 @@ export function pick(page: Page, head: number, add: boolean): void {
   const { selected } = page.state.now;
   if (!add) page.state.set({ selected: [head] });
   else page.state.set({ selected: selected.includes(head) ? selected.filter((one) => one !== head) : [...selected, head] });
+}
+
+/** What shows the head under the pointer keeps showing it while the keyboard is in there. */
+export const FOLLOWS = { "data-follows": "" };
+
+/** The head is no longer pointed at, unless the focus went on to what shows it: that must not change under it. */
+export function unfocus(page: Page, event: FocusEvent): void {
+  if (!(event.relatedTarget as Element | null)?.closest("[data-follows]")) page.state.set({ hovered: null });
 }
 
 /** What screen readers say of a head. */
@@ -137,8 +147,8 @@ export function grid(options: GridOptions): Grid {
     state.set({ hovered: head });
     if (drawn.get(head)!.matches(":focus-visible")) tip.show(drawn.get(head)!, ...options.tip(head), ...doubts(page, head));
   });
-  element.addEventListener("focusout", () => {
-    state.set({ hovered: null });
+  element.addEventListener("focusout", (event) => {
+    unfocus(page, event);
     tip.hide();
   });
   element.addEventListener("click", (event) => {
@@ -146,7 +156,7 @@ export function grid(options: GridOptions): Grid {
     if (head === null) return;
     drawn.get(head)!.focus({ preventScroll: true });
     if (options.pick) options.pick(head);
-    else pick(page, head, event.ctrlKey || event.metaKey || event.shiftKey);
+    else pick(page, head, event.ctrlKey || event.metaKey || event.shiftKey || !!options.adds?.());
   });
   element.addEventListener("dblclick", (event) => {
     const head = headAt(event);
@@ -165,7 +175,7 @@ export function grid(options: GridOptions): Grid {
     else if (event.key === "Home") to = event.ctrlKey ? cells[0] : inRow[0];
     else if (event.key === "End") to = event.ctrlKey ? cells.at(-1) : inRow.at(-1);
     else if (event.key === "Enter") page.open("head", head);
-    else if (event.key === " ") options.pick ? options.pick(head) : pick(page, head, event.ctrlKey || event.shiftKey);
+    else if (event.key === " ") options.pick ? options.pick(head) : pick(page, head, event.ctrlKey || event.shiftKey || !!options.adds?.());
     else if (event.key === "Escape") tip.hide();
     else return;
     event.preventDefault();

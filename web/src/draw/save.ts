@@ -79,6 +79,11 @@ export function download(name: string, content: Blob | string, type = "text/plai
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
   link.download = name;
+  link.hidden = true;
+  document.body.append(link); // a link outside the document may be collected before the browser has read it
   link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  setTimeout(() => {
+    URL.revokeObjectURL(link.href);
+    link.remove();
+  }, 60_000);
 }

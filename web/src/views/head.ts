@@ -1,17 +1,19 @@
 // One head: its attention on an example, and what is known about it over the whole corpus.
 import { doubts } from "../doubts";
+import { ink } from "../draw/colour";
 import { exampleChoice } from "../draw/examples";
 import { html, type Child } from "../draw/element";
-import { measured } from "../draw/number";
-import { attention, type Attention, type Weights } from "../maps";
-import { measure, roleName } from "../measures";
+import { attention } from "../maps";
+import { measure, measureKeys, roleName, written } from "../measures";
 import type { Page } from "../page";
 import { current } from "../state";
 import { importance, profile, rank, roles, shares } from "./head/evidence";
 import { heat, overview } from "./head/heat";
-import { lines } from "./head/lines";
+import { isExact, lines, overlaid } from "./head/lines";
+import { receives } from "./head/received";
 import { silenced, twins } from "./head/others";
 import { SHORT, type Zoom } from "./head/zoom";
+import { meanings } from "./card";
 import { title } from "./heads";
 
 /** the numbers above everything else */
@@ -34,6 +36,7 @@ export function head(root: HTMLElement, page: Page): () => void {
       tiles(page, now),
       html("section", { class: "seen", "aria-label": words.onExample }, ...seen(now, name)),
       html("section", { class: "known", "aria-label": words.onCorpus }, ...known, alike?.figure, silenced(page, now, name)),
+      meanings(page, measureKeys(document).map((key) => measure(document, key, words)).filter((one) => !one.kinds)),
     );
   }
 
@@ -46,13 +49,19 @@ export function head(root: HTMLElement, page: Page): () => void {
     const long = Math.max(found.queries.length, found.keys.length) > SHORT && (found.exact || found.pooled);
     if (!found.exact && page.live) void page.live.exact(document, example, now).then((came) => came && current(state.now) === now && draw(), () => {});
     const box = html("div", { class: "pairs" });
+    const room = Math.min(1160, (root.clientWidth || 1160) - 34);
+    const width = room < 700 ? room : 540;
+    const picked = state.now.selected.length ? state.now.selected : [now];
     const fill = (zoom: Zoom) => {
       page.tip.hide();
-      box.replaceChildren(...(isExact(found) ? [lines(page, found, zoom, name), heat(page, found, zoom, name)] : [html("p", { class: "note" }, words.noExact)]));
+      if (!isExact(found)) return box.replaceChildren(html("p", { class: "note" }, words.noExact));
+      const drawn = lines(page, overlaid(document, example, picked), picked.length, zoom, name, { width });
+      drawn.querySelector(".note")!.before(overlayButtons(page, now));
+      box.replaceChildren(drawn, heat(page, found, zoom, name));
     };
     const start = { row: 0, column: 0 };
     fill(start);
-    return [long ? html("div", { class: "whole" }, overview(page, found, start, fill, name)) : null, box];
+    return [long ? html("div", { class: "whole" }, overview(page, found, start, fill, name)) : null, box, isExact(found) || found.pooled ? receives(page, now, found, name, room) : null];
   }
 
   draw();
@@ -63,8 +72,48 @@ export function head(root: HTMLElement, page: Page): () => void {
   };
 }
 
-function isExact(found: Attention): found is Attention & { exact: Weights } {
-  return found.exact !== null;
+/** The heads of the layer as small buttons that put their lines over those of this head. */
+function overlayButtons(page: Page, now: number): HTMLElement {
+  const { document, state, words, colours } = page;
+  const layer = document.stacks.flatMap((stack) => stack.layers).find((one) => one.heads.includes(now))!;
+  const picked = state.now.selected.length ? state.now.selected : [now];
+  const shown = overlaid(document, document.examples[state.now.example], picked).map((one) => one.head);
+  const bar = html("div", { class: "overlay", role: "toolbar", "aria-label": words.overlay });
+  const toggle = (head: number) => {
+    const rest = picked.filter((one) => one !== head && one !== now);
+    // this head stays the one whose numbers are shown
+    if (head !== now) state.set({ selected: picked.includes(head) ? [...rest, now] : [...rest, head, now] });
+    // the view was drawn anew: go on where one was
+    window.document.querySelector<HTMLElement>(`.overlay [data-overlay="${CSS.escape(document.heads.name[head]!)}"]`)?.focus();
+  };
+  for (const head of layer.heads) {
+    const order = shown.indexOf(head);
+    const colour = order < 0 ? "" : shown.length > 1 ? colours.kind(order) : "var(--accent)";
+    bar.append(
+      html(
+        "button",
+        {
+          type: "button",
+          "aria-pressed": String(order >= 0),
+          "aria-label": title(document, head, words),
+          "data-overlay": document.heads.name[head],
+          tabindex: head === now ? "0" : "-1",
+          ...(colour ? { style: `background:${colour};border-color:${colour};color:${colour.startsWith("#") ? ink(colour) : "var(--surface)"}` } : {}),
+          onclick: () => toggle(head),
+        },
+        document.heads.head[head],
+      ),
+    );
+  }
+  bar.addEventListener("keydown", (event) => {
+    const buttons = [...bar.querySelectorAll("button")];
+    const at = buttons.findIndex((one) => one === window.document.activeElement);
+    const step = { ArrowRight: 1, ArrowLeft: -1, Home: -at, End: buttons.length - 1 - at }[event.key];
+    if (step === undefined || at < 0) return;
+    event.preventDefault();
+    buttons[(at + step + buttons.length) % buttons.length]!.focus();
+  });
+  return bar;
 }
 
 /** Which head, its neighbours, its roles, and the example. */
@@ -106,7 +155,7 @@ function tiles(page: Page, now: number): HTMLElement {
         "div",
         { title: one.tells, "data-tile": key, "data-value": one.mean[now] },
         html("dt", {}, key === "redundancy" ? words.metrics["twin_distance"]!.name : one.name),
-        html("dd", {}, measured(one.mean[now], one.se[now]), html("span", { class: "faint" }, place === null ? "" : words.rank(place, document.heads.name.length))),
+        html("dd", {}, written(one, now), one.unit ? html("span", { class: "unit" }, ` ${one.unit}`) : null, html("span", { class: "faint" }, place === null ? "" : words.rank(place, document.heads.name.length))),
       ),
     );
   }

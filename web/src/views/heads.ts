@@ -1,25 +1,36 @@
-// The head map: layers x heads, one cell for each head, coloured by any measure, and beside it the numbers of one head.
+// The overview: what this is, what stands out, and the head map: layers x heads, one cell for each head, coloured by any
+// measure; beside it the attention of one head on the example, below it that head's numbers.
 import { ticks } from "d3-array";
 import { chart } from "../draw/chart";
 import { ink } from "../draw/colour";
 import { html, svg, type Child } from "../draw/element";
 import { grid, type Cell, type Grid } from "../draw/grid";
-import { measured, number } from "../draw/number";
+import { number } from "../draw/number";
 import { picture } from "../draw/pixels";
-import { colourOf, filters, mainRole, measure, measureKeys, roleName, type Measure } from "../measures";
+import { colourOf, filters, isShare, mainRole, measure, measureKeys, roleName, written, type Measure } from "../measures";
 import type { Page } from "../page";
+import { standouts } from "../standouts";
 import type { State } from "../state";
 import type { Words } from "../words";
 import { card } from "./card";
+import { sentence } from "./sentence";
+import { about, outstanding } from "./start";
 
 export function heads(root: HTMLElement, page: Page): () => void {
-  const map = headMap(page);
-  const side = card(page);
-  root.append(html("div", { class: "split" }, map.figure, side.element));
+  const some = standouts(page.document, page.words);
+  const first = outstanding(page, some);
+  const map = headMap(page, { several: true });
+  const shown = sentence(page, some[0]?.heads ?? [0]);
+  const numbers = card(page, some[0]?.heads.at(-1));
+  root.append(
+    about(page),
+    ...(first.element ? [first.element] : []),
+    html("div", { class: shown.element ? "split beside" : "split" }, html("div", { class: "under" }, map.figure, shown.element ? numbers.element : null), shown.element ?? numbers.element),
+  );
   map.draw();
+  shown.draw();
   return () => {
-    map.close();
-    side.close();
+    for (const part of [first, map, shown, numbers]) part.close();
   };
 }
 
@@ -33,6 +44,8 @@ export interface HeadMap {
 export interface HeadMapOptions {
   /** what a click does, instead of picking the head */
   pick?: (head: number) => void;
+  /** offer to pick several heads by plain clicks, for those who have no Ctrl key */
+  several?: boolean;
 }
 
 /** The map as a figure with its controls; the live page has one, too, whose clicks silence heads. */
@@ -51,6 +64,11 @@ export function headMap(page: Page, options: HeadMapOptions = {}): HeadMap {
   let cells: Grid | undefined;
 
   controls(figure.controls, page);
+  let adding = false;
+  if (options.several) {
+    const several = html("button", { type: "button", class: "chip", "aria-pressed": "false", title: words.start.severalNote, "data-control": "several", onclick: () => several.setAttribute("aria-pressed", String((adding = !adding))) }, words.start.several);
+    figure.controls.append(several);
+  }
   for (const { key, name, heads } of [{ key: "", name: words.everyHead, heads: new Set(document.heads.name) }, ...offered])
     chips.append(
       html(
@@ -92,12 +110,13 @@ export function headMap(page: Page, options: HeadMapOptions = {}): HeadMap {
         const text = cell.width >= 36 && cell.height >= 18 && !shown.kinds && value !== null;
         return [
           svg("rect", { x: 1, y: 1, width: cell.width - 2, height: cell.height - 2, rx: 3, fill: colour }),
-          text && svg("text", { x: cell.width / 2, y: cell.height / 2 + 4, "text-anchor": "middle", class: "value", style: `fill:${ink(colour)}` }, short(value, shown.domain[1])),
+          text && svg("text", { x: cell.width / 2, y: cell.height / 2 + 4, "text-anchor": "middle", class: "value", style: `fill:${ink(colour)}` }, isShare(shown.key) ? (100 * value!).toFixed(0) : short(value, shown.domain[1])),
           svg("path", { class: "crossed", d: `M3 3L${cell.width - 3} ${cell.height - 3}M${cell.width - 3} 3L3 ${cell.height - 3}` }),
         ];
       },
       tip: (head) => numbers(page, head, shown),
       ...(options.pick ? { pick: options.pick } : {}),
+      adds: () => adding,
     });
     const key = legend(shown, page);
     const width = Math.max(plan.width, key.width + plan.left);
@@ -224,7 +243,7 @@ function legend(shown: Measure, page: Page): { element: SVGGElement; width: numb
     return { element, width: 510, height: Math.ceil(entries.length / 3) * 20 };
   }
   const width = 260;
-  element.append(svg("text", { x: 0, y: 10, class: "title" }, shown.name));
+  element.append(svg("text", { x: 0, y: 10, class: "title" }, shown.unit ? `${shown.name} (${shown.unit})` : `${shown.name} (${words.unitless})`));
   const [low, high] = shown.domain;
   // along the scale values rise; the colour follows the measure's own direction
   const reversed = shown.share(low) > shown.share(high);
@@ -232,7 +251,7 @@ function legend(shown: Measure, page: Page): { element: SVGGElement; width: numb
   element.append(svg("image", { href: bar, x: 0, y: 17, width, height: 9, preserveAspectRatio: "none" }));
   for (const tick of high > low ? ticks(low, high, 5) : [high]) {
     const x = width * (reversed ? 1 - shown.share(tick) : shown.share(tick));
-    element.append(svg("line", { x1: x, x2: x, y1: 26, y2: 30 }), svg("text", { x, y: 41, "text-anchor": "middle" }, number(tick, 3).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "")));
+    element.append(svg("line", { x1: x, x2: x, y1: 26, y2: 30 }), svg("text", { x, y: 41, "text-anchor": "middle" }, number(isShare(shown.key) ? 100 * tick : tick, 3).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "")));
   }
   return { element, width: width + 20, height: 46 };
 }
@@ -253,7 +272,7 @@ function numbers(page: Page, head: number, shown: Measure): Child[] {
   const twin = document.redundancy?.twin[head] ?? -1;
   return [
     html("strong", {}, title(document, head, words)),
-    line(shown.name, value(shown, head)),
+    line(shown.name, [written(shown, head), shown.unit].filter(Boolean).join(" ")),
     role && shown.key !== "role" ? line(words.role.name, roleName(role.role, words)) : null,
     twin >= 0 ? line(words.twin, `${document.heads.name[twin]} (${number(document.redundancy!.twin_distance[head])})`) : null,
     html("div", { class: "faint" }, words.enterOpens),
@@ -269,15 +288,8 @@ export function title(document: Page["document"], head: number, words: Words): s
   return words.headTitle(heads.layer[head]!, heads.head[head]!) + before + kind;
 }
 
-/** A head's value with its standard error, or its kind by name. */
-export function value(shown: Measure, head: number): string {
-  const mean = shown.mean[head];
-  if (shown.kinds) return mean === null || mean === undefined ? "–" : shown.kinds[mean]!;
-  return measured(mean, shown.se[head]);
-}
-
 function spoken(page: Page, head: number, shown: Measure): string {
-  return `${title(page.document, head, page.words)}, ${shown.name} ${value(shown, head)}`;
+  return `${title(page.document, head, page.words)}, ${shown.name} ${[written(shown, head), shown.unit].filter(Boolean).join(" ")}`;
 }
 
 /** Every number of every head, for the CSV file. */

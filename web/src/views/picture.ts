@@ -6,6 +6,7 @@ import { number, percent } from "../draw/number";
 import { radios, type Radios } from "../draw/radios";
 import { unpack, type Example } from "../document";
 import { attention, thumbnail, type Weights } from "../maps";
+import { rollout, rowMean } from "../rollout";
 import type { Page } from "../page";
 import { current } from "../state";
 import { among, headAmong, layersOf } from "./among";
@@ -60,9 +61,48 @@ export function picture(root: HTMLElement, page: Page): () => void {
     rows: () => [["head", "query", "row", "column", "weight"], ...[...shown].flatMap(table)],
   });
   large.figure.classList.add("large-picture");
-  root.append(html("div", { class: "pictures" }, large.figure, every.figure));
+  const whole = chart({
+    title: words.received,
+    name: "attention-that-each-patch-receives",
+    words: page.words,
+    rows: () => [["mode", "row", "column", "share"], ...shares.slice(first).map((share, patch) => [rolled ? "rollout" : document.heads.name[head]!, Math.floor(patch / columns), patch % columns, Number(share.toPrecision(5))])],
+  });
+  root.append(html("div", { class: "pictures" }, large.figure, every.figure, exact.size === shown.size ? whole.figure : null));
   const said = html("p", { class: "reading", "aria-live": "polite" });
   large.figure.append(said);
+
+  let rolled = false;
+  let shares: number[] = [];
+  const wholeNote = html("p", { class: "note" });
+  whole.body.before(wholeNote);
+  const ways = radios(words.received, [words.inHead, words.rollout], () => Number(rolled), (i) => {
+    rolled = i === 1;
+    drawWhole();
+  });
+  whole.controls.append(ways.element);
+
+  /** What each patch receives: in this head from all queries, or by rollout from the chosen query. */
+  function drawWhole(): void {
+    if (exact.size !== shown.size) return;
+    const found = rolled ? rollout(document, example, head) : exact.get(head)!;
+    const none = typeof found === "string";
+    shares = none ? [] : rowMean(found, rolled ? query : -1);
+    wholeNote.textContent = none
+      ? page.words.noRollout(page.words.rolloutMissing[found])
+      : rolled
+        ? `${words.rolloutFrom(name(query))} ${page.words.rolloutNote}`
+        : words.receivedNote(document.heads.name[head]!, percent(shares.slice(0, first).reduce((sum, share) => sum + share, 0)));
+    const most = Math.max(1e-9, ...shares.slice(first));
+    const scale = 0.6;
+    const drawn = svg("svg", { viewBox: `0 0 ${scale * width + 2} ${scale * height + 24}`, width: scale * width + 2, height: scale * height + 24, role: "img", "aria-label": `${words.received}. ${words.peak(percent(none ? 0 : most))}` });
+    if (!none)
+      drawn.append(
+        svg("image", { x: 1, y: 1, width: scale * width, height: scale * height, href: png, preserveAspectRatio: "none", class: "pixels" }),
+        svg("image", { x: 1, y: 1, width: scale * width, height: scale * height, href: glow(rows, columns, (patch) => shares[first + patch]! / most), preserveAspectRatio: "none", class: "pixels", "data-received": rolled ? "rollout" : "head" }),
+        svg("text", { x: scale * width + 1, y: scale * height + 18, "text-anchor": "end", class: "tiny" }, words.peak(percent(most))),
+      );
+    whole.body.replaceChildren(drawn);
+  }
 
   // tokens that are no patches: the class token, registers
   let extras: Radios | null = null;
@@ -162,6 +202,7 @@ export function picture(root: HTMLElement, page: Page): () => void {
     said.textContent = words.reading(document.heads.name[head]!, name(query), percent(self), first > 0 ? percent(outside) : "");
     for (const one of shown) many.grid.cell(one)?.classList.toggle("current", one === head);
     extras?.update();
+    drawWhole();
   }
 
   function look(at: number): void {

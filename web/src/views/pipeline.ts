@@ -1,11 +1,13 @@
 // The pipeline: one sentence from its words to the output of multi-head attention, each step as numbers one can see.
-import type { Matrix } from "../draw/cells";
+import { signed, type Matrix } from "../draw/cells";
+import type { Example } from "../document";
 import { chart } from "../draw/chart";
 import { html, svg, type Child } from "../draw/element";
 import { exampleChoice } from "../draw/examples";
 import { number, percent } from "../draw/number";
 import { radios } from "../draw/radios";
 import type { Cell } from "../draw/save";
+import { attention as attentionOf, type Weights } from "../maps";
 import type { Page } from "../page";
 import { current } from "../state";
 import { attention, everyHead, joined, projections, vectors, type Scene } from "./pipeline/steps";
@@ -26,7 +28,7 @@ export function pipeline(root: HTMLElement, page: Page): () => void {
   const found = seen.heads.indexOf(current(state.now));
   const first = interesting(seen);
   const chosen = state.now.selected.length > 0 && found >= 0;
-  const scene: Scene = { way: seen, words, colours, token: first.token, head: chosen ? found : first.head };
+  const scene: Scene = { way: seen, words, colours, token: first.token, head: chosen ? found : first.head, other: null };
 
   const heads = radios(words.chooseHead, seen.weights.map((_, i) => String(i)), () => scene.head, (i) => {
     scene.head = i;
@@ -42,6 +44,7 @@ export function pipeline(root: HTMLElement, page: Page): () => void {
 
   root.append(
     html("p", { class: "lead" }, words.lead(seen.weights.length, String(document.heads.layer[seen.heads[0] ?? 0] ?? 0))),
+    legend(page),
     html(
       "div",
       { class: "follow-bar" },
@@ -50,6 +53,16 @@ export function pipeline(root: HTMLElement, page: Page): () => void {
       html("div", { class: "row" }, html("span", { class: "label" }, words.chooseHead), heads.element),
     ),
   );
+
+  // of the layers that follow, the maps are in the page; their queries, keys and values are not
+  const example = document.examples[index]!;
+  const layers = document.stacks.find((stack) => stack.layers.some((layer) => layer.site === seen.site))?.layers.map((layer) => ({ ...layer, maps: mapsOf(page, example, layer.heads, seen.tokens.length) })).filter((layer) => layer.site === seen.site || layer.maps.length) ?? [];
+  let layerAt = Math.max(0, layers.findIndex((layer) => layer.site === seen.site));
+  const layerChoice = radios(words.layer, layers.map((layer) => String(layer.layer)), () => layerAt, (i) => {
+    layerAt = i;
+    scene.other = layers[i]!.site === seen.site ? null : layers[i]!.maps;
+    draw();
+  });
 
   const charts = (Object.keys(DRAW) as Step[]).map((step, i) => {
     const text = words.steps[step];
@@ -63,6 +76,7 @@ export function pipeline(root: HTMLElement, page: Page): () => void {
     const formula = html("p", { class: "formula" });
     one.figure.insertBefore(formula, one.body);
     if (step === "attention") one.figure.append(said);
+    if (step === "heads" && layers.length > 1) one.controls.append(html("span", { class: "label" }, words.layer), layerChoice.element);
     root.append(one.figure);
     if (i < 4) root.append(html("div", { class: "down", "aria-hidden": "true" }, svg("svg", { viewBox: "0 0 24 30", width: 24, height: 30 }, svg("path", { d: "M12,2V26m-7,-8l7,8l7,-8", class: "arrow" }))));
     return { step, one, formula };
@@ -70,6 +84,7 @@ export function pipeline(root: HTMLElement, page: Page): () => void {
 
   function draw(): void {
     heads.update();
+    layerChoice.update();
     tokens.update();
     for (const { step, one, formula } of charts) {
       formula.replaceChildren(...FORMULA[step](scene).map((part) => (part instanceof Node ? part : new Text(String(part)))));
@@ -118,6 +133,30 @@ export function pipeline(root: HTMLElement, page: Page): () => void {
     root.removeEventListener("pointermove", point);
     root.removeEventListener("click", click);
   };
+}
+
+/** What the colours mean. */
+function legend({ words, colours }: Page): HTMLElement {
+  const both = signed([[-1, 1]], colours.dark);
+  const bar = (colour: (share: number) => string) =>
+    svg("svg", { viewBox: "0 0 90 12", width: 90, height: 12, "aria-hidden": "true" }, ...Array.from({ length: 15 }, (_, i) => svg("rect", { x: 6 * i, y: 0, width: 6.2, height: 12, fill: colour(i / 14) })));
+  const entry = (drawn: SVGSVGElement, text: string) => html("div", {}, html("dt", {}, drawn), html("dd", {}, text));
+  return html(
+    "dl",
+    { class: "marks", "aria-label": words.start.legendLabel },
+    entry(bar((share) => both(2 * share - 1)), words.pipeline.legendSigned),
+    entry(bar((share) => colours.ramp(share)), words.pipeline.legendWeights),
+  );
+}
+
+/** The maps of these heads on an example: exact, as many tokens as are followed, or small where there is no room. */
+function mapsOf({ document }: Page, example: Example, heads: readonly number[], tokens: number): { head: number; weights: Weights }[] {
+  return heads.flatMap((head) => {
+    const exact = attentionOf(document, example, head)?.exact;
+    const number = document.heads.head[head]!;
+    if (exact && exact.rows === exact.columns) return [{ head: number, weights: { rows: Math.min(tokens, exact.rows), columns: Math.min(tokens, exact.columns), at: exact.at } }];
+    return [];
+  });
 }
 
 /** The row of a cell whose rows are tokens. */
@@ -199,6 +238,7 @@ function rows(step: Step, scene: Scene): Cell[][] {
     add("key", kv, seen.key[kv]?.values);
     add("value", kv, seen.value[kv]?.values);
   } else if (step === "attention") {
+    add("scores", head, seen.scores[head], true);
     add("weights", head, seen.weights[head], true);
     add("output", head, seen.outputs[head]?.values);
   } else if (step === "heads") {

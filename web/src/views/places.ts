@@ -20,6 +20,8 @@ export interface Room {
 export interface Places {
   cells: Cell[];
   labels: SVGGElement;
+  /** the numbers of the heads above the columns, for a line of their own that stays in view */
+  numbers: { x: number; text: string }[];
   /** of one map */
   size: number;
   width: number;
@@ -37,6 +39,7 @@ export function placed({ document, words }: Page, example: Example | undefined, 
   let y = 0;
   let row = 0;
   let named = 0;
+  const numbers: Places["numbers"] = [];
   for (const stack of stacks) {
     if (document.stacks.length > 1) {
       y += 14;
@@ -49,6 +52,7 @@ export function placed({ document, words }: Page, example: Example | undefined, 
     const most = Math.max(...stack.layers.flatMap((layer) => layer.heads.map(numberOf)));
     for (let column = 0; column <= most; column++)
       labels.append(svg("text", { x: at(column) + size / 2, y: y - 4, "text-anchor": "middle" }, String(column)));
+    for (let column = numbers.length; column <= most; column++) numbers.push({ x: at(column) + size / 2, text: String(column) });
     for (const layer of stack.layers) {
       const drawn = layer.heads.filter((head) => thumbnail(document, example, head));
       if (!drawn.length) continue;
@@ -60,7 +64,7 @@ export function placed({ document, words }: Page, example: Example | undefined, 
     }
     y += 8;
   }
-  return { cells, labels, size, width: Math.ceil(Math.max(at(columns), named)), height: y };
+  return { cells, labels, numbers, size, width: Math.ceil(Math.max(at(columns), named)), height: y };
 }
 
 /** The maps of these heads, to be painted at their places. */

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from manyheads.capture.call import Call
-from manyheads.capture.call_rows import weight_rows
+from manyheads.capture.call_rows import score_rows, weight_rows
 
 # Attention weights are kept of the first queries and heads only: that many are drawn.
 QUERIES, HEADS = 16, 16
@@ -22,8 +22,8 @@ class Step:
 
     Attributes
     ----------
-    name: ``ids``, ``embedding``, ``positions``, ``input``, ``query``, ``key``, ``value``, ``weights``,
-        ``heads``, ``joined`` or ``projected``.
+    name: ``ids``, ``embedding``, ``positions``, ``input``, ``query``, ``key``, ``value``, ``scores``,
+        ``weights``, ``heads``, ``joined`` or ``projected``.
     values: (length,) for ids, (length, width), or (heads, length, width) of the first sequence.
     shape: of the whole step; ``values`` may hold the first rows only.
     site: the attention that it belongs to.
@@ -48,8 +48,8 @@ class FirstAttention:
     ...     _ = model(torch.randint(17, (1, 5)))
     >>> [(step.name, step.shape) for step in first.steps()]
     [('ids', [5]), ('embedding', [5, 6]), ('positions', [5, 6]), ('input', [5, 6]), ('query', [2, 5, 3]),
-     ('key', [2, 5, 3]), ('value', [2, 5, 3]), ('weights', [2, 5, 5]), ('heads', [2, 5, 3]),
-     ('joined', [5, 6]), ('projected', [5, 6])]
+     ('key', [2, 5, 3]), ('value', [2, 5, 3]), ('scores', [2, 5, 5]), ('weights', [2, 5, 5]),
+     ('heads', [2, 5, 3]), ('joined', [5, 6]), ('projected', [5, 6])]
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -58,6 +58,7 @@ class FirstAttention:
         self._embeddings: list[tuple[nn.Module, Tensor, Tensor]] = []  # module, input, output
         self._projections: list[tuple[Tensor, Tensor]] = []  # the last three: input, output
         self._call: Call | None = None
+        self._scores: Tensor | None = None
         self._weights: Tensor | None = None
         self._joined: Tensor | None = None
         self._projected: Tensor | None = None
@@ -79,6 +80,9 @@ class FirstAttention:
             queries = list(range(min(call.queries, QUERIES)))
             heads = list(range(min(call.site.heads, HEADS)))
             self._weights = weight_rows(call, heads, queries)[0]
+            if not call.modified and not call.signed:  # else they are no scores, but logarithms of weights
+                left = call.sinks[0]
+                self._scores = score_rows(call, heads, queries)[0, ..., left : left + call.keys]
             self._joined = call.output[0].transpose(0, 1).flatten(1)  # (queries, heads * d_value)
 
     def _on_module(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
@@ -110,9 +114,9 @@ class FirstAttention:
         ids = call.tokens[0]
         values: dict[str, Tensor | None] = {"ids": ids, **self._embedded(ids), "input": self._input(call)}
         values |= {"query": _first(call.query), "key": _first(call.key), "value": call.value[0]}
-        values |= {"weights": self._weights, "heads": call.output[0]}
+        values |= {"scores": self._scores, "weights": self._weights, "heads": call.output[0]}
         values |= {"joined": self._joined, "projected": self._projected}
-        shapes = {"weights": [call.site.heads, call.queries, call.keys]}
+        shapes = {name: [call.site.heads, call.queries, call.keys] for name in ("scores", "weights")}
         return [
             Step(name, value, shapes.get(name, list(value.shape)), call.site.name)
             for name, value in values.items()

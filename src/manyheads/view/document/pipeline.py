@@ -32,7 +32,7 @@ def pipeline_steps(steps: Sequence[Step] | None, tokens: Sequence[Token]) -> lis
         if step.name == "ids":
             values = step.values[:QUERIES].tolist()
         else:
-            values = short(_drawn_part(step.values, square=step.name == "weights").float())
+            values = short(_drawn_part(step.values, square=step.name in ("scores", "weights")).float())
         drawn.append({"step": step.name, "shape": step.shape, "values": values, "site": step.site})
     return drawn
 

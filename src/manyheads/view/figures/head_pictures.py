@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from typing import Any
 
 from manyheads.capture.site import blanked
 from manyheads.common.language import words
-from manyheads.heads.maps import Map
 from manyheads.heads.table import HeadTable
 from manyheads.view.colour import RAMP
 from manyheads.view.figures.attention_maps import picture
@@ -18,8 +18,8 @@ MOST_SEQUENCES = 8
 CELL = 0.42  # inches
 
 
-def map_picture(shown: Map) -> bytes:
-    """A PNG of the maps of some heads at one site; one row of maps for each of the first sequences.
+def map_picture(shown: Any) -> bytes:
+    """A PNG of a `Map`: the maps of some heads at one site; one row of maps for each of the first sequences.
 
     Rows and columns are labelled by position; pooled maps by the first position that was pooled.
     """

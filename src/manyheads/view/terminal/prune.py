@@ -42,6 +42,8 @@ def _print_card(pruned: PrunedFolder, console: Console) -> None:
         "{model}: {before} heads, {after} kept ({share:.0%})",
         model=document["model"], before=before, after=after, share=after / before,
     )  # fmt: skip
+    if before == after:
+        title = f"{document['model']}: {card.before.key_heads} key heads, now {card.after.key_heads}"
     table = Table(title=title, title_justify="left")
     table.add_column("")
     table.add_column(words("before"), justify="right")
@@ -56,6 +58,13 @@ def _print_card(pruned: PrunedFolder, console: Console) -> None:
     console.print(Text(words("Heads kept by layer: {layers}", layers=", ".join(layers))), soft_wrap=True)
     for note in [*card.doubts.sentences(), *document["notes"]]:
         console.print(Text(words("Note: {note}", note=note)), soft_wrap=True)
+    if (export := document.get("export")) is not None:
+        files = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for name, size in export["bytes"].items())
+        off = max(export["differences"].values(), default=0.0)
+        sentence = (
+            f"As {export['to']} in {export['out']}: {files}; it differs from the model by at most {off:.1g}."
+        )
+        console.print(Text(sentence), soft_wrap=True)
     console.print(Text(_how_to_load(pruned)), soft_wrap=True)
 
 

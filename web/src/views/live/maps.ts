@@ -8,7 +8,8 @@ import { sheet, type Sheet } from "../../draw/pixels";
 import { radios } from "../../draw/radios";
 import { plain, tokenElement } from "../../draw/tokens";
 import type { Example } from "../../document";
-import { attention, thumbnail, type Attention } from "../../maps";
+import { attention, thumbnail } from "../../maps";
+import { received } from "../../rollout";
 import { current } from "../../state";
 import { headMap, title, type HeadMap } from "../heads";
 import type { Bench, Part } from "../live";
@@ -41,8 +42,11 @@ export function maps(bench: Bench): Part {
   });
   figure.controls.append(choice.element);
   const looks = html("div", { class: "looks", "data-part": "looks" });
+  const numbersLine = html("div", { class: "head-numbers", "aria-hidden": "true" });
+  // of a deep model, the maps are many screens: tokens and head numbers stay above them
+  const stays = html("div", { class: "stays", "data-part": "stays" }, looks, numbersLine);
   const place = html("div", {}, figure.figure);
-  figure.body.before(looks, note);
+  figure.body.before(note, stays);
   const element = html("div", { class: "heads-live" }, place);
 
   function toggle(head: number): void {
@@ -78,12 +82,14 @@ export function maps(bench: Bench): Part {
     cells?.close();
     table?.close();
     cells = table = paper = undefined;
+    numbersLine.replaceChildren();
+    stays.classList.remove("covers");
     placedAs = "";
   }
 
   /** The maps; cells stay where they are as long as the heads do, so that who walks through them goes on. */
   function drawMaps(example: Example): void {
-    const { cells: found, labels, size, width, height } = placed(page, example, { width: figure.body.clientWidth || 700, left: 26, smallest: SMALLEST, largest: LARGEST, gap: GAP });
+    const { cells: found, labels, numbers: columns, size, width, height } = placed(page, example, { width: figure.body.clientWidth || 700, left: 26, smallest: SMALLEST, largest: LARGEST, gap: GAP });
     const layout = JSON.stringify([width, height, found.map(({ head, x, y }) => [head, x, y])]);
     places = found;
     if (layout === placedAs && cells) return;
@@ -107,6 +113,9 @@ export function maps(bench: Bench): Part {
     });
     paper = sheet(svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "glance" }, labels, cells.element), colours);
     figure.body.replaceChildren(paper.element);
+    const texts = columns.map(({ x, text }) => svg("text", { x, y: 11, "text-anchor": "middle" }, text));
+    stays.classList.toggle("covers", document.stacks.length === 1); // over the same numbers in the drawing
+    numbersLine.replaceChildren(svg("svg", { viewBox: `0 0 ${width} 14`, width, height: 14 }, svg("g", { class: "axis" }, ...texts)));
   }
 
   function mark(): void {
@@ -137,7 +146,7 @@ export function maps(bench: Bench): Part {
     window.clearTimeout(dwelling);
     if (!seen.exact) dwelling = window.setTimeout(() => void live.exact(document, live.attended!.example, head!).then((came) => came && look(), () => {}), DWELL);
     if (query >= seen.queries.length) query = -1;
-    const weights = shares(seen, query);
+    const weights = received(seen, query);
     const most = Math.max(1e-9, ...weights);
     looks.replaceChildren(
       html("p", { class: "note" }, query < 0 ? words.live.looks(name) : words.live.looksFrom(name, plain(seen.queries[query]!, 20))),
@@ -198,16 +207,4 @@ export function maps(bench: Bench): Part {
       for (const end of ends) end();
     },
   };
-}
-
-/** How much attention each key gets: from one query, or from all of them on average. */
-function shares(seen: Attention, query: number): number[] {
-  const found = new Array<number>(seen.keys.length).fill(0);
-  const weights = seen.exact ?? seen.pooled;
-  if (!weights) return found;
-  const [rowSize, columnSize] = seen.exact ? [1, 1] : [seen.rowSize, seen.columnSize];
-  const chosen = query < 0 ? [...Array(weights.rows).keys()] : [Math.floor(query / rowSize)];
-  for (const row of chosen)
-    for (let key = 0; key < found.length; key++) found[key]! += weights.at(row, Math.floor(key / columnSize)) / columnSize / chosen.length;
-  return found;
 }

@@ -5,6 +5,7 @@ import { svg, type Child } from "../../draw/element";
 import { percent } from "../../draw/number";
 import { picture } from "../../draw/pixels";
 import { shorten } from "../../draw/tokens";
+import type { Weights } from "../../maps";
 import type { Words } from "../../words";
 import { shared, type Part, type Way } from "./way";
 
@@ -12,6 +13,8 @@ export interface Scene {
   way: Way;
   words: Words["pipeline"];
   colours: Colours;
+  /** the maps of another layer, to be shown among all heads; null for the layer that is followed */
+  other: { head: number; weights: Weights }[] | null;
   /** number of the head within the layer, and of the token that is followed */
   head: number;
   token: number;
@@ -233,6 +236,15 @@ export function attention(scene: Scene): SVGSVGElement {
       name: `${words.matrices["key"]} ${kv}`, title: `K${digits(kv)}ᵀ`, shape: shape([key.columns, way.length]), width: height, height: 9,
       colour: signed(key.values, colours.dark), y: middle - tall / 2, tokens: "columns",
     }); // prettier-ignore
+    const scores = way.scores[head];
+    if (scores) {
+      sign(canvas, "=", middle, 28);
+      const raw = matrix(canvas, scores, {
+        name: `${words.matrices["scores"]} ${head}`, title: "", shape: shape([way.length, way.length]), width: height, height,
+        colour: (score) => (score === null ? colours.nothing : signed(scores, colours.dark)(score)), row: token, tokens: "both",
+      }); // prettier-ignore
+      canvas.group.append(svg("text", { x: raw.x + raw.width / 2, y: raw.y + raw.height + 34, "text-anchor": "middle", class: "title" }, words.matrices["scores"]!));
+    }
     arrow(canvas, "softmax", middle, 92);
   }
   const box = matrix(canvas, weights, {
@@ -262,26 +274,30 @@ export function attention(scene: Scene): SVGSVGElement {
 /** Every head's weights side by side; a click chooses one. */
 export function everyHead(scene: Scene): SVGSVGElement {
   const { way, colours, words, head } = scene;
-  const rows = Math.ceil(way.weights.length / 8);
-  const columns = Math.ceil(way.weights.length / rows);
+  const n = way.tokens.length;
+  const drawn = scene.other ?? way.weights.map((weights, number) => ({ head: number, weights: { rows: n, columns: n, at: (row: number, column: number) => weights[row]?.[column] ?? 0 } }));
+  const rows = Math.ceil(drawn.length / 8);
+  const columns = Math.ceil(drawn.length / rows);
   const size = Math.min(150, 1080 / columns - 18);
   const width = columns * (size + 18);
   const height = rows * (size + 34);
   const group = svg("g");
-  const n = way.tokens.length;
-  for (const [i, weights] of way.weights.entries()) {
+  for (const [i, { head: number, weights }] of drawn.entries()) {
+    const chosen = !scene.other && number === head;
     const x = (i % columns) * (size + 18) + 6;
     const y = Math.floor(i / columns) * (size + 34) + 22;
-    const peak = largest(weights);
-    const url = picture(n, n, (row, column) => (weights[row]?.[column] ?? 0) / peak, colours);
+    let peak = 1e-9;
+    for (let row = 0; row < weights.rows; row++) for (let column = 0; column < weights.columns; column++) peak = Math.max(peak, weights.at(row, column));
+    const url = picture(weights.rows, weights.columns, (row, column) => weights.at(row, column) / peak, colours);
+    const line = size / weights.rows;
     group.append(
       svg(
         "g",
-        { transform: `translate(${x},${y})`, class: i === head ? "tile chosen" : "tile", "data-head-number": i },
-        svg("text", { x: 0, y: -7, class: "title" }, `${words.head} ${i}`),
+        { transform: `translate(${x},${y})`, class: chosen ? "tile chosen" : "tile", ...(scene.other ? {} : { "data-head-number": number }) },
+        svg("text", { x: 0, y: -7, class: "title" }, `${words.head} ${number}`),
         svg("image", { href: url, width: size, height: size, preserveAspectRatio: "none", class: "pixels" }),
-        svg("rect", { x: -1, y: -1, width: size + 2, height: size + 2, class: i === head ? "frame strong" : "frame" }),
-        svg("rect", { x: -1, y: (scene.token * size) / n - 1, width: size + 2, height: size / n + 2, class: "follow" }),
+        svg("rect", { x: -1, y: -1, width: size + 2, height: size + 2, class: chosen ? "frame strong" : "frame" }),
+        svg("rect", { x: -1, y: scene.token * line - 1, width: size + 2, height: line + 2, class: "follow" }),
       ),
     );
   }

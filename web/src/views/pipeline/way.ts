@@ -17,6 +17,8 @@ export interface Way {
   query: Part[];
   key: Part[];
   value: Part[];
+  /** before the softmax, with masks (null) and biases; empty where the model hides them */
+  scores: Matrix[];
   weights: Matrix[];
   outputs: Part[];
   joined: Part | null;
@@ -68,6 +70,7 @@ export function way(document: HeadDocument, example: Example): Way | null {
     query: perHead("query"),
     key: perHead("key"),
     value: perHead("value"),
+    scores: (steps.get("scores")?.values ?? []) as Matrix[],
     weights: weights.values as Matrix[],
     outputs,
     joined: outputs.length ? { values: sideBySide(outputs), columns: width } : null,
