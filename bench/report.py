@@ -71,7 +71,7 @@ def written(model: Any, tokenizer: Any, path: Path) -> tuple[int, float]:
     begun = time.perf_counter()
     found = mh.inspect(model, batches)
     say("counted; measuring for the page")
-    about = About("12 x 12 heads, random", "a text of our own")
+    about = About("12 x 12 heads, random", "built-in sample text")
     made = document(found, model, of_batches(batches, model), about=about, tokenizer=tokenizer)
     write_report(made, path)
     return len(found), time.perf_counter() - begun

@@ -3,7 +3,7 @@
 
 const EXACT: Record<string, string> = {
   // data/corpus.py
-  "a text of our own": "内置文本",
+  "built-in sample text": "内置文本",
   "standard input": "标准输入",
 
   // heads/roles/catalogue.py: what a role means
@@ -100,6 +100,7 @@ const PATTERNS: [RegExp, (...found: string[]) => string][] = [
   [/^the first batch \(up to ([\d,]+) tokens\)$/, (tokens) => `第一个批次（至多 ${tokens} 个词元）`],
   [/^the first (\d+) batches \(up to ([\d,]+) tokens\)$/, (batches, tokens) => `前 ${batches} 个批次（至多 ${tokens} 个词元）`],
   [/^([\d.]+%) of the tokens are unknown to the tokenizer: .*$/, (share) => `${share} 的词元是分词器不认识的：所有这些词共用一个词元，头对它的注意说明不了这些词`],
+  [/^of each of these texts no more than the first (\d+) tokens were read$/, (tokens) => `这些文本每篇至多读前 ${tokens} 个词元`],
   [/^silenced one by one: the (\d+) most important of (\d+) heads$/, (some, all) => `逐个消融：${all} 个头中最重要的 ${some} 个`],
   [/^(.+): left out \((.+)\)$/, (name, why) => `${part(name!)}：未能测量（${why}）`],
   [/^(.+): interrupted; this part and all later parts are left out$/, (name) => `${part(name!)}：被中断，此项及其后各项从略`],
