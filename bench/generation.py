@@ -104,7 +104,7 @@ def _times(contestants: dict[str, Callable[[], object]], quick: bool) -> dict[st
 
 
 def _three_rounds(contestants: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """The fastest of three calls each, in turn, after a short one to warm up: a call is long itself."""
+    """The fastest of three calls each, in turn; none to warm up, since a call is long itself."""
     times = dict.fromkeys(contestants, float("inf"))
     for _ in range(3):
         for name, call in contestants.items():
