@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # The reference by room: what a reader looks for, and the rooms of the package that have it.
 REFERENCE = {
     "build": ("Build: attention, modules, transformers", ("nn",)),
-    "see": ("See and measure heads", ("data", "heads", "view")),
+    "see": ("See and measure heads", ("capture", "data", "heads", "view")),
     "cut": ("Change heads, save and load", ("surgery", "models")),
     "train": ("Train", ("training", "tasks")),
     "studies": ("Studies", ("studies",)),
