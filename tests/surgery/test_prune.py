@@ -288,8 +288,8 @@ def test_heads_with_a_role_are_protected(folder, model):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "one of --keep and --plan"),
-        (["--keep", "0.5", "--plan", "x.json"], "one of --keep and --plan"),
+        ([], "one of --keep, --save, --kv-heads and --plan"),
+        (["--keep", "0.5", "--plan", "x.json"], "one of --keep, --save, --kv-heads and --plan"),
         (["--keep", "1.5"], "keep: got 1.5"),
         (["--plan", "x.json"], "there is no file"),
         (["--keep", "0.5", "--limit", "5"], "expected at least 20"),

@@ -165,7 +165,8 @@ def _put(head: Head, role: str, part: Part, factor: bool, added: bool) -> None:
         head.biases[role] = (*head.biases.get(role, ()), part)
     else:
         head.extras = (*head.extras, part)
-        head.beside[role] = (*head.beside.get(role, ()), part)
+        if role in ROLES:
+            head.beside[role] = (*head.beside.get(role, ()), part)
 
 
 def _users(trace: Trace) -> dict[str, tuple[int, list[frozenset[int]]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, TypeVar
 
@@ -72,17 +72,32 @@ def note_in_config(model: nn.Module) -> None:
 
 
 def _changed_by_running(model: PreTrainedModel) -> dict[str, str]:
-    """Words of a config that all modules which have them hold otherwise.
+    """Words of a config that the modules of a new model hold, and those of this one hold otherwise.
 
     BigBird replaces its sparse attention for good when it reads a short text, and its config still says that
     it is sparse. A model that is built from the config must have the modules whose heads were changed.
     """
     words = {name: value for name, value in vars(model.config).items() if isinstance(value, str)}
-    now: dict[str, set[str]] = {}
+    now = _words_of_modules(model, words)
+    changed = {name: word for name, word in now.items() if word is not None and word != words[name]}
+    if not changed:
+        return {}
+    with torch.random.fork_rng(), torch.device("meta"):
+        new = _words_of_modules(type(model)(_without_record(model.config)), words)
+    return {name: word for name, word in changed.items() if new.get(name) == words[name]}
+
+
+def _words_of_modules(model: nn.Module, names: Iterable[str]) -> dict[str, str | None]:
+    """The word that all modules with an attribute of this name have; None for several, or no word."""
+    words: dict[str, set[object]] = {}
     for module in model.modules():
-        for name in words.keys() & vars(module).keys():
-            now.setdefault(name, set()).add(vars(module)[name])
-    return {name: next(iter(each)) for name, each in now.items() if len(each) == 1 and each != {words[name]}}
+        for name in vars(module).keys() & names:
+            value = vars(module)[name]
+            words.setdefault(name, set()).add(value if isinstance(value, str) else None)
+    return {
+        name: str(next(iter(each))) if len(each) == 1 and None not in each else None
+        for name, each in words.items()
+    }
 
 
 def build(folder: Path, name: str, attention: str | None) -> nn.Module:

@@ -34,12 +34,22 @@ def drop(x: Tensor, rate: float) -> Tensor:
     >>> torch.equal(drop(torch.ones(2, 3), 0.0), torch.ones(2, 3))
     True
     """
-    dropped = min(round(rate * 2**16), 2**16 - 1)
     here = x.device.type == "cpu" and x.is_floating_point() and not torch.compiler.is_compiling()
-    if not (here and dropped > 0 and rate < 1):
-        return F.dropout(x, rate)
+    return x * factors(x, rate) if here and rate < 1 else F.dropout(x, rate)
+
+
+def factors(x: Tensor, rate: float) -> Tensor:
+    """What dropout multiplies ``x`` by, of its shape: zeros at this rate, below 1, and one larger number.
+
+    >>> factors(torch.ones(2, 3), 0.0)
+    tensor([[1., 1., 1.],
+            [1., 1., 1.]])
+    """
+    dropped = min(round(rate * 2**16), 2**16 - 1)
+    if x.device.type != "cpu" or dropped == 0:
+        return F.dropout(torch.ones_like(x), rate)
     threshold, factor = dropped - 2**15, 2**16 / (2**16 - dropped)
     draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     # clamped to two neighbours and shifted, the bits are 0 or 1: faster than a comparison
     bits = draws.view(torch.int16)[: x.numel()].clamp_(threshold - 1, threshold).sub_(threshold - 1)
-    return x * bits.view(x.shape).to(x.dtype).mul_(factor)
+    return bits.view(x.shape).to(x.dtype).mul_(factor)

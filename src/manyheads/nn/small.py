@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.mask import Mask
-from manyheads.nn.residual import drop
+from manyheads.nn.residual import factors
 
 # Up to so many weights, of all heads and sequences together, and so many keys: 2 MiB a tensor, three kept.
 WEIGHTS = 2**19
@@ -20,7 +20,8 @@ KEYS = 256
 def is_small(q: Tensor, k: Tensor, mask: Mask, offset: int) -> bool:
     """Whether `small` computes this attention, and fast: few weights, and no query without a key."""
     return (
-        k.shape[2] <= KEYS
+        bool(q.numel() and k.numel())
+        and k.shape[2] <= KEYS
         and q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= WEIGHTS
         and mask.geometric
         and offset >= 0
@@ -38,7 +39,22 @@ def small(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: fl
         bias.masked_fill_(~allowed, -torch.inf)
     if heads > kv_heads:  # the heads of a group are further queries of the key head they share
         bias = bias.repeat(heads // kv_heads, 1)
-    folded_q, folded_k, folded_v = (x.reshape(batch * kv_heads, -1, x.shape[3]) for x in (q, k, v))
+    folded_q = q.reshape(batch * kv_heads, heads // kv_heads * queries, q.shape[3])
+    folded_k, folded_v = (x.reshape(batch * kv_heads, keys, x.shape[3]) for x in (k, v))
     scores = torch.baddbmm(bias, folded_q, folded_k.transpose(1, 2), alpha=scale)
-    out = torch.bmm(drop(scores.softmax(-1), dropout), folded_v)
+    weights = scores.softmax(-1)
+    out = torch.bmm(weights * _factors(weights.detach(), dropout), folded_v)
     return out.view(batch, heads, queries, v.shape[3])
+
+
+@torch.library.custom_op(
+    "manyheads::dropout_factors", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def _factors(weights: Tensor, rate: float) -> Tensor:
+    """An operator, so that a compiled module draws what the module itself draws."""
+    return factors(weights, rate)
+
+
+@_factors.register_fake
+def _(weights: Tensor, rate: float) -> Tensor:
+    return torch.empty_like(weights)
