@@ -53,8 +53,9 @@ web: setup $(PACKAGES)
 	$(BIN)/python tools/page_types.py
 	cd web && npm run build
 
+# One thread for each worker: threads of several workers wait for each other.
 test: lint $(if $(NPM),$(PACKAGES))
-	$(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n auto
 
 # The site, in English and Chinese: open out/site/index.html, no server needed.
 docs: setup

@@ -14,7 +14,8 @@ def read(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path, tmp_path):
+def test_a_notebook_runs(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for those of other tests are slow
     NotebookClient(read(path), timeout=None, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from playwright.sync_api import TimeoutError
 from tests.helpers.page_document import SIZES, TOKENS, N, document, example, weight
 
 Show = Callable[..., Any]
@@ -23,9 +24,15 @@ def cells(page: Any) -> dict[str, str | None]:
 
 
 def saved(page: Any, selector: str) -> bytes:
-    with page.expect_download() as waiting:
-        page.click(selector)
-    return Path(waiting.value.path()).read_bytes()
+    """What a click saves. A driven Chromium now and then loses one of many downloads: then it clicks again."""
+    for patience in (6_000, 12_000, 30_000):
+        try:
+            with page.expect_download(timeout=patience) as waiting:
+                page.click(selector)
+            return Path(waiting.value.path()).read_bytes()
+        except TimeoutError as error:
+            lost = error
+    raise lost
 
 
 def test_the_map_shows_the_numbers_of_every_measure(show: Show) -> None:
