@@ -24,7 +24,7 @@ def cells(page: Any) -> dict[str, str | None]:
 
 
 def saved(page: Any, selector: str) -> bytes:
-    """What a click saves. A driven Chromium now and then loses one of many downloads: then it clicks again."""
+    """What a click saves. Chromium now and then loses one of many downloads: then it clicks again."""
     for patience in (6_000, 12_000, 30_000):
         try:
             with page.expect_download(timeout=patience) as waiting:
