@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,11 +10,35 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from manyheads.common.nested_tensors import tensors_in
+from manyheads.common.numbered_batches import Numbered
 from manyheads.common.types import Batch
 
 BATCH_TOKENS = 4096
 # Rare are the rarest tokens that together make up this share of a corpus; frequent, the most frequent ones.
 QUARTER = 0.25
+
+
+@dataclass(frozen=True)
+class CorpusSummary:
+    """What is to be said about a corpus besides what was measured on it; the attributes are those of `Corpus`.
+
+    >>> CorpusSummary("a text", "tokens", 19, 7, 4096).total()
+    19
+    """
+
+    what: str
+    unit: str
+    units: int
+    longest: int
+    batch_tokens: int
+    shares: dict[str, float] = field(default_factory=dict)
+    unknown: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def total(self) -> int:
+        """The number of tokens (or images)."""
+        return self.units
 
 
 @dataclass
@@ -66,6 +91,34 @@ class Corpus:
             )
         return sentences
 
+    @property
+    def longest(self) -> int:
+        """The number of tokens of the longest sequence."""
+        return max(self.sizes)
+
+    @property
+    def summary(self) -> CorpusSummary:
+        """What is to be said about it."""
+        return CorpusSummary(
+            self.what, self.unit, self.total(), self.longest, self.batch_tokens, self.shares, self.unknown,
+            self.notes,
+        )  # fmt: skip
+
+    @property
+    def fingerprint(self) -> str:
+        """A short name for all that a model reads: what is in every batch, and the order of the batches.
+
+        >>> one, other = (Corpus("a text", "tokens", [2], lambda _: torch.tensor([7, n])) for n in (3, 5))
+        >>> one.fingerprint == one.fingerprint, one.fingerprint == other.fingerprint
+        (True, False)
+        """
+        digest = hashlib.sha256(str(sorted(self.groups.items())).encode())
+        for _, batch in self.batches():
+            for tensor in tensors_in(batch):
+                digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+                digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
     def part(self, indices: Sequence[int]) -> Corpus:
         """Some of the sequences, as a corpus."""
         chosen, make = list(indices), self.make
@@ -108,6 +161,11 @@ class Corpus:
                 sum(self.sizes[i] for i in indices) if self.unit == "tokens" else len(indices),
                 self.make(indices),
             )
+
+    def numbered(self, share: tuple[int, int] = (0, 1)) -> Numbered[Batch]:
+        """The batches of a share, (number from 0, count), each with its number among all of them."""
+        total = len(self.plan())
+        return Numbered((batch for _, batch in self.batches(*share)), range(total)[share[0] :: share[1]], total)
 
     def plan(self) -> list[list[int]]:
         """The indices of the sequences of each batch, shuffled: a part of them is a fair sample."""
