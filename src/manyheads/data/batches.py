@@ -21,7 +21,7 @@ QUARTER = 0.25
 
 @dataclass(frozen=True)
 class CorpusSummary:
-    """What is to be said about a corpus besides what was measured on it; the attributes are those of `Corpus`.
+    """What is to be said about a corpus besides what was measured on it, by the names of `Corpus`.
 
     >>> CorpusSummary("a text", "tokens", 19, 7, 4096).total()
     19
@@ -165,7 +165,9 @@ class Corpus:
     def numbered(self, share: tuple[int, int] = (0, 1)) -> Numbered[Batch]:
         """The batches of a share, (number from 0, count), each with its number among all of them."""
         total = len(self.plan())
-        return Numbered((batch for _, batch in self.batches(*share)), range(total)[share[0] :: share[1]], total)
+        return Numbered(
+            (batch for _, batch in self.batches(*share)), range(total)[share[0] :: share[1]], total
+        )
 
     def plan(self) -> list[list[int]]:
         """The indices of the sequences of each batch, shuffled: a part of them is a fair sample."""

@@ -67,8 +67,8 @@ class Sums:
         """Add the sums of the same model over other batches."""
         if others.first != self.first:
             raise ValueError(
-                "merge: attention was called at other sites, or in another order, in one part of the text than "
-                "in another; such a model must be measured as a whole"
+                "merge: attention was called at other sites, or in another order, in one part of the text "
+                "than in another; such a model must be measured as a whole"
             )
         for site, tokens in others.tokens.items():
             self.tokens[site] += tokens

@@ -26,7 +26,7 @@ class Outputs(NamedTuple):
 
 
 class _Moved(NamedTuple):
-    """The sums of a pair of sites relative to other starts; ``back`` is the skew of the second by the first."""
+    """The sums of two sites relative to other starts; ``back`` is the skew of the second by the first."""
 
     products: Tensor
     lengths: Tensor
@@ -124,8 +124,12 @@ class Moments:
             return values.view(*shape, *values.shape[1:]).sum(1)
 
         # sums over tokens of |x|^2, x d and d d, by head, and the same of the other site
-        squares = [per_head(self._products[site, site].diagonal().double(), self.shapes[site]) for site in pair]
-        along = [per_head(total * shift, shape) for total, shift, shape in zip((x, y), (d, e), shapes, strict=True)]
+        squares = [
+            per_head(self._products[site, site].diagonal().double(), self.shapes[site]) for site in pair
+        ]
+        along = [
+            per_head(total * shift, shape) for total, shift, shape in zip((x, y), (d, e), shapes, strict=True)
+        ]
         lengths = [per_head(shift * shift, shape) for shift, shape in zip((d, e), shapes, strict=True)]
         added = [s + 2 * a + count * n for s, a, n in zip(squares, along, lengths, strict=True)]  # |x + d|^2
         x_along = per_head((products * e).T, shapes[1]).T  # sums of x (y e), (heads * d_value, heads)

@@ -51,7 +51,9 @@ class Compared:
     def merge(self, others: Compared) -> None:
         """Add what was compared on other batches."""
         self.sums.merge(others.sums)
-        if set(others.subspaces) != set(self.subspaces) or set(others.columns or ()) != set(self.columns or ()):
+        if set(others.subspaces) != set(self.subspaces) or set(others.columns or ()) != set(
+            self.columns or ()
+        ):
             raise ValueError(
                 "merge: which weights belong to which head was found for one part of the text and not for "
                 "another; leave out the measures subspaces and contributions"

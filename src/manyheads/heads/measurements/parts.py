@@ -76,7 +76,9 @@ def read_shards(paths: Sequence[str | PathLike[str]]) -> list[Shard]:
     """The shards in files, and in the files of folders."""
     shards = [Shard.load(path) for path in find_shards([str(path) for path in paths])]
     if unknown := [shard for shard in shards if shard.verb not in VERBS]:
-        raise ValueError(f"merge: {unknown[0].name} is of {unknown[0].verb!r}; expected one of {', '.join(VERBS)}")
+        raise ValueError(
+            f"merge: {unknown[0].name} is of {unknown[0].verb!r}; expected one of {', '.join(VERBS)}"
+        )
     return shards
 
 

@@ -89,7 +89,7 @@ class Shard:
             if not isinstance(document, dict) or document.pop("format", None) != _FORMAT:
                 raise ValueError(f"{path} is no shard")
             if (version := document.pop("version", None)) != _VERSION:
-                raise ValueError(f"{path} has version {version} of shards, and this manyheads reads {_VERSION}")
+                raise ValueError(f"{path} has version {version} of shards, this manyheads reads {_VERSION}")
             corpus = CorpusSummary(**document.pop("corpus"))
             return cls(**document, corpus=corpus, where=str(path))
         except (ValueError, TypeError, OSError) as error:
@@ -103,7 +103,9 @@ def find_shards(paths: Sequence[str | Path]) -> list[Path]:
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.exists():
-            raise ValueError(f"merge: there is no {path}; expected files that `--shard` wrote, or their folders")
+            raise ValueError(
+                f"merge: there is no {path}; expected files that `--shard` wrote, or their folders"
+            )
         inside = sorted(path.glob(f"shard-*{_SUFFIX}")) if path.is_dir() else [path]
         files += [file for file in inside if file.resolve() not in {other.resolve() for other in files}]
     if not files:
@@ -129,8 +131,8 @@ def check_whole(shards: Sequence[Shard]) -> None:
         if (shard.text, shard.total) != (first.text, first.total):
             raise ValueError(
                 f"{pair} are of different texts, or of one that was cut into batches in different ways "
-                f"({first.corpus.what} {first.text}, {shard.corpus.what} {shard.text}); expected one text and "
-                "the same --max-length, --limit, --batch-tokens and --sample"
+                f"({first.corpus.what} {first.text}, {shard.corpus.what} {shard.text}); expected one text "
+                "and the same --max-length, --limit, --batch-tokens and --sample"
             )
         if differing := [name for name in first.options if shard.options.get(name) != first.options[name]]:
             values = f"{first.options[differing[0]]} and {shard.options.get(differing[0])}"

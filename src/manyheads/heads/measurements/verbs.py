@@ -32,7 +32,8 @@ class Measurement(Protocol):
     """A verb with its options. States hold tensors and plain values, and are all that a shard needs.
 
     ``whole`` measures a text in one process, which Ctrl-C may end early; ``state`` measures a part of it, all
-    or nothing; ``merge`` adds states up; ``finish`` makes of the state of a whole text what ``whole`` returns.
+    or nothing; ``merge`` adds states up; ``finish`` makes of the state of a whole text what ``whole``
+    returns.
     """
 
     verb: ClassVar[str]
@@ -295,6 +296,8 @@ def _merged(documents: Iterable[State]) -> State:
     merged = tables[0].merge(*tables[1:])
     if measure := tables[0].labels.get("measure"):
         if any(table.labels.get("measure") != measure for table in tables):
-            raise ValueError("merge: the parts measured different things; expected the same loss in all of them")
+            raise ValueError(
+                "merge: the parts measured different things; expected the same loss in all of them"
+            )
         merged.labels = {"measure": measure} | merged.labels
     return _document(merged)
