@@ -93,7 +93,7 @@ def _free_port() -> int:
 def _workers() -> list[int]:
     """The processes below this one that measure a part now."""
     parents, busy = {}, []
-    for entry in Path("/proc").iterdir():
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
             status = (entry / "stat").read_text().rpartition(")")[2].split()
             title = (entry / "cmdline").read_bytes()

@@ -61,7 +61,13 @@ Spoken = Annotated[
     Literal["en", "zh"] | None, "The language of the output: en or zh; that of the locale by default."
 ]
 Text = Annotated[
-    str | None, "A text file, one text a line; - for standard input; an embedded one by default.", "Corpus"
+    str | None,
+    "A text file, one text a line, or a pattern of files; FILE.jsonl, FILE.parquet or the name of a dataset "
+    "with --column; - for standard input; an embedded text by default.",
+    "Corpus",
+]
+TextColumn = Annotated[
+    str | None, "The column of --text that is read; text, sentence, review ... by default.", "Corpus"
 ]
 Images = Annotated[str | None, "A folder of images.", "Corpus"]
 Tokens = Annotated[str | None, "Token ids in a NumPy file: (sequences, length) or (length,).", "Corpus"]
@@ -81,6 +87,7 @@ class Source(Opening, Columns):
 
     model: Model = None
     text: Text = None
+    column: TextColumn = None
     images: Images = None
     tokens: Tokens = None
     max_length: MaxLength = None
@@ -101,6 +108,7 @@ class Source(Opening, Columns):
             files = self.text, self.images, self.tokens
             numbers = self.max_length, self.limit, self.batch_tokens
             columns = {name: getattr(self, name) for name in ("text_column", "label_column", "split")}
+            columns |= {"column_of_text": self.column, "sample": sample}
             corpus = data.corpus.choose(loaded, *files, *numbers, self.data, labels=labels, **columns)
             corpus = corpus.sampled(sample)
         if corpus.reading:
