@@ -451,8 +451,8 @@ def test_a_sample_of_a_stream_is_said(tmp_path):
     rows_of(tmp_path, count=61)
     read = corpus.choose(bert(), str(tmp_path / "lines.txt"), None, None, None, None, 40, sample=5)
     assert read.notes == [
-        f"measured on a sample: {len(read.sizes)} sequences ({sum(read.sizes)} tokens) of texts that were drawn "
-        "at random from 61"
+        f"measured on a sample: {len(read.sizes)} sequences ({sum(read.sizes)} tokens) of texts that were "
+        "drawn at random from 61"
     ]
     assert read.sampled(7).drawn_from == 61
     whole = corpus.choose(bert(), str(tmp_path / "lines.txt"), None, None, None, None, 40, sample=61)

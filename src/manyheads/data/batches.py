@@ -87,8 +87,8 @@ class Corpus:
         sentences = []
         if self.drawn_from:
             sentences.append(
-                f"measured on a sample: {len(self.sizes):,} sequences ({sum(self.sizes):,} tokens) of texts that "
-                f"were drawn at random from {self.drawn_from:,}"
+                f"measured on a sample: {len(self.sizes):,} sequences ({sum(self.sizes):,} tokens) of texts "
+                f"that were drawn at random from {self.drawn_from:,}"
             )
         elif self.sampled_from:
             sentences.append(
