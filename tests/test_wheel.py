@@ -80,7 +80,9 @@ def test_nothing_is_missing_and_nothing_is_too_much(wheel):
 def test_archive_and_wheel_have_the_version_of_the_checkout(wheel, python, tmp_path):
     version = wheel.name.split("-")[1]
     assert (wheel.parent / f"manyheads-{version}.tar.gz").is_file()
-    assert run(python, "-c", "import manyheads; print(manyheads.__version__)", cwd=tmp_path).strip() == version
+    assert (
+        run(python, "-c", "import manyheads; print(manyheads.__version__)", cwd=tmp_path).strip() == version
+    )
 
 
 def test_it_imports_from_where_it_is_installed(python, tmp_path):

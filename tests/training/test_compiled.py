@@ -1,4 +1,4 @@
-"""Runs of a compiled model: the same losses, and an ordinary model at the end. Graphs run without a compiler here."""
+"""Runs of a compiled model: the same losses, and an ordinary model at the end. No compiler is needed here."""
 
 from functools import partial
 
@@ -65,7 +65,7 @@ def test_without_a_compiler_nothing_begins(text, tmp_path, monkeypatch):
         raise RuntimeError("No working C++ compiler found")
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    with pytest.raises(ValueError, match="compile: torch cannot compile for cpu here .*C\\+\\+ compiler"):
+    with pytest.raises(ValueError, match=r"compile: torch cannot compile for cpu here .*C\+\+ compiler"):
         train(Language(**SMALL), text, out=tmp_path / "out", compile=True, **QUICK)
     monkeypatch.undo()
     train(Language(**SMALL), text, out=tmp_path / "out", **QUICK)  # the folder is free

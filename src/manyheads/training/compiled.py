@@ -1,4 +1,4 @@
-"""Training a compiled model: compiled in place, so that its names, its checkpoints and its type stay the same."""
+"""Training a compiled model: compiled in place, so that its names, checkpoints and type stay the same."""
 
 from __future__ import annotations
 
