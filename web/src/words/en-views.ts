@@ -16,6 +16,7 @@ export const views = {
     legendWeights: "attention weights, from 0 to the largest of the head",
     ids: "id",
     lookUp: "look up",
+    before: "layers before",
     sum: "sum, norm",
     channel: (index: number) => `channel ${index}`,
     matrices: {

@@ -16,6 +16,7 @@ export const views: typeof english = {
     legendWeights: "注意力权重，从 0 到该头的最大值",
     ids: "编号",
     lookUp: "查表",
+    before: "前面各层",
     sum: "相加、归一",
     channel: (index) => `通道 ${index}`,
     matrices: {
