@@ -70,7 +70,7 @@ def main() -> None:
         browser.close()
     first, *rest = [picture for picture, _ in frames]
     shown = [milliseconds for _, milliseconds in frames]
-    first.save(options.out, save_all=True, append_images=rest, duration=shown, loop=0, quality=70, method=6)
+    first.save(options.out, save_all=True, append_images=rest, duration=shown, loop=0, quality=70, method=4)
     print(f"{options.out}: {len(frames)} frames, {options.out.stat().st_size / 1000:.0f} kB")
 
 
