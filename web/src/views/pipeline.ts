@@ -72,7 +72,7 @@ export function pipeline(root: HTMLElement, page: Page): () => void {
     const text = words.steps[step];
     const one = chart({
       title: `${i + 1}. ${text.title}`,
-      note: text.note,
+      note: step === "vectors" && seen.later ? words.laterNote : text.note,
       name: `pipeline-${i + 1}-${step}`,
       words: page.words,
       rows: () => rows(step, scene),
@@ -202,7 +202,8 @@ const low = (name: Child) => html("sub", {}, name);
 
 /** What each step computes. */
 const FORMULA: Record<Step, (scene: Scene) => Child[]> = {
-  vectors: ({ way: seen }) => {
+  vectors: ({ way: seen, words }) => {
+    if (seen.later) return [v("x"), low("i"), " = ", words.before, " ( ", v("E"), "[", v("id"), low("i"), "], … )"];
     const sum = [v("E"), "[", v("id"), low("i"), "]", ...(seen.positions ? [" + ", v("P"), low("i")] : [])];
     return [v("x"), low("i"), " = ", ...(seen.input ? ["norm( ", ...sum, " )"] : sum)];
   },

@@ -17,6 +17,7 @@ export const views = {
     ids: "id",
     lookUp: "look up",
     before: "layers before",
+    laterNote: "This layer does not read the embeddings themselves, but what the layers before it have made of them: the residual stream, normalised where the model does so.",
     sum: "sum, norm",
     channel: (index: number) => `channel ${index}`,
     matrices: {
