@@ -137,6 +137,11 @@ def test_budgets_outside_of_0_to_1(budget):
         mh.cache_plan(llama(), [random_ids(1, 29)], budget)
 
 
+def test_no_number_of_nats():
+    with pytest.raises(ValueError, match="protected: expected nats"):
+        mh.cache_plan(llama(), [random_ids(2, 40)], 0.5, first=1, window=8, protected=math.nan)
+
+
 def test_bad_batches():
     model = llama()
     for batches, message in (

@@ -169,6 +169,8 @@ def compare(
         raise ValueError(f"rate: got {rate}; expected a share between 0 and 1")
     if match not in ("function", "number"):
         raise ValueError(f"match: got {match!r}; expected 'function' or 'number'")
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise ValueError(f"rows: got {rows!r}; expected a number of queries, at least 1")
     first = list(batches)
     second = first if other_batches is None else list(other_batches)
     paired = other_batches is None if paired is None else paired
@@ -210,7 +212,7 @@ def _compared(
             mean, error, freedom = _estimate(after - before)
         else:
             mean, error, freedom = _welch(before, after)
-            count = torch.full_like(mean, len(before) + len(after))
+            count = torch.where(error.isnan(), 1, len(before) + len(after)).double()  # 1: no error
             squares = count * (count - 1) * error.square().nan_to_num(0.0) + count * mean.square()
             sums[f"{name}_change"] = torch.stack([count, count * mean, squares])
         if name in tested:
