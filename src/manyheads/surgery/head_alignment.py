@@ -33,8 +33,8 @@ class Freedom:
     pairs: tuple[tuple[int, int], ...] = ()
 
     def random_map(self, width: int, generator: torch.Generator) -> Tensor:
-        """A random matrix (width, width) that is allowed. It scales besides turning, as `shared_heads` does: a
-        norm over keys lets turns pass and scales not.
+        """A random matrix (width, width) that is allowed. It scales besides turning, as `shared_heads` does:
+        a norm over keys lets turns pass and scales not.
         """
         matrix = torch.eye(width, dtype=torch.float64)
         if self.free:

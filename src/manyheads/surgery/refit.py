@@ -135,7 +135,7 @@ def check_refit(model: nn.Module, batch: Batch) -> None:
 
     >>> check_refit(nn.Linear(3, 5), torch.ones(1, 3))
     Traceback (most recent call last):
-    ValueError: refit: none of its linear maps writes into a residual stream, as it is, so there is nothing ...
+    ValueError: refit: none of its linear maps writes into a residual stream, as it is, so there is ...
     """
     (batch,) = moved([batch], device_of(model))
     if not any(True for _ in _stops(model, batch)):

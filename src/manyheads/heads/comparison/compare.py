@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -55,6 +55,7 @@ class Comparison:
     batches: how many on either side; paired: whether they are the same ones.
     rate: the false discovery rate that ``moved`` keeps.
     means: of each metric, the mean over batches on both sides, (pairs,) each.
+    match: how the heads were matched.
     """
 
     before: HeadTable
@@ -66,6 +67,7 @@ class Comparison:
     paired: bool
     rate: float
     means: dict[str, tuple[Tensor, Tensor]] = field(repr=False)
+    match: Match = "function"
 
     def moved(self) -> list[int]:
         """The rows of ``changes`` whose head moved, the one that moved most first: by ``attention``, or by
@@ -190,7 +192,7 @@ def compare(
         raise ValueError(
             "compare: no head of one model can be matched with one of the other: other kinds of attention"
         )
-    return _compared(side, other_side, pairs, distances, paired, rate)
+    return replace(_compared(side, other_side, pairs, distances, paired, rate), match=match)
 
 
 def _compared(
