@@ -37,6 +37,20 @@ def check_free(out: Path, name: str = "out") -> None:
         raise ValueError(f"{name}: {out} exists already; choose another folder, or remove it first")
 
 
+def check_file(out: Path) -> None:
+    """Raise a ValueError, before the work, unless a file can be written there, in a folder that may be new.
+
+    >>> check_file(Path("/"))
+    Traceback (most recent call last):
+    ValueError: out: / is a folder; expected the name of a file
+    """
+    if out.is_dir():
+        raise ValueError(f"out: {out} is a folder; expected the name of a file")
+    above = next(folder for folder in out.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise ValueError(f"out: {out} cannot be written, because {above.name} is a file; give another name")
+
+
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
     try:
