@@ -37,7 +37,9 @@ def diversity(
     with prepared(out, split.file), interruptible():
         with progress_bar(hidden=rank() > 0) as progress, terminal.diversity.warnings_as_notes() as notes:
             reopen = partial(source.open, sample=sample)
-            pairs = split.measured(measurement, loaded, corpus, reopen, out, progress)
+            pairs = mh.heads.measurements.measured_as_asked(
+                split, measurement, loaded, corpus, reopen, out, progress
+            )
         if options.present_part(pairs, out, as_json=json):
             return None
         result = terminal.diversity.DiversityPresentation(pairs, loaded.name, corpus, notes, out)

@@ -50,7 +50,9 @@ def importance(
     )
     with prepared(out, split.file), interruptible():
         with progress_bar(hidden=rank() > 0) as progress:
-            comparison = split.measured(measurement, loaded, corpus, reopen, out, progress)
+            comparison = mh.heads.measurements.measured_as_asked(
+                split, measurement, loaded, corpus, reopen, out, progress
+            )
         if options.present_part(comparison, out, as_json=json):
             return None
         if comparison.tables:

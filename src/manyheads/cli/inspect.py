@@ -33,8 +33,8 @@ def inspect(
     loaded, corpus = source.open()
     with prepared(out, split.file), interruptible():
         with progress_bar(unit=corpus.unit if split.ray is None else "", hidden=rank() > 0) as progress:
-            counted = split.measured(
-                mh.heads.measurements.verbs.Inspect(), loaded, corpus, source.open, out, progress
+            counted = mh.heads.measurements.measured_as_asked(
+                split, mh.heads.measurements.verbs.Inspect(), loaded, corpus, source.open, out, progress
             )
         if options.present_part(counted, out, as_json=json) or rank() > 0:
             return None

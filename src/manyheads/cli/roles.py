@@ -37,7 +37,9 @@ def roles(
     with prepared(out, split.file), interruptible():
         with progress_bar("Reading", hidden=rank() > 0) as progress:
             reopen = partial(source.open, sample=sample)
-            table = split.measured(measurement, loaded, corpus, reopen, out, progress)
+            table = mh.heads.measurements.measured_as_asked(
+                split, measurement, loaded, corpus, reopen, out, progress
+            )
         if options.present_part(table, out, as_json=json):
             return None
         result = terminal.roles.RolesPresentation(table, loaded.name, corpus, out)

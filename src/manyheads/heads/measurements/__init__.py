@@ -9,6 +9,7 @@ from manyheads.heads.measurements.parts import merged as merged
 from manyheads.heads.measurements.parts import read_shards as read_shards
 from manyheads.heads.measurements.shard import Shard as Shard
 from manyheads.heads.measurements.shard import Share as Share
+from manyheads.heads.measurements.split import measured_as_asked as measured_as_asked
 from manyheads.heads.measurements.verbs import Diversity as Diversity
 from manyheads.heads.measurements.verbs import Importance as Importance
 from manyheads.heads.measurements.verbs import Inspect as Inspect
