@@ -16,6 +16,7 @@ ALSO = (
     "export",
     "importance",
     "roles",
+    "ring",
     "watch",
     "prune",
     "merge",

@@ -43,12 +43,15 @@ class Rebuilt:
     sliced: what became of its parameters.
     readers: the weights that read copied heads, as they were.
     projections: which weights each head had, by site.
+    regions: the modules that hold them, and how they are called.
     """
 
     model: nn.Module
+    arrangement: Arrangement
     sliced: dict[str, Slice]
     readers: dict[str, Tensor]
     projections: dict[str, Projections]
+    regions: dict[str, Region]
     check: Callable[[], None]
 
 
@@ -135,7 +138,7 @@ def rebuild(
         for other, expected in others:
             verify_output(model, copied, other, arrangement, modules, expected)
 
-    return Rebuilt(copied, sliced, readers, head_weights, check)
+    return Rebuilt(copied, arrangement, sliced, readers, head_weights, regions, check)
 
 
 def _computes_inputs(model: nn.Module, region: Region) -> bool:
