@@ -16,6 +16,7 @@ ALSO = (
     "export",
     "importance",
     "roles",
+    "scale",
     "ring",
     "watch",
     "prune",

@@ -39,8 +39,7 @@ def one_process(rank: int, size: int, length: int, folder: str) -> None:
         q, k = (x.chunk(size, dim=2)[rank].clone() for x in (q, k))
     before, started = time.process_time(), time.perf_counter()
     measure = ring_statistics if size > 1 else statistics
-    seen = measure(q, k, causal=True, statistics="full")
-    seen.pop("received", None)
+    seen = measure(q, k, causal=True)
     wall, spent = time.perf_counter() - started, time.process_time() - before
     save_file({name: x.contiguous() for name, x in seen.items()}, f"{folder}/{size}-{rank}.safetensors")
     Path(f"{folder}/{size}-{rank}.json").write_text(json.dumps([spent, wall, status("VmHWM")]))
@@ -67,26 +66,19 @@ def measured(size: int, length: int, folder: str) -> tuple[dict[str, torch.Tenso
 
 
 def formula(length: int, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Entropy, confidence and the rest of a few queries from their weights, in float64."""
+    """The core statistics of a few queries from their weights."""
     q, k = inputs(length)
-    j = torch.arange(length, dtype=torch.float64)
     parts = []
     for i in rows.tolist():
         s = (q[:, :, i : i + 1] @ k.transpose(-1, -2) * WIDTH**-0.5).squeeze(2)
         s[..., i + 1 :] = -torch.inf
         p = s.softmax(-1)
-        mean = (p * j).sum(-1, keepdim=True)
         parts.append(
             {
                 "logsumexp": s.logsumexp(-1),
                 "entropy": -torch.xlogy(p, p).sum(-1),
                 "first": p[..., 0],
                 "self": p[..., i],
-                "confidence": p.amax(-1),
-                "collision": p.square().sum(-1),
-                "distance": (p * (i - j).abs()).sum(-1),
-                "distance_spread": (p * (j - mean).square()).sum(-1).sqrt(),
-                "largest_logit": s.amax(-1),
             }
         )
     return {name: torch.stack([part[name] for part in parts], dim=-1) for name in parts[0]}

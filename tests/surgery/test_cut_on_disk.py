@@ -87,7 +87,7 @@ def test_same_tensors_and_record_as_in_memory(name, tmp_path):
 
 
 def test_bfloat16_and_the_same_number_in_every_layer(tmp_path):
-    """The config can then say it: plain from_pretrained loads the folder, and every row is one of the file."""
+    """The config can then say it: plain from_pretrained loads the folder."""
     model = llama().bfloat16()
     model.save_pretrained(tmp_path / "large")
     mh.cut_on_disk(tmp_path / "large", {0: [0, 1], 1: [2, 3]}, tmp_path / "small")
