@@ -28,7 +28,7 @@ SHAPES = {  # hidden size, heads, key heads, layers, feed-forward width
     "0.26B": (1024, 16, 4, 16, 2816),
     "1.1B": (2048, 32, 4, 22, 5632),
 }
-VERBS = ("plain", "inspect", "plain 512", "importance", "cut on disk", "load", "generate")
+VERBS = ("plain", "inspect", "cut on disk", "load", "generate", "plain 512", "importance")
 
 
 def make(shape: str) -> Path:

@@ -39,7 +39,7 @@ def gpt2():
 
 
 def bert():
-    sizes = {"hidden_size": 40, "num_attention_heads": 5, "num_hidden_layers": 2, "intermediate_size": 47}
+    sizes = {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 47}
     return built(transformers.BertModel, transformers.BertConfig(**sizes, vocab_size=101))
 
 

@@ -212,8 +212,8 @@ class Interceptor:
         proof: Proof | None = None,
         prefix: str = "",
     ) -> None:
-        check_whole_heads(model)
         self.paths = module_paths(model, prefix)
+        check_whole_heads(model)
         self.model = model
         self.callback = callback
         self.reruns = reruns

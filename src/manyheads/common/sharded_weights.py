@@ -18,6 +18,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def sharded_module(model: nn.Module) -> str | None:
     """The path of a module with such weights, if there is one."""
+    path: str
     for path, module in model.named_modules():
         if any(tensor is not None and is_sharded(tensor) for tensor in module._parameters.values()):
             return path

@@ -132,6 +132,7 @@ def write_tensors(
             of_layout = next(expected, ("", None))
             if of_layout != (name, (tuple(tensor.shape), tensor.dtype)):
                 raise ValueError(f"{path}: {name} is {tuple(tensor.shape)}, expected {of_layout}")
-            file.write(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+            numbers: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+            file.write(memoryview(numbers))
         if next(expected, None) is not None:
             raise ValueError(f"{path}: some tensors of its layout were not written")

@@ -221,7 +221,8 @@ def ring_statistics(
     held = [k] if features is None else [k, features]
     for step in range(size):
         source = (rank - step) % size
-        arriving, transfers = held, []
+        arriving = held
+        transfers: list[dist.Work] = []
         if step + 1 < size:
             arriving, transfers = _pass_on(held, shards[(source - 1) % size], rank, size, group)
         parts.append(_measure(q, held, joined, scale, statistics, (first_query, starts[source][1])))
@@ -240,7 +241,7 @@ def _described(
     except (ValueError, TypeError) as error:
         fault = str(error)
     tensors = {"lengths": mask.lengths, "slopes": mask.slopes}
-    options = {
+    options: dict[str, object] = {
         "causal": mask.causal,
         "window": mask.window,
         "chunk": mask.chunk,
@@ -262,9 +263,10 @@ def _measure(
     positions: tuple[int, int],
 ) -> dict[str, Tensor]:
     features = held[1] if len(held) > 1 else None
-    return statistics(
+    seen: dict[str, Tensor] = statistics(
         q, held[0], mask=mask, scale=scale, statistics=which, features=features, positions=positions
     )
+    return seen
 
 
 def _pass_on(

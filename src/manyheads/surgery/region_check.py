@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.capture.site import Site
 from manyheads.common.compare_outputs import Captured, difference, seeded_evaluation, tensors
-from manyheads.common.errors import FailedChangeError
+from manyheads.common.errors import FailedChangeError, describe_error
 from manyheads.common.interrupts import stop_if_interrupted
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.progress import Progress
@@ -59,10 +59,16 @@ def check_regions(
         expected_call, actual_call = (
             _enlarged(call, scale, sites, _handed(call, rebuilt, outputs, side)) for side in (0, 1)
         )
-        with seeded_evaluation(uncut_module), silence(uncut_module, heads, unverified="allow"):
-            expected = uncut_module(*expected_call[0], **expected_call[1])
-        with seeded_evaluation(cut_module):
-            actual = cut_module(*actual_call[0], **actual_call[1])
+        try:
+            with seeded_evaluation(uncut_module), silence(uncut_module, heads, unverified="allow"):
+                expected = uncut_module(*expected_call[0], **expected_call[1])
+            with seeded_evaluation(cut_module):
+                actual = cut_module(*actual_call[0], **actual_call[1])
+        except Exception as error:
+            raise FailedChangeError(
+                f"cut: {region.path!r} could not be checked at full width ({describe_error(error)}); nothing "
+                "was written"
+            ) from error
         off = difference(own_output(cut_module, expected), own_output(cut_module, actual))
         if not off <= _ALLOWED:
             raise FailedChangeError(

@@ -90,7 +90,7 @@ class Scale:
         whole = all(type(x) is int for x in (before, large, after))
         if not whole or not before or large * after % before:  # type: ignore[operator]
             raise ValueError(f"{what} is {large!r}, and {before!r} became {after!r} in the small twin")
-        return large * after // before  # type: ignore[operator, no-any-return]
+        return large * after // before  # type: ignore[operator]
 
 
 def head_width(config: PretrainedConfig) -> int:
@@ -138,7 +138,9 @@ def small_config(config: PretrainedConfig, scale: Scale) -> PretrainedConfig:
 def twins(cls: type[PreTrainedModel], config: PretrainedConfig) -> Iterator[tuple[PreTrainedModel, Scale]]:
     """Small models with the layers and heads of a large one, the smallest first; their weights are random."""
     large = head_width(config)
-    for small in (*(width for width in _HEAD_WIDTHS_TRIED if width < large), large):
+    # A width that is also a number of heads would say nothing about what an axis is.
+    counts = {value for part in parts_of(config) for value in vars(part).values() if type(value) is int}
+    for small in (*(n for n in _HEAD_WIDTHS_TRIED if n < large and n not in counts), large):
         scale = Scale(small, large)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -153,7 +155,7 @@ def twins(cls: type[PreTrainedModel], config: PretrainedConfig) -> Iterator[tupl
             with torch.no_grad():  # else biases are zero, and heads that add nothing look like none
                 for parameter in twin.parameters():
                     if parameter.is_floating_point():
-                        parameter += 0.1 * torch.randn_like(parameter)
+                        parameter.add_(torch.randn_like(parameter), alpha=0.1)
         yield twin.eval(), scale
 
 
@@ -171,7 +173,7 @@ def without_weights() -> Iterator[None]:
             return None
         return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
-    hook = register_module_parameter_registration_hook(to_meta)
+    hook = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
     try:
         yield
     finally:
@@ -181,7 +183,9 @@ def without_weights() -> Iterator[None]:
 def structure(cls: type[PreTrainedModel], config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """A model of this config without the memory of its weights."""
     with torch.random.fork_rng(devices=[]), without_weights():
-        return _built(cls, copy.deepcopy(config), dtype).eval()
+        model = _built(cls, copy.deepcopy(config), dtype)
+    model.eval()
+    return model
 
 
 def source_name(model: nn.Module, changes: Changes, name: str) -> str:
