@@ -150,6 +150,44 @@ def test_one_batch_has_no_error_and_is_not_tested():
     assert compared.changes["entropy_change_se"].isnan().all()
 
 
+@pytest.mark.parametrize("counts", [(1, 1), (7, 1)])
+def test_one_batch_of_another_text_has_no_error(counts):
+    compared = mh.compare(model_of(), model_of(3), texts(counts[0]), texts(counts[1], seed=2))
+    assert compared.changes["entropy_change_se"].isnan().all()
+    assert compared.changes["entropy_change"].isfinite().all()
+    assert math.isnan(compared.of(0)[0].se)
+    assert compared.moved() == []
+
+
+class Sometimes(torch.nn.Module):
+    """A layer, and another before it that reads long texts only."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = torch.nn.Embedding(VOCABULARY, 12)
+        self.late = mh.MultiHeadAttention(12, heads=3)
+        self.early = mh.MultiHeadAttention(12, heads=2)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        x = x + self.early(x) if ids.shape[1] > 7 else x
+        return x + self.late(x)
+
+
+def test_sites_that_some_batches_do_not_reach_count_on_the_others():
+    model, other = Sometimes(0).eval(), Sometimes(1).eval()
+    batches = [ids[:, :5] if n % 3 else ids for n, ids in enumerate(texts(8), 1)]  # short ones come first
+    compared = mh.compare(model, other, batches)
+    apart = mh.compare(model, other, [ids for ids in batches if ids.shape[1] > 7])
+    for one, row in enumerate(compared.changes.rows):
+        twin = next(i for i, each in enumerate(apart.changes.rows) if each[:3] == row[:3])
+        if row.site == "early":
+            for column in ("entropy_change", "entropy_change_se", "attention"):
+                assert compared.changes[column][one] == pytest.approx(float(apart.changes[column][twin]))
+    assert {row.site for row in compared.changes.rows} == {"early", "late"}
+
+
 def test_models_of_other_shapes_are_matched_across_layers():
     torch.manual_seed(0)
     wide = mh.Encoder(d_model=14, heads=7, layers=1, vocabulary=VOCABULARY).eval()
@@ -170,6 +208,7 @@ def test_the_models_are_left_as_they_were():
     ("options", "error"),
     [
         ({"rate": 0}, "rate: got 0; expected a share"),
+        ({"rows": 0}, "rows: got 0; expected a number of queries"),
         ({"match": "name"}, "match: got 'name'"),
         ({"other_batches": []}, "batches: expected at least one on each side"),
         ({"other_batches": texts(3), "paired": True}, "paired: got 2 batches and 3"),

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 import manyheads as mh
 from manyheads import cli
+from manyheads.common.language import choose_language
 from manyheads.surgery.cache_curve import cache_curve
 from manyheads.surgery.forgetting_price import TokenBatch, forgetting_prices
 
@@ -137,6 +138,11 @@ def test_budgets_outside_of_0_to_1(budget):
         mh.cache_plan(llama(), [random_ids(1, 29)], budget)
 
 
+def test_no_number_of_nats():
+    with pytest.raises(ValueError, match="protected: expected nats"):
+        mh.cache_plan(llama(), [random_ids(2, 40)], 0.5, first=1, window=8, protected=math.nan)
+
+
 def test_bad_batches():
     model = llama()
     for batches, message in (
@@ -201,6 +207,7 @@ def test_the_command(command, folder):
         (("model", *SMALL, "--length", "7"), "no longer than what a head keeps"),
         (("model", *SMALL, "--length", "400"), "fewer than two pieces"),
         (("model", *SMALL, "--texts", "1"), "texts: expected at least 2"),
+        (("model", *SMALL, "--protected", "nan"), "protected: expected nats"),
         ((*SMALL,), "expected a causal model"),
     ],
 )
@@ -209,3 +216,20 @@ def test_mistakes_are_one_sentence_and_leave_no_file(command, folder, arguments,
     assert code == 2
     assert message in printed.err
     assert not (folder / "new").exists()
+
+
+@pytest.mark.parametrize(("out", "message"), [("model", "is a folder"), ("text.txt/plan.json", "is a file")])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(command, out, message):
+    code, printed = command("model", *SMALL, "-o", out)
+    assert code == 2
+    assert message in printed.err
+    assert printed.out == ""
+
+
+def test_the_command_in_chinese(command):
+    code, printed = command("model", *SMALL, "--budget", "0.5", "-o", "plan.json", "--language", "zh")
+    choose_language(None)
+    assert code == 0, printed.err
+    for word in ("6 个键/值头", "困惑度", "会遗忘的头", "计划在 plan.json"):
+        assert word in printed.out
+    assert "perplexity" not in printed.out

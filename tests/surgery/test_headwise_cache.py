@@ -406,10 +406,19 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         ("forget", "message"),
-        [({7: [0]}, "no layer 7"), ({0: [3]}, "no key/value head 3"), ({0: [-1]}, "no key/value head -1")],
+        [
+            ({7: [0]}, "no layer 7"),
+            ({0: [3]}, "no key/value head 3"),
+            ({0: [-1]}, "0 or more, got -1"),
+            ({"0": [1]}, "no layer '0'"),
+            ({0: 1}, "a list of head numbers for 0, got 1"),
+            ({0: [1.0]}, "a whole number, got 1.0"),
+            ({0: [True]}, "a whole number, got True"),
+            ([0, 1], "got list"),
+        ],
     )
     def test_heads_that_do_not_exist(self, forget, message):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             mh.CachePlan.of(llama(), forget)
 
     @pytest.mark.parametrize("kept", [{"first": -1}, {"window": 0}, {"window": 2.5}, {"first": True}])

@@ -10,6 +10,7 @@ import manyheads as mh
 from manyheads.capture.weights import projections
 from manyheads.models.changes import changes_of
 from manyheads.surgery.head_alignment import Freedom, HeadWeights, freedom
+from manyheads.surgery.merged_sites import find_freedoms
 from manyheads.surgery.shared_heads import groups_by_distance, lost, shared
 
 BATCHES = [torch.randint(17, (7, 11), generator=torch.Generator().manual_seed(n)) for n in range(2)]
@@ -75,17 +76,28 @@ def test_shared_heads_lose_no_more_than_a_mean_or_a_turned_mean():
 
 
 def test_freedom_is_found_by_trying():
-    """Any turn without positions, pairs with rotary ones, none behind a norm of the keys."""
+    """Any turn without positions, pairs with rotary ones, none behind a norm of the keys: it lets turns pass
+    before it has learned, and scales never. What was found at another layer changes nothing.
+    """
     x = torch.randn(2, 7, 12)
+    every, pairs = Freedom(free=tuple(range(6))), Freedom(pairs=((0, 3), (1, 4), (2, 5)))
     expected = {
-        "none": Freedom(free=tuple(range(6))),
-        "rotary": Freedom(pairs=((0, 3), (1, 4), (2, 5))),
+        "none": every,
+        "rotary": pairs,
+        "interleaved": Freedom(pairs=((0, 1), (2, 3), (4, 5))),
+        "partial": Freedom((4, 5), ((0, 2), (1, 3))),
         "norm": Freedom(),
+        "norm as it begins": Freedom(),
     }
     for name, right in expected.items():
         torch.manual_seed(2)
-        rotary = mh.Rotary(6) if name == "rotary" else None
-        layer = mh.MultiHeadAttention(12, heads=3, d_key=6, rotary=rotary, qk_norm=name == "norm").eval()
+        rotary = {
+            "rotary": mh.Rotary(6),
+            "interleaved": mh.Rotary(6, interleaved=True),
+            "partial": mh.Rotary(4),
+        }.get(name)
+        norm = name.startswith("norm")
+        layer = mh.MultiHeadAttention(12, heads=3, d_key=6, rotary=rotary, qk_norm=norm).eval()
         if name == "norm":  # weights that differ, as after training
             for parameter in (layer.query_norm.weight, layer.key_norm.weight):
                 nn.init.uniform_(parameter, 0.5, 2.0)
@@ -98,9 +110,63 @@ def test_freedom_is_found_by_trying():
                 return bool((layer(x) - output).abs().max() < 1e-5)
 
         before = copy.deepcopy(layer.state_dict())
-        assert freedom(weights, "key", holds) == right, name
+        for guess in (None, every, pairs, right, Freedom(), Freedom(tuple(range(8)))):
+            assert freedom(weights, "key", holds, guess) == right, (name, guess)
         assert freedom(weights, "value", holds) == Freedom(free=tuple(range(4)))
         assert all(torch.equal(before[key], value) for key, value in layer.state_dict().items())
+
+
+def test_pairs_that_turn_slowly_are_pairs():
+    """A short batch does not show that they turn."""
+    torch.manual_seed(2)
+    layer = mh.MultiHeadAttention(12, heads=3, d_key=6, rotary=mh.Rotary(6, base=3e8)).eval()
+    x = torch.randn(2, 300, 12)
+    weights = projections(layer, x[:, :7])
+    turning = Freedom(pairs=((0, 3), (1, 4), (2, 5)))
+    assert find_freedoms(layer, weights, [""], [x[:, :7]])[""]["key"] != turning
+    assert find_freedoms(layer, weights, [""], [x[:, :7], x])[""]["key"] == turning
+
+
+def test_layers_with_and_without_positions_lose_nothing():
+    """Key heads that are the same but for what a layer lets change become one: rotary first, then none, and
+    of other widths.
+    """
+    torch.manual_seed(4)
+    first = mh.MultiHeadAttention(20, heads=4, d_key=6, d_value=5, rotary=mh.Rotary(6))
+    second = mh.MultiHeadAttention(20, heads=4, d_key=10, d_value=3)
+    model = nn.Sequential(first, second).eval()
+    turn = torch.zeros(6, 6)
+    for i, j, angle in ((0, 3, 0.7), (1, 4, 1.9), (2, 5, -0.4)):
+        c, s = torch.tensor(angle).cos(), torch.tensor(angle).sin()
+        turn[i, i], turn[i, j], turn[j, i], turn[j, j] = 2 * c, -2 * s, 2 * s, 2 * c
+    with torch.no_grad():
+        for layer, width, change in ((first, 6, turn), (second, 10, torch.randn(10, 10))):
+            reading = torch.randn(layer.d_value, layer.d_value)
+            for linear, size, each in ((layer.key, width, change), (layer.value, layer.d_value, reading)):
+                for a, b in ((0, 2), (1, 3)):
+                    rows, others = (slice(h * size, (h + 1) * size) for h in (a, b))
+                    linear.weight[others] = each @ linear.weight[rows]
+                    linear.bias[others] = each @ linear.bias[rows]
+    batches = [torch.randn(5, 13, 20) for _ in range(2)]
+    small = mh.merge(model, 2, batches, refit=False)
+    with torch.no_grad():
+        torch.testing.assert_close(small(batches[0]), model(batches[0]), rtol=1e-3, atol=1e-4)
+
+
+def test_a_model_that_cannot_be_refitted_is_refused_at_once():
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.norm = mh.MultiHeadAttention(20, heads=4), nn.LayerNorm(20)
+
+        def forward(self, x):
+            return x + self.norm(self.attention(x))
+
+    stages = []
+    for verb in (lambda m, b, **o: mh.merge(m, 2, b, **o), lambda m, b, **o: mh.prune(m, b, 0.5, **o)):
+        with pytest.raises(ValueError, match="refit=False"):
+            verb(Normed(), [torch.randn(5, 7, 20)], progress=lambda stage, *_: stages.append(stage))
+    assert not stages
 
 
 def test_merged_attention_is_grouped_query_attention():

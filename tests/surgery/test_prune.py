@@ -299,6 +299,14 @@ def test_heads_with_a_role_are_protected(folder, model):
         (["--keep", "0.5", "--recover", "-1"], "recover: got -1"),
         (["--keep", "0.5", "--metric", "nowhere:at_all"], "metric"),
         (["--keep", "0.5", "--method", "guess"], "method"),
+        (
+            ["--kv-heads", "1", "--protect", "0.1"],
+            "protect: got '0.1' with --kv-heads",
+        ),
+        (["--kv-heads", "1", "--rounds", "2"], "rounds: got 2 with --kv-heads"),
+        (["--plan", "x.json", "--floor", "2"], "floor: got 2 with --plan"),
+        (["--save", "cache=0.3", "--uniform"], "uniform: got True with --save"),
+        (["--save", "cache=0.5,cache=0.3"], "save: got cache twice"),
     ],
 )
 def test_bad_input_of_the_command(folder, options, said):

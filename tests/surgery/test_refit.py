@@ -161,3 +161,38 @@ def test_only_what_one_layer_knows_is_kept_where_thewriters_are_known(model, kno
             pass
         assert [each() is None for each in made] == [known]
     note.remove()
+
+
+class Flat(nn.Module):
+    """A stream of all tokens of a batch in one row after the other, as in OPT, around an encoder's blocks."""
+
+    def __init__(self, encoder, flat):
+        super().__init__()
+        self.encoder, self.flat = copy.deepcopy(encoder), flat
+
+    def forward(self, x, lengths):
+        hidden = self.encoder.embedding(x)
+        for block in self.encoder.blocks:
+            normed = block.attention_norm(hidden)
+            hidden = hidden + block.attention(normed, mask=mh.mask.padding(lengths))
+            shape = hidden.shape
+            hidden = hidden.flatten(0, 1) if self.flat else hidden
+            hidden = (hidden + block.feed_forward(block.feed_forward_norm(hidden))).view(shape)
+        return hidden
+
+
+def test_a_stream_that_is_flat_is_refitted_like_any_other(model, without):
+    """Padding has no say in it, and sequences count alike."""
+    lengths = torch.tensor([4, 11, 7] * 10)
+    batch = {"x": texts(30), "lengths": lengths}
+    plain, flat = Flat(without, flat=False), Flat(without, flat=True)
+    for small in (plain, flat):
+        mh.refit(small, [batch], teacher=Flat(model, small.flat))
+    for a, b in zip(plain.parameters(), flat.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    assert distance_of(flat, Flat(without, flat=True), batch) > 1e-4
+
+
+def distance_of(one, other, batch):
+    with torch.no_grad():
+        return (one(**batch) - other(**batch)).abs().max().item()

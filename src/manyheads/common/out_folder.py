@@ -13,8 +13,10 @@ from manyheads.common.whole_files import tidy
 
 
 @contextmanager
-def prepared(out: Path) -> Iterator[None]:
-    """Create the folder, check that it can be written before the work, and lock it for this process."""
+def prepared(out: Path, only: str = "") -> Iterator[None]:
+    """Create the folder, check that it can be written before the work, and lock it for this process; with
+    ``only``, the name of a file, only that file: other processes write others beside it.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=out) as probe:
@@ -24,8 +26,8 @@ def prepared(out: Path) -> Iterator[None]:
     if rank() > 0:
         yield
         return
-    with locked(out / LOCK, f"out: {out}"):
-        tidy(out)
+    with locked(out / f"{only and '.'}{only}{LOCK}", f"out: {out / only}"):
+        tidy(out, only)
         yield
 
 
@@ -33,6 +35,20 @@ def check_free(out: Path, name: str = "out") -> None:
     """Raise a ValueError, which begins with ``name``, unless a new folder can be written there."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{name}: {out} exists already; choose another folder, or remove it first")
+
+
+def check_file(out: Path) -> None:
+    """Raise a ValueError, before the work, unless a file can be written there, in a folder that may be new.
+
+    >>> check_file(Path("/"))
+    Traceback (most recent call last):
+    ValueError: out: / is a folder; expected the name of a file
+    """
+    if out.is_dir():
+        raise ValueError(f"out: {out} is a folder; expected the name of a file")
+    above = next(folder for folder in out.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise ValueError(f"out: {out} cannot be written, because {above.name} is a file; give another name")
 
 
 @contextmanager

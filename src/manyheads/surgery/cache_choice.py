@@ -75,6 +75,8 @@ def cache_plan(
     check_budget(budget)
     if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
         raise ValueError(f"rounds: expected a whole number of at least 1, got {rounds!r}")
+    if math.isnan(protected):
+        raise ValueError("protected: expected nats for each copied token, math.inf to protect none, got nan")
     sizes = kv_heads_by_layer(model)
     CachePlan.of(model, protect or {})  # raises on heads that do not exist
     if rounds > 1 and not isinstance(batches, Sequence):

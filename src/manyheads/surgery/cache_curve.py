@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.devices import device_of
+from manyheads.common.out_folder import check_file, writing
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
@@ -110,6 +111,8 @@ def plan_cache(
             f"length: pieces of {length} tokens are no longer than what a head keeps, {first} + {window}; "
             "expected several times the window"
         )
+    if out is not None:
+        check_file(Path(out))
     kv_heads_by_layer(loaded.model)  # refuses models without such a cache before anything is read
     rows = _pieces(loaded, text, length, texts)
     batches: list[Batch] = [torch.tensor([row]) for row in rows]
@@ -118,8 +121,9 @@ def plan_cache(
     )
     points = cache_curve(loaded.model, plan, batches[1::2], progress=progress)
     if out is not None:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        plan.save(out)
+        with writing(Path(out).parent):
+            Path(out).parent.mkdir(parents=True, exist_ok=True)
+            plan.save(out)
     what = "an embedded text" if text is None else "standard input" if text == "-" else text
     sizes = len(batches[::2]), len(batches[1::2])
     return PlannedCache(loaded.name, plan, points, length, *sizes, what)

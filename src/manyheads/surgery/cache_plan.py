@@ -10,6 +10,7 @@ from typing import NotRequired, TypedDict
 
 from torch import nn
 
+from manyheads.capture.site import Selection
 from manyheads.common.json_files import read_json
 from manyheads.common.whole_files import write_whole
 from manyheads.heads.watch import fingerprint
@@ -63,8 +64,8 @@ class CachePlan:
         check_kept(first, window)
         sizes = kv_heads_by_layer(model)
         heads: dict[int, list[int]] = {}
-        for layer, numbers in forget.items():
-            if layer not in sizes:
+        for layer, numbers in Selection(forget).heads.items():
+            if not isinstance(layer, int) or layer not in sizes:
                 raise ValueError(
                     f"forget: the cache has no layer {layer!r} whose heads may forget; expected one of "
                     f"{', '.join(map(str, sizes))}"
@@ -95,7 +96,14 @@ class CachePlan:
         return 1 - self.forgetting / sum(self.sizes.values())
 
     def share(self, length: int) -> float:
-        """The share of a full cache's bytes that is held after ``length`` tokens."""
+        """The share of a full cache's bytes that is held after ``length`` tokens.
+
+        >>> CachePlan({0: [0]}, {0: 2}, first=4, window=60, model="5e1a").share(0)
+        Traceback (most recent call last):
+        ValueError: length: expected a number of tokens, at least 1, got 0
+        """
+        if not length >= 1:
+            raise ValueError(f"length: expected a number of tokens, at least 1, got {length!r}")
         kept = min(1.0, (self.first + self.window) / length)
         return self.budget + (1 - self.budget) * kept
 

@@ -15,6 +15,7 @@ from manyheads.capture.site import Site
 from manyheads.common.devices import device_of
 from manyheads.common.json_numbers import plain
 from manyheads.common.labelled_batch import without_labels
+from manyheads.common.language import words
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.run_batch import run
@@ -77,28 +78,26 @@ class Card:
     def rows(self) -> list[tuple[str, str, str]]:
         """Rows of text for people: (what, before, after)."""
         a, b = self.before, self.after
-        shared = [("key heads", f"{a.key_heads:,}", f"{b.key_heads:,}")]
+        shared = [(words("key heads"), f"{a.key_heads:,}", f"{b.key_heads:,}")]
+        quality = words(
+            "{measure}, {count:,} held-out sequences", measure=words(self.measure), count=self.sequences
+        )
+        smaller = b.parameters / a.parameters - 1
         rows = [
-            ("heads", f"{a.heads:,}", f"{b.heads:,}"),
+            (words("heads"), f"{a.heads:,}", f"{b.heads:,}"),
             *(shared if (a.key_heads, b.key_heads) != (a.heads, b.heads) else []),
-            (f"{self.measure}, {self.sequences:,} held-out sequences", _with_error(a), _with_error(b)),
+            (quality, _with_error(a), _with_error(b)),
             *self._change(),
-            ("parameters", f"{a.parameters:,}", f"{b.parameters:,} ({b.parameters / a.parameters - 1:+.1%})"),
-            ("on disk, MB", f"{a.bytes / 1e6:.1f}", f"{b.bytes / 1e6:.1f}"),
+            (words("parameters"), f"{a.parameters:,}", f"{b.parameters:,} ({smaller:+.1%})"),
+            (words("on disk, MB"), f"{a.bytes / 1e6:.1f}", f"{b.bytes / 1e6:.1f}"),
         ]
         if a.cache:
-            rows.append(
-                ("KV cache, bytes a token", f"{a.cache:,}", f"{b.cache:,} ({b.cache / a.cache - 1:+.1%})")
-            )
+            after = f"{b.cache:,} ({b.cache / a.cache - 1:+.1%})"
+            rows.append((words("KV cache, bytes a token"), f"{a.cache:,}", after))
         for batch, seconds in a.seconds.items():
-            after = b.seconds[batch]
-            rows.append(
-                (
-                    f"batch {batch} x {self.timed}, ms",
-                    f"{seconds * 1e3:.1f}",
-                    f"{after * 1e3:.1f} ({seconds / after:.2f}x as fast)",
-                )
-            )
+            what = words("batch {batch} x {length}, ms", batch=batch, length=self.timed)
+            faster = words("{factor:.2f}x as fast", factor=seconds / b.seconds[batch])
+            rows.append((what, f"{seconds * 1e3:.1f}", f"{b.seconds[batch] * 1e3:.1f} ({faster})"))
         return rows + [_speed(each) for each in self.decoding]
 
     def _change(self) -> list[tuple[str, str, str]]:
@@ -107,16 +106,20 @@ class Card:
         value, low, high = (self.change[name] for name in ("value", "low", "high"))
         form = "x {:.3f}" if self.measure == "perplexity" else "{:+.4f}"
         if math.isnan(low):
-            return [("change", "", f"{form.format(value)}, one sequence: no interval")]
-        verdict = ": within noise" if self.within_noise else ""
-        text = f"{form.format(value)} ({form.format(low)} to {form.format(high)}){verdict}"
-        return [("change, 95% interval", "", text)]
+            alone = words("{change}, one sequence: no interval", change=form.format(value))
+            return [(words("change"), "", alone)]
+        verdict = words(": within noise") if self.within_noise else ""
+        text = words(
+            "{change} ({low} to {high})",
+            change=form.format(value), low=form.format(low), high=form.format(high),
+        )  # fmt: skip
+        return [(words("change, 95% interval"), "", text + verdict)]
 
 
 def _speed(one: Decoding) -> tuple[str, str, str]:
-    what = f"batch {one.batch} after {one.length:,} tokens, tokens/s"
+    what = words("batch {batch} after {length:,} tokens, tokens/s", batch=one.batch, length=one.length)
     if one.why_not:
-        return what, "not measured", one.why_not
+        return what, words("not measured"), one.why_not
     return what, f"{one.before:.1f}", f"{one.after:.1f} ({one.after / one.before:.2f}x)"
 
 

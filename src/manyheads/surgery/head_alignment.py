@@ -32,19 +32,36 @@ class Freedom:
     free: tuple[int, ...] = ()
     pairs: tuple[tuple[int, int], ...] = ()
 
-    def random_turns(self, width: int, generator: torch.Generator) -> Tensor:
-        """A random orthogonal matrix (width, width) that is allowed."""
+    def random_map(self, width: int, generator: torch.Generator) -> Tensor:
+        """A random matrix (width, width) that is allowed. It scales besides turning, as `shared_heads` does:
+        a norm over keys lets turns pass and scales not.
+        """
         matrix = torch.eye(width, dtype=torch.float64)
         if self.free:
-            drawn = torch.randn(len(self.free), len(self.free), generator=generator, dtype=torch.float64)
+            count = len(self.free)
+            turn = torch.linalg.qr(torch.randn(count, count, generator=generator, dtype=torch.float64))[0]
             index = torch.tensor(self.free)
-            matrix[index[:, None], index] = torch.linalg.qr(drawn)[0]
-        for first, second in self.pairs:
+            matrix[index[:, None], index] = turn * _random_scales(count, generator)
+        scales = _random_scales(len(self.pairs), generator)
+        for (first, second), scale in zip(self.pairs, scales, strict=True):
             angle = 6.28 * torch.rand((), generator=generator, dtype=torch.float64)
-            matrix[first, first] = matrix[second, second] = angle.cos()
-            matrix[second, first] = angle.sin()
-            matrix[first, second] = -angle.sin()
+            matrix[first, first] = matrix[second, second] = scale * angle.cos()
+            matrix[second, first] = scale * angle.sin()
+            matrix[first, second] = -scale * angle.sin()
         return matrix
+
+    def bound(self, width: int) -> list[int]:
+        """The coordinates that may not be mixed with others."""
+        return [coordinate for coordinate in range(width) if coordinate not in self.free]
+
+    def fits(self, width: int) -> bool:
+        """Whether it says something about every one of so many coordinates, and about no others."""
+        return sorted([*self.free, *(c for pair in self.pairs for c in pair)]) == list(range(width))
+
+
+def _random_scales(count: int, generator: torch.Generator) -> Tensor:
+    """Factors (count,) from 1/2 to 2."""
+    return 2.0 ** (2 * torch.rand(count, generator=generator, dtype=torch.float64) - 1)
 
 
 class HeadWeights:
@@ -132,19 +149,25 @@ def freedom(
     ----------
     role: "key" or "value".
     holds: whether the module's output is what it was.
-    guess: tried first, as found at another site.
+    guess: what was found at another site. It saves trying every coordinate.
     """
     if not (weights.plain(role) and weights.plain(_READERS[role])):
         return Freedom()
     width = len(weights.get(role, 0))
     every = Freedom(free=tuple(range(width)))
-    for candidate in dict.fromkeys([*filter(None, [guess]), every]):
-        if _allowed(weights, role, candidate, holds, seed):
-            return candidate
+    if _allowed(weights, role, every, holds, seed):
+        return every
     if role == "value":
         return Freedom()
+    if guess is not None and guess != every and guess.fits(width):
+        bound = guess.bound(width)  # a layer that turns fewer coordinates would allow the guess, and more
+        probed = {bound[0], bound[len(bound) // 2], bound[-1]}
+        if _allowed(weights, role, guess, holds, seed) and not any(
+            _is_free(weights, role, coordinate, holds) for coordinate in probed
+        ):
+            return guess
     free = tuple(c for c in range(width) if _is_free(weights, role, c, holds))
-    bound = [c for c in range(width) if c not in free]
+    bound = Freedom(free).bound(width)
     half = len(bound) // 2
     layouts = [
         tuple(zip(bound[:half], bound[half:], strict=False)),
@@ -159,14 +182,14 @@ def freedom(
 def _allowed(
     weights: HeadWeights, role: str, candidate: Freedom, holds: Callable[[], bool], seed: int
 ) -> bool:
-    """Whether random turns of this kind, other ones for each key head, leave the output as it is."""
+    """Whether random maps of this kind, other ones for each key head, leave the output as it is."""
     generator = torch.Generator().manual_seed(seed)
-    turns = {
-        key_head: candidate.random_turns(len(weights.get(role, heads[0])), generator)
+    maps = {
+        key_head: candidate.random_map(len(weights.get(role, heads[0])), generator)
         for key_head, heads in weights.groups.items()
     }
     with weights.restored():
-        change(weights, role, turns, turns)
+        change(weights, role, maps, {key_head: each.inverse().T for key_head, each in maps.items()})
         return holds()
 
 

@@ -23,11 +23,12 @@ from manyheads.nn.orthogonal_rows import plain
 from manyheads.surgery.arrangement import Arrangement, groups_of
 from manyheads.surgery.input_moments import input_moments
 from manyheads.surgery.layer_fit import fit_layers
-from manyheads.surgery.longer_batch import RunLengths
-from manyheads.surgery.merged_sites import How, join_key_heads, key_head_groups, reorder
+from manyheads.surgery.longer_batch import LENGTH, RunLengths, longer
+from manyheads.surgery.merged_sites import How, find_freedoms, join_key_heads, key_head_groups, reorder
 from manyheads.surgery.prune import few
 from manyheads.surgery.rebuild import Rebuilt, observe, rebuild, replace_torch_attention
 from manyheads.surgery.recover import recover as learn
+from manyheads.surgery.refit import check_refit
 from manyheads.surgery.refit import refit as fit
 
 HOW = ("aligned", "mean", "best")
@@ -130,6 +131,8 @@ def merge(
     for name, some in (("batches", every), ("calibration", fitted)):
         if not some:
             raise ValueError(f"{name}: expected at least one, got none")
+    if refit:
+        check_refit(model, fitted[0])
     example = probe_batch(model) if hasattr(model, "config") else few(fitted[0])
     sites, seen = observe(model, example, "merge")
     wanted = _wanted(kv_heads, model, sites)
@@ -139,10 +142,13 @@ def merge(
     copied, head_weights = _prepared(model, example, sites, wanted)
     moments = input_moments(copied, fitted, head_weights)
     progress("merge", 1, 3)
-    groups = key_head_groups(copied, head_weights, moments, wanted, example, grouping)
+    lengthened = longer(copied, example, seen, LENGTH)
+    tried = [example] if lengthened is None else [example, lengthened[0]]
+    freedoms = find_freedoms(copied, head_weights, wanted, tried)
+    groups = key_head_groups(copied, head_weights, moments, wanted, freedoms, grouping)
     if not reorder(copied, example, head_weights, groups):
-        groups = key_head_groups(copied, head_weights, moments, wanted, example, "neighbours")
-    join_key_heads(copied, head_weights, moments, groups, example, how)
+        groups = key_head_groups(copied, head_weights, moments, wanted, freedoms, "neighbours")
+    join_key_heads(copied, head_weights, moments, groups, freedoms, how)
     progress("merge", 2, 3)
     arrangement = Arrangement("merge", sites, merged=_dropped(sites, wanted))
     small = _rebuilt(copied, example, arrangement, seen, head_weights).model

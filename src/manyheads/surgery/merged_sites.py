@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -21,6 +21,7 @@ from manyheads.surgery.verify import capture
 
 How = Literal["aligned", "mean", "best"]
 Groups = dict[str, list[list[int]]]  # of key heads, by site
+Freedoms = dict[str, dict[str, Freedom]]  # by site, and by role, "key" and "value"
 READERS = {"key": "query", "value": "output"}
 
 
@@ -136,13 +137,15 @@ def key_head_groups(
     by_site: Mapping[str, Projections],
     moments: Mapping[str, Tensor],
     wanted: Mapping[str, int],
-    example: Batch,
+    freedoms: Freedoms,
     grouping: str,
 ) -> Groups:
     """The key heads that are merged with each other, by site."""
     groups: Groups = {}
-    sites = _sites(model, by_site, moments, wanted, example) if grouping == "loss" else iter(())
-    losses = {name: _pair_losses(site, wanted[name]) for name, site in sites}
+    losses = {
+        name: _pair_losses(KeyHeads(HeadWeights(model, by_site[name]), moments, allowed), wanted[name])
+        for name, allowed in (freedoms.items() if grouping == "loss" else ())
+    }
     first: dict[str, str] = {}  # the site that decides, by the weights that make its keys
     for name, number in wanted.items():
         count = len(set(by_site[name].site.kv_heads))
@@ -184,37 +187,41 @@ def join_key_heads(
     by_site: Mapping[str, Projections],
     moments: Mapping[str, Tensor],
     groups: Groups,
-    example: Batch,
+    freedoms: Freedoms,
     how: How,
 ) -> None:
     """Make the key heads of each group equal, in place."""
-    for name, site in _sites(model, by_site, moments, groups, example):
+    for name, allowed in freedoms.items():
+        site = KeyHeads(HeadWeights(model, by_site[name]), moments, allowed)
         for group in groups[name]:
             site.join(group, how)
 
 
-def _sites(
-    model: nn.Module,
-    by_site: Mapping[str, Projections],
-    moments: Mapping[str, Tensor],
-    names: Mapping[str, object],
-    example: Batch,
-) -> Iterator[tuple[str, KeyHeads]]:
-    """The sites, one for each module whose key weights are its own, with how their heads may be changed."""
+def find_freedoms(
+    model: nn.Module, by_site: Mapping[str, Projections], names: Iterable[str], batches: Sequence[Batch]
+) -> Freedoms:
+    """How the keys and values of these sites may be changed, by site and role; one site for each module
+    whose key weights are its own.
+
+    batches: to try the changes on. Rotary positions turn some coordinates so slowly that a short batch does
+        not show it.
+    """
     regions = regions_of({name: by_site[name] for name in names})
-    captured, _ = capture(model, example, {}, regions)
+    captured = [capture(model, batch, {}, regions)[0] for batch in batches]
+    freedoms: Freedoms = {}
     guess: dict[str, Freedom] = {}
     done: set[str] = set()
     for path, region in regions.items():
+        calls = [call for by_path in captured for call in by_path[path]]
+        holds = Runs(model.get_submodule(path), calls, 10 * tolerance(model))
         for name in region.sites:
-            weights = HeadWeights(model, by_site[name])
             if _key_weights(by_site[name]) in done:
                 continue
             done.add(_key_weights(by_site[name]))
-            holds = Runs(model.get_submodule(path), captured[path], 10 * tolerance(model))
-            for role in READERS:
-                guess[role] = freedom(weights, role, holds, guess.get(role))
-            yield name, KeyHeads(weights, moments, dict(guess))
+            weights = HeadWeights(model, by_site[name])
+            guess = {role: freedom(weights, role, holds, guess.get(role)) for role in READERS}
+            freedoms[name] = guess
+    return freedoms
 
 
 def reorder(model: nn.Module, example: Batch, by_site: Mapping[str, Projections], groups: Groups) -> bool:

@@ -102,6 +102,8 @@ def read_save(text: str) -> dict[str, float]:
     save: dict[str, float] = {}
     for part in text.split(","):
         what, _, share = part.partition("=")
+        if what.strip() in save:
+            raise ValueError(f"save: got {what.strip()} twice; expected one share of each")
         try:
             save[what.strip()] = float(share)
         except ValueError:

@@ -18,6 +18,7 @@ from manyheads.surgery.head_prices import head_prices
 from manyheads.surgery.plan import Plan, Scope, plan
 from manyheads.surgery.prices import check_save
 from manyheads.surgery.recover import recover as learn
+from manyheads.surgery.refit import check_refit
 from manyheads.surgery.refit import refit as fit
 
 
@@ -107,6 +108,8 @@ def prune(
     for name, some in (("batches", every), ("calibration", fitted)):
         if not some:
             raise ValueError(f"{name}: expected at least one, got none")
+    if refit:
+        check_refit(model, fitted[0])
     example = None if hasattr(model, "config") else few(fitted[0])
     small: nn.Module = model
 

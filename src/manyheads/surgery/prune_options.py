@@ -73,10 +73,24 @@ class PruneOptions:
                 "on_disk: it follows a plan and does nothing else; expected --plan, and none of --recover, "
                 "--curve, --export and --metric"
             )
+        self._check_ranking()
         if self.recover < 0:
             raise ValueError(f"recover: got {self.recover}; expected a number of steps, 0 for none")
         if self.sample < 0:
             raise ValueError(f"sample: got {self.sample}; expected a number of tokens, 0 for all of them")
+
+    def _check_ranking(self) -> None:
+        """Raise for options of ranking and choosing heads where none are ranked, or chosen in another way."""
+        ignored: tuple[str, ...] = ()
+        if self.kv_heads is not None or (self.plan is not None and not self.curve):  # the curve ranks, too
+            ignored = ("rounds", "method", "uniform", "groups", "floor", "protect")
+        elif self.save is not None and not self.curve:
+            ignored = ("rounds", "uniform", "groups")
+        for name in ignored:
+            if getattr(self, name) != getattr(type(self), name):
+                way = next(w for w in ("kv_heads", "plan", "save") if getattr(self, w) is not None)
+                way = way.replace("_", "-")
+                raise ValueError(f"{name}: got {getattr(self, name)!r} with --{way}, which does not use it")
 
     @property
     def scope(self) -> Literal["global", "layer"]:

@@ -170,10 +170,13 @@ def _distance(small: nn.Module, batch: Batch, observer: Observer, before: Stream
 
 
 def _apart(target: Tensor, stream: Tensor, real: Tensor | None) -> Tensor:
-    """The squared error of a stream (batch, length, d_model), as a share of its variance."""
-    if real is not None and real.shape == target.shape[:-1]:
-        target, stream = target[real], stream[real]
+    """The squared error of a stream (batch, length, d_model), or (batch * length, d_model), as a share of its
+    variance.
+    """
+    marked = real is not None and target.shape[:-1] in (real.shape, (real.numel(),))
     target, stream = (x.flatten(0, -2).float() for x in (target, stream))
+    if real is not None and marked:
+        target, stream = target[real.flatten()], stream[real.flatten()]
     variance = (target - target.mean(0)).square().sum().clamp(min=1e-12)
     return (target - stream).square().sum() / variance
 

@@ -19,6 +19,11 @@ from manyheads.surgery.paused_passes import Pass, Stop, passes
 RIDGES = (1e-5, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _HELD_OUT = 5  # every fifth sequence
 
+_NO_WRITER = (
+    "none of its linear maps writes into a residual stream, as it is, so there is nothing to refit (a norm "
+    "may stand between, as in Gemma 2)"
+)
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -118,18 +123,30 @@ def refit(
 
 def writers(model: nn.Module, batch: Batch) -> list[str]:
     """The writers that a pass meets once: a writer that it meets again would change in between."""
-    met: list[str] = []
-    with passes(model, [batch]) as (only,):
-        while (stop := only.advance()) is not None:
-            if stop.read is not None:  # torch's own attention, which lost no heads, shows no map
-                met.append(stop.writer)
+    met = [stop.writer for stop in _stops(model, batch) if stop.read is not None]
     once = [name for name in met if met.count(name) == 1]
     if not once:
-        raise ValueError(
-            "small: none of its linear maps writes into a residual stream, so there is nothing to refit; "
-            "expected a transformer with residual connections"
-        )
+        raise ValueError(f"small: {_NO_WRITER}; expected a transformer with residual connections")
     return once
+
+
+def check_refit(model: nn.Module, batch: Batch) -> None:
+    """Raise a ValueError, before anything else is done, if a smaller copy of the model could not be refitted.
+
+    >>> check_refit(nn.Linear(3, 5), torch.ones(1, 3))
+    Traceback (most recent call last):
+    ValueError: refit: none of its linear maps writes into a residual stream, as it is, so there is ...
+    """
+    (batch,) = moved([batch], device_of(model))
+    if not any(True for _ in _stops(model, batch)):
+        raise ValueError(f"refit: {_NO_WRITER}; pass refit=False (--no-refit)")
+
+
+def _stops(model: nn.Module, batch: Batch) -> Iterator[Stop]:
+    """Where a pass stops; torch's own attention, which lost no heads, shows no map there."""
+    with passes(model, [batch]) as (only,):
+        while (stop := only.advance()) is not None:
+            yield stop
 
 
 def _advance_to(each: Pass, name: str) -> Stop:
@@ -218,15 +235,18 @@ def _rows(stops: list[Stop], targets: list[Stop], constant: bool) -> Iterator[tu
     before = 0
     for stop, target in zip(stops, targets, strict=True):
         assert stop.read is not None
-        batch, device = stop.stream.shape[0], stop.stream.device
+        shape, device = stop.stream.shape[:-1], stop.stream.device
         real = stop.real
-        if real is None or real.shape != stop.stream.shape[:-1]:
-            real = torch.ones(stop.stream.shape[:-1], dtype=torch.bool, device=device)
-        read = stop.read[real].double()
+        if real is None or shape not in (real.shape, (real.numel(),)):
+            real = torch.ones(shape if len(shape) > 1 else (*shape, 1), dtype=torch.bool, device=device)
+        batch = len(real)  # the stream may be flat, (batch * length, d_model), as in OPT
+        read, total, after = (
+            x.reshape(*real.shape, x.shape[-1])[real].double()
+            for x in (stop.read, target.stream + target.written, stop.stream + stop.written)
+        )
         if constant:
             read = torch.cat([read, read.new_ones(len(read), 1)], 1)
-        total = (target.stream + target.written)[real].double()
-        missing = total - (stop.stream + stop.written)[real]
+        missing = total - after
         lengths = real.flatten(1).sum(1).clamp(min=1)
         ones = real.new_ones(real.shape, dtype=torch.float64).flatten(1)
         weights = (ones / lengths.unsqueeze(1)).view(real.shape)[real].unsqueeze(1)

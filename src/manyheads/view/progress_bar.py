@@ -21,12 +21,16 @@ STAGES = {
     "compare": "Comparing",
     "rank": "Ranking",
     "cut": "Cutting",
+    "merge": "Merging key heads",
+    "fit": "Fitting layer by layer",
+    "price": "Pricing heads",
     "refit": "Refitting",
     "recover": "Recovering",
     "curve": "Curve",
     "count": "Counting operations",
     "sweep": "Runs",
     "run": "Steps of this run",
+    "shards": "Parts of the text",
 }
 
 

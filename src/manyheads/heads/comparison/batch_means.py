@@ -54,17 +54,13 @@ class Heads:
         self._collector = stack.enter_context(
             Collector(model, rows=rows, outputs=False, gates=False, seed=seed)
         )
-        self._before: dict[str, Tensor] = {}
-        self._means: list[dict[str, Tensor]] = []
+        self._sums: list[BySite] = []  # after each batch
 
     def run(self, batch: Batch) -> dict[str, tuple[object, Tensor]]:
         """Run a batch: for each site the queries sampled, and their attention (heads, rows, keys)."""
         batch = map_tensors(lambda x: x.to(self._device), without_labels(batch))
         records, _ = self._collector.run(batch)
-        sums = {name: value[:2].clone() for name, value in self._seen.table.sums.items()}
-        new = {name: value - self._before.get(name, torch.zeros(2, 1)) for name, value in sums.items()}
-        self._before = sums
-        self._means.append({name: value[1] / value[0] for name, value in new.items()})
+        self._sums.append(_by_site(self._seen.table))
         sites = [record.site.name for record in records]
         return {
             record.site.name: (record.meeting[-2:], record.rows)  # type: ignore[index]
@@ -75,8 +71,40 @@ class Heads:
     def side(self) -> Side:
         """What was collected."""
         table = self._seen.table
-        means = {name: torch.stack([each[name] for each in self._means]) for name in table.metrics}
+        means = {
+            name: torch.stack([self._mean(n, name) for n in range(len(self._sums))]) for name in table.metrics
+        }
         return Side(table, means)
+
+    def _mean(self, number: int, metric: str) -> Tensor:
+        """The mean of a metric on one batch, (heads,); NaN at a site that the batch did not reach."""
+        mean = torch.full((len(self._seen.table),), torch.nan, dtype=torch.float64)
+        for site, rows in _rows_by_site(self._seen.table).items():
+            nothing = torch.zeros(2, len(rows), dtype=torch.float64)
+            after = self._sums[number].get((metric, site), nothing)
+            before = self._sums[number - 1].get((metric, site), nothing) if number else nothing
+            count, total = after - before
+            mean[rows] = total / count
+        return mean
+
+
+BySite = dict[tuple[str, str], Tensor]  # count and sum (2, heads), by metric and site
+
+
+def _by_site(table: HeadTable) -> BySite:
+    rows = _rows_by_site(table)
+    return {
+        (name, site): value[:2, numbers].double()
+        for name, value in table.sums.items()
+        for site, numbers in rows.items()
+    }
+
+
+def _rows_by_site(table: HeadTable) -> dict[str, list[int]]:
+    rows: dict[str, list[int]] = {}
+    for number, row in enumerate(table.rows):
+        rows.setdefault(row.site, []).append(number)
+    return rows
 
 
 def run_both(
@@ -160,8 +188,7 @@ def _arranged(distances: Distances, side: Side, other: Side) -> Tensor:
     """Distances in the order of the rows of both tables."""
     whole = torch.full((len(side.table), len(other.table)), torch.nan, dtype=torch.float64)
     for (site, name), values in distances.items():
-        rows = [i for i, row in enumerate(side.table.rows) if row.site == site]
-        columns = [i for i, row in enumerate(other.table.rows) if row.site == name]
+        rows, columns = _rows_by_site(side.table)[site], _rows_by_site(other.table)[name]
         heads = [side.table.rows[i].head for i in rows]
         numbers = [other.table.rows[i].head for i in columns]
         whole[torch.tensor(rows)[:, None], torch.tensor(columns)] = values[heads][:, numbers]

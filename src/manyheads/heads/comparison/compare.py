@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -55,6 +55,7 @@ class Comparison:
     batches: how many on either side; paired: whether they are the same ones.
     rate: the false discovery rate that ``moved`` keeps.
     means: of each metric, the mean over batches on both sides, (pairs,) each.
+    match: how the heads were matched.
     """
 
     before: HeadTable
@@ -66,6 +67,7 @@ class Comparison:
     paired: bool
     rate: float
     means: dict[str, tuple[Tensor, Tensor]] = field(repr=False)
+    match: Match = "function"
 
     def moved(self) -> list[int]:
         """The rows of ``changes`` whose head moved, the one that moved most first: by ``attention``, or by
@@ -169,6 +171,8 @@ def compare(
         raise ValueError(f"rate: got {rate}; expected a share between 0 and 1")
     if match not in ("function", "number"):
         raise ValueError(f"match: got {match!r}; expected 'function' or 'number'")
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise ValueError(f"rows: got {rows!r}; expected a number of queries, at least 1")
     first = list(batches)
     second = first if other_batches is None else list(other_batches)
     paired = other_batches is None if paired is None else paired
@@ -188,7 +192,7 @@ def compare(
         raise ValueError(
             "compare: no head of one model can be matched with one of the other: other kinds of attention"
         )
-    return _compared(side, other_side, pairs, distances, paired, rate)
+    return replace(_compared(side, other_side, pairs, distances, paired, rate), match=match)
 
 
 def _compared(
@@ -210,7 +214,7 @@ def _compared(
             mean, error, freedom = _estimate(after - before)
         else:
             mean, error, freedom = _welch(before, after)
-            count = torch.full_like(mean, len(before) + len(after))
+            count = torch.where(error.isnan(), 1, len(before) + len(after)).double()  # 1: no error
             squares = count * (count - 1) * error.square().nan_to_num(0.0) + count * mean.square()
             sums[f"{name}_change"] = torch.stack([count, count * mean, squares])
         if name in tested:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.common.json_numbers import plain
+from manyheads.common.language import words
 from manyheads.surgery.cache_curve import PlannedCache
 
 
@@ -20,17 +21,21 @@ def print_planned(planned: PlannedCache, out: Path, *, as_json: bool) -> None:
         return
     console, plan = Console(), planned.plan
     total = sum(plan.sizes.values())
-    sentence = (
-        f"Priced on {planned.priced} pieces of {planned.text}, compared on {planned.compared} others, "
-        f"{planned.length:,} tokens each. A head that forgets keeps {plan.first} first and {plan.window} "
-        "last tokens."
-    )
+    sentence = words(
+        "Priced on {priced} pieces of {text}, compared on {compared} others, {length:,} tokens each. A head "
+        "that forgets keeps {first} first and {window} last tokens.",
+        priced=planned.priced, text=planned.text, compared=planned.compared, length=planned.length,
+        first=plan.first, window=plan.window,
+    )  # fmt: skip
     console.print(Text(sentence), soft_wrap=True)
-    table = Table(title=f"{planned.model}: {total} key/value heads", title_justify="left")
-    for name in ("budget", "heads that forget", "cache", "perplexity", "beside the full cache"):
+    title = words("{model}: {count} key/value heads", model=planned.model, count=total)
+    table = Table(title=title, title_justify="left")
+    columns = [words("budget"), words("heads that forget"), words("cache"), words("perplexity")]
+    for name in (*columns, words("beside the full cache")):
         table.add_column(name, justify="right")
     for point in planned.points:
-        interval = f" ({point.low:.3f} to {point.high:.3f})" if point.low == point.low else ""
+        interval = words(" ({low:.3f} to {high:.3f})", low=point.low, high=point.high)
+        interval = interval if point.low == point.low else ""
         table.add_row(
             f"{point.budget:.2f}",
             str(point.forgetting),
@@ -42,6 +47,7 @@ def print_planned(planned: PlannedCache, out: Path, *, as_json: bool) -> None:
     console.print(table)
     protected = sum(map(len, plan.protected.values()))
     if protected:
-        console.print(Text(f"{protected} heads read far back and are protected."), soft_wrap=True)
+        note = words("{count} heads read far back and are protected.", count=protected)
+        console.print(Text(note), soft_wrap=True)
     use = f'mh.HeadwiseCache(model, mh.CachePlan.load("{out}"))'
-    console.print(Text(f"The plan is in {out}; {use} follows it."), soft_wrap=True)
+    console.print(Text(words("The plan is in {out}; {use} follows it.", out=out, use=use)), soft_wrap=True)

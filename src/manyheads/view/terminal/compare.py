@@ -66,7 +66,10 @@ class ComparePresentation:
             reading = words("{first} and {second}", first=corpora[0], second=corpora[1])
         sentences = [reading]
         lone = len(compared.before) - pairs, len(compared.after) - pairs
-        matched = words("{count} heads are matched by what they do.", count=pairs)
+        if compared.match == "number":
+            matched = words("{count} heads are matched by their numbers.", count=pairs)
+        else:
+            matched = words("{count} heads are matched by what they do.", count=pairs)
         for name, count in zip((first, second), lone, strict=True):
             if count:
                 matched += " " + words("{count} of {name} have no counterpart.", count=count, name=name)
@@ -127,6 +130,7 @@ class ComparePresentation:
             "batches": list(compared.batches),
             "paired": compared.paired,
             "rate": compared.rate,
+            "match": compared.match,
             "moved": len(compared.moved()),
             "without_counterpart": [
                 [f"{row.layer}.{row.head}" for i, row in enumerate(table.rows) if i not in matched]

@@ -118,4 +118,4 @@ def write_results(table: HeadTable, text: str, out: Path, tables: Sequence[str],
 def print_notes(notes: Iterable[str], console: Console) -> None:
     """Print what a reader has to know besides the numbers."""
     for note in notes:
-        console.print(Text("\n" + words("Note: {note}", note=note)), soft_wrap=True)
+        console.print(Text("\n" + words("Note: {note}", note=words(note))), soft_wrap=True)

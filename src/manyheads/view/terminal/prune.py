@@ -44,13 +44,16 @@ def _print_card(pruned: PrunedFolder, console: Console) -> None:
         model=document["model"], before=before, after=after, share=after / before,
     )  # fmt: skip
     if before == after:
-        title = f"{document['model']}: {card.before.key_heads} key heads, now {card.after.key_heads}"
+        title = words(
+            "{model}: {before} key heads, now {after}",
+            model=document["model"], before=card.before.key_heads, after=card.after.key_heads,
+        )  # fmt: skip
     table = Table(title=title, title_justify="left")
     table.add_column("")
     table.add_column(words("before"), justify="right")
     table.add_column(words("after"), justify="right")
     for what, *numbers in card.rows():
-        table.add_row(words(what), *numbers)
+        table.add_row(what, *numbers)
     console.print(table)
     layers = [
         words("{kept} of {heads}", kept=size - len(pruned.plan.get(site, [])), heads=size)
@@ -58,13 +61,14 @@ def _print_card(pruned: PrunedFolder, console: Console) -> None:
     ]
     console.print(Text(words("Heads kept by layer: {layers}", layers=", ".join(layers))), soft_wrap=True)
     for note in [*card.doubts.sentences(), *document["notes"]]:
-        console.print(Text(words("Note: {note}", note=note)), soft_wrap=True)
+        console.print(Text(words("Note: {note}", note=words(note))), soft_wrap=True)
     if (export := document.get("export")) is not None:
         files = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for name, size in export["bytes"].items())
         off = max(export["differences"].values(), default=0.0)
-        sentence = (
-            f"As {export['to']} in {export['out']}: {files}; it differs from the model by at most {off:.1g}."
-        )
+        sentence = words(
+            "As {format} in {out}: {files}; it differs from the model by at most {off:.1g}.",
+            format=export["to"], out=export["out"], files=files, off=off,
+        )  # fmt: skip
         console.print(Text(sentence), soft_wrap=True)
     console.print(Text(_how_to_load(pruned)), soft_wrap=True)
 
