@@ -73,7 +73,7 @@ class Checkpoint:
             part = file.get_slice(name)
             if not self.entries[name].shape:
                 return [self.read(name).item() for _ in positions]
-            return [part[tuple(slice(i, i + 1) for i in place)].item() for place in positions]
+            return [part[tuple(slice(i, i + 1) for i in position)].item() for position in positions]
 
 
 def _files(folder: Path) -> list[Path]:
