@@ -28,6 +28,7 @@ ALSO = (
     "health",
     "train_step",
     "train_step_compiled",
+    "train_run",
     "generation",
 )  # only when named: they take long; `python -m bench.learn` has a command of its own
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -15,12 +16,20 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    pytest.importorskip("hatchling")
+    """Built from the source archive, as `python -m build` does, not from the checkout."""
+    pytest.importorskip("hatch_vcs")
     where = tmp_path_factory.mktemp("wheel")
-    build = "import sys\nfrom hatchling.build import build_wheel\nprint(build_wheel(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", build, where], cwd=ROOT, capture_output=True, text=True)
+    archive = where / _build("sdist", where, ROOT)
+    with tarfile.open(archive) as file:
+        file.extractall(where, filter="data")
+    return where / _build("wheel", where, where / archive.name.removesuffix(".tar.gz"))
+
+
+def _build(kind, where, source):
+    build = f"import sys\nfrom hatchling.build import build_{kind}\nprint(build_{kind}(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", build, where], cwd=source, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return where / done.stdout.split()[-1]
+    return done.stdout.split()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +75,14 @@ def test_nothing_is_missing_and_nothing_is_too_much(wheel):
     assert "Requires-Python: >=3.11\n" in metadata
     for extra in ("train", "live", "notebook", "tables", "data", "treebank", "export", "sweep", "all", "dev"):
         assert f"Provides-Extra: {extra}\n" in metadata
+
+
+def test_archive_and_wheel_have_the_version_of_the_checkout(wheel, python, tmp_path):
+    version = wheel.name.split("-")[1]
+    assert (wheel.parent / f"manyheads-{version}.tar.gz").is_file()
+    assert (
+        run(python, "-c", "import manyheads; print(manyheads.__version__)", cwd=tmp_path).strip() == version
+    )
 
 
 def test_it_imports_from_where_it_is_installed(python, tmp_path):

@@ -219,6 +219,7 @@ def take(browser: Any, address: str, shot: Shot, language: str, theme: str) -> b
         page.eval_on_selector(
             "[data-part=status]", "(one) => (one.textContent = one.textContent.split(' · ')[0])"
         )
+    page.evaluate("scrollTo(0, 0)")  # else what stays in view stands in the middle of the picture
     taken: bytes = page.screenshot(full_page=True)
     page.close()
     if wrong:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from manyheads.heads.importance import agreement as agreement
     from manyheads.heads.importance import importance as importance
     from manyheads.heads.maps import maps as maps
+    from manyheads.heads.measurements import merge_shards as merge_shards
     from manyheads.heads.roles import roles as roles
     from manyheads.heads.silence import gates as gates
     from manyheads.heads.silence import silence as silence
@@ -98,6 +99,7 @@ _NAMES = {
     "manyheads.heads.diversity": ("diversity",),
     "manyheads.heads.importance": ("agreement", "importance"),
     "manyheads.heads.maps": ("maps",),
+    "manyheads.heads.measurements": ("merge_shards",),
     "manyheads.heads.roles": ("roles",),
     "manyheads.heads.silence": ("gates", "silence"),
     "manyheads.heads.table": ("HeadTable",),

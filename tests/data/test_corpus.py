@@ -1,6 +1,8 @@
 """Texts, ids and pictures as batches: nothing lost, nothing too large, and a sentence for bad input."""
 
 import io
+import json
+import random
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -19,6 +21,8 @@ from manyheads.data import corpus
 from manyheads.data import text_lines as lines
 from manyheads.data.batches import Corpus, bucketed, groups, unknown_id
 from manyheads.data.text_lines import read_lines
+from manyheads.data.text_streams import read_texts, reservoir
+from manyheads.data.token_store import TokenStore
 from manyheads.models.loaded import Loaded
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "a", "b", "c", "d", "e", "f", "g"]
@@ -337,3 +341,120 @@ def test_all_of_a_corpus_is_no_sample() -> None:
     assert corpus.sampled(8) is corpus
     assert corpus.sampled(0) is corpus
     assert len(corpus.sampled(1).sizes) == 1  # however long: nothing cannot be measured on
+
+
+def rows_of(tmp_path, count=7):
+    """The same texts in several kinds of files; one row of tables is empty."""
+    texts = [" ".join("abcdefg"[: 1 + number % 7]) for number in range(count)]
+    (tmp_path / "lines.txt").write_text("\n".join(texts))
+    rows = [{"id": number, "words": text} for number, text in enumerate([*texts[:3], None, *texts[3:]])]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=2)
+    return texts
+
+
+def test_texts_are_streamed_from_lines_json_and_parquet(tmp_path):
+    texts = rows_of(tmp_path)
+    for name, column in (("lines.txt", None), ("rows.jsonl", "words"), ("rows.parquet", "words")):
+        assert list(read_texts(str(tmp_path / name), column)) == texts
+        assert list(read_texts(str(tmp_path / name), column, limit=2)) == texts[:2]
+    assert list(read_texts(str(tmp_path / "rows.*"), "words")) == texts * 2
+    (tmp_path / "more.jsonl").write_text('{"text": "g"}\n')
+    assert list(read_texts(str(tmp_path / "more.jsonl"))) == ["g"]
+    whole, pattern = (corpus.text(bert(), str(tmp_path / name), column="words" if "*" in name else None)
+                      for name in ("lines.txt", "rows.jso*"))  # fmt: skip
+    assert all_ids(whole) == all_ids(pattern)
+    assert whole.fingerprint == pattern.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "words"),
+    [
+        ("rows.jsonl", "text", "column: a row of .* has no 'text'; it has id, words"),
+        ("rows.parquet", "text", "column: .* has no 'text'; it has id, words"),
+        ("rows.jsonl", "id", "column: 'id' of .* holds a int; expected texts"),
+        ("lines.txt", "words", "column: got 'words', and .* has lines of text"),
+        ("none-*.txt", None, "text: no file is called .*; expected a pattern that some files match"),
+        ("bad.jsonl", None, "text: row 2 of .* is no JSON object"),
+        ("bad.parquet", None, "text: .* is no Parquet file that can be read"),
+        ("empty.jsonl", "a", "text: .* holds no text; expected at least one"),
+    ],
+)
+def test_streams_that_hold_no_text(tmp_path, name, column, words):
+    rows_of(tmp_path)
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n["text"]\n')
+    (tmp_path / "bad.parquet").write_text("PAR1")
+    (tmp_path / "empty.jsonl").write_text('{"a": " "}\n')
+    with pytest.raises(ValueError, match=words):
+        list(read_texts(str(tmp_path / name), column))
+
+
+def test_a_dataset_is_streamed(monkeypatch):
+    """Only as many rows are asked for as are read."""
+    asked = []
+
+    def load_dataset(name, config, split, streaming):
+        assert (name, config, split, streaming) == ("owner/name", "small", "test", True)
+        for number in range(10**9):
+            asked.append(number)
+            yield {"text": f"a {number}"}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert list(read_texts("owner/name:small", split="test", limit=3)) == ["a 0", "a 1", "a 2"]
+    assert len(asked) == 3
+
+
+def test_ids_in_a_file_are_those_in_memory():
+    generator = random.Random(0)
+    sequences = [[generator.randrange(2**31) for _ in range(generator.randrange(7))] for _ in range(101)]
+    small, large = TokenStore(), TokenStore(chunk=13)
+    for ids in sequences:
+        small.add(ids)
+        large.add(ids)
+    for store in (small, large):
+        assert [list(store[number]) for number in range(101)] == sequences
+        assert list(store.sizes) == [len(ids) for ids in sequences]
+        assert store.sizes[-1] == len(sequences[-1])
+        with pytest.raises(IndexError):
+            store.sizes[101]
+    assert small.counts == large.counts
+
+
+def test_many_sequences_are_planned_in_windows(monkeypatch):
+    sizes = [2 + 5 * number % 7 for number in range(101)]
+    whole = Corpus("ids", "tokens", sizes, torch.tensor, batch_tokens=20)
+    one = list(whole.plan())
+    monkeypatch.setattr("manyheads.data.batches.WINDOW", 13)
+    plan = whole.plan()
+    assert len(plan) == len(list(plan)) > 8
+    assert sorted(index for batch in plan for index in batch) == list(range(101))
+    assert all(len({index // 13 for index in batch}) == 1 for batch in plan)
+    assert [batch.tolist() for _, batch in whole.batches(1, 3)] == list(plan)[1::3]
+    assert whole.total() == sum(sizes) == sum(whole.total(rank, 3) for rank in range(3))
+    sample = whole.sampled(50)
+    assert sum(sample.sizes) <= 50
+    assert sample.sampled_from == 101
+    assert len(one) < len(plan)
+
+
+def test_a_reservoir_is_a_fair_sample():
+    """Each of 11 texts is among 3 about as often: 3/11 of 2,000 draws, within five standard errors."""
+    counts = Counter(text for seed in range(2000) for text in reservoir("abcdefghijk", 3, seed)[0])
+    error = (2000 * 3 / 11 * 8 / 11) ** 0.5
+    assert all(abs(count - 2000 * 3 / 11) < 5 * error for count in counts.values())
+    assert len(counts) == 11
+
+
+def test_a_sample_of_a_stream_is_said(tmp_path):
+    rows_of(tmp_path, count=61)
+    read = corpus.choose(bert(), str(tmp_path / "lines.txt"), None, None, None, None, 40, sample=5)
+    assert read.notes == [
+        f"measured on a sample: {len(read.sizes)} sequences ({sum(read.sizes)} tokens) of texts that were "
+        "drawn at random from 61"
+    ]
+    assert read.sampled(7).drawn_from == 61
+    whole = corpus.choose(bert(), str(tmp_path / "lines.txt"), None, None, None, None, 40, sample=61)
+    assert whole.notes == []
+    assert all_ids(whole) == all_ids(corpus.text(bert(), str(tmp_path / "lines.txt")))

@@ -345,3 +345,30 @@ def test_the_command_names_a_mistake(
 def test_notes_are_printed():
     table = diversity(mh.MultiHeadAttention(6, heads=2), [torch.randn(2, 5, 6)], measures=["attention"])
     assert "Note: something was left out" in diversity_text(table, notes=["something was left out"])
+
+
+def test_moments_about_different_starts_add_up():
+    """Parts of the tokens, each relative to its first ones, against all tokens at once."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a": (2, 3), "b": (2, 3), "c": (5, 2)}
+    values = {
+        name: torch.randn(97, *shape, generator=generator, dtype=torch.float64) + 5 * number
+        for number, (name, shape) in enumerate(shapes.items())
+    }
+
+    def moments(*parts):
+        sums = Moments()
+        for part in parts:
+            sums.add([Outputs(name, x[part]) for name, x in values.items()])
+        return sums
+
+    parts = slice(0, 13), slice(13, 61), slice(61, 97)
+    whole, merged = moments(*parts), moments(parts[2])
+    merged.merge(moments(parts[1]))
+    merged.merge(moments(parts[0]))
+    for one, other in (("a", "a"), ("a", "b"), ("a", "c"), ("b", "c"), ("c", "c")):
+        assert merged.comparable(one, other)
+        for name in ("dependence", "second"):
+            expected, merged_value = (getattr(sums, name)(one, other) for sums in (whole, merged))
+            torch.testing.assert_close(merged_value, expected, rtol=1e-10, atol=1e-10 * 97 * 25)
+    assert merged.rank("c") == whole.rank("c")

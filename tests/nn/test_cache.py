@@ -212,9 +212,40 @@ def test_used_out_of_order():
         mha(tokens(1, batch=3), cache=fixed)
 
 
-def test_with_gradients():
-    with torch.enable_grad(), pytest.raises(ValueError, match=r"cache: .* use it under torch.no_grad\(\)"):
-        module()(tokens(2), cache=KVCache(5))
-    frozen = module().requires_grad_(False)
+def test_gradients_are_those_of_one_whole_pass():
+    mha, x = module(kv_heads=2), tokens(7)
     with torch.enable_grad():
+        mha(x, causal=True).square().sum().backward()
+        whole = {name: p.grad.clone() for name, p in mha.named_parameters()}
+        mha.zero_grad()
+        cache = KVCache(7)
+        parts = [mha(x[:, a:b], causal=True, cache=cache) for a, b in ((0, 3), (3, 4), (4, 7))]
+        torch.cat(parts, 1).square().sum().backward()
+    for name, p in mha.named_parameters():
+        torch.testing.assert_close(p.grad, whole[name])
+
+
+def test_a_cache_goes_on_without_gradients():
+    """What autograd keeps is not written over."""
+    mha, x = module(), tokens(7)
+    cache = KVCache(7)
+    with torch.enable_grad():
+        first = mha(x[:, :3], causal=True, cache=cache)
+    cache.truncate(2)
+    rest = mha(x[:, 2:], causal=True, cache=cache)
+    torch.testing.assert_close(rest, mha(x, causal=True)[:, 2:])
+    with torch.enable_grad():
+        first.sum().backward()
+        frozen = module().requires_grad_(False)
         frozen(tokens(2), cache=KVCache(5))
+
+
+def test_a_copy_serves_a_copy_of_the_module():
+    mha, x, cache = module(), tokens(5), KVCache(9)
+    mha(x[:, :4], causal=True, cache=cache)
+    twin, held = copy.deepcopy(mha), copy.deepcopy(cache)
+    expected = mha(x, causal=True)[:, 4:]
+    torch.testing.assert_close(twin(x[:, 4:], causal=True, cache=held), expected)
+    assert (cache.length, held.length) == (4, 5)
+    with pytest.raises(ValueError, match="keys of another attention module"):
+        mha(x[:, 4:], causal=True, cache=held)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import manyheads as mh
 from manyheads.data.readers.parallel_text import read_pairs
 from manyheads.data.readers.text import read_documents
 from manyheads.models.config import build
@@ -129,6 +130,37 @@ def test_head_tools_get_the_models_own_translation(folder):
         assert task.tokenizer.decode(kept) == text
     assert model(**batch).shape[:2] == batch["target"].shape
     assert batch["target"].shape[1] == batch["target_lengths"].max()  # the end is no input
+
+
+def test_translations_made_while_heads_are_counted_are_not_counted(folder):
+    torch.manual_seed(0)
+    task = Translation(vocabulary=270, max_tokens=19, **SMALL)
+    task.open(str(folder))
+    model = build(task.describe()).eval()
+    rows = [(task._ids(text)[None], torch.tensor([len(task._ids(text))])) for text in ("word train", "x y")]
+
+    def batches():  # as the corpus of a task makes them: one by one, while the model is watched
+        for ids, lengths in rows:
+            yield int(lengths.sum()), task.arrange(model, ids, lengths)
+
+    ready = list(batches())
+    one_by_one, before = (mh.heads.inspect.count(model, each) for each in (batches(), ready))
+    assert (one_by_one.missed, before.missed) == ({}, {})
+    assert one_by_one.table["tokens"].tolist() == before.table["tokens"].tolist()
+    torch.testing.assert_close(one_by_one.table["entropy"], before.table["entropy"])
+
+
+def test_heads_are_silenced_while_a_translation_is_written(folder):
+    torch.manual_seed(0)
+    task = Translation(vocabulary=270, max_tokens=19, **SMALL)
+    task.open(str(folder))
+    model = build(task.describe()).eval()
+    ids, lengths = task._ids("word train xxx")[None], torch.tensor([len(task._ids("word train xxx"))])
+    heads = {"decoder.blocks.0.cross_attention": [0], "decoder.blocks.0.attention": [1]}
+    with mh.silence(model, heads):  # the first forward that is seen has a cache
+        written = task.predict(model, ["word train xxx"], beams=1)
+    small = mh.cut(model, heads, task.arrange(model, ids, lengths))
+    assert written == task.predict(small, ["word train xxx"], beams=1)
 
 
 class Rows(list):

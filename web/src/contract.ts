@@ -160,7 +160,7 @@ export interface Maps {
   column_size?: number;
 }
 
-/** One step of the input through the first attention: its shape, and the values that are drawn. */
+/** One step of the input through an attention: its shape, and the values that are drawn. */
 export interface PipelineStep {
   step: string;
   /** the attention that it belongs to */
@@ -242,6 +242,11 @@ export interface AblationRequest extends InputRequest {
 export interface HeadRequest extends AblationRequest {
   site: string;
   head: number;
+}
+
+/** The input, the heads to silence, and the attention to follow; the first by default. */
+export interface PipelineRequest extends AblationRequest {
+  site?: string | null;
 }
 
 /** The input, the heads to silence, and the query whose attention is wanted. */
@@ -340,7 +345,7 @@ export interface QueryRows {
   rows: Record<string, Packed>;
 }
 
-/** The input step by step through the first attention. */
+/** The input step by step through an attention. */
 export interface Pipeline {
   pipeline: PipelineStep[] | null;
 }
@@ -361,7 +366,7 @@ export interface Endpoints {
   "/api/silence": { takes: AblationRequest; gives: Ablation };
   "/api/exact": { takes: HeadRequest; gives: ExactMap };
   "/api/rows": { takes: QueryRequest; gives: QueryRows };
-  "/api/pipeline": { takes: AblationRequest; gives: Pipeline };
+  "/api/pipeline": { takes: PipelineRequest; gives: Pipeline };
   "/api/quality": { takes: HeadsRequest; gives: Quality };
   "/api/choose": { takes: SelectionRequest; gives: SelectedHeads };
 }

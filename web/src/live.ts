@@ -26,7 +26,7 @@ export interface Live {
   /** Fetches the exact attention of one query in every head into such an example; false as above. */
   rows(example: Example, query: number): Promise<boolean>;
   /** Fetches the steps of an input into such an example; false as above. */
-  pipeline(example: Example): Promise<boolean>;
+  pipeline(example: Example, site?: string): Promise<boolean>;
   /** The plan that removes these heads, as a file. */
   plan(body: HeadsRequest): Promise<Blob>;
   /** Calls back when the document or the progress has changed; returns what ends it. */
@@ -85,9 +85,10 @@ export async function startLive(root: HTMLElement, carried: string, show: ShowLi
       if (found) maps.exact[number] = found.exact;
       return !!found;
     },
-    async pipeline(shown) {
-      const found = shown.pipeline ? null : await fetchMore(shown, "/api/pipeline", {});
-      if (found) shown.pipeline = found.pipeline;
+    async pipeline(shown, site) {
+      const there = shown.pipeline && (!site || shown.pipeline.some((step) => step.site === site));
+      const found = there ? null : await fetchMore(shown, "/api/pipeline", site ? { site } : {});
+      if (found) shown.pipeline = found.pipeline ?? shown.pipeline;
       return !!found?.pipeline;
     },
     async rows(shown, query) {

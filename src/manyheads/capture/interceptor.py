@@ -118,9 +118,10 @@ class _Internal(threading.local):
 
     running: an interceptor computes something, which others must not take for the model's functions.
     repeating: a forward that was seen before is repeated in part, so that its code path tells nothing.
+    unseen: a model runs to make the batches of a measurement, not to be measured.
     """
 
-    running = repeating = False
+    running = repeating = unseen = False
 
     @contextmanager
     def marked(self, running: bool) -> Iterator[None]:
@@ -133,6 +134,20 @@ class _Internal(threading.local):
 
 
 internal = _Internal()
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """A context in which the forwards of this thread are not seen, nor edited, by any `Interceptor`.
+
+    For batches that a model makes itself, such as the translations that it is then measured on: these may be
+    made one by one while a measurement goes on.
+    """
+    before, internal.unseen = internal.unseen, True
+    try:
+        yield
+    finally:
+        internal.unseen = before
 
 
 class Mode(TorchFunctionMode):
@@ -355,7 +370,7 @@ class Interceptor:
             self._stop(state)  # an interrupted forward left it behind
             state = None
         if state is None:
-            if not self.reruns and torch_patches.in_backward():
+            if internal.unseen or (not self.reruns and torch_patches.in_backward()):
                 return
             torch_patches.stay_eager()
             kernels.refresh()

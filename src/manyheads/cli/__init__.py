@@ -21,6 +21,7 @@ from manyheads.cli.evaluate import evaluate
 from manyheads.cli.export import export, push
 from manyheads.cli.importance import importance
 from manyheads.cli.inspect import inspect
+from manyheads.cli.merge import merge
 from manyheads.cli.options import SETTINGS, command, unwrapped
 from manyheads.cli.predict import predict
 from manyheads.cli.prune import prune
@@ -74,6 +75,9 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
   manyheads sweep language --heads 1,2,4,8 --seeds 3
       how many heads a task needs, with intervals, and what cannot be told apart
 
+  manyheads merge out/parts
+      what --shard measured on parts of a text, added up exactly
+
   manyheads serve MODEL --open
       type, and see every head at once; silence some, and see what the model says
 """),
@@ -101,8 +105,8 @@ def _options(
 # Verbs that need more memory for each token read fewer at once.
 BATCH_TOKENS = {"importance": 1024, "diversity": 2048, "prune": 2048}
 for verb in (
-    cache, compare, demo, diversity, evaluate, export, importance, inspect, predict, prune, push, roles,
-    serve, study,
+    cache, compare, demo, diversity, evaluate, export, importance, inspect, merge, predict, prune, push,
+    roles, serve, study,
 ):  # fmt: skip
     app.command()(command(verb, BATCH_TOKENS.get(verb.__name__, 4096)))
 app.add_typer(task_verb(train, OF_RUN, Path("out")))

@@ -1,18 +1,21 @@
 """``manyheads diversity``: which heads are alike, printed and drawn."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import manyheads as mh
 from manyheads.cli import options
-from manyheads.common.interrupts import UntilInterrupted, interrupted, interruptible
+from manyheads.common.interrupts import interrupted, interruptible
 from manyheads.common.out_folder import prepared
+from manyheads.common.processes import rank
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
 
 
 def diversity(
     source: options.Source,
+    split: options.Split,
     rows: Annotated[int, "Queries of each batch on which attention is compared."] = 128,
     measures: Annotated[
         str | None, "Some of attention,outputs,subspaces,contributions,gradients; all by default."
@@ -29,12 +32,14 @@ def diversity(
     writes diversity.json and diversity.txt.
     """
     loaded, corpus = source.open(sample=sample)
-    chosen = options.names(measures) or mh.heads.diversity.MEASURES
-    batches = UntilInterrupted((batch for _, batch in corpus.batches()), len(corpus.plan()))
-    with prepared(out), interruptible():
-        with progress_bar() as progress, terminal.diversity.warnings_as_notes() as notes:
-            progress("diversity", 0, len(batches))
-            table = mh.diversity(loaded.model, batches, measures=chosen, rows=rows, progress=progress)
-        result = terminal.diversity.DiversityPresentation(table, loaded.name, corpus, batches, notes, out)
+    chosen = options.names(measures) or list(mh.heads.diversity.MEASURES)
+    measurement = mh.heads.measurements.Diversity(chosen, rows)
+    with prepared(out, split.file), interruptible():
+        with progress_bar(hidden=rank() > 0) as progress, terminal.diversity.warnings_as_notes() as notes:
+            reopen = partial(source.open, sample=sample)
+            pairs = split.measured(measurement, loaded, corpus, reopen, out, progress)
+        if options.present_part(pairs, out, as_json=json):
+            return None
+        result = terminal.diversity.DiversityPresentation(pairs, loaded.name, corpus, notes, out)
         terminal.presentation.present(result, as_json=json)
         return result.ending(interrupted())

@@ -1,5 +1,6 @@
 """``manyheads importance``: which heads matter, by several methods side by side."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -7,12 +8,14 @@ import manyheads as mh
 from manyheads.cli import options
 from manyheads.common.interrupts import interruptible
 from manyheads.common.out_folder import prepared
+from manyheads.common.processes import rank
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
 
 
 def importance(
     source: options.Source,
+    split: options.Split,
     method: Annotated[
         str | None,
         "One or several: fisher, elimination, gradient, leave-one-out, mean-ablation, confidence, "
@@ -40,13 +43,16 @@ def importance(
     comparing = mh.heads.importance.method_comparison
     methods = None if method is None else [name for name in options.names(method) or () if name]
     comparing.check_methods(methods, loss)
-    loaded, corpus = source.open(labels=loss == "classification")
-    with prepared(out), interruptible():
-        with progress_bar() as progress:
-            comparison = comparing.compare_methods(
-                loaded, corpus, methods, loss, gates=gates, seed=seed, state=out / "leave-one-out.state.json",
-                unverified=unverified, progress=progress,
-            )  # fmt: skip
+    reopen = partial(source.open, labels=loss == "classification")
+    loaded, corpus = reopen()
+    measurement = mh.heads.measurements.Importance(
+        methods, loss, gates, seed, unverified, out / "leave-one-out.state.json"
+    )
+    with prepared(out, split.file), interruptible():
+        with progress_bar(hidden=rank() > 0) as progress:
+            comparison = split.measured(measurement, loaded, corpus, reopen, out, progress)
+        if options.present_part(comparison, out, as_json=json):
+            return None
         if comparison.tables:
             result = terminal.importance.ImportancePresentation(comparison, loaded.name, corpus, out)
             terminal.presentation.present(result, as_json=json)

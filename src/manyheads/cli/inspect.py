@@ -14,6 +14,7 @@ from manyheads.view.progress_bar import progress_bar
 
 def inspect(
     source: options.Source,
+    split: options.Split,
     page: Annotated[bool, "Write report.html, for which a little more is measured on a sample."] = True,
     out: options.Out = Path("out/inspect"),
     open: options.Open = False,
@@ -26,15 +27,19 @@ def inspect(
     leaves at once. To use several processes, with or without GPUs, write
     `torchrun --nproc-per-node 2 -m manyheads inspect ...` or
     `accelerate launch --multi_gpu --num_processes 2 -m manyheads inspect ...`
-    (accelerate starts a single process when it is given `--cpu`).
+    (accelerate starts a single process when it is given `--cpu`); to use several machines, --ray, or --shard
+    on each of them and `manyheads merge`.
     """
     loaded, corpus = source.open()
-    with prepared(out), interruptible():
-        with progress_bar(unit=corpus.unit, hidden=rank() > 0) as progress:
-            counted = mh.heads.inspect.count_corpus(loaded.model, corpus, progress)
-        if rank() > 0:
+    with prepared(out, split.file), interruptible():
+        with progress_bar(unit=corpus.unit if split.ray is None else "", hidden=rank() > 0) as progress:
+            counted = split.measured(
+                mh.heads.measurements.Inspect(), loaded, corpus, source.open, out, progress
+            )
+        if options.present_part(counted, out, as_json=json) or rank() > 0:
             return None
-        result = terminal.inspect.InspectPresentation(counted, loaded, corpus, out, page)
+        shown = loaded if page else None
+        result = terminal.inspect.InspectPresentation(counted, loaded.name, corpus, out, shown)
         terminal.presentation.present(result, as_json=json)
         if open and page:
             terminal.presentation.open_file(out / "report.html")

@@ -22,9 +22,12 @@ from manyheads.common.language import choose_language, words
 from manyheads.common.processes import processes, rank
 from manyheads.data.columns import Columns
 from manyheads.models.opening import Opening
+from manyheads.view import terminal
 
 if TYPE_CHECKING:
+    from manyheads.common.progress import Progress
     from manyheads.data.batches import Corpus
+    from manyheads.heads.measurements import Measurement
     from manyheads.models.loaded import Loaded
 
 # How Typer makes commands here.
@@ -58,7 +61,13 @@ Spoken = Annotated[
     Literal["en", "zh"] | None, "The language of the output: en or zh; that of the locale by default."
 ]
 Text = Annotated[
-    str | None, "A text file, one text a line; - for standard input; an embedded one by default.", "Corpus"
+    str | None,
+    "A text file, one text a line, or a pattern of files; FILE.jsonl, FILE.parquet or the name of a dataset "
+    "with --column; - for standard input; an embedded text by default.",
+    "Corpus",
+]
+TextColumn = Annotated[
+    str | None, "The column of --text that is read; text, sentence, review ... by default.", "Corpus"
 ]
 Images = Annotated[str | None, "A folder of images.", "Corpus"]
 Tokens = Annotated[str | None, "Token ids in a NumPy file: (sequences, length) or (length,).", "Corpus"]
@@ -78,6 +87,7 @@ class Source(Opening, Columns):
 
     model: Model = None
     text: Text = None
+    column: TextColumn = None
     images: Images = None
     tokens: Tokens = None
     max_length: MaxLength = None
@@ -98,11 +108,78 @@ class Source(Opening, Columns):
             files = self.text, self.images, self.tokens
             numbers = self.max_length, self.limit, self.batch_tokens
             columns = {name: getattr(self, name) for name in ("text_column", "label_column", "split")}
+            columns |= {"column_of_text": self.column, "sample": sample}
             corpus = data.corpus.choose(loaded, *files, *numbers, self.data, labels=labels, **columns)
             corpus = corpus.sampled(sample)
         if corpus.reading:
             say(corpus.reading)
         return loaded, corpus
+
+
+@dataclass(frozen=True)
+class Split:
+    """A text in parts, on several processes or machines: a parameter of this type stands for all these."""
+
+    shard: Annotated[
+        str | None, "Measure one part of the text, as 3/20, for `manyheads merge`.", "Several machines"
+    ] = None
+    ray: Annotated[
+        str | None,
+        "Measure on a Ray cluster: HOST:PORT, auto, or local for one on this machine.",
+        "Several machines",
+    ] = None
+    workers: Annotated[
+        int | None,
+        "With --ray, how many workers hold the model; one for each GPU, or each processor, by default.",
+        "Several machines",
+    ] = None
+    shards: Annotated[
+        int | None,
+        "With --ray, into how many parts the text is cut; four for each worker by default.",
+        "Several machines",
+    ] = None
+
+    @property
+    def file(self) -> str:
+        """The name of the file that --shard writes; "" without it."""
+        return (self.shard and f"shard-{self.shard.replace('/', '-of-')}.safetensors") or ""
+
+    def measured(
+        self,
+        measurement: Measurement,
+        loaded: Loaded,
+        corpus: Corpus,
+        reopen: Callable[[], tuple[Loaded, Corpus]],
+        out: Path,
+        progress: Progress,
+    ) -> Any:
+        """What the verb is to present: its result, or a part of it to be merged.
+
+        ``reopen`` opens the model and the text in the processes of a cluster.
+        """
+        if self.ray is None:
+            for name in ("workers", "shards"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}: it is for --ray; expected it only with a cluster")
+        several = {"--shard": self.shard, "--ray": self.ray, "torchrun": processes() > 1 or None}
+        if len(ways := [name for name, value in several.items() if value is not None]) > 1:
+            raise ValueError(f"got {' and '.join(ways)}; expected one way to split the text")
+        parts = mh.heads.measurements
+        if self.shard is not None:
+            return parts.measure_part(measurement, loaded, corpus, parts.Share.read(self.shard), progress)
+        if self.ray is not None:
+            on_ray = parts.ray_cluster
+            cluster = on_ray.Cluster(self.ray, self.workers, self.shards)
+            return on_ray.measured_on_ray(measurement, loaded, corpus, reopen, cluster, out, progress)
+        return parts.measured(measurement, loaded, corpus, progress)
+
+
+def present_part(result: object, out: Path, *, as_json: bool) -> bool:
+    """Whether a result is not this process's to present: a part of it, which is then written, or none."""
+    if isinstance(result, mh.heads.measurements.Shard):
+        terminal.presentation.present(terminal.shards.ShardPresentation(result, out), as_json=as_json)
+        return True
+    return result is None
 
 
 def say(sentence: str) -> None:

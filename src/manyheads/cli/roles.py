@@ -1,5 +1,6 @@
 """``manyheads roles``: which head does what, each claim with its evidence."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,12 +9,14 @@ from manyheads.cli import options
 from manyheads.common.interrupts import interrupted, interruptible
 from manyheads.common.language import words
 from manyheads.common.out_folder import prepared
+from manyheads.common.processes import rank
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
 
 
 def roles(
     source: options.Source,
+    split: options.Split,
     treebank: Annotated[Path | None, "Sentences with dependencies (CoNLL-U), for syntactic roles."] = None,
     only: Annotated[str | None, "Some roles only, as in: induction,retrieval"] = None,
     least: Annotated[int, "The fewest cases on which a role may be claimed."] = 100,
@@ -30,19 +33,13 @@ def roles(
     """
     loaded, corpus = source.open(sample=sample)
     reads_text = corpus.unit == "tokens" and (source.tokens is None or treebank is not None)
-    tokenizer = loaded.tokenizer() if reads_text else None
-    batches = (batch for _, batch in corpus.batches())
-    with prepared(out), interruptible():
-        with progress_bar("Reading") as progress:
-            table = mh.roles(
-                loaded.model,
-                batches,
-                treebank,
-                tokenizer=tokenizer,
-                only=options.names(only),
-                least=least,
-                progress=progress,
-            )
+    measurement = mh.heads.measurements.Roles(treebank, options.names(only), least, reads_text)
+    with prepared(out, split.file), interruptible():
+        with progress_bar("Reading", hidden=rank() > 0) as progress:
+            reopen = partial(source.open, sample=sample)
+            table = split.measured(measurement, loaded, corpus, reopen, out, progress)
+        if options.present_part(table, out, as_json=json):
+            return None
         result = terminal.roles.RolesPresentation(table, loaded.name, corpus, out)
         terminal.presentation.present(result, as_json=json)
         return words("Stopped: the roles are judged on what was read until then.") if interrupted() else None

@@ -14,6 +14,7 @@ EXTRAS = {
     "openvino": ("openvino",),
     "executorch": ("executorch",),
     "sweep": ("optuna",),
+    "cluster": ("ray",),
 }
 _EXTRA_OF = {package: extra for extra, packages in EXTRAS.items() for package in packages}
 

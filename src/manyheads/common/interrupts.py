@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Generic, TypeVar
+from typing import TypeVar
 
+from manyheads.common.numbered_batches import Numbered
 from manyheads.common.whole_files import remove_unfinished
 
 EXIT_CODE = 130
@@ -108,8 +109,10 @@ def until_interrupted(items: Iterable[Item]) -> Iterator[Item]:
         yield item
 
 
-class UntilInterrupted(Generic[Item]):
+class UntilInterrupted(Numbered[Item]):
     """The same as an object that has a length, for progress, and counts what was read of it.
+
+    Batches that have numbers keep them.
 
     >>> batches = UntilInterrupted((n for n in range(5)), 5)
     >>> [next(iter(batches)), len(batches), batches.read]
@@ -117,10 +120,9 @@ class UntilInterrupted(Generic[Item]):
     """
 
     def __init__(self, items: Iterable[Item], length: int) -> None:
-        self.items, self.length, self.read = items, length, 0
-
-    def __len__(self) -> int:
-        return self.length
+        part = isinstance(items, Numbered)
+        super().__init__(items, items.numbers if part else range(length), items.total if part else length)
+        self.read = 0
 
     def __iter__(self) -> Iterator[Item]:
         for item in until_interrupted(self.items):

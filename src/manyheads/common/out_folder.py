@@ -13,8 +13,10 @@ from manyheads.common.whole_files import tidy
 
 
 @contextmanager
-def prepared(out: Path) -> Iterator[None]:
-    """Create the folder, check that it can be written before the work, and lock it for this process."""
+def prepared(out: Path, only: str = "") -> Iterator[None]:
+    """Create the folder, check that it can be written before the work, and lock it for this process; with
+    ``only``, the name of a file, only that file: other processes write others beside it.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=out) as probe:
@@ -24,8 +26,8 @@ def prepared(out: Path) -> Iterator[None]:
     if rank() > 0:
         yield
         return
-    with locked(out / LOCK, f"out: {out}"):
-        tidy(out)
+    with locked(out / f"{only and '.'}{only}{LOCK}", f"out: {out / only}"):
+        tidy(out, only)
         yield
 
 

@@ -1,3 +1,8 @@
-"""The version of this package, which files on disk name."""
+"""The version of this package, which files on disk name: that of the git tag it was built from."""
 
-__version__ = "0.1.0"
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("manyheads")
+except PackageNotFoundError:  # a source folder on the path, never installed
+    __version__ = "0.1.dev0"

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import overload
 
 import torch
 from torch import Tensor
 
+from manyheads.common.nested_tensors import tensors_in
+from manyheads.common.numbered_batches import Numbered
 from manyheads.common.types import Batch
 
 BATCH_TOKENS = 4096
 # Rare are the rarest tokens that together make up this share of a corpus; frequent, the most frequent ones.
 QUARTER = 0.25
+# Sequences that are put into batches together.
+WINDOW = 2**16
+
+
+@dataclass(frozen=True)
+class CorpusSummary:
+    """What is to be said about a corpus besides what was measured on it, by the names of `Corpus`.
+
+    >>> CorpusSummary("a text", "tokens", 19, 7, 4096).total()
+    19
+    """
+
+    what: str
+    unit: str
+    units: int
+    longest: int
+    batch_tokens: int
+    shares: dict[str, float] = field(default_factory=dict)
+    unknown: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def total(self) -> int:
+        """The number of tokens (or images)."""
+        return self.units
 
 
 @dataclass
@@ -32,11 +61,12 @@ class Corpus:
     shares: the share of the corpus that each group makes up.
     unknown: the share of unknown tokens; None if the tokenizer has no unknown token.
     sampled_from: the number of sequences of the corpus that this is a sample of; 0 where it is the whole.
+    drawn_from: the number of texts from which some were drawn as they were read; 0 where all are kept.
     """
 
     what: str
     unit: str
-    sizes: list[int]
+    sizes: Sequence[int]
     make: Callable[[Sequence[int]], Batch] = field(repr=False)
     batch_tokens: int = BATCH_TOKENS
     padding: bool = True
@@ -44,6 +74,7 @@ class Corpus:
     shares: dict[str, float] = field(default_factory=dict)
     unknown: float | None = None
     sampled_from: int = 0
+    drawn_from: int = 0
 
     @property
     def reading(self) -> str:
@@ -54,7 +85,12 @@ class Corpus:
     def notes(self) -> list[str]:
         """Sentences that a reader of the results should know."""
         sentences = []
-        if self.sampled_from:
+        if self.drawn_from:
+            sentences.append(
+                f"measured on a sample: {len(self.sizes):,} sequences ({sum(self.sizes):,} tokens) of texts "
+                f"that were drawn at random from {self.drawn_from:,}"
+            )
+        elif self.sampled_from:
             sentences.append(
                 f"measured on a sample of {len(self.sizes):,} of {self.sampled_from:,} "
                 f"{'texts' if self.unit == 'tokens' else self.unit} ({sum(self.sizes):,} tokens)"
@@ -65,6 +101,34 @@ class Corpus:
                 "these words, and what heads do with it says nothing about them"
             )
         return sentences
+
+    @property
+    def longest(self) -> int:
+        """The number of tokens of the longest sequence."""
+        return max(self.sizes)
+
+    @property
+    def summary(self) -> CorpusSummary:
+        """What is to be said about it."""
+        return CorpusSummary(
+            self.what, self.unit, self.total(), self.longest, self.batch_tokens, self.shares, self.unknown,
+            self.notes,
+        )  # fmt: skip
+
+    @property
+    def fingerprint(self) -> str:
+        """A short name for all that a model reads: what is in every batch, and the order of the batches.
+
+        >>> one, other = (Corpus("a text", "tokens", [2], lambda _: torch.tensor([7, n])) for n in (3, 5))
+        >>> one.fingerprint == one.fingerprint, one.fingerprint == other.fingerprint
+        (True, False)
+        """
+        digest = hashlib.sha256(str(sorted(self.groups.items())).encode())
+        for _, batch in self.batches():
+            for tensor in tensors_in(batch):
+                digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+                digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def part(self, indices: Sequence[int]) -> Corpus:
         """Some of the sequences, as a corpus."""
@@ -88,10 +152,13 @@ class Corpus:
         """
         if not tokens or sum(self.sizes) <= tokens:
             return self
-        order = list(range(len(self.sizes)))
-        random.Random(seed).shuffle(order)
+        generator, number = random.Random(seed), len(self.sizes)
+        if number > WINDOW:  # a sequence has a token or more: no more of them than tokens are drawn
+            order = generator.sample(range(number), min(number, tokens + 1))
+        else:
+            generator.shuffle(order := list(range(number)))
         room, count = tokens - self.sizes[order[0]], 1
-        while room >= self.sizes[order[count]]:
+        while count < len(order) and room >= self.sizes[order[count]]:
             room -= self.sizes[order[count]]
             count += 1
         sample = self.part(sorted(order[:count]))
@@ -103,15 +170,32 @@ class Corpus:
 
         The batches do not depend on the number of processes that share them.
         """
-        for indices in self.plan()[rank::processes]:
+        for indices in islice(self.plan(), rank, None, processes):
             yield (
                 sum(self.sizes[i] for i in indices) if self.unit == "tokens" else len(indices),
                 self.make(indices),
             )
 
-    def plan(self) -> list[list[int]]:
-        """The indices of the sequences of each batch, shuffled: a part of them is a fair sample."""
-        planned = self.buckets()
+    def numbered(self, share: tuple[int, int] = (0, 1)) -> Numbered[Batch]:
+        """The batches of a share, (number from 0, count), each with its number among all of them."""
+        total = len(self.plan())
+        return Numbered(
+            (batch for _, batch in self.batches(*share)), range(total)[share[0] :: share[1]], total
+        )
+
+    def plan(self) -> Sequence[list[int]]:
+        """The indices of the sequences of each batch, shuffled: a part of them is a fair sample.
+
+        Of many sequences, `WINDOW` at a time are put into batches, so that memory does not grow with them.
+        """
+        windows = [range(at, min(at + WINDOW, len(self.sizes))) for at in range(0, len(self.sizes), WINDOW)]
+        if len(windows) > 1:
+            random.Random(0).shuffle(windows)
+            return WindowedPlan(windows, self._shuffled)
+        return self._shuffled(range(len(self.sizes)))
+
+    def _shuffled(self, indices: Sequence[int]) -> list[list[int]]:
+        planned = self.buckets(indices)
         random.Random(0).shuffle(planned)
         return planned
 
@@ -129,10 +213,45 @@ class Corpus:
 
     def total(self, rank: int = 0, processes: int = 1) -> int:
         """The number of tokens (or images) of one process."""
-        plan = self.plan()[rank::processes]
+        plan = islice(self.plan(), rank, None, processes)
         return sum(
             sum(self.sizes[i] for i in batch) if self.unit == "tokens" else len(batch) for batch in plan
         )
+
+
+class WindowedPlan(Sequence[list[int]]):
+    """The batches of many sequences, made for one window of them after the other.
+
+    >>> plan = WindowedPlan([range(2), range(2, 5)], lambda indices: [[i] for i in indices])
+    >>> len(plan), list(plan), plan[3]
+    (5, [[0], [1], [2], [3], [4]], [3])
+    """
+
+    def __init__(
+        self, windows: Sequence[Sequence[int]], plan: Callable[[Sequence[int]], list[list[int]]]
+    ) -> None:
+        self._windows, self._plan = windows, plan
+        self._count: int | None = None
+
+    def __len__(self) -> int:
+        if self._count is None:
+            self._count = sum(len(self._plan(window)) for window in self._windows)
+        return self._count
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for window in self._windows:
+            yield from self._plan(window)
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[list[int]]: ...
+
+    def __getitem__(self, index: int | slice) -> list[int] | list[list[int]]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        return next(islice(self, range(len(self))[index], None))
 
 
 def bucketed(sizes: Sequence[int], batch_tokens: int, padding: bool = True) -> list[list[int]]:

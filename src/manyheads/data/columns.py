@@ -30,6 +30,8 @@ class Columns:
     label_column: Annotated[
         str | None, "The column of --data with labels; label, tags, answers, target ... by default.", "Corpus"
     ] = None
-    split: Annotated[str | None, "Which part of --data; validation, test or train by default.", "Corpus"] = (
-        None
-    )
+    split: Annotated[
+        str | None,
+        "Which part of --data, or of a dataset in --text; validation, test or train by default.",
+        "Corpus",
+    ] = None

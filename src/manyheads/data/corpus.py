@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ from manyheads.data.labelled.language import HiddenTokens
 from manyheads.data.labelled.media import image_tokens
 from manyheads.data.readers.records import IMAGES as IMAGE_SUFFIXES
 from manyheads.data.readers.records import is_missing, read_records
-from manyheads.data.text_lines import pieces, read_lines
+from manyheads.data.text_lines import pieces
+from manyheads.data.text_streams import read_texts, reservoir
+from manyheads.data.token_store import TokenStore
 from manyheads.models.loaded import Loaded, if_any
 from manyheads.models.task_head import task_kind
 
@@ -38,14 +40,18 @@ def text(
     loaded: Loaded,
     path: str | None = None,
     *,
+    column: str | None = None,
+    split: str | None = None,
     max_length: int | None = None,
     limit: int | None = None,
+    sample: int = 0,
     batch_tokens: int = BATCH_TOKENS,
 ) -> Corpus:
-    """A text file, one text a line; ``-`` for standard input; without a path, the built-in sample text.
+    """Texts, read one at a time: of a text file, one text a line, or of what else `read_texts` reads; ``-``
+    for standard input; without a path, the built-in sample text.
 
     Texts longer than ``max_length`` (or than the model's positions) are cut into pieces; ``limit`` is the
-    largest number of texts.
+    largest number of texts. With ``sample``, at most that many texts are kept, drawn at random.
 
     >>> from manyheads.models.open import open_model
     >>> corpus = text(open_model(), limit=5)
@@ -53,7 +59,13 @@ def text(
     (5, ['frequent', 'rare', 'special'])
     """
     what = "built-in sample text" if path is None else "standard input" if path == "-" else path
-    return _of_texts(loaded, read_lines(path, limit), what, max_length, batch_tokens)
+    texts: Iterable[str] = read_texts(path, column, split, limit)
+    if not sample:
+        return _of_texts(loaded, texts, what, max_length, batch_tokens)
+    drawn, count = reservoir(texts, sample)
+    corpus = _of_texts(loaded, drawn, what, max_length, batch_tokens)
+    corpus.drawn_from = count if count > len(drawn) else 0
+    return corpus
 
 
 def column(
@@ -87,13 +99,14 @@ def _of_texts(
 ) -> Corpus:
     tokenizer = loaded.tokenizer()
     length = loaded.longest(max_length, tokenizer)
-    sequences: list[array[int]] = []
+    sequences = TokenStore()
     for line in texts:
-        sequences += [array("q", ids) for ids in pieces(tokenizer, line, length)]
+        for ids in pieces(tokenizer, line, length):
+            sequences.add(ids)
     special = list(getattr(tokenizer, "all_special_ids", None) or [])
     padding = getattr(tokenizer, "pad_token_id", None)
     corpus = _of_ids(loaded, sequences, what, batch_tokens, special, padding)
-    corpus.unknown = unknown_share(_counts(sequences), tokenizer)
+    corpus.unknown = unknown_share(sequences.counts, tokenizer)
     return corpus
 
 
@@ -137,8 +150,11 @@ def tokens(
         length = min(length or batch_tokens, batch_tokens) if max_length is None else length
     rows = [ids] if ids.ndim == 1 else ids[:limit]
     cut = length or rows[0].size
-    sequences = [array("q", row[i : i + cut].tolist()) for row in rows for i in range(0, len(row), cut)]
-    return _of_ids(loaded, sequences[: limit if ids.ndim == 1 else None], path, batch_tokens, [], None)
+    pieces_of_rows = (row[i : i + cut] for row in rows for i in range(0, len(row), cut))
+    sequences = TokenStore()
+    for piece in islice(pieces_of_rows, limit if ids.ndim == 1 else None):
+        sequences.add(piece.tolist())
+    return _of_ids(loaded, sequences, path, batch_tokens, [], None)
 
 
 def images(
@@ -238,12 +254,15 @@ def choose(
     text_column: str | None = None,
     label_column: str | None = None,
     split: str | None = None,
+    column_of_text: str | None = None,
+    sample: int = 0,
 ) -> Corpus:
     """The corpus that the options of a command name: one of --text, --images, --tokens and --data.
 
     Without any, a model that manyheads trained reads what its training held out, and others the built-in
     sample text.
-    A model of transformers with a task head reads --data with its labels: `labelled`.
+    A model of transformers with a task head reads --data with its labels: `labelled`. Of --text, at most
+    ``sample`` texts are kept, drawn at random; 0 for all.
     """
     named = {"--text": text_file, "--images": image_folder, "--tokens": token_file, "--data": data}
     passed = [name for name, path in named.items() if path is not None]
@@ -253,6 +272,10 @@ def choose(
         if number is not None and number < 1:
             raise ValueError(f"{name}: got {number}; expected 1 or more")
     columns = {"text-column": text_column, "label-column": label_column, "split": split}
+    if text_file is not None:
+        columns.pop("split")
+    elif column_of_text is not None:
+        raise ValueError("column: it is for --text; expected a .jsonl or .parquet file there, or a dataset")
     if unused := [name for name, value in columns.items() if value is not None]:
         if data is None:
             raise ValueError(f"{unused[0]}: it is for --data; expected a file with columns, or a dataset")
@@ -287,18 +310,21 @@ def choose(
         return examples(loaded, data, limit=limit, batch_tokens=batch_tokens, labels=labels)
     if token_file is not None:
         return tokens(loaded, token_file, max_length=max_length, limit=limit, batch_tokens=batch_tokens)
-    return text(loaded, text_file, max_length=max_length, limit=limit, batch_tokens=batch_tokens)
+    return text(
+        loaded, text_file, column=column_of_text, split=split, max_length=max_length, limit=limit,
+        sample=sample, batch_tokens=batch_tokens,
+    )  # fmt: skip
 
 
 def _of_ids(
     loaded: Loaded,
-    sequences: list[array[int]],
+    sequences: TokenStore,
     what: str,
     batch_tokens: int,
     special: Sequence[int],
     padding: int | None,
 ) -> Corpus:
-    counts = _counts(sequences)
+    counts = sequences.counts
     vocabulary = loaded.vocabulary
     if vocabulary is not None and max(counts) >= vocabulary:
         raise ValueError(
@@ -311,14 +337,6 @@ def _of_ids(
     def make(indices: Sequence[int]) -> Batch:
         return loaded.arguments(*padded([sequences[i] for i in indices], fill))
 
-    sizes = [len(ids) for ids in sequences]
     # A padded query of a decoder still attends to the encoder, and would count there.
     padding_works = loaded.arrange is not None or (loaded.takes_mask and loaded.start is None)
-    return Corpus(what, "tokens", sizes, make, batch_tokens, padding_works, chosen, shares)
-
-
-def _counts(sequences: Sequence[array[int]]) -> Counter[int]:
-    counts: Counter[int] = Counter()
-    for ids in sequences:
-        counts.update(ids)
-    return counts
+    return Corpus(what, "tokens", sequences.sizes, make, batch_tokens, padding_works, chosen, shares)

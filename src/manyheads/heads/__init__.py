@@ -10,5 +10,6 @@ if TYPE_CHECKING:
     from manyheads.heads import effects as effects
     from manyheads.heads import importance as importance
     from manyheads.heads import inspect as inspect
+    from manyheads.heads import measurements as measurements
 
 __getattr__ = submodules(__name__)

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import distributed, nn
+from torch import nn
 
 from manyheads.common.devices import device_of
 from manyheads.common.errors import describe_error
 from manyheads.common.interrupts import Interrupted, interrupted
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
-from manyheads.common.processes import processes, rank
+from manyheads.common.processes import gathered, processes, rank
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run_heads
 from manyheads.common.types import Batch
@@ -128,18 +128,9 @@ def together(counted: Counted) -> Counted:
     """The counts of all processes, merged exactly; the same in each of them."""
     if processes() == 1:
         return counted
-    started_here = not distributed.is_initialized()
-    if started_here:
-        distributed.init_process_group("gloo")
-    try:
-        gathered: list[Counted | None] = [None] * distributed.get_world_size()
-        # errors of other classes may not survive pickling
-        error = None if counted.error is None else ValueError(str(counted.error))
-        distributed.all_gather_object(gathered, replace(counted, error=error))
-    finally:
-        if started_here:
-            distributed.destroy_process_group()
-    parts = [part for part in gathered if part is not None]
+    # errors of other classes may not survive pickling
+    error = None if counted.error is None else ValueError(str(counted.error))
+    parts = gathered(replace(counted, error=error))
     tables = [part.table for part in parts if part.table is not None]
     if len({table.model for table in tables}) > 1:
         raise ValueError(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import weakref
+from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 
 
 class KVCache:
-    """Keys and values of one attention module, growing in place up to ``max_length``. For inference only.
+    """Keys and values of one attention module, growing in place up to ``max_length``.
 
-    Memory is allocated once, at the first use. One cache serves one module: make one for each layer.
+    Memory is allocated once, at the first use. One cache serves one module: make one for each layer. Where a
+    gradient is wanted (outside torch.no_grad), each call copies what is held, as autograd needs.
 
     Examples
     --------
@@ -50,34 +52,53 @@ class KVCache:
                 "cache: it holds the keys of another attention module; make one KVCache for each layer"
             )
 
+    def __deepcopy__(self, memo: dict[int, object]) -> KVCache:
+        """The same keys and values, for whichever module takes the copy: a copy of the model may."""
+        copy = KVCache(self.max_length)
+        copy.length, copy.fixed = self.length, self.fixed
+        copy._keys, copy._values = deepcopy((self._keys, self._values), memo)
+        return copy
+
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add keys (batch, kv_heads, new, d_key) and values; return all that are held, as views."""
         if self.fixed:
             raise ValueError(
                 "cache: it was made by remember() and takes no further keys; call reset() to reuse it"
             )
-        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
-            raise ValueError("cache: it changes in place and has no gradient; use it under torch.no_grad()")
         new = k.shape[2]
         if self.length + new > self.max_length:
             raise ValueError(
                 f"cache: {self.length} tokens held and {new} more make {self.length + new}, "
                 f"past its max_length of {self.max_length}"
             )
-        if self._keys is None or self._values is None:
-            self._keys, self._values = (
-                x.new_empty(*x.shape[:2], self.max_length, x.shape[3]) for x in (k, v)
-            )
-        for name, held, x in (("keys", self._keys, k), ("values", self._values, v)):
-            part = held.narrow(2, self.length, new)
-            if x.shape != part.shape or x.dtype != held.dtype:
-                raise ValueError(
-                    f"cache: it holds {name} of {held.dtype} that continue as {tuple(part.shape)}, "
-                    f"got {tuple(x.shape)} of {x.dtype}"
-                )
-            part.copy_(x)
+        if self._keys is not None and self._values is not None:
+            for name, held, x in (("keys", self._keys, k), ("values", self._values, v)):
+                expected = (*held.shape[:2], new, held.shape[3])
+                if x.shape != expected or x.dtype != held.dtype:
+                    raise ValueError(
+                        f"cache: it holds {name} of {held.dtype} that continue as {tuple(expected)}, "
+                        f"got {tuple(x.shape)} of {x.dtype}"
+                    )
+        tensors = (k, v, self._keys, self._values)
+        differentiated = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        continued = self._joined if differentiated else self._written
+        self._keys, self._values = continued(self._keys, k), continued(self._values, v)
         self.length += new
         return self.held()
+
+    def _joined(self, held: Tensor | None, x: Tensor) -> Tensor:
+        """What is held, and ``x`` after it, in a tensor of its own, which autograd may keep."""
+        return x if held is None else torch.cat([held.narrow(2, 0, self.length), x], 2)
+
+    def _written(self, held: Tensor | None, x: Tensor) -> Tensor:
+        """What is held, and ``x`` after it, in memory for ``max_length`` tokens."""
+        if held is None or held.shape[2] < self.max_length or held.requires_grad:
+            room = x.new_empty(*x.shape[:2], self.max_length, x.shape[3])
+            if held is not None:
+                room.narrow(2, 0, self.length).copy_(held.narrow(2, 0, self.length))
+            held = room
+        held.narrow(2, self.length, x.shape[2]).copy_(x)
+        return held
 
     def held(self) -> tuple[Tensor, Tensor]:
         """All keys (batch, kv_heads, length, d_key) and values held, as views."""

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from manyheads.capture.interceptor import unwatched
 from manyheads.common.devices import device_of
 from manyheads.data.examples import Example, Examples
 from manyheads.data.labelled.metrics import sacrebleu_package
@@ -162,7 +163,8 @@ class Translation(LearnedTokenizer, Architecture):
         start, end = (self.id_of(token) for token in (START, END))
         device = device_of(model)
         ids, lengths = ids.to(device), lengths.to(device)
-        written = self._write(model, ids, lengths, beams=1)
+        with unwatched():
+            written = self._write(model, ids, lengths, beams=1)
         target = torch.cat([torch.full_like(written[:, :1], start), written], 1)
         ended = (written == end).int()
         counts = torch.where(ended.any(1), ended.argmax(1), written.shape[1]) + 1  # without the end itself

@@ -15,6 +15,7 @@ from manyheads.capture.proof import forget
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
+from manyheads.training.compiled import uncompiled
 from manyheads.training.head_costs import Loss
 
 ROWS = 3  # of a batch suffice to find out which weights belong to which head
@@ -106,17 +107,13 @@ def plain_forward(model: nn.Module) -> Iterator[None]:
     """A context in which a model runs as its class says: not compiled in place (`nn.Module.compile`), and not
     in the mixed precision that Accelerate puts around its forward.
     """
-    compiled = [(module, module._compiled_call_impl) for module in model.modules()]
-    for module, _ in compiled:
-        module._compiled_call_impl = None
     wrapped = model.__dict__.pop("forward", None) if "_original_forward" in model.__dict__ else None
     if wrapped is not None:
         forget(model)  # in mixed precision, nothing is proved of its heads
     try:
-        yield
+        with uncompiled(model):
+            yield
     finally:
         if wrapped is not None:
             model.__dict__["forward"] = wrapped
             forget(model)
-        for module, call in compiled:
-            module._compiled_call_impl = call

@@ -35,6 +35,7 @@ from manyheads.models.config import build
 from manyheads.models.folder import load
 from manyheads.nn.orthogonal_rows import plain
 from manyheads.training import checkpoint
+from manyheads.training.compiled import compile_in_place, uncompile, uncompiled
 from manyheads.training.diversity_terms import DiversityTerms, diversity_terms
 from manyheads.training.dynamic_heads import BATCHES, DynamicHeads
 from manyheads.training.evaluation import evaluate
@@ -193,6 +194,8 @@ class Loop:
         if saved is not None:
             with in_one_sentence(f"{saved[0]}: damaged; remove it to continue from the one before"):
                 self._put(*saved[1:])
+        if options.compile:
+            compile_in_place(self.model, accelerator.device)
 
     def _keep_diverse(self) -> DiversityTerms | None:
         """Constrain the model's heads, and make the terms of its loss, as the options say."""
@@ -227,7 +230,7 @@ class Loop:
     def result(self, ended: str) -> Result:
         """The best weights in the model, measured on all validation examples unless it was interrupted."""
         metrics: dict[str, float] = {}
-        self.model = plain(self.model)
+        self.model = uncompile(plain(self.model))
         self.accelerator.wait_for_everyone()  # the first process may still be writing the best weights
         if self.run.weights.exists() and self.dynamic is not None:
             self.model = load(self.run.out).to(self.accelerator.device)  # it may have had other heads
@@ -349,7 +352,7 @@ class Loop:
         return list(map(str, acts))
 
     def _evaluate(self, indices: Sequence[int]) -> dict[str, float]:
-        with self._averaged():
+        with self._averaged(), uncompiled(self.model):
             model, size = plain(self.model), self.options.batch_tokens
             return evaluate(self.task, model, self.data.valid, indices, batch_tokens=size)
 

@@ -48,6 +48,7 @@ class Options:
     final_heads: float = option(0.5, "With --dynamic: heads at the end, as a share of those at the start.")
     watch_every: int = option(100, "Steps between measurements of the heads; 0 for none.")
     precision: str = option("no", "Mixed precision: no, bf16 or fp16.")
+    compile: bool = option(False, "Train through torch.compile, which needs a C++ compiler.")
     diversity: str = option("", "Terms that keep heads diverse, as orthogonality=0.1,attention=0.01.")
     orthogonal: str = option("", "Heads whose weights are kept orthogonal: query,key (or value, output).")
 
@@ -68,7 +69,12 @@ class Options:
         for name, names in (("decay", DECAYS), ("precision", PRECISIONS)):
             if getattr(self, name) not in names:
                 raise ValueError(f"{name}: expected one of {', '.join(names)}, got {getattr(self, name)!r}")
-        diversity_weights(self.diversity)
+        captured = sorted(set(diversity_weights(self.diversity)) - {"orthogonality"})
+        if self.compile and captured:
+            raise ValueError(
+                f"compile: got it with --diversity {captured[0]}; expected one of them, since a compiled "
+                "model does not show what its heads compute: use orthogonality, which needs the weights only"
+            )
         if orthogonal_roles(self.orthogonal) and self.dynamic:
             raise ValueError(
                 f"orthogonal: {self.orthogonal} and dynamic were given; expected one of them, since heads "

@@ -30,6 +30,7 @@ STAGES = {
     "count": "Counting operations",
     "sweep": "Runs",
     "run": "Steps of this run",
+    "shards": "Parts of the text",
 }
 
 

@@ -5,7 +5,7 @@ import torch
 
 import manyheads as mh
 from manyheads.heads.effects.ablated import exact_maps, forwards, observe_answer, observe_input
-from manyheads.heads.effects.first_attention import FirstAttention
+from manyheads.heads.effects.followed_attention import FollowedAttention
 
 FIRST, SECOND = (f"blocks.{n}.attention" for n in range(2))
 
@@ -48,7 +48,7 @@ def test_steps_are_read_with_heads_silenced_too(model, ids):
 
 
 def test_the_hooks_are_gone_afterwards(model, ids):
-    with pytest.raises(RuntimeError, match="stop"), FirstAttention(model):
+    with pytest.raises(RuntimeError, match="stop"), FollowedAttention(model):
         raise RuntimeError("stop")
     observe_input(model, ids, {FIRST: [1]}, steps=True)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -97,6 +97,11 @@ def test_more_about_one_head_and_about_one_query(site):
     assert [step["step"] for step in steps][:3] == ["tokens", "ids", "embedding"]
     mixed = next(step for step in steps if step["step"] == "heads")
     assert mixed["shape"] == [3, 14, 5]
+    later = answered(site, "/api/pipeline", asked | {"site": SECOND})["pipeline"]
+    weights = next(step for step in later if step["step"] == "weights")
+    assert {step["site"] for step in later[1:]} == {weights["site"]} == {SECOND}
+    assert torch.allclose(torch.tensor(weights["values"]), wanted[SECOND].weights[0], atol=1e-3)
+    assert "no attention at 'nowhere'" in refused(site, "/api/pipeline", asked | {"site": "nowhere"})
     assert "no query 14" in refused(site, "/api/rows", asked | {"query": 14})
     assert "no head 3" in refused(site, "/api/exact", asked | {"site": SECOND, "head": 3})
 

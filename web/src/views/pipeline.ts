@@ -42,33 +42,37 @@ export function pipeline(root: HTMLElement, page: Page): () => void {
   });
   const said = html("p", { class: "reading", "aria-live": "polite" });
 
+  const follow = html(
+    "div",
+    { class: "follow-bar" },
+    examples.length > 1 ? exampleChoice(page, examples, index) : null,
+    html("div", { class: "row" }, html("span", { class: "label" }, words.chooseToken), tokens.element),
+    html("div", { class: "row" }, html("span", { class: "label" }, words.chooseHead), heads.element),
+  );
   root.append(
     html("p", { class: "lead" }, words.lead(seen.weights.length, String(document.heads.layer[seen.heads[0] ?? 0] ?? 0))),
     legend(page),
-    html(
-      "div",
-      { class: "follow-bar" },
-      examples.length > 1 ? exampleChoice(page, examples, index) : null,
-      html("div", { class: "row" }, html("span", { class: "label" }, words.chooseToken), tokens.element),
-      html("div", { class: "row" }, html("span", { class: "label" }, words.chooseHead), heads.element),
-    ),
+    follow,
   );
 
-  // of the layers that follow, the maps are in the page; their queries, keys and values are not
+  // of the layers that follow, the maps are in the page; a server has their queries, keys and values, too
   const example = document.examples[index]!;
   const layers = document.stacks.find((stack) => stack.layers.some((layer) => layer.site === seen.site))?.layers.map((layer) => ({ ...layer, maps: mapsOf(page, example, layer.heads, seen.tokens.length) })).filter((layer) => layer.site === seen.site || layer.maps.length) ?? [];
   let layerAt = Math.max(0, layers.findIndex((layer) => layer.site === seen.site));
   const layerChoice = radios(words.layer, layers.map((layer) => String(layer.layer)), () => layerAt, (i) => {
+    const { site, maps } = layers[i]!;
+    if (page.live && example.request) return void page.live.pipeline(example, site).then((came) => came && state.now.view === "pipeline" && page.redraw(), () => {});
     layerAt = i;
-    scene.other = layers[i]!.site === seen.site ? null : layers[i]!.maps;
+    scene.other = site === seen.site ? null : maps;
     draw();
   });
+  if (page.live && layers.length > 1) follow.append(html("div", { class: "row" }, html("span", { class: "label" }, words.layer), layerChoice.element));
 
   const charts = (Object.keys(DRAW) as Step[]).map((step, i) => {
     const text = words.steps[step];
     const one = chart({
       title: `${i + 1}. ${text.title}`,
-      note: text.note,
+      note: step === "vectors" && seen.later ? words.laterNote : text.note,
       name: `pipeline-${i + 1}-${step}`,
       words: page.words,
       rows: () => rows(step, scene),
@@ -76,7 +80,7 @@ export function pipeline(root: HTMLElement, page: Page): () => void {
     const formula = html("p", { class: "formula" });
     one.figure.insertBefore(formula, one.body);
     if (step === "attention") one.figure.append(said);
-    if (step === "heads" && layers.length > 1) one.controls.append(html("span", { class: "label" }, words.layer), layerChoice.element);
+    if (step === "heads" && !page.live && layers.length > 1) one.controls.append(html("span", { class: "label" }, words.layer), layerChoice.element);
     root.append(one.figure);
     if (i < 4) root.append(html("div", { class: "down", "aria-hidden": "true" }, svg("svg", { viewBox: "0 0 24 30", width: 24, height: 30 }, svg("path", { d: "M12,2V26m-7,-8l7,8l7,-8", class: "arrow" }))));
     return { step, one, formula };
@@ -198,7 +202,8 @@ const low = (name: Child) => html("sub", {}, name);
 
 /** What each step computes. */
 const FORMULA: Record<Step, (scene: Scene) => Child[]> = {
-  vectors: ({ way: seen }) => {
+  vectors: ({ way: seen, words }) => {
+    if (seen.later) return [v("x"), low("i"), " = ", words.before, " ( ", v("E"), "[", v("id"), low("i"), "], … )"];
     const sum = [v("E"), "[", v("id"), low("i"), "]", ...(seen.positions ? [" + ", v("P"), low("i")] : [])];
     return [v("x"), low("i"), " = ", ...(seen.input ? ["norm( ", ...sum, " )"] : sum)];
   },

@@ -16,6 +16,8 @@ export const views = {
     legendWeights: "attention weights, from 0 to the largest of the head",
     ids: "id",
     lookUp: "look up",
+    before: "layers before",
+    laterNote: "This layer does not read the embeddings themselves, but what the layers before it have made of them: the residual stream, normalised where the model does so.",
     sum: "sum, norm",
     channel: (index: number) => `channel ${index}`,
     matrices: {

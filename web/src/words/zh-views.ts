@@ -16,6 +16,8 @@ export const views: typeof english = {
     legendWeights: "注意力权重，从 0 到该头的最大值",
     ids: "编号",
     lookUp: "查表",
+    before: "前面各层",
+    laterNote: "这一层读到的不是词向量本身，而是前面各层处理之后的结果：残差流（模型有归一化时先归一化）。",
     sum: "相加、归一",
     channel: (index) => `通道 ${index}`,
     matrices: {

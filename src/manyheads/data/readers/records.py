@@ -30,7 +30,7 @@ EXPECTED = (
 SPLITS = ("validation", "test", "train")
 SOUNDS = frozenset({".wav", ".flac", ".ogg", ".mp3", ".aiff"})
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
-_HUB = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)?(:[\w.-]+)?")
+HUB_NAME = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)?(:[\w.-]+)?")
 _SUFFIXES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet"})
 
 
@@ -90,7 +90,7 @@ def read_records(data: str, split: str | None = None, limit: int | None = None) 
         split = None if saved else split
     elif path.exists() or path.suffix.lower() in _SUFFIXES:
         table = _read_file(path)
-    elif _HUB.fullmatch(data):
+    elif HUB_NAME.fullmatch(data):
         table, split = _from_datasets(data, split, limit), None
     else:
         raise ValueError(f"data: there is no {data}; expected {EXPECTED}")

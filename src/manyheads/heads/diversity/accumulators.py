@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,6 +62,36 @@ class Sums:
     def _numbers(self, together: list[CallRecord]) -> Tensor:
         starts = [(self.first[one.site.name], one.site.heads) for one in together]
         return torch.tensor([start + head for start, count in starts for head in range(count)])
+
+    def merge(self, others: Sums) -> None:
+        """Add the sums of the same model over other batches."""
+        if others.first != self.first:
+            raise ValueError(
+                "merge: attention was called at other sites, or in another order, in one part of the text "
+                "than in another; such a model must be measured as a whole"
+            )
+        for site, tokens in others.tokens.items():
+            self.tokens[site] += tokens
+        self.pairs.merge(others.pairs)
+        self.rows.pairs.merge(others.rows.pairs)
+        self.moments.merge(others.moments)
+
+    def document(self) -> dict[str, Any]:
+        """The sums as nested dictionaries of tensors and plain values, to be saved."""
+        return {
+            "first": self.first, "heads": self.heads, "tokens": self.tokens,
+            "rows": vars(self.rows.pairs), "pairs": vars(self.pairs), "moments": vars(self.moments),
+        }  # fmt: skip
+
+    @classmethod
+    def restored(cls, document: dict[str, Any]) -> Sums:
+        """What `document` gave."""
+        sums = cls()
+        sums.first, sums.heads, sums.tokens = (document[name] for name in ("first", "heads", "tokens"))
+        vars(sums.rows.pairs).update(document["rows"])
+        vars(sums.pairs).update(document["pairs"])
+        vars(sums.moments).update(document["moments"])
+        return sums
 
     @property
     def met(self) -> Tensor:

@@ -89,10 +89,13 @@ class Collector:
         """The sites measured so far, in the order of their first call."""
         return self._interceptor.measured
 
-    def run(self, batch: Batch) -> tuple[list[CallRecord], object]:
-        """Run the model on a batch: what its attention calls showed, and, with gates, what it returned."""
+    def run(self, batch: Batch, number: int | None = None) -> tuple[list[CallRecord], object]:
+        """Run the model on a batch: what its attention calls showed, and, with gates, what it returned.
+
+        Which queries are sampled depends on the number of the batch, by default one after the other.
+        """
         self._seen, self.padding = [], None
-        self._batch += 1
+        self._batch = (self._batch if number is None else number) + 1
         try:
             with torch.set_grad_enabled(self.gates):
                 result = run(self.model, batch) if self.gates else run_heads(self.model, batch)

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from manyheads.capture.weights import Projections
 from manyheads.common.devices import device_of, in_float64
 from manyheads.common.errors import first_line, lacks_gradient
+from manyheads.common.numbered_batches import generator_of, numbered
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, count_of, no_progress
 from manyheads.common.types import Batch
 from manyheads.heads.diversity.accumulators import Sums
 from manyheads.heads.diversity.collect import CallRecord, Collector
-from manyheads.heads.diversity.result import table
+from manyheads.heads.diversity.result import Compared, compared, table
 from manyheads.heads.diversity.weight_subspaces import head_projections
 from manyheads.heads.importance.request import Loss
 from manyheads.heads.model_outputs import directions, read
@@ -90,6 +91,20 @@ def diversity(
     >>> table.matrices["js"].shape, table["twin"][0] in {"0.1", "1.0", "1.1", "2.0", "2.1"}
     (torch.Size([6, 6]), True)
     """
+    return table(compare_pairs(model, batches, measures, rows, across, loss, seed, progress))
+
+
+def compare_pairs(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    measures: Sequence[str],
+    rows: int,
+    across: bool = True,
+    loss: Loss | None = None,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> Compared:
+    """Every pair of heads on some batches: sums, which `table` finishes, alone or merged with others."""
     _check(measures, rows)
     sums = Sums(across)
     projections: dict[str, Projections] = {}
@@ -101,11 +116,11 @@ def diversity(
         gates=gradients,
         seed=seed,
     )
-    generator = torch.Generator().manual_seed(seed)
     with evaluating(model):
-        for number, batch in enumerate(moved(batches, device_of(model)), 1):
+        every = numbered(batches, moved(batches, device_of(model)))
+        for number, (position, batch) in enumerate(every, 1):
             with collector:
-                seen, result = collector.run(batch)
+                seen, result = collector.run(batch, position)
             if not seen:
                 raise ValueError(
                     "model: no attention was seen in it; expected a transformer whose attention is made of "
@@ -114,11 +129,12 @@ def diversity(
             if number == 1 and {"subspaces", "contributions"} & set(measures):
                 projections = _probe(model, batch)
             if gradients and collector.gates:
+                generator = generator_of(seed, position)
                 collector.gates = _gradients(model, seen, result, batch, collector.padding, loss, generator)
             del result
             sums.add(seen)
             progress("diversity", number, count_of(batches))
-    return table(model, collector.sites, sums, projections, measures)
+    return compared(model, collector.sites, sums, projections, measures)
 
 
 def _check(measures: Sequence[str], rows: int) -> None:

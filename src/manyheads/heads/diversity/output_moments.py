@@ -7,6 +7,7 @@ between the contributions of heads, which is a matter of moments once the output
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -24,12 +25,21 @@ class Outputs(NamedTuple):
     values: Tensor
 
 
+class _Moved(NamedTuple):
+    """The sums of two sites relative to other starts; ``back`` is the skew of the second by the first."""
+
+    products: Tensor
+    lengths: Tensor
+    skew: Tensor
+    back: Tensor
+
+
 class Moments:
     """Running sums of products of head outputs, for every pair of sites that saw the same tokens.
 
     Outputs are taken relative to the site's mean on the first tokens, which loses no digits later and
-    changes nothing: sums of different batches, or of different processes with the same start, simply add.
-    Without ``across``, of each site alone.
+    changes nothing: sums of different batches add, and `merge` adds those of another process, which has
+    another start. Without ``across``, of each site alone.
 
     >>> a, b = torch.randn(7, 2, 3), torch.randn(7, 2, 3)
     >>> moments = Moments()
@@ -81,6 +91,60 @@ class Moments:
             for sums in (self._products, self._lengths, self._skew, self.tokens):
                 for pair in [pair for pair in sums if pair[0] != pair[1]]:
                     del sums[pair]
+
+    def merge(self, others: Moments) -> None:
+        """Add the sums over other tokens of the same sites, which have another start, in float64.
+
+        With d the difference of the starts, each x there is x + d here: the products below, multiplied out.
+        """
+        shifts = {site: start.double() - self._start[site].double() for site, start in others._start.items()}
+        moved = {pair: others._moved(pair, shifts) for pair in others.tokens}
+        for site, shift in shifts.items():
+            count = others.tokens[site, site]
+            self._sum[site] = self._sum[site].double() + others._sum[site].double() + count * shift
+        for pair, sums in moved.items():
+            self.tokens[pair] += others.tokens[pair]
+            self._products[pair] = self._products[pair].double() + sums.products
+            self._lengths[pair] = self._lengths[pair].double() + sums.lengths
+            self._skew[pair] = self._skew[pair].double() + sums.skew
+            if pair[0] != pair[1]:
+                back = pair[::-1]
+                self._skew[back] = self._skew[back].double() + sums.back
+
+    def _moved(self, pair: tuple[str, str], shifts: Mapping[str, Tensor]) -> _Moved:
+        """The sums of two sites relative to other starts, in float64: every output becomes x + shift."""
+        (one, other), count = pair, self.tokens[pair]
+        shapes = self.shapes[one], self.shapes[other]
+        d, e = shifts[one], shifts[other]
+        x, y = self._sum[one].double(), self._sum[other].double()
+        products = self._products[pair].double()
+        skew, back = self._skew[pair].double(), self._skew[other, one].double()
+
+        def per_head(values: Tensor, shape: tuple[int, int]) -> Tensor:
+            return values.view(*shape, *values.shape[1:]).sum(1)
+
+        # sums over tokens of |x|^2, x d and d d, by head, and the same of the other site
+        squares = [
+            per_head(self._products[site, site].diagonal().double(), self.shapes[site]) for site in pair
+        ]
+        along = [
+            per_head(total * shift, shape) for total, shift, shape in zip((x, y), (d, e), shapes, strict=True)
+        ]
+        lengths = [per_head(shift * shift, shape) for shift, shape in zip((d, e), shapes, strict=True)]
+        added = [s + 2 * a + count * n for s, a, n in zip(squares, along, lengths, strict=True)]  # |x + d|^2
+        x_along = per_head((products * e).T, shapes[1]).T  # sums of x (y e), (heads * d_value, heads)
+        y_along = per_head(products * d[:, None], shapes[0]).T
+        return _Moved(
+            products + torch.outer(d, y) + torch.outer(x, e) + count * torch.outer(d, e),
+            self._lengths[pair].double()
+            + 2 * per_head(back * e[:, None], shapes[1]).T
+            + 2 * per_head(skew * d[:, None], shapes[0])
+            + 4 * per_head(x_along * d[:, None], shapes[0])
+            + torch.outer(squares[0] + 2 * along[0], lengths[1])
+            + torch.outer(lengths[0], added[1]),
+            skew + 2 * x_along + torch.outer(x, lengths[1]) + torch.outer(d, added[1]),
+            back + 2 * y_along + torch.outer(y, lengths[0]) + torch.outer(e, added[0]),
+        )
 
     def comparable(self, one: str, other: str) -> bool:
         """Whether two sites were seen on the same tokens, each time; in the order of their first call."""
@@ -163,7 +227,7 @@ class Moments:
         3
         """
         values = torch.linalg.eigvalsh(self.covariance(site, site)).flip(0).clamp(min=0.0)
-        precision = torch.finfo(self._sum[site].dtype).eps * len(values)
+        precision = torch.finfo(self._start[site].dtype).eps * len(values)
         values = values[values > precision * values[0]]
         if not len(values):
             return 0, 0

@@ -39,6 +39,12 @@ class Pairs:
                 larger[: len(total), : len(total)] = total
                 self._sums[name] = larger
 
+    def merge(self, others: Pairs) -> None:
+        """Add the sums of the same heads over other batches."""
+        self.reserve(max((len(total) for total in others._sums.values()), default=0))
+        for name, total in others._sums.items():
+            self._sums[name][: len(total), : len(total)] += total
+
     def where_always(self, count: str, values: Tensor) -> Tensor:
         """The values of pairs of heads that were counted together whenever one of them was, else NaN."""
         met = self._sums[count]

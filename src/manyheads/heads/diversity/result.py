@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +22,79 @@ from manyheads.heads.table import HeadTable, Row
 from manyheads.heads.watch import fingerprint, labels_of, rows_of
 
 
-def table(
+@dataclass
+class Compared:
+    """Heads compared on some batches: sums, which add up with those of other batches, and what the weights
+    show.
+
+    Attributes
+    ----------
+    model: a fingerprint.
+    sites: the number of heads of each.
+    rows, labels: as in a HeadTable.
+    measures: those that were taken.
+    sums: over batches.
+    subspaces: matrices (heads, heads) from weights alone, of heads whether they met or not.
+    columns: for each site what its output projection makes of the heads, (d_model, heads * d_value);
+        None where contributions were not measured.
+    """
+
+    model: str
+    sites: dict[str, int]
+    rows: list[Row]
+    labels: dict[str, list[str]]
+    measures: list[str]
+    sums: Sums
+    subspaces: dict[str, Tensor]
+    columns: dict[str, Tensor] | None
+
+    def merge(self, others: Compared) -> None:
+        """Add what was compared on other batches."""
+        self.sums.merge(others.sums)
+        if set(others.subspaces) != set(self.subspaces) or set(others.columns or ()) != set(
+            self.columns or ()
+        ):
+            raise ValueError(
+                "merge: which weights belong to which head was found for one part of the text and not for "
+                "another; leave out the measures subspaces and contributions"
+            )
+
+    def document(self) -> dict[str, Any]:
+        """All of it as nested dictionaries of tensors and plain values, to be saved."""
+        return vars(self) | {"rows": [tuple(row) for row in self.rows], "sums": self.sums.document()}
+
+    @classmethod
+    def restored(cls, document: dict[str, Any]) -> Compared:
+        """What `document` gave."""
+        rows = [Row(*row) for row in document["rows"]]
+        return cls(**document | {"rows": rows, "sums": Sums.restored(document["sums"])})
+
+
+def compared(
     model: nn.Module,
     sites: Sequence[Site],
     sums: Sums,
     projections: Mapping[str, Projections],
     measures: Sequence[str],
-) -> HeadTable:
-    """The sums as a table."""
+) -> Compared:
+    """The sums, with what of the model `table` needs besides them."""
     sites = [site for site in sites if site.name in sums.first]
-    rows, moments = rows_of(model, sites), sums.moments
+    subspaces, columns = {}, None
+    if "subspaces" in measures and projections:
+        subspaces = subspace_matrices(model, sites, projections)
+    if "contributions" in measures and projections:
+        columns = output_columns(model, projections, sums.moments.shapes)
+    heads = {site.name: site.heads for site in sites}
+    return Compared(
+        fingerprint(model), heads, rows_of(model, sites), labels_of(sites), list(measures), sums, subspaces,
+        columns,
+    )  # fmt: skip
+
+
+def table(parts: Compared) -> HeadTable:
+    """The sums as a table."""
+    sites, rows, sums, measures = parts.sites, parts.rows, parts.sums, parts.measures
+    moments = sums.moments
     matrices: dict[str, Tensor] = {}
     columns: dict[str, Tensor] = {}
     labels: dict[str, list[str]] = {}
@@ -41,10 +106,11 @@ def table(
     if "outputs" in measures:
         matrices["cka"] = cosines(_between(sites, moments, moments.dependence, list(moments.shapes)))
         columns |= _ranks(sites, moments)
-    if "subspaces" in measures and projections:
-        matrices |= subspace_matrices(model, sites, projections, sums.met)
-    if "contributions" in measures and projections:
-        projected = output_columns(model, projections, moments.shapes)
+    if parts.subspaces:
+        met = sums.met
+        matrices |= {name: torch.where(met, x, math.nan) for name, x in parts.subspaces.items()}
+    if parts.columns is not None:
+        projected = parts.columns
 
         def contribution(one: str, other: str) -> Tensor:
             return moments.contribution(one, other, (projected[one], projected[other]))
@@ -60,22 +126,23 @@ def table(
             stacklevel=3,
         )
     tokens = torch.tensor([sums.tokens[row.site] for row in rows])
-    return HeadTable(
-        rows, tokens, columns, fingerprint(model), labels=labels | labels_of(sites), matrices=matrices
-    )
+    return HeadTable(rows, tokens, columns, parts.model, labels=labels | parts.labels, matrices=matrices)
 
 
 def _between(
-    sites: Sequence[Site], moments: Moments, measure: Callable[[str, str], Tensor], measured: Sequence[str]
+    sites: Mapping[str, int],
+    moments: Moments,
+    measure: Callable[[str, str], Tensor],
+    measured: Sequence[str],
 ) -> Tensor:
     """A matrix (heads, heads) from what is measured between two sites, NaN where they cannot be compared."""
-    total = sum(site.heads for site in sites)
+    names, total = list(sites), sum(sites.values())
     matrix = torch.full((total, total), math.nan, dtype=torch.float64)
-    ends = torch.tensor([0, *(site.heads for site in sites)]).cumsum(0).tolist()
-    for i, one in enumerate(sites):
-        for j, other in enumerate(sites[i:], i):
-            if {one.name, other.name} <= set(measured) and moments.comparable(one.name, other.name):
-                block = measure(one.name, other.name).cpu()
+    ends = torch.tensor([0, *sites.values()]).cumsum(0).tolist()
+    for i, one in enumerate(names):
+        for j, other in enumerate(names[i:], i):
+            if {one, other} <= set(measured) and moments.comparable(one, other):
+                block = measure(one, other).cpu()
                 matrix[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = block
                 matrix[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = block.T
     return matrix
@@ -99,11 +166,11 @@ def _laid_out(
     return {"twin": [names[twin] if twin >= 0 else "" for twin in placed.twin.tolist()]}, columns
 
 
-def _ranks(sites: Sequence[Site], moments: Moments) -> dict[str, Tensor]:
+def _ranks(sites: Mapping[str, int], moments: Moments) -> dict[str, Tensor]:
     ranks = []
-    for site in sites:
-        rank = moments.rank(site.name) if site.name in moments.shapes else (math.nan, math.nan)
-        ranks += [rank] * site.heads
+    for site, heads in sites.items():
+        rank = moments.rank(site) if site in moments.shapes else (math.nan, math.nan)
+        ranks += [rank] * heads
     rank_all, rank_99 = torch.tensor(ranks, dtype=torch.float64).unbind(1)
     return {"rank": single(rank_all), "rank_99": single(rank_99)}
 

@@ -43,9 +43,10 @@ def matrices(model: nn.Module, parts: Sequence[Sequence[Part]]) -> list[Tensor |
 
 
 def subspace_matrices(
-    model: nn.Module, sites: Sequence[Site], projections_by_site: Mapping[str, Projections], met: Tensor
+    model: nn.Module, sites: Sequence[Site], projections_by_site: Mapping[str, Projections]
 ) -> dict[str, Tensor]:
-    """``query_angle``, ``query_orthogonality`` and so on, (heads, heads), in the order of the sites' heads.
+    """``query_angle``, ``query_orthogonality`` and so on, (heads, heads), in the order of the sites' heads,
+    whether they met or not.
 
     Heads of different sites read the same space only if it is the residual stream, as wide as what they
     write; behind a bottleneck of its own, a site's heads are compared among themselves.
@@ -65,7 +66,7 @@ def subspace_matrices(
                 for into, out in zip(read, written, strict=True)
             ]
         )
-        comparable = met & ((owner[:, None] == owner) | (stream[:, None] & stream))
+        comparable = (owner[:, None] == owner) | (stream[:, None] & stream)
         spaces = [torch.zeros(0, 0) if into is None else into.cpu() for into in (read[i] for i in unique)]
         for what, values in zip(("angle", "orthogonality"), angles(bases(spaces)), strict=True):
             angles_by_role[f"{role}_{what}"] = torch.where(

@@ -13,7 +13,7 @@ from manyheads.capture.call import Call
 from manyheads.capture.site import Site
 from manyheads.common.types import Batch
 from manyheads.heads.effects.answers import Answer, Sentences, answer
-from manyheads.heads.effects.first_attention import FirstAttention, Step
+from manyheads.heads.effects.followed_attention import FollowedAttention, Step
 from manyheads.heads.maps import maps
 from manyheads.heads.observer import Forward, observed
 from manyheads.heads.pooled_maps import THUMBNAIL, Seen, see
@@ -34,8 +34,8 @@ class Observation:
     Attributes
     ----------
     seen: what the model returned, and the maps of its heads.
-    steps: the input step by step through the first attention; None where that was not asked for, or where
-        the model reads no token ids.
+    steps: the input step by step through one attention; None where that was not asked for, or where the
+        model reads no token ids.
     """
 
     seen: Seen
@@ -51,6 +51,7 @@ def observe_input(
     pooled: int = 128,
     thumbnail: int = THUMBNAIL,
     steps: bool = False,
+    site: str | None = None,
 ) -> Observation:
     """Run a model once on a batch of one sequence or image, and keep what its heads attend to.
 
@@ -60,7 +61,7 @@ def observe_input(
     batch: a dict, a tuple or a tensor.
     silenced: heads to silence meanwhile.
     exact, pooled, thumbnail: as in `see`.
-    steps: whether to follow the input through the first attention.
+    steps: whether to follow the input through an attention: the first, or that of ``site``.
 
     Examples
     --------
@@ -71,11 +72,11 @@ def observe_input(
     >>> observation.seen.maps[0].thumbnails.shape, observation.steps[0].name
     (torch.Size([2, 5, 5]), 'ids')
     """
-    first = FirstAttention(model) if steps else None
-    following: AbstractContextManager[Callable[[Call], None]] = first or nullcontext(lambda call: None)
+    followed = FollowedAttention(model, site) if steps else None
+    following: AbstractContextManager[Callable[[Call], None]] = followed or nullcontext(lambda call: None)
     with _without(model, silenced), following as also:
         seen = see(model, batch, exact=exact, pooled=pooled, thumbnail=thumbnail, also=also)
-    return Observation(seen, None if first is None else first.steps())
+    return Observation(seen, None if followed is None else followed.steps())
 
 
 def observe_answer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manyheads.common.progress import count_of
+from manyheads.common.numbered_batches import count_of_all, generator_of, numbered
 from manyheads.heads.importance.losses import fitting, loss_name, units
 from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import directions
@@ -30,12 +30,12 @@ def fisher(request: Request, squares: int = SQUARES, enough: int = ENOUGH) -> He
     The unit is that of `leave_one_out` without a loss.
     """
     sums = Sums()
-    count, left = count_of(request.batches), enough
-    generator = torch.Generator().manual_seed(request.seed)
+    count, left = count_of_all(request.batches), enough
     with observed(request.model) as observer:
-        for batches, batch in enumerate(moved(request.batches, observer.device), 1):
+        every = numbered(request.batches, moved(request.batches, observer.device))
+        for batches, (position, batch) in enumerate(every, 1):
             forward = observer.forward(batch, gradients=True)
-            value = forward.output.value
+            value, generator = forward.output.value, generator_of(request.seed, position)
             share = left if count is None else enough // count
             draws = max(1, min(squares, share) // len(value))
             left = max(0, left - draws * len(value))

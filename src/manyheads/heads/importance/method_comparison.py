@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-
-import torch
 
 from manyheads.capture.site import Unverified
 from manyheads.common.interrupts import (
@@ -18,6 +16,7 @@ from manyheads.common.interrupts import (
     interruptible,
     stop_if_interrupted,
 )
+from manyheads.common.numbered_batches import Numbered, generator_of, numbered
 from manyheads.common.progress import Progress, no_progress
 from manyheads.data.batches import Corpus
 from manyheads.data.labelled import Labelled
@@ -83,6 +82,7 @@ def compare_methods(
     seed: int = 0,
     state: Path | None = None,
     unverified: Unverified = "refuse",
+    share: tuple[int, int] = (0, 1),
     progress: Progress = no_progress,
 ) -> MethodComparison:
     """Rank the heads of a model by several methods.
@@ -95,6 +95,7 @@ def compare_methods(
         of their task by default.
     seed, unverified, progress: as for `importance`.
     state: a file in which ``leave-one-out`` keeps what it has after Ctrl-C, to continue from.
+    share: the part of the batches to read, (number from 0, count).
 
     Ctrl-C and mistakes end the comparison; what was computed before is kept.
 
@@ -110,7 +111,7 @@ def compare_methods(
     if loss is None and isinstance(corpus, Labelled):
         loss = "labels"
     result = MethodComparison()
-    length = len(corpus.plan())
+    length = len(corpus.numbered(share))
 
     def report(stage: str, done: float, total: float | None) -> None:
         progress(stage, done, length if total is None else total)
@@ -119,7 +120,7 @@ def compare_methods(
 
     with interruptible():
         for method in check_methods(methods, loss, corpus):
-            batches: Iterable[Any] = (batch for _, batch in corpus.batches())
+            batches: Numbered[Any] = corpus.numbered(share)
             if method not in MANY_PASSES:
                 batches = UntilInterrupted(batches, length)
             if loss == "masked":
@@ -152,7 +153,7 @@ def compare_methods(
     return result
 
 
-def _masked(loaded: Loaded, batches: Iterable[Any], seed: int) -> Iterator[Any]:
+def _masked(loaded: Loaded, batches: Numbered[Any], seed: int) -> Numbered[Any]:
     """The batches with some tokens masked, by the mask token of the model's tokenizer."""
     tokenizer = loaded.tokenizer()
     mask = getattr(tokenizer, "mask_token_id", None)
@@ -161,6 +162,8 @@ def _masked(loaded: Loaded, batches: Iterable[Any], seed: int) -> Iterator[Any]:
             f"loss: masked needs a tokenizer with a mask token, and that of {loaded.name} has none; use "
             "another loss"
         )
-    generator = torch.Generator().manual_seed(seed)
-    for batch in batches:
-        yield hide_tokens(batch, mask, tokenizer.all_special_ids, generator)
+    special = tokenizer.all_special_ids
+    hidden = (
+        hide_tokens(batch, mask, special, generator_of(seed, number)) for number, batch in numbered(batches)
+    )
+    return Numbered(hidden, batches.numbers, batches.total)

@@ -26,9 +26,10 @@ from manyheads.heads.observer import moved
 from manyheads.heads.roles import probe_texts, word_alignment
 from manyheads.heads.roles.attention_rows import Facts, Rows, rows_of
 from manyheads.heads.roles.direct_logits import lens
-from manyheads.heads.roles.judge import LEAST, judge
+from manyheads.heads.roles.judge import LEAST
 from manyheads.heads.roles.probe_texts import BatchFacts, separators
 from manyheads.heads.roles.role import ROLES, Cases, Role
+from manyheads.heads.roles.role_cases import READING, RoleCases, in_order
 from manyheads.heads.roles.treebank import read
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint, labels_of
@@ -95,17 +96,40 @@ def roles(
     >>> table["not_judged"][0]
     'rare: the batches hold no token ids'
     """
-    chosen_roles = _chosen(only, treebank)
-    batch_list = list(moved(batches, device_of(model)))
     if isinstance(least, bool) or not isinstance(least, int) or least < 2:
         raise ValueError(f"least: expected a whole number, 2 or more, got {least!r}")
+    cases = count_cases(
+        model, batches, treebank, tokenizer=tokenizer, only=only, context=context, progress=progress
+    )
+    if not len(cases.table):
+        stop_if_interrupted()
+        raise ValueError("model: no attention was seen in it")
+    return cases.judged(least)
+
+
+def count_cases(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    treebank: str | PathLike[str] | None = None,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    only: Sequence[str] | None = None,
+    context: int = probe_texts.TEXT,
+    share: tuple[int, int] = (0, 1),
+    progress: Progress = no_progress,
+) -> RoleCases:
+    """Count the cases of each role, before anything is claimed.
+
+    The arguments are those of `roles`. With ``share``, (number from 0, count), only that part of all batches
+    and of all that is made up is read; what is rare, and which tokens are separators, is that of all batches.
+    """
+    chosen_roles = _chosen(only, treebank)
+    batch_list = list(moved(batches, device_of(model)))
     batch_facts = replace(probe_texts.read_batch_facts(model, batch_list, tokenizer), context=context)
-    collected = _Collected(model, progress)
+    collected = _Collected(model, progress, share)
     with evaluating(model), torch.no_grad(), interruptible():
         _read_sources(model, batch_facts, batch_list, treebank, tokenizer, chosen_roles, collected)
-        table = collected.table()
-    unseen = {role.name: "" for role in chosen_roles if not any(c.startswith(role.name) for c in table.sums)}
-    return judge(table, least, unseen | collected.left_out)
+        return RoleCases(collected.table(), [role.name for role in chosen_roles], collected.left_out)
 
 
 def _chosen(only: Sequence[str] | None, treebank: str | PathLike[str] | None) -> list[Role]:
@@ -132,7 +156,7 @@ def _read_sources(
     collected: _Collected,
 ) -> None:
     """Let the model read one source after the other; leave out the roles whose source is not there."""
-    by_source = {on: [role for role in chosen_roles if role.on == on] for on in _READING}
+    by_source = {on: [role for role in chosen_roles if role.on == on] for on in READING}
     if by_source["treebank"] and treebank is not None:  # mistakes in the file first, before any work
         sentences, notes = word_alignment.batches(batch_facts, tokenizer, read(treebank), treebank)
         if notes:
@@ -165,14 +189,6 @@ def _read_sources(
         collected.read("treebank", by_source["treebank"], sentences)
 
 
-_READING = {
-    "text": "the batches",
-    "repeated": "random tokens, twice",
-    "planted": "planted keys",
-    "treebank": "the treebank",
-}
-
-
 def _with_lens(
     model: nn.Module,
     batch_facts: BatchFacts,
@@ -191,8 +207,9 @@ def _with_lens(
 class _Collected:
     """The sums of every column, by site, and why roles were left out."""
 
-    def __init__(self, model: nn.Module, progress: Progress) -> None:
+    def __init__(self, model: nn.Module, progress: Progress, share: tuple[int, int]) -> None:
         self.model = model
+        self.share = share
         self.progress = progress
         self.left_out: dict[str, str] = {}
         self._sums: dict[str, dict[str, Tensor]] = {}
@@ -224,7 +241,8 @@ class _Collected:
         if not roles:
             return
         self._roles = roles
-        reading = _READING[source]
+        probes = probes[self.share[0] :: self.share[1]]
+        reading = READING[source]
         with self._interceptor:
             for number, (batch, self._facts) in enumerate(probes):
                 if interrupted():
@@ -287,16 +305,13 @@ class _Collected:
     def table(self) -> HeadTable:
         """The counts as a table."""
         sites = self._interceptor.measured
-        if not sites:
-            stop_if_interrupted()
-            raise ValueError("model: no attention was seen in it")
-        names = list(dict.fromkeys(name for columns in self._sums.values() for name in columns))
+        names = in_order(list(dict.fromkeys(name for columns in self._sums.values() for name in columns)))
         nothing = {site.name: torch.zeros(3, site.heads, dtype=torch.float64) for site in sites}
         sums = {
             name: torch.cat([self._sums[site.name].get(name, nothing[site.name]) for site in sites], 1)
             for name in names
         }
-        tokens = torch.cat([self._tokens[site.name] for site in sites])
+        tokens = torch.cat([torch.zeros(0), *(self._tokens[site.name] for site in sites)])
         rows = table_rows(self.model, sites)
         return HeadTable(rows, tokens, sums, fingerprint(self.model), labels=labels_of(sites))
 

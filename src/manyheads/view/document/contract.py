@@ -184,7 +184,7 @@ class Maps(TypedDict):
 
 
 class PipelineStep(TypedDict):
-    """One step of the input through the first attention: its shape, and the values that are drawn."""
+    """One step of the input through an attention: its shape, and the values that are drawn."""
 
     step: str
     # the attention that it belongs to

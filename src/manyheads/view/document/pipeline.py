@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from manyheads.heads.effects.first_attention import HEADS, QUERIES, Step
+from manyheads.heads.effects.followed_attention import HEADS, QUERIES, Step
 from manyheads.view.document.contract import PipelineStep, Token
 from manyheads.view.document.packing import short
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from manyheads.common.labelled_batch import LabelledBatch, without_labels
 from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.types import Batch
-from manyheads.data.batches import Corpus
+from manyheads.data.batches import WINDOW, Corpus
 from manyheads.data.labelled import Labelled
 
 # Tokens that the extra measurements read, fewer for a large model: parameters times tokens are bounded.
@@ -62,6 +62,8 @@ def token_limit(model: nn.Module) -> int:
 def of_corpus(corpus: Corpus, model: nn.Module) -> Sample:
     """A random sample of a corpus, the same every time: the beginnings of some texts."""
     limit = token_limit(model)
+    if len(corpus.sizes) > WINDOW:
+        corpus = corpus.sampled(WINDOW * PIECE)
     order = list(range(len(corpus.sizes)))
     random.Random(0).shuffle(order)
     piece = PIECE if _can_be_cut(corpus) else limit

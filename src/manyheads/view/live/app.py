@@ -25,6 +25,7 @@ from manyheads.view.live.contract import (
     HeadRequest,
     HeadsRequest,
     InputRequest,
+    PipelineRequest,
     QueryRequest,
     SelectedHeads,
     SelectionRequest,
@@ -94,8 +95,8 @@ def app(live: Live, queue: Queue, document: GrowingDocument, *, host: str, token
         return await answered(request, lambda: endpoints.rows(live, body.input, body.heads, body.query))
 
     @routes.post("/api/pipeline")
-    async def pipeline(request: Request, body: AblationRequest) -> Response:
-        return await answered(request, lambda: endpoints.pipeline(live, body.input, body.heads))
+    async def pipeline(request: Request, body: PipelineRequest) -> Response:
+        return await answered(request, lambda: endpoints.pipeline(live, body.input, body.heads, body.site))
 
     @routes.post("/api/quality")
     async def quality(request: Request, body: HeadsRequest) -> Response:

@@ -46,6 +46,12 @@ class HeadRequest(AblationRequest):
     head: int
 
 
+class PipelineRequest(AblationRequest):
+    """The input, the heads to silence, and the attention to follow; the first by default."""
+
+    site: str | None = None
+
+
 class QueryRequest(AblationRequest):
     """The input, the heads to silence, and the query whose attention is wanted."""
 
@@ -156,7 +162,7 @@ class QueryRows(TypedDict):
 
 
 class Pipeline(TypedDict):
-    """The input step by step through the first attention."""
+    """The input step by step through an attention."""
 
     pipeline: list[PipelineStep] | None
 
@@ -179,7 +185,7 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], type]] = {
     "/api/silence": (AblationRequest, Ablation),
     "/api/exact": (HeadRequest, ExactMap),
     "/api/rows": (QueryRequest, QueryRows),
-    "/api/pipeline": (AblationRequest, Pipeline),
+    "/api/pipeline": (PipelineRequest, Pipeline),
     "/api/quality": (HeadsRequest, Quality),
     "/api/choose": (SelectionRequest, SelectedHeads),
 }

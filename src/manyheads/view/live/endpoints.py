@@ -119,11 +119,13 @@ def rows(live: Live, request: Input, heads: SiteHeads, query: int) -> QueryRows:
     return {"rows": {name: packed(of_site[:, 0], "uint16") for name, of_site in weights.items()}}
 
 
-def pipeline(live: Live, request: Input, heads: SiteHeads) -> Pipeline:
-    """An input step by step through the first attention, with some heads silenced."""
+def pipeline(live: Live, request: Input, heads: SiteHeads, site: str | None = None) -> Pipeline:
+    """An input step by step through the first attention, or that of a site, with some heads silenced."""
     check(live, heads)
+    if site is not None:
+        _check_exist(live, {site: []})
     batch = input_result(live, request).batch
-    observation = observe_input(live.model, batch, heads, steps=True)
+    observation = observe_input(live.model, batch, heads, steps=True, site=site)
     return {"pipeline": _drawn(live, batch, observation)["pipeline"]}
 
 

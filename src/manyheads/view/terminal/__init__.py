@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from manyheads.view.terminal import prune as prune
     from manyheads.view.terminal import roles as roles
     from manyheads.view.terminal import serving as serving
+    from manyheads.view.terminal import shards as shards
     from manyheads.view.terminal import sweep as sweep
     from manyheads.view.terminal import training as training
 else:

@@ -14,13 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from manyheads.common.interrupts import UntilInterrupted
 from manyheads.common.language import words
-from manyheads.common.types import Batch
-from manyheads.data.batches import Corpus
+from manyheads.data.batches import Corpus, CorpusSummary
 from manyheads.heads.diversity.map_layout import islands, stress
 from manyheads.heads.diversity.result import head_names
 from manyheads.heads.diversity.summary import Layer, distinct, extreme, layers
+from manyheads.heads.measurements.verbs import ComparedPairs
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
 from manyheads.view.figures.diversity import draw_map, draw_matrices
@@ -87,22 +86,26 @@ def diversity_text(table: HeadTable, *, title: str = "", notes: Sequence[str] = 
 class DiversityPresentation:
     """How different the heads of a model are on a corpus, and the folder for files and figures."""
 
-    table: HeadTable
+    pairs: ComparedPairs
     model: str
-    corpus: Corpus
-    batches: UntilInterrupted[Batch]
+    corpus: Corpus | CorpusSummary
     warned: Sequence[str]
     out: Path
 
     @property
+    def table(self) -> HeadTable:
+        """The table."""
+        return self.pairs.table
+
+    @property
     def read(self) -> str:
         """How much of the corpus was read."""
-        return words("{read} of {total} batches", read=self.batches.read, total=len(self.batches))
+        return words("{read} of {total} batches", read=self.pairs.read, total=self.pairs.total)
 
     @property
     def notes(self) -> list[str]:
         """What `diversity` warned of, whether Ctrl-C ended it, and what is to be said about the corpus."""
-        early = self.batches.read < len(self.batches)
+        early = self.pairs.read < self.pairs.total
         stopped = [words("Stopped by Ctrl-C: these are the numbers of {read}.", read=self.read)] * early
         return [*self.warned, *self.corpus.notes, *stopped]
 

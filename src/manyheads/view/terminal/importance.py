@@ -13,7 +13,7 @@ from rich.text import Text
 from manyheads.common.language import words
 from manyheads.common.out_folder import writing
 from manyheads.common.whole_files import write_whole
-from manyheads.data.batches import Corpus
+from manyheads.data.batches import Corpus, CorpusSummary
 from manyheads.heads.diversity.result import head_names
 from manyheads.heads.importance.method_comparison import MANY_PASSES, MethodComparison
 from manyheads.heads.table import HeadTable
@@ -29,7 +29,7 @@ class ImportancePresentation:
 
     comparison: MethodComparison
     model: str
-    corpus: Corpus
+    corpus: Corpus | CorpusSummary
     out: Path
 
     @property

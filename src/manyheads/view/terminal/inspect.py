@@ -11,7 +11,7 @@ from rich.console import Console
 
 from manyheads.common.language import words
 from manyheads.common.progress import Progress
-from manyheads.data.batches import Corpus
+from manyheads.data.batches import Corpus, CorpusSummary
 from manyheads.heads.inspect import Counted, finished
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
@@ -29,15 +29,15 @@ LONG = 10.0  # seconds: a page that takes longer is announced
 class InspectPresentation:
     """What was counted of a model's heads on a corpus, and the folder for its files.
 
-    page: whether to write the page, too.
+    loaded: the model, with which the page is written, too.
     has_whole_page: whether all that the page needs was measured when it was written.
     """
 
     counted: Counted
-    loaded: Loaded
-    corpus: Corpus
+    model: str
+    corpus: Corpus | CorpusSummary
     out: Path
-    page: bool = True
+    loaded: Loaded | None = None
     has_whole_page: bool = False
 
     @property
@@ -52,9 +52,9 @@ class InspectPresentation:
         title = words(
             "{model} on {corpus}: {count:,} {unit} in {seconds:.1f} s ({speed:,.0f} {unit}/s), {heads} "
             "heads\nup to {batch:,} tokens at once, {longest:,} in the longest sequence",
-            model=self.loaded.name, corpus=words(corpus.what), count=counted.units, unit=words(corpus.unit),
+            model=self.model, corpus=words(corpus.what), count=counted.units, unit=words(corpus.unit),
             seconds=counted.seconds, speed=counted.units / max(counted.seconds, 1e-9), heads=len(self.table),
-            batch=corpus.batch_tokens, longest=max(corpus.sizes),
+            batch=corpus.batch_tokens, longest=corpus.longest,
         )  # fmt: skip
         return {"title": title, "shares": corpus.shares, "notes": [*notes(counted), *corpus.notes]}
 
@@ -66,7 +66,7 @@ class InspectPresentation:
         """A row for each head with all its statistics."""
         counted, corpus = self.counted, self.corpus
         return {
-            "model": self.loaded.name,
+            "model": self.model,
             "fingerprint": self.table.model,
             "corpus": corpus.what,
             corpus.unit: counted.units,
@@ -87,27 +87,27 @@ class InspectPresentation:
             words("Every number with its standard error: {file}", file=files[1]),
             words("To load, merge and compare: {file}", file=files[0]),
         ]
-        if self.page:
-            if (seconds := self._page_seconds()) > LONG:
+        if self.loaded is not None and isinstance(self.corpus, Corpus):
+            if (seconds := self._page_seconds(self.loaded, self.corpus)) > LONG:
                 time = words("{seconds:.0f} s", seconds=seconds)
                 if seconds >= 100:
                     time = words("{minutes:.0f} minutes", minutes=seconds / 60)
                 sentence = words("Measuring for the page: about {time}. --no-page leaves it out.", time=time)
                 Console(stderr=True).print(sentence, soft_wrap=True, highlight=False)
             with progress_bar(words("Measuring")) as progress:
-                self.has_whole_page = self._write_page(progress)
+                self.has_whole_page = self._write_page(self.loaded, self.corpus, progress)
             page = self.out / "report.html"
             sentences.append(words("To see every head, open in a browser: {file}", file=page))
         return sentences
 
-    def _page_seconds(self) -> float:
+    def _page_seconds(self, loaded: Loaded, corpus: Corpus) -> float:
         """About how long the page takes, from the speed of the counting."""
-        tokens = sum(self.corpus.sizes) * self.counted.units / max(1, self.corpus.total())
-        work = page_work(self.loaded.model, len(self.table), max(self.corpus.sizes))
+        tokens = sum(corpus.sizes) * self.counted.units / max(1, corpus.total())
+        work = page_work(loaded.model, len(self.table), corpus.longest)
         return work * self.counted.seconds / max(1.0, tokens)
 
-    def _write_page(self, progress: Progress) -> bool:
-        counted, loaded, corpus = self.counted, self.loaded, self.corpus
+    def _write_page(self, loaded: Loaded, corpus: Corpus, progress: Progress) -> bool:
+        counted = self.counted
         shares = {name: f"{share:.1%}" for name, share in corpus.shares.items()}
         about = About(
             loaded.name, corpus.what, counted.units, corpus.unit, shares, [*notes(counted), *corpus.notes]
@@ -137,6 +137,6 @@ class InspectPresentation:
                 "Stopped after {done:,} of {total:,} {unit}; they are kept.",
                 done=counted.units, total=self.corpus.total(), unit=words(self.corpus.unit),
             )  # fmt: skip
-        if self.page and not self.has_whole_page:
+        if self.loaded is not None and not self.has_whole_page:
             return words("Stopped: everything was counted, and the page shows what was measured until then.")
         return words("Ctrl-C came when everything was counted and written.") if interrupted else None

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.common.language import words
-from manyheads.data.batches import Corpus
+from manyheads.data.batches import Corpus, CorpusSummary
 from manyheads.heads.diversity.result import head_names
 from manyheads.heads.roles.role import ROLES
 from manyheads.heads.table import HeadTable
@@ -26,7 +26,7 @@ class RolesPresentation:
 
     table: HeadTable
     model: str
-    corpus: Corpus
+    corpus: Corpus | CorpusSummary
     out: Path
 
     def show(self, console: Console) -> None:

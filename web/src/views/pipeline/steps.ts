@@ -152,13 +152,13 @@ export function vectors(scene: Scene): SVGSVGElement {
         svg("text", { x: canvas.right + 52, y: TOP + (row + 0.5) * height, "text-anchor": "end", "dominant-baseline": "central", class: row === scene.token ? "id followed" : "id" }, id),
       );
     canvas.right += 60;
-    arrow(canvas, words.lookUp, middle, 76);
+    arrow(canvas, way.later ? words.before : words.lookUp, middle, way.later ? 100 : 76);
   }
   const parts: [string, Part | null][] = [["embedding", way.embedding], ["positions", way.positions], ["input", way.input]];
   let first = true;
   for (const [name, part] of parts) {
     if (!part) continue;
-    if (name === "input") arrow(canvas, words.sum, middle, 88);
+    if (name === "input" && !way.later) arrow(canvas, words.sum, middle, 88);
     else if (!first) sign(canvas, "+", middle);
     first = false;
     matrix(canvas, part.values, {

@@ -7,6 +7,8 @@ export interface Way {
   /** the attention that is shown, and its heads as indexes into the document's heads */
   site: string;
   heads: number[];
+  /** whether other layers come before it */
+  later: boolean;
   /** tokens as shown, and whether there are more than that */
   tokens: string[];
   length: number;
@@ -58,14 +60,18 @@ export function way(document: HeadDocument, example: Example): Way | null {
   };
   const outputs = perHead("heads");
   const width = steps.get("joined")?.shape.at(-1) ?? 0;
+  const stack = document.stacks.find((one) => one.layers.some((layer) => layer.site === site));
+  const later = stack !== undefined && stack.layers[0]!.site !== site;
   return {
     site,
     heads,
+    later,
     tokens: words.map((word, i) => (known[i] ? plain(known[i], 12) : word)),
     length: steps.get("tokens")?.shape[0] ?? words.length,
     ids: (steps.get("ids")?.values ?? []) as number[],
-    embedding: flat("embedding"),
-    positions: flat("positions"),
+    // of a later layer they are not what it reads
+    embedding: later ? null : flat("embedding"),
+    positions: later ? null : flat("positions"),
     input: flat("input"),
     query: perHead("query"),
     key: perHead("key"),

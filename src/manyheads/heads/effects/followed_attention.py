@@ -1,4 +1,4 @@
-"""One input from its ids to the output of the first attention, on any model: read by hooks."""
+"""One input from its ids to the output of one attention, on any model: read by hooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUERIES, HEADS = 16, 16
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of an input on its way through the first attention.
+    """One step of an input on its way through an attention.
 
     Attributes
     ----------
@@ -35,15 +35,16 @@ class Step:
     site: str
 
 
-class FirstAttention:
-    """A context in which one forward pass is followed through its embeddings and its first attention.
+class FollowedAttention:
+    """A context in which one forward pass is followed through its embeddings and its first attention, or
+    through the attention at ``site``.
 
     It gives the function to call with each attention call.
 
     >>> from manyheads.capture.interceptor import Interceptor
     >>> from manyheads.nn.transformers import Encoder
     >>> model = Encoder(d_model=6, heads=2, layers=1, vocabulary=17).eval()
-    >>> first = FirstAttention(model)
+    >>> first = FollowedAttention(model)
     >>> with torch.no_grad(), first as on_call, Interceptor(model, on_call, tokens=True):
     ...     _ = model(torch.randint(17, (1, 5)))
     >>> [(step.name, step.shape) for step in first.steps()]
@@ -52,8 +53,8 @@ class FirstAttention:
      ('heads', [2, 5, 3]), ('joined', [5, 6]), ('projected', [5, 6])]
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, site: str | None = None) -> None:
+        self._model, self._site = model, site
         self._handles: list[RemovableHandle] = []
         self._embeddings: list[tuple[nn.Module, Tensor, Tensor]] = []  # module, input, output
         self._projections: list[tuple[Tensor, Tensor]] = []  # the last three: input, output
@@ -75,7 +76,8 @@ class FirstAttention:
         self._handles.clear()
 
     def _on_call(self, call: Call) -> None:
-        if self._call is None and not call.again and not call.blocked:
+        wanted = self._site in (None, call.site.name)
+        if self._call is None and wanted and not call.again and not call.blocked:
             self._call = call
             queries = list(range(min(call.queries, QUERIES)))
             heads = list(range(min(call.site.heads, HEADS)))

@@ -1,0 +1,153 @@
+"""One part of a text, all parts merged, and all parts by the processes of torchrun."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any
+
+from manyheads.common.processes import gathered, processes, rank
+from manyheads.common.progress import Progress, no_progress
+from manyheads.data.batches import Corpus
+from manyheads.heads.importance.method_comparison import MethodComparison
+from manyheads.heads.inspect import Counted
+from manyheads.heads.measurements.shard import Shard, Share, check_whole, find_shards, joined
+from manyheads.heads.measurements.verbs import VERBS, ComparedPairs, Measurement
+from manyheads.heads.table import HeadTable
+from manyheads.heads.watch import fingerprint
+from manyheads.models.loaded import Loaded
+
+
+def measure_part(
+    measurement: Measurement,
+    loaded: Loaded,
+    corpus: Corpus,
+    share: Share,
+    progress: Progress = no_progress,
+    text: str = "",
+) -> Shard:
+    """Measure a part of a text; ``text`` is the fingerprint of the whole, where it was computed before.
+
+    Ctrl-C raises `Interrupted`: a part is whole or does not exist.
+
+    >>> from manyheads.data.corpus import text
+    >>> from manyheads.heads.measurements.verbs import Inspect
+    >>> from manyheads.models.open import open_model
+    >>> loaded = open_model()
+    >>> corpus = text(loaded, limit=5, batch_tokens=30)
+    >>> shards = [measure_part(Inspect(), loaded, corpus, Share(number, 2)) for number in range(2)]
+    >>> [len(shard.numbers) for shard in shards], len(finished(merged(shards)).table)
+    ([2, 2], 72)
+    """
+    measurement.check()
+    batches = corpus.numbered(share)
+    if share.count > batches.total:
+        raise ValueError(
+            f"shard: got {share}, and the text has {batches.total} batches; expected at most as many shards: "
+            "take fewer, or a smaller --batch-tokens"
+        )
+    state = measurement.state(loaded, corpus, share, progress)
+    return Shard(
+        measurement.verb,
+        measurement.options,
+        loaded.name,
+        fingerprint(loaded.model),
+        corpus.summary,
+        text or corpus.fingerprint,
+        batches.total,
+        list(batches.numbers),
+        state,
+        str(share),
+    )
+
+
+def merged(shards: Sequence[Shard]) -> Shard:
+    """The shards of a whole text as one: every batch once, or a ValueError that names what is wrong."""
+    check_whole(shards)
+    return joined(shards, VERBS[shards[0].verb].merge([shard.state for shard in shards]))
+
+
+def finished(shard: Shard) -> Any:
+    """What the verb returns for a whole text, from the shard of all of it."""
+    return VERBS[shard.verb].finish(shard.state, shard.options)
+
+
+def read_shards(paths: Sequence[str | PathLike[str]]) -> list[Shard]:
+    """The shards in files, and in the files of folders."""
+    shards = [Shard.load(path) for path in find_shards([str(path) for path in paths])]
+    if unknown := [shard for shard in shards if shard.verb not in VERBS]:
+        raise ValueError(
+            f"merge: {unknown[0].name} is of {unknown[0].verb!r}; expected one of {', '.join(VERBS)}"
+        )
+    return shards
+
+
+def merge_shards(paths: Sequence[str | PathLike[str]]) -> dict[str, HeadTable]:
+    """The tables of a whole text, from the files that ``--shard`` wrote on parts of it.
+
+    Sums and counts add up, so that the tables, with their standard errors, are those of one process that
+    reads the whole text. Parts that are missing, that overlap, or that are of another model, text or options
+    raise a ValueError.
+
+    Parameters
+    ----------
+    paths: files, or folders of them.
+
+    Returns
+    -------
+    Tables by name: by method for ``importance``, otherwise one, by its verb.
+
+    See Also
+    --------
+    HeadTable.merge : adds up tables that you counted yourself.
+    merge : merges key/value heads of a model.
+
+    References
+    ----------
+    Chan, Golub and LeVeque (1983). Algorithms for computing the sample variance. The American Statistician.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import manyheads as mh
+    >>> from manyheads.data.corpus import text
+    >>> from manyheads.heads.measurements import Inspect
+    >>> loaded = mh.open_model()
+    >>> corpus = text(loaded, limit=5, batch_tokens=30)
+    >>> with tempfile.TemporaryDirectory() as folder:  # as `manyheads inspect --shard 1/2 --out FOLDER` does
+    ...     for number in range(2):
+    ...         _ = measure_part(Inspect(), loaded, corpus, Share(number, 2)).save(Path(folder))
+    ...     mh.merge_shards([folder])
+    {'inspect': HeadTable(72 heads at 6 sites, ...)}
+    """
+    if isinstance(paths, str | PathLike):
+        raise TypeError(f"paths: expected a list of files and folders, got {paths!r}")
+    shard = merged(read_shards(paths))
+    result = finished(shard)
+    if isinstance(result, MethodComparison):
+        return result.tables
+    return {shard.verb: result.table if isinstance(result, Counted | ComparedPairs) else result}
+
+
+def measured(
+    measurement: Measurement, loaded: Loaded, corpus: Corpus, progress: Progress = no_progress
+) -> Any | None:
+    """What a verb returns for a text. The processes of torchrun share it; then None for all but the first."""
+    if processes() == 1:
+        return measurement.whole(loaded, corpus, progress)
+    measurement.check()
+    part: Shard | str
+    try:
+        part = measure_part(measurement, loaded, corpus, Share(rank(), processes()), progress)
+    except (ValueError, TypeError, OSError) as error:  # the others must not wait for this one
+        part = str(error)
+    shards = []
+    for one in gathered(part):
+        if isinstance(one, str):
+            raise ValueError(one)
+        shards.append(one)
+    if rank() > 0:
+        check_whole(shards)
+        return None
+    return finished(merged(shards))

@@ -1,0 +1,303 @@
+"""What the measuring verbs measure, each as a map over parts of a text, a merge of states, and an end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from manyheads.capture.site import Unverified
+from manyheads.common.interrupts import Interrupted, UntilInterrupted, stop_if_interrupted
+from manyheads.common.progress import Progress
+from manyheads.data.batches import Corpus
+from manyheads.heads.diversity.measure import MEASURES, compare_pairs
+from manyheads.heads.diversity.result import Compared
+from manyheads.heads.diversity.result import table as table_of_pairs
+from manyheads.heads.importance.method_comparison import MethodComparison, compare_methods
+from manyheads.heads.inspect import Counted, count, count_corpus
+from manyheads.heads.roles.find import count_cases, roles
+from manyheads.heads.roles.role_cases import RoleCases, merged_cases
+from manyheads.heads.table import HeadTable, Row
+from manyheads.models.loaded import Loaded
+
+State = dict[str, Any]
+
+# Methods of importance whose numbers are sums over batches.
+SPLITTABLE = ("fisher", "gradient", "leave-one-out", "relevance", "confidence", "output-norm")
+
+
+class Measurement(Protocol):
+    """A verb with its options. States hold tensors and plain values, and are all that a shard needs.
+
+    ``whole`` measures a text in one process, which Ctrl-C may end early; ``state`` measures a part of it, all
+    or nothing; ``merge`` adds states up; ``finish`` makes of the state of a whole text what ``whole``
+    returns.
+    """
+
+    verb: ClassVar[str]
+
+    @property
+    def options(self) -> dict[str, Any]: ...
+
+    def check(self) -> None: ...
+
+    def whole(self, loaded: Loaded, corpus: Corpus, progress: Progress) -> Any: ...
+
+    def state(self, loaded: Loaded, corpus: Corpus, share: tuple[int, int], progress: Progress) -> State: ...
+
+    @staticmethod
+    def merge(states: Sequence[State]) -> State: ...
+
+    @staticmethod
+    def finish(state: State, options: dict[str, Any]) -> Any: ...
+
+
+class _Checked:
+    def check(self) -> None:
+        """Raise a ValueError if what is measured does not add up over parts of a text; this does."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What has to be the same in all parts."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(frozen=True)
+class Inspect(_Checked):
+    """The statistics of every head: `inspect`."""
+
+    verb: ClassVar[str] = "inspect"
+
+    def whole(self, loaded: Loaded, corpus: Corpus, progress: Progress) -> Counted:
+        """The counts of a whole text; Ctrl-C keeps those so far."""
+        return count_corpus(loaded.model, corpus, progress)
+
+    def state(self, loaded: Loaded, corpus: Corpus, share: tuple[int, int], progress: Progress) -> State:
+        """The counts of a part."""
+        total = corpus.total(*share)
+        counted = count(
+            loaded.model,
+            corpus.batches(*share),
+            corpus.groups,
+            progress=lambda stage, done, _: progress(stage, done, total),
+        )
+        if counted.error is not None:
+            raise counted.error
+        if counted.stopped or counted.table is None:
+            raise Interrupted
+        numbers = {"units": counted.units, "seconds": counted.seconds, "missed": counted.missed}
+        return {"table": _document(counted.table)} | numbers
+
+    @staticmethod
+    def merge(states: Sequence[State]) -> State:
+        """The counts of all parts."""
+        return {
+            "table": _merged([state["table"] for state in states]),
+            "units": sum(state["units"] for state in states),
+            "seconds": sum(state["seconds"] for state in states),
+            "missed": {path: why for state in states for path, why in state["missed"].items()},
+        }
+
+    @staticmethod
+    def finish(state: State, options: dict[str, Any]) -> Counted:
+        """The counts with their table."""
+        return Counted(**state | {"table": _table(state["table"])})
+
+
+@dataclass(frozen=True)
+class Roles(_Checked):
+    """What each head is for: `roles`.
+
+    treebank, only, least: as for `roles`.
+    reads_text: whether the batches are text, for which the tokenizer is asked.
+    """
+
+    verb: ClassVar[str] = "roles"
+    treebank: Path | None = None
+    only: list[str] | None = None
+    least: int = 100
+    reads_text: bool = True
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What has to be the same in all parts; of the treebank, its content."""
+        read = None if self.treebank is None else hashlib.sha256(self.treebank.read_bytes()).hexdigest()
+        return asdict(self) | {"treebank": read}
+
+    def whole(self, loaded: Loaded, corpus: Corpus, progress: Progress) -> HeadTable:
+        """The roles on a whole text; Ctrl-C judges what was read."""
+        return roles(loaded.model, least=self.least, progress=progress, **self._arguments(loaded, corpus))
+
+    def state(self, loaded: Loaded, corpus: Corpus, share: tuple[int, int], progress: Progress) -> State:
+        """The cases in a part of the text and of what is made up."""
+        arguments = self._arguments(loaded, corpus)
+        cases = count_cases(loaded.model, share=share, progress=progress, **arguments)
+        stop_if_interrupted()
+        return vars(cases) | {"table": _document(cases.table)}
+
+    def _arguments(self, loaded: Loaded, corpus: Corpus) -> dict[str, Any]:
+        return {
+            "batches": (batch for _, batch in corpus.batches()),
+            "treebank": self.treebank,
+            "tokenizer": loaded.tokenizer() if self.reads_text else None,
+            "only": self.only,
+        }
+
+    @staticmethod
+    def merge(states: Sequence[State]) -> State:
+        """The cases of all parts."""
+        cases = merged_cases([Roles._cases(state) for state in states])
+        return vars(cases) | {"table": _document(cases.table)}
+
+    @staticmethod
+    def finish(state: State, options: dict[str, Any]) -> HeadTable:
+        """The roles that can be claimed."""
+        return Roles._cases(state).judged(options["least"])
+
+    @staticmethod
+    def _cases(state: State) -> RoleCases:
+        return RoleCases(**state | {"table": _table(state["table"])})
+
+
+@dataclass(frozen=True)
+class Importance(_Checked):
+    """Which heads matter: `importance`, by several methods.
+
+    keep: how many heads the method ``gates`` keeps.
+    state_file: where ``leave-one-out`` keeps its results after Ctrl-C, of a whole text.
+    """
+
+    verb: ClassVar[str] = "importance"
+    methods: list[str] | None = None
+    loss: str | None = None
+    keep: int | None = None
+    seed: int = 0
+    unverified: Unverified = "refuse"
+    state_file: Path | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What has to be the same in all parts."""
+        return {name: value for name, value in asdict(self).items() if name not in ("keep", "state_file")}
+
+    def check(self) -> None:
+        """Raise a ValueError for methods whose numbers are no sums over batches."""
+        if whole := [name for name in self.methods or () if name not in SPLITTABLE]:
+            raise ValueError(
+                f"method: {', '.join(whole)} needs the whole text in one process; expected some of "
+                f"{', '.join(SPLITTABLE)}, or neither --shard nor --ray nor several processes"
+            )
+
+    def whole(self, loaded: Loaded, corpus: Corpus, progress: Progress) -> MethodComparison:
+        """The rankings by a whole text; Ctrl-C keeps what was computed."""
+        return self._compared(loaded, corpus, (0, 1), progress)
+
+    def state(self, loaded: Loaded, corpus: Corpus, share: tuple[int, int], progress: Progress) -> State:
+        """The rankings by a part."""
+        comparison = replace(self, state_file=None, keep=None)._compared(loaded, corpus, share, progress)
+        if comparison.error is not None:
+            raise comparison.error
+        stop_if_interrupted()
+        tables = {method: _document(table) for method, table in comparison.tables.items()}
+        return {"tables": tables, "seconds": comparison.seconds}
+
+    def _compared(
+        self, loaded: Loaded, corpus: Corpus, share: tuple[int, int], progress: Progress
+    ) -> MethodComparison:
+        return compare_methods(
+            loaded, corpus, self.methods, self.loss, gates=self.keep, seed=self.seed, state=self.state_file,
+            unverified=self.unverified, share=share, progress=progress,
+        )  # fmt: skip
+
+    @staticmethod
+    def merge(states: Sequence[State]) -> State:
+        """The rankings by all parts."""
+        methods = list(states[0]["tables"])
+        return {
+            "tables": {name: _merged([state["tables"][name] for state in states]) for name in methods},
+            "seconds": {name: sum(state["seconds"][name] for state in states) for name in methods},
+        }
+
+    @staticmethod
+    def finish(state: State, options: dict[str, Any]) -> MethodComparison:
+        """The rankings with their tables."""
+        tables = {method: _table(document) for method, document in state["tables"].items()}
+        return MethodComparison(tables, state["seconds"])
+
+
+class ComparedPairs(NamedTuple):
+    """A table of diversity, and how many batches it is of."""
+
+    table: HeadTable
+    read: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Diversity(_Checked):
+    """Which heads are alike: `diversity`."""
+
+    verb: ClassVar[str] = "diversity"
+    measures: list[str] = field(default_factory=lambda: list(MEASURES))
+    rows: int = 128
+
+    def whole(self, loaded: Loaded, corpus: Corpus, progress: Progress) -> ComparedPairs:
+        """Every pair of heads on a whole text; Ctrl-C keeps what was compared."""
+        batches = corpus.numbered()
+        until = UntilInterrupted(batches, len(batches))
+        progress("diversity", 0, len(until))
+        pairs = compare_pairs(loaded.model, until, self.measures, self.rows, progress=progress)
+        return ComparedPairs(table_of_pairs(pairs), until.read, len(until))
+
+    def state(self, loaded: Loaded, corpus: Corpus, share: tuple[int, int], progress: Progress) -> State:
+        """Every pair of heads on a part."""
+        batches = corpus.numbered(share)
+        until = UntilInterrupted(batches, len(batches))
+        pairs = compare_pairs(loaded.model, until, self.measures, self.rows, progress=progress)
+        stop_if_interrupted()
+        return pairs.document() | {"batches": len(until)}
+
+    @staticmethod
+    def merge(states: Sequence[State]) -> State:
+        """Every pair of heads on all parts."""
+        first, *others = (Compared.restored(_without(state, "batches")) for state in states)
+        for other in others:
+            first.merge(other)
+        return first.document() | {"batches": sum(state["batches"] for state in states)}
+
+    @staticmethod
+    def finish(state: State, options: dict[str, Any]) -> ComparedPairs:
+        """The table of all pairs."""
+        table = table_of_pairs(Compared.restored(_without(state, "batches")))
+        return ComparedPairs(table, state["batches"], state["batches"])
+
+
+VERBS: dict[str, type[Measurement]] = {kind.verb: kind for kind in (Inspect, Roles, Importance, Diversity)}
+
+
+def _without(state: State, name: str) -> State:
+    return {key: value for key, value in state.items() if key != name}
+
+
+def _document(table: HeadTable) -> State:
+    """A table as tensors and plain values."""
+    return vars(table) | {"rows": [tuple(row) for row in table.rows]}
+
+
+def _table(document: State) -> HeadTable:
+    return HeadTable(**document | {"rows": [Row(*row) for row in document["rows"]]})
+
+
+def _merged(documents: Iterable[State]) -> State:
+    """Tables merged, with the word that says what they measure."""
+    tables = [_table(document) for document in documents]
+    merged = tables[0].merge(*tables[1:])
+    if measure := tables[0].labels.get("measure"):
+        if any(table.labels.get("measure") != measure for table in tables):
+            raise ValueError(
+                "merge: the parts measured different things; expected the same loss in all of them"
+            )
+        merged.labels = {"measure": measure} | merged.labels
+    return _document(merged)
