@@ -122,7 +122,7 @@ def _filled(model: Any, batch: int, length: int) -> Any:
     try:
         ids = torch.ones(batch, 2, dtype=torch.long, device=device)
         short = model(input_ids=ids, use_cache=True).past_key_values
-        full = DynamicCache(config=model.config) if type(short) is DynamicCache else type(short)()
+        full: Any = DynamicCache(config=model.config) if type(short) is DynamicCache else type(short)()
         for number, layer in enumerate(short.layers):
             shape = layer.keys.shape[:2]
             full.update(
