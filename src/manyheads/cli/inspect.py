@@ -34,7 +34,7 @@ def inspect(
     with prepared(out, split.file), interruptible():
         with progress_bar(unit=corpus.unit if split.ray is None else "", hidden=rank() > 0) as progress:
             counted = split.measured(
-                mh.heads.measurements.Inspect(), loaded, corpus, source.open, out, progress
+                mh.heads.measurements.verbs.Inspect(), loaded, corpus, source.open, out, progress
             )
         if options.present_part(counted, out, as_json=json) or rank() > 0:
             return None

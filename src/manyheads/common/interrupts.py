@@ -120,8 +120,10 @@ class UntilInterrupted(Numbered[Item]):
     """
 
     def __init__(self, items: Iterable[Item], length: int) -> None:
-        part = isinstance(items, Numbered)
-        super().__init__(items, items.numbers if part else range(length), items.total if part else length)
+        numbers, total = (
+            (items.numbers, items.total) if isinstance(items, Numbered) else (range(length), length)
+        )
+        super().__init__(items, numbers, total)
         self.read = 0
 
     def __iter__(self) -> Iterator[Item]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from manyheads.common.progress import count_of
+
+if TYPE_CHECKING:
+    import torch
 
 Item = TypeVar("Item")
 
@@ -61,9 +62,12 @@ def count_of_all(batches: Iterable[object]) -> int | None:
 def generator_of(seed: int, number: int) -> torch.Generator:
     """The random numbers of one batch: the same whatever was read before it.
 
+    >>> import torch
     >>> one, again, other = (torch.rand(1, generator=generator_of(7, n)) for n in (3, 3, 4))
     >>> bool(one == again), bool(one == other)
     (True, False)
     """
+    import torch  # the command's help, which needs no batches, loads this module, too
+
     mixed = seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9  # far from other seeds and numbers
     return torch.Generator().manual_seed(mixed % 2**63)

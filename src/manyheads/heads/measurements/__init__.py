@@ -1,5 +1,6 @@
 """Measuring a text in parts, on several processes or machines, and adding the parts up exactly."""
 
+from manyheads.data.corpus import text as text
 from manyheads.heads.measurements import ray_cluster as ray_cluster
 from manyheads.heads.measurements.parts import measure_part as measure_part
 from manyheads.heads.measurements.parts import measured as measured

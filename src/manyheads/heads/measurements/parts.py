@@ -41,7 +41,7 @@ def measure_part(
     """
     measurement.check()
     batches = corpus.numbered(share)
-    if share.count > batches.total:
+    if share.parts > batches.total:
         raise ValueError(
             f"shard: got {share}, and the text has {batches.total} batches; expected at most as many shards: "
             "take fewer, or a smaller --batch-tokens"
@@ -127,7 +127,8 @@ def merge_shards(paths: Sequence[str | PathLike[str]]) -> dict[str, HeadTable]:
     result = finished(shard)
     if isinstance(result, MethodComparison):
         return result.tables
-    return {shard.verb: result.table if isinstance(result, Counted | ComparedPairs) else result}
+    table: HeadTable = result.table if isinstance(result, Counted | ComparedPairs) else result
+    return {shard.verb: table}
 
 
 def measured(

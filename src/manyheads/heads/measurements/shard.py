@@ -15,17 +15,17 @@ _SUFFIX = ".safetensors"
 
 
 class Share(NamedTuple):
-    """A part of the batches of a text: every ``count``-th one, from ``number`` on, which is 0 or more.
+    """A part of the batches of a text: every ``parts``-th one, from ``number`` on, which is 0 or more.
 
     >>> str(Share(2, 20)), Share.read("3/20")
-    ('3/20', Share(number=2, count=20))
+    ('3/20', Share(number=2, parts=20))
     """
 
     number: int
-    count: int
+    parts: int
 
     def __str__(self) -> str:
-        return f"{self.number + 1}/{self.count}"
+        return f"{self.number + 1}/{self.parts}"
 
     @classmethod
     def read(cls, text: str) -> Share:

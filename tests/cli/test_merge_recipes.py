@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def stub(folder: Path) -> Path:
@@ -32,6 +32,7 @@ def test_the_array_script_asks_for_its_part(tmp_path):
     assert "start this with sbatch --array" in without.stderr
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_submitit_recipe_runs_each_part_until_it_is_there(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.syspath_prepend(str(RECIPES))
