@@ -16,6 +16,8 @@ ALSO = (
     "export",
     "importance",
     "roles",
+    "scale",
+    "ring",
     "watch",
     "prune",
     "merge",

@@ -35,7 +35,7 @@ from transformers import DynamicCache
 
 import manyheads as mh
 from bench.harness import MIB, say, table, targets
-from bench.memory import _status
+from bench.memory import status
 from bench.models import smollm2
 from bench.record import Record
 
@@ -112,7 +112,7 @@ def resident() -> int:
     """The memory of this process, without what the allocator could give back."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return _status("VmRSS")
+    return status("VmRSS")
 
 
 def measure(model: Any, ids: Tensor, asked: Any, cache: Any) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def peak(target: str, environment: dict[str, str] | None = None, **arguments: ob
     return Peak(*json.loads(done.stdout.splitlines()[-1]))
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
@@ -60,12 +60,12 @@ def _weigh(target: str, arguments: dict[str, object]) -> Peak:
     call = getattr(importlib.import_module(f"bench.{part}"), function)(**arguments)
     x = torch.randn(256, 256, requires_grad=True)
     (x @ x).sum().backward()  # threads and libraries load here, not in the call
-    before = _status("VmRSS")
+    before = status("VmRSS")
     with suppress(OSError):  # where forbidden, a setup that went higher than the call would hide the call
         Path("/proc/self/clear_refs").write_text("5")
     started = time.perf_counter()
     call()
-    return Peak(before, _status("VmHWM"), time.perf_counter() - started)
+    return Peak(before, status("VmHWM"), time.perf_counter() - started)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from manyheads.nn.blocks import TransformerBlock as TransformerBlock
     from manyheads.nn.cache import KVCache as KVCache
     from manyheads.nn.generate import generate as generate
+    from manyheads.nn.key_shards import merge_statistics as merge_statistics
+    from manyheads.nn.key_shards import ring_statistics as ring_statistics
     from manyheads.nn.mask import Mask as Mask
     from manyheads.nn.multihead import MultiHeadAttention as MultiHeadAttention
     from manyheads.nn.orthogonal_rows import fold_orthogonal as fold_orthogonal
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from manyheads.surgery.cache_plan import CachePlan as CachePlan
     from manyheads.surgery.card import card as card
     from manyheads.surgery.cut import cut as cut
+    from manyheads.surgery.cut_on_disk import cut_on_disk as cut_on_disk
     from manyheads.surgery.grow import grow as grow
     from manyheads.surgery.head_prices import head_prices as head_prices
     from manyheads.surgery.headwise_cache import HeadwiseCache as HeadwiseCache
@@ -113,6 +116,7 @@ _NAMES = {
     "manyheads.nn.blocks": ("FeedForward", "TransformerBlock"),
     "manyheads.nn.cache": ("KVCache",),
     "manyheads.nn.generate": ("generate",),
+    "manyheads.nn.key_shards": ("merge_statistics", "ring_statistics"),
     "manyheads.nn.mask": ("Mask",),
     "manyheads.nn.multihead": ("MultiHeadAttention",),
     "manyheads.nn.orthogonal_rows": ("fold_orthogonal",),
@@ -125,6 +129,7 @@ _NAMES = {
     "manyheads.surgery.cache_choice": ("cache_plan",),
     "manyheads.surgery.cache_plan": ("CachePlan",),
     "manyheads.surgery.cut": ("cut",),
+    "manyheads.surgery.cut_on_disk": ("cut_on_disk",),
     "manyheads.surgery.grow": ("grow",),
     "manyheads.surgery.head_prices": ("head_prices",),
     "manyheads.surgery.merge": ("merge",),

@@ -286,3 +286,21 @@ def test_mean_ablation_of_a_head_that_never_varies_changes_nothing():
     with mh.silence(model, {0: [1]}):
         silenced = model(ids)
     assert not torch.allclose(silenced, plain)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_a_silent_head_is_silent_whatever_it_put_out(mean):
+    """Zero times infinity is no number."""
+    torch.manual_seed(0)
+    layer = mh.MultiHeadAttention(12, heads=3, bias=False).eval()
+    x = torch.randn(2, 5, 12)
+    batches = [x] if mean else None
+    silenced = mh.silence(layer, {0: [1]}, mean_of=batches)
+    with torch.no_grad():
+        with silenced:
+            expected = layer(x)
+        means = mh.silence(layer, {0: [1]}, mean_of=batches)
+        layer.value.weight[4:8] = torch.inf
+        with means:
+            actual = layer(x)
+    torch.testing.assert_close(actual, expected)

@@ -123,3 +123,46 @@ def test_a_cache_is_measured_not_assumed():
     assert cache_bytes(small) == cache_bytes(model) == 2 * 12 * 4
     prices = mh.head_prices(small, {"input_ids": IDS})
     assert prices.totals["cache"] == cache_bytes(small)
+
+
+def held_for_a_token(model):
+    """Bytes by which the model's own cache grows with a token, far beyond every window."""
+    from transformers import DynamicCache
+
+    sizes = []
+    for length in (20, 30):
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(torch.ones(1, length, dtype=torch.long), past_key_values=cache, use_cache=True)
+        held = [x for layer in cache.layers for x in (layer.keys, layer.values)]
+        sizes.append(sum(x.numel() * x.element_size() for x in held))
+    return (sizes[1] - sizes[0]) / 10
+
+
+@pytest.mark.parametrize("kind", ["window", "compressed"])
+def test_windows_and_compressed_keys_are_priced_by_what_the_cache_holds(kind):
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 17, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 7, "num_key_value_heads": 4, "initializer_range": 0.3, "bos_token_id": 1,
+        "eos_token_id": 2,
+    }  # fmt: skip
+    if kind == "window":
+        layers = ["sliding_attention", "full_attention"]
+        config = Gemma3TextConfig(**sizes, head_dim=6, sliding_window=5, layer_types=layers, pad_token_id=0)
+        model = Gemma3ForCausalLM(config).eval()
+    else:
+        config = DeepseekV3Config(
+            **sizes, q_lora_rank=5, kv_lora_rank=6, qk_rope_head_dim=4, qk_nope_head_dim=3, v_head_dim=5,
+            first_k_dense_replace=2, n_routed_experts=2, num_experts_per_tok=1, n_group=1, topk_group=1,
+            moe_intermediate_size=3,
+        )  # fmt: skip
+        model = DeepseekV3ForCausalLM(config).eval()
+    prices = mh.head_prices(model)
+    assert prices.totals["cache"] == cache_bytes(model) == held_for_a_token(model)
+    for layer, site in enumerate(prices.kv_heads):
+        small = mh.cut(model, {layer: [1]})
+        saved = held_for_a_token(model) - held_for_a_token(small)
+        assert prices.saved("cache", {site: [1]}) == saved == (48.0 if (kind, layer) == ("window", 1) else 0)

@@ -85,7 +85,7 @@ def product(
             continue
         lead = (("b",) * value.dim() + tag.roles[:-2])[2 - value.dim() :]
         return Contraction(tag.weights, factor, tag, value, (*lead, *ends[2:4]), (*tag.roles[:-2], *ends[4:]))
-    if id(left) in flow.constants or id(right) in flow.constants:
+    if flow.is_constant(left) or flow.is_constant(right):
         return None
     axes = proved.roles[:-2] if proved is not None else _lead(left, right, out, heads)
     if axes is not None:
@@ -209,7 +209,7 @@ def einsum(
             if result.count("d") != 1 or "q" not in result or factors[other].dim() < 3:
                 return None
             return Contraction(tag.weights, factors[weighting], tag, factors[other], values, result)
-    if any(factor.dim() < 3 or id(factor) in flow.constants for factor in factors):
+    if any(factor.dim() < 3 or flow.is_constant(factor) for factor in factors):
         return None
     sizes = {
         c: size

@@ -27,6 +27,7 @@ from manyheads.capture.proof import Forward, Proof, Step, proof_of, proof_reachi
 from manyheads.capture.site import Site, Sites
 from manyheads.capture.tensor_tags import Flow
 from manyheads.common.quantised import is_quantised
+from manyheads.common.sharded_weights import check_whole_heads
 from manyheads.common.types import Arguments, Function, Keywords
 from manyheads.nn.orthogonal_rows import without_constraints
 
@@ -227,6 +228,7 @@ class Interceptor:
         prefix: str = "",
     ) -> None:
         self.paths = module_paths(model, prefix)
+        check_whole_heads(model)
         self.model = model
         self.callback = callback
         self.reruns = reruns
@@ -243,9 +245,9 @@ class Interceptor:
         self.checked_forms: set[object] = set()  # ways in which opaque kernels were called, at each site
         self.embedded: list[Tensor] | None = None  # the ids of every embedding, if they are to be recorded
         modules = list(model.modules())
-        self.constants = frozenset(
-            id(tensor) for part in modules for tensor in (*part._parameters.values(), *part._buffers.values())
-        )
+        # Held as long as their ids are known: offloaded weights are replaced, and an id would be used again.
+        self._held = [x for part in modules for x in (*part._parameters.values(), *part._buffers.values())]
+        self.constants = frozenset(map(id, self._held))
         self._quantised = {id(part) for part in modules if is_quantised(part)}
         self._tracing = True
         self.probing = False  # what runs is a probe, whose attention calls are differentiated one by one

@@ -106,6 +106,10 @@ class Flow:
         key, tags = id(tensor), self.tags
         tags[key] = (weakref.ref(tensor, lambda _: tags.pop(key, None)), tag)
 
+    def is_constant(self, tensor: object) -> bool:
+        """Whether it is a parameter or buffer; those that come for one call only (offload, FSDP) are new."""
+        return id(tensor) in self.constants or isinstance(tensor, torch.nn.Parameter)
+
     def root(self) -> int:
         self.roots += 1
         return 1 << (self.roots - 1)
@@ -115,7 +119,7 @@ class Flow:
         tag = self.get(tensor)
         if tag is not None:
             return tag.streams
-        if not self.tracing or id(tensor) in self.constants or not tensor.is_floating_point():
+        if not self.tracing or self.is_constant(tensor) or not tensor.is_floating_point():
             return 0
         tag = Tag(streams=self.root())
         self.put(tensor, tag)
@@ -180,7 +184,7 @@ class Flow:
                     elif not _moves(func, args):
                         tag.modified, tag.kept = True, None
                 self.put(out, tag)
-            elif self.tracing and id(out) not in self.constants:
+            elif self.tracing and not self.is_constant(out):
                 self.put(out, Tag(streams or self.root(), self._merged(args, out, merged)))
 
     def _softmax_begun(

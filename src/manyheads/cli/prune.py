@@ -33,6 +33,11 @@ def prune(
     the state stays beside the folder: remove the folder and repeat the command to continue.
     """
     check_free(out)
+    if how.on_disk:
+        with progress_bar() as progress:
+            cut = mh.surgery.cut_on_disk.follow_plan(source.model, how.plan, out, unverified, progress)
+        terminal.prune.print_cut_on_disk(cut, as_json=json)
+        return None
     loaded, corpus = source.open(labels=True)
     with progress_bar() as progress:
         pruned = mh.surgery.pruned_folder.prune_to_folder(

@@ -14,10 +14,35 @@ WITHOUT_FLOAT64 = {"mps"}
 def device_of(model: nn.Module) -> torch.device:
     """The device of a model's first parameter, else of its first buffer, else the CPU.
 
+    For a model whose weights accelerate has offloaded, the device that they come to.
+
     >>> device_of(nn.Linear(2, 3)), device_of(nn.Identity())
     (device(type='cpu'), device(type='cpu'))
     """
-    return next((tensor.device for held in (model.parameters(), model.buffers()) for tensor in held), CPU)
+    held = (tensor.device for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
+    device = next(held, CPU)
+    return (_execution_device(model) or device) if device.type == "meta" else device
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether accelerate keeps weights of a model elsewhere (on the CPU, on a disk) and brings them for each
+    call.
+
+    >>> is_offloaded(nn.Linear(2, 3))
+    False
+    """
+    return any(x.device.type == "meta" for x in model.parameters()) and _execution_device(model) is not None
+
+
+def _execution_device(model: nn.Module) -> torch.device | None:
+    """Where the hooks of accelerate bring the weights."""
+    for module in model.modules():
+        hook = getattr(module, "_hf_hook", None)
+        for each in (hook, *getattr(hook, "hooks", ())):
+            device = getattr(each, "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+    return None
 
 
 def for_float64(device: torch.device) -> torch.device:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.sharded_weights import is_sharded
+
 _PLAIN = {Tensor, nn.Parameter}
 
 
@@ -34,6 +36,8 @@ def is_quantised(module: nn.Module) -> bool:
     if not (
         hasattr(module, "in_features") and hasattr(module, "out_features") and isinstance(weight, Tensor)
     ):
+        return False
+    if is_sharded(weight):
         return False
     foreign = type(module).__module__.partition(".")[0] == "bitsandbytes"
     return foreign or not weight.is_floating_point() or hasattr(weight, "__tensor_flatten__")

@@ -80,18 +80,18 @@ def _silence(
         if not numbers:
             return None
         call.site.check("silence", unverified)
-        gate = torch.ones(call.site.heads, dtype=call.output.dtype, device=call.output.device)
-        gate[numbers] = 0.0
-        output = call.output * gate[call.heads, None, None]
+        off = torch.zeros(call.site.heads, dtype=torch.bool, device=call.output.device)
+        off[numbers] = True
+        off = off[call.heads, None, None]
         if means is None:
-            return output
+            return call.output.masked_fill(off, 0.0)  # not a product: what is infinite becomes zero, too
         if call.site.name not in means:
             raise ValueError(
                 f"mean_of: the outputs of {call.site.name!r} were not seen whole on these batches; expected "
                 "batches that reach it, or leave mean_of out"
             )
-        instead = means[call.site.name].to(call.output) * (1 - gate)[:, None]  # (heads, width)
-        return output + instead[call.heads, None, :]
+        mean = means[call.site.name].to(call.output)  # (heads, width)
+        return torch.where(off, mean[call.heads, None, :], call.output)
 
     with Interceptor(model, edit, reruns=True, parts=True) as interceptor:
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, get_type_hints
@@ -81,7 +81,7 @@ def save(
     folder = Path(dir)
     check_free(folder, "dir")
     with whole_folder(folder) as unfinished:
-        _write(
+        write(
             plain(model),
             unfinished,
             tokenizer if tokenizer is not None else getattr(model, "tokenizer", None),
@@ -90,13 +90,23 @@ def save(
             write_card(unfinished, folder.name, {} if card is True else card)
 
 
-def _write(model: nn.Module, folder: Path, tokenizer: object) -> None:
-    persistent, others = _state(model)
+def write(
+    model: nn.Module, folder: Path, tokenizer: object, loads: transformers_config.Loads | None = None
+) -> None:
+    """Write all files of `save` into an empty folder; ``loads`` is for `describe`."""
+    persistent = {name: _on_cpu(tensor) for name, tensor in distinct(model)}
     save_file(persistent, folder / _WEIGHTS, metadata={"format": "pt"})
-    if others:
-        save_file(others, folder / _BUFFERS)
+    write_buffers(model, folder)
     if hasattr(tokenizer, "save_pretrained"):
         tokenizer.save_pretrained(str(folder))
+    describe(model, folder, loads)
+
+
+def describe(model: nn.Module, folder: Path, loads: transformers_config.Loads | None = None) -> None:
+    """Write the config of a model and heads.json into the folder that has its weights.
+
+    loads: whether a config that says the numbers of heads is enough, for models that are too large to try.
+    """
     changes = changes_of(model)
     description: dict[str, object] = {
         "format": _FORMAT,
@@ -111,7 +121,7 @@ def _write(model: nn.Module, folder: Path, tokenizer: object) -> None:
         "changes": changes.as_json(),
     }
     if transformers_config.is_transformers(model):
-        description["plain"] = transformers_config.write_config(model, folder, changes)
+        description["plain"] = transformers_config.write_config(model, folder, changes, loads)
     else:
         config.write(model, folder)
     description["files"] = {path.name: _hash(path) for path in sorted(folder.iterdir()) if path.is_file()}
@@ -126,20 +136,29 @@ def _class_name(model: nn.Module) -> str:
     return f"{'manyheads' if ours else kind.__module__}.{kind.__qualname__}"
 
 
-def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What the model's class says is its state, and floating buffers beside it; each tensor once."""
+def distinct(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What the model's class says is its state, each tensor once."""
     seen: set[int] = set()
-    state: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor) and id(tensor) not in seen:
             seen.add(id(tensor))
-            state[name] = tensor.detach().cpu().contiguous().clone()
+            yield name, tensor
+
+
+def write_buffers(model: nn.Module, folder: Path) -> None:
+    """Write the floating buffers beside the state, if there are any."""
+    state = {id(tensor) for _, tensor in distinct(model)}
     others = {
-        name: buffer.detach().cpu().contiguous().clone()
+        name: _on_cpu(buffer)
         for name, buffer in model.named_buffers()
-        if id(buffer) not in seen and buffer.is_floating_point()
+        if id(buffer) not in state and buffer.is_floating_point()
     }
-    return state, others
+    if others:
+        save_file(others, folder / _BUFFERS)
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().clone()
 
 
 def load(dir: str | PathLike[str], factory: Callable[[], nn.Module] | None = None) -> nn.Module:

@@ -100,7 +100,7 @@ def _open(
         options["device_map"] = placement.device_map
     elif quantised and placement.device.type != "cpu":
         options["device_map"] = {"": str(placement.device)}
-    with_head: Any = _class_with_head(config) if head else None
+    with_head: Any = class_with_head(config) if head else None
     if head and with_head is None and "gguf_file" in trust:
         with_head = AutoModelForCausalLM
     kind: Any = with_head or AutoModel
@@ -138,7 +138,7 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _class_with_head(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+def class_with_head(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     """The class of transformers that a config names for its weights; None when it names none."""
     import transformers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, TypeVar
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 METHOD, VERSION = "manyheads", 1  # of the record that is in a config as its quantization_config
 _CONFIG = "config.json"
 T = TypeVar("T")
+Loads = Callable[["PreTrainedModel", Path], bool]
 _HEADS = re.compile(r"head|kv")
 _KEYS = re.compile(r"kv|key|query_group")
 _WIDTH = re.compile(r"^(head_dim|d_kv|attention_head_dim|attention_head_size|kv_channels)$")
@@ -123,8 +124,12 @@ def build(folder: Path, name: str, attention: str | None) -> nn.Module:
     return model
 
 
-def write_config(model: PreTrainedModel, folder: Path, changes: Changes) -> bool:
-    """Write config.json, if possible such that from_pretrained loads the folder; returns whether it does."""
+def write_config(model: PreTrainedModel, folder: Path, changes: Changes, loads: Loads | None = None) -> bool:
+    """Write config.json, if possible such that from_pretrained loads the folder; returns whether it does.
+
+    loads: what finds out whether it does; by default from_pretrained, and a comparison.
+    """
+    loads = from_pretrained_agrees if loads is None else loads
     generation: Any = getattr(model, "generation_config", None)
     if generation is not None:
         generation.save_pretrained(str(folder))
@@ -133,7 +138,7 @@ def write_config(model: PreTrainedModel, folder: Path, changes: Changes) -> bool
     for plain in (_uniform(config, changes), _per_layer(config, changes)):
         if plain is not None and _fits(model, plain):
             _dump(plain, folder)
-            if _loads(model, folder):
+            if loads(model, folder):
                 return True
     _dump(config, folder)
     return not changes.counts
@@ -162,7 +167,7 @@ def _uniform(config: PretrainedConfig, changes: Changes) -> PretrainedConfig | N
     if any(len(after) > 1 or 0 in after for numbers in became for after in numbers.values()):
         return None
     uniform = _without_record(config)
-    for part in _parts(uniform):
+    for part in parts_of(uniform):
         for name, value in list(vars(part).items()):
             numbers = _numbers(name, *became)
             if type(value) is int and _HEADS.search(name) and not _WIDTH.search(name) and value in numbers:
@@ -214,11 +219,11 @@ def _without_record(config: PretrainedConfig) -> PretrainedConfig:
     return new
 
 
-def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+def parts_of(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     yield config
     for value in vars(config).values():
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            yield from _parts(value)
+            yield from parts_of(value)
 
 
 def _fits(model: PreTrainedModel, config: PretrainedConfig) -> bool:
@@ -232,7 +237,7 @@ def _fits(model: PreTrainedModel, config: PretrainedConfig) -> bool:
     return {name: tensor.shape for name, tensor in empty.state_dict().items()} == shapes
 
 
-def _loads(model: PreTrainedModel, folder: Path) -> bool:
+def from_pretrained_agrees(model: PreTrainedModel, folder: Path) -> bool:
     """Whether from_pretrained loads the same model."""
     import transformers
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from manyheads.nn.mask import Mask
 from manyheads.nn.tile_statistics import STEPS, SUMS, of_core, places, reciprocal
-from manyheads.nn.tiles import Scratch, mean_key, scratch
+from manyheads.nn.tiles import Scratch, scratch
 
 # Queries and keys of a block, and how many scores all heads that share a product have in it.
 ROWS, COLUMNS = 256, 512
@@ -51,17 +51,19 @@ def pays(q: Tensor, k: Tensor, mask: Mask) -> bool:
     return possible and k.shape[2] >= SHORTEST
 
 
-def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None) -> dict[str, Tensor]:
-    """The core statistics of q (batch, kv_heads, group, queries, d_key) over k, still grouped.
+def core(
+    q: Tensor, k: Tensor, mean: Tensor, mask: Mask, scale: float, offset: int, features: Tensor | None
+) -> dict[str, Tensor]:
+    """The core statistics of q (batch, kv_heads, group, queries, d_key) over k less ``mean``, still grouped.
 
     Some sequences, or some heads of one, at a time, so that what is needed on the way stays small.
+    ``offset`` is the position of query 0 among the keys.
     """
     batch, kv_heads, group, queries, width = q.shape
     sequences = max(1, PIECE // max(1, kv_heads * group * queries * width))
     heads = max(1, min(kv_heads, PIECE // max(1, group * queries * width)))
     means = None if features is None else q.new_zeros(*q.shape[:4], features.shape[2])
     raw = Raw(q.new_zeros(len(SUMS), *q.shape[:4]), means)
-    lacking = q.new_empty(q.shape[:4])
     for start in range(0, batch, sequences):
         members = slice(start, start + sequences)
         lengths, real = (None if x is None else x[members] for x in (mask.lengths, mask.queries))
@@ -69,28 +71,36 @@ def core(q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None
         part_features = None if features is None else features[members]
         for head in range(0, kv_heads, heads):
             index = members, slice(head, head + heads)
-            lacking[index] = _fill(raw.at(*index), q[index], k[index], part, scale, part_features)
+            _fill(raw.at(*index), q[index], k[index], mean[index], part, scale, offset, part_features)
     sums = raw.named()
     seen = of_core(sums)
-    seen["logsumexp"] += lacking
     if means is not None:
         seen["features"] = means.mul_(reciprocal(sums["total"]).unsqueeze(-1))
     return seen
 
 
-def _fill(raw: Raw, q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None) -> Tensor:
-    """Add up some sequences and heads with centred keys; returns what the scores lack by the centring."""
-    take, mean = scratch(q.dtype, q.device), mean_key(k)
+def _fill(
+    raw: Raw,
+    q: Tensor,
+    k: Tensor,
+    mean: Tensor,
+    mask: Mask,
+    scale: float,
+    offset: int,
+    features: Tensor | None,
+) -> None:
+    """Add up some sequences and heads with centred keys."""
+    take = scratch(q.dtype, q.device)
     k = torch.sub(k, mean.unsqueeze(2), out=_like(k, take))
     keys, queries = k.shape[2], q.shape[3]
-    count = mask.count(queries, keys, q.device)[:, None, None]
+    count = mask.count(queries, keys, q.device, offset)[:, None, None]
     sums = raw.named()
     sums["keys"].copy_(count)
     for n in range(len(q)):
         seen = keys if mask.lengths is None else int(mask.lengths[n].clamp(0, keys))
         real = queries if mask.queries is None else int(mask.queries[n].clamp(0, queries))
         rest, part_features = mask.of_sequence(n, real, seen), None if features is None else features[n]
-        _add(raw.at(n), q[n, :, :, :real], k[n, :, :seen], rest, scale, keys - queries, part_features, take)
+        _add(raw.at(n), q[n, :, :, :real], k[n, :, :seen], rest, scale, offset, part_features, take)
     total, nothing = sums["total"], count == 0
     if nothing.any():  # a hidden score whose exp is infinite turns zeros into NaN
         raw.sums.masked_fill_(nothing, 0.0)
@@ -98,8 +108,7 @@ def _fill(raw: Raw, q: Tensor, k: Tensor, mask: Mask, scale: float, features: Te
             raw.features.masked_fill_(nothing.unsqueeze(-1), 0.0)
     lost = (total > SAFE[0]).logical_and_(total < SAFE[1]).logical_or_(nothing).logical_not_()
     if lost.any():
-        _again(raw, q, k, mask, scale, features, lost)
-    return (q @ mean[:, :, None, :, None]).squeeze(-1).mul_(scale)
+        _again(raw, q, k, mask, scale, offset, features, lost)
 
 
 def _like(k: Tensor, take: Scratch) -> Tensor:
@@ -170,11 +179,18 @@ def _blocks(
 
 
 def _again(
-    raw: Raw, q: Tensor, k: Tensor, mask: Mask, scale: float, features: Tensor | None, lost: Tensor
+    raw: Raw,
+    q: Tensor,
+    k: Tensor,
+    mask: Mask,
+    scale: float,
+    offset: int,
+    features: Tensor | None,
+    lost: Tensor,
 ) -> None:
     """Where exp overflowed or vanished, take it of scores less the largest of their query."""
     sums, j = raw.named(), torch.arange(k.shape[2], device=q.device)
-    offset, most = k.shape[2] - q.shape[3], max(1, ELEMENTS // k.shape[2])
+    most = max(1, ELEMENTS // k.shape[2])
     for n, head in lost.flatten(2).any(-1).nonzero().tolist():
         for index in lost[n, head].nonzero().split(most):
             rows = n, head, *index.unbind(-1)

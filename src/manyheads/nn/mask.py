@@ -175,13 +175,18 @@ class Mask:
             allowed = allowed & torch.eq(*pieces)
         return allowed
 
-    def count(self, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
+    def count(
+        self, queries: int, keys: int, device: torch.device | str = "cpu", offset: int | None = None
+    ) -> Tensor:
         """How many keys each query may attend to, (1 or batch, queries), by geometry and lengths alone.
+
+        ``offset`` is the position of query 0; by default the last query is at the last key.
 
         >>> Mask(causal=True, window=3).count(5, 5)
         tensor([[1, 2, 3, 3, 3]])
         """
-        i = torch.arange(keys - queries, keys, device=device)[None]
+        offset = keys - queries if offset is None else offset
+        i = torch.arange(offset, offset + queries, device=device)[None]
         low, high = torch.zeros_like(i), torch.full_like(i, keys)
         if self.lengths is not None:
             high = torch.minimum(high, self.lengths.to(device)[:, None])

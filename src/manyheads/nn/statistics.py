@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from manyheads.common.devices import in_float64
 from manyheads.nn import block_statistics
 from manyheads.nn.attention import check_mask, check_shapes, default_scale
 from manyheads.nn.mask import Mask
@@ -37,6 +38,7 @@ def statistics(
     scale: float | None = None,
     statistics: StatisticsSet = "core",
     features: Tensor | None = None,
+    positions: tuple[int, int] | None = None,
 ) -> dict[str, Tensor]:
     """Exact statistics of attention for every head and query, without its weights in memory.
 
@@ -60,6 +62,12 @@ def statistics(
     columns to know the share of attention on special tokens, on rare ones, on a segment.
     Queries that may attend to nothing have zero everywhere (and a logsumexp of -inf).
 
+    ``positions``, of the first query and the first key in the whole sequence, says that these keys are a
+    shard: the softmax is over them alone, and `merge_statistics` makes the statistics of all keys from those
+    of all shards. Mask tensors and features are those of the shard; key lengths count from the first key of
+    the whole. There is no ``received``, which cannot be merged; ``shard`` and, in the full set,
+    ``displacement`` E[j - i] are what merging needs besides, and logsumexp and largest_logit are in float64.
+
     Examples
     --------
     >>> q = k = torch.zeros(1, 2, 4, 8)
@@ -72,6 +80,7 @@ def statistics(
     See Also
     --------
     statistics_of_scores : the same from scores.
+    merge_statistics, ring_statistics : keys that are spread over several processes.
     watch : the statistics of every head of a model, summed over a corpus.
 
     References
@@ -82,16 +91,20 @@ def statistics(
     """
     check_shapes(q, k)
     joined = check_mask(q, k, mask, causal, window, chunk)
+    offset = k.shape[2] - q.shape[2]
+    if positions is not None:
+        joined, offset = _of_shard(joined, positions)
     exact = torch.promote_types(q.dtype, torch.float32)
     names, features = _check(statistics, features, q.shape[0], k.shape[2], exact)
-    group, offset = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
+    group = q.shape[1] // k.shape[1]
     queries = q.to(exact).unflatten(1, (k.shape[1], group))
     factor = default_scale(q.shape[-1]) if scale is None else scale
+    keys = k.to(exact)
+    mean = mean_key(keys)
     if statistics == "core" and block_statistics.pays(q, k, joined):
-        seen = block_statistics.core(queries, k.to(exact), joined, factor, features)
-        return {name: value.flatten(1, 2) for name, value in seen.items()}
-    keys, take = k.to(exact), scratch(exact, q.device)
-    mean, real = mean_key(keys), joined.queries
+        seen = block_statistics.core(queries, keys, mean, joined, factor, offset, features)
+        return _finish(seen, queries, mean, factor, joined, positions, k.shape[2])
+    take, real = scratch(exact, q.device), joined.queries
     visible = replace(joined, queries=None)  # rows of queries that attend to nothing need no hiding
     biased = any(tensor.is_floating_point() for tensor in joined.tensors)  # hides what it gives no weight
     hidden_parts: dict[tuple[int, range, range], tuple[list[Hidden], Tensor | int]] = {}  # of the last tile
@@ -123,11 +136,58 @@ def statistics(
 
     careful = q.device.type != "cpu"  # looking at numbers would make a GPU wait
     shape = queries.shape[:4]
-    seen = collect(tile_scores, joined, shape, k.shape[2], keys, names, features, careful)
-    lacking = factor * (queries @ mean[:, :, None, :, None]).squeeze(-1)
-    for name in seen.keys() & {"logsumexp", "largest_logit"}:
-        seen[name] += lacking
-    return {name: value.flatten(1, 2) for name, value in seen.items()}
+    seen = collect(tile_scores, joined, shape, k.shape[2], keys, names, features, careful, offset)
+    return _finish(seen, queries, mean, factor, joined, positions, k.shape[2])
+
+
+def _of_shard(mask: Mask, positions: tuple[int, int]) -> tuple[Mask, int]:
+    """The mask as the keys of a shard see it, and the position of query 0 counted from their first."""
+    for number in positions:
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise TypeError(f"positions: expected two whole numbers, got {positions!r}")
+    query, key = positions
+    if key < 0:
+        raise ValueError(f"positions: expected a first key at 0 or later, got {key}")
+    if mask.chunk is not None and key % mask.chunk:
+        raise ValueError(
+            f"positions: the first key is at {key}, and pieces of {mask.chunk} begin at its multiples; with "
+            "chunk=, let shards begin there, too"
+        )
+    lengths = None if mask.lengths is None else (mask.lengths - key).clamp(min=0)
+    return replace(mask, lengths=lengths), query - key
+
+
+def _finish(
+    seen: dict[str, Tensor],
+    q: Tensor,
+    mean: Tensor,
+    scale: float,
+    mask: Mask,
+    positions: tuple[int, int] | None,
+    keys: int,
+) -> dict[str, Tensor]:
+    """Add what the scores lack by the centring of the keys, and join the heads of all groups.
+
+    Of a shard, logits are in float64: weights of shards are exp of their differences.
+    """
+    displacement = seen.pop("displacement", None)
+    logits = seen.keys() & {"logsumexp", "largest_logit"}
+    if positions is None:
+        lacking = scale * (q @ mean[:, :, None, :, None]).squeeze(-1)
+        seen |= {name: seen[name] + lacking for name in logits}
+        return {name: value.flatten(1, 2) for name, value in seen.items()}
+    parts = [in_float64(q[:, head]) @ in_float64(mean[:, head, None, :, None]) for head in range(q.shape[1])]
+    lacking = scale * torch.stack(parts, dim=1).squeeze(-1)
+    seen |= {name: in_float64(seen[name]) + lacking for name in logits}
+    seen.pop("received", None)  # each query's share of this shard is missing in it
+    if displacement is not None:
+        seen["displacement"] = displacement
+    if positions[1] > 0:
+        seen["first"].zero_()
+    seen = {name: value.flatten(1, 2) for name, value in seen.items()}
+    by_weight = any(tensor.is_floating_point() for tensor in mask.tensors)
+    seen["shard"] = torch.tensor([positions[1], positions[1] + keys, by_weight])
+    return seen
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -168,6 +228,7 @@ def statistics_of_scores(
     like = torch.empty(0, dtype=exact, device=scores.device)
     shape = grouped.shape[:4]
     seen = collect(tile_scores, Mask(), shape, scores.shape[3], like, names, features, careful=True)
+    seen.pop("displacement", None)
     return {name: value.flatten(1, 2) for name, value in seen.items()}
 
 

@@ -56,13 +56,16 @@ def collect(
     names: tuple[str, ...],
     features: Tensor | None,
     careful: bool = False,
+    offset: int | None = None,
 ) -> dict[str, Tensor]:
     """Run over the tiles for the names CORE, LOGITS or FULL; results are (batch, kv_heads, group, queries).
 
-    ``shape`` is (batch, kv_heads, group, queries), ``like`` gives dtype and device. Unless ``careful``, exp
+    ``shape`` is (batch, kv_heads, group, queries), ``like`` gives dtype and device, ``offset`` is the
+    position of query 0 (by default the last query is at the last key).
+    The full set also has ``displacement``, E[j - i], in float64 (`for_float64`). Unless ``careful``, exp
     is taken of the scores as they are, and only where that fails of scores less their largest.
     """
-    offset, full = keys - shape[3], names == FULL
+    offset, full = keys - shape[3] if offset is None else offset, names == FULL
     sums = _FULL_SUMS if full else (*SUMS, "largest") if names == LOGITS else SUMS
     raw = like.new_zeros(len(sums), *shape)
     received = like.new_zeros(*shape[:3], keys) if full else None
@@ -255,4 +258,5 @@ def _of_full(raw: dict[str, Tensor], moments: Tensor, offset: int, causal: bool)
         "distance": (distance * inverse_mass).clamp_(min=0.0).to(inverse.dtype).to(inverse.device),
         "distance_spread": spread.to(inverse.dtype).to(inverse.device),
         "local": raw["local"] * inverse,
+        "displacement": (mean - i).masked_fill_(nothing, 0.0),
     }

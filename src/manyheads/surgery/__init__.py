@@ -6,6 +6,7 @@ from manyheads.common.lazy_names import submodules
 from manyheads.common.registry import register
 
 if TYPE_CHECKING:
+    from manyheads.surgery import cut_on_disk as cut_on_disk
     from manyheads.surgery import pruned_folder as pruned_folder
 
 __getattr__ = submodules(__name__)

@@ -196,7 +196,7 @@ def card(
         sides, doubts = [], []
         for each, (value, error), seconds in zip((model, small), qualities, times, strict=True):
             prices = cache_prices(each, few(first))
-            sites, cache = list(prices), round(sum(prices.values()))
+            sites, cache = list(prices), round(sum(price.whole for price in prices.values()))
             measured = cache_bytes(each) if cache else None
             cache = cache if measured is None else round(measured)
             doubts.append(doubts_of(sites))
@@ -205,7 +205,7 @@ def card(
             size = sum(x.numel() * x.element_size() for x in held.values())
             heads, key_heads = (sum(map(count, sites)) for count in (_heads, _key_heads))
             sides.append(Side(heads, value, error, parameters, size, cache, seconds, key_heads))
-        decoding = decoding_speed(model, small, sizes, lengths) if lengths and sides[0].cache else []
+        decoding = decoding_speed(model, small, sizes, lengths) if lengths else []
     change = None
     if judged is not None:
         change = {name: getattr(judged.change, name) for name in ("value", "low", "high")}

@@ -13,7 +13,7 @@ from manyheads.models.probe_batch import probe_batch
 from manyheads.nn.orthogonal_rows import plain
 from manyheads.surgery.arrangement import Arrangement, check_groups
 from manyheads.surgery.plan import Plan
-from manyheads.surgery.rebuild import observe, rebuild
+from manyheads.surgery.rebuild import Rebuilt, observe, rebuild
 from manyheads.surgery.weight_origins import note_origins
 
 
@@ -74,6 +74,27 @@ def cut(
     if isinstance(heads, Plan):
         heads.check(model)
     model = plain(model)
+    smaller = cut_unchecked(model, heads, batch, unverified=unverified)
+    if smaller is None:
+        copied = copy.deepcopy(model)
+        note_origins(model, copied, {}, {}, {})
+        return copied
+    smaller.check()
+    return smaller.model
+
+
+def cut_unchecked(
+    model: nn.Module, heads: Heads, batch: Batch | None = None, *, unverified: Unverified = "refuse"
+) -> Rebuilt | None:
+    """The copy that `cut` returns once it is checked (`Rebuilt.check`), and what became of which weights;
+    None if no head is named.
+
+    >>> import torch
+    >>> layer = nn.MultiheadAttention(6, num_heads=3, batch_first=True)
+    >>> smaller = cut_unchecked(layer, {0: [1]}, (torch.randn(2, 5, 6),) * 3)
+    >>> smaller.sliced["query.weight"].indices
+    [0, 1, 4, 5]
+    """
     batch = probe_batch(model) if batch is None else batch
     chosen = Selection(heads, module_paths(model).values())
     sites, seen = observe(model, batch, "cut")
@@ -85,9 +106,5 @@ def cut(
     if all(len(removed.get(name, ())) == site.heads for name, site in sites.items()):
         raise ValueError("heads: these are all heads of the whole model; leave at least one")
     if not removed:
-        copied = copy.deepcopy(model)
-        note_origins(model, copied, {}, {}, {})
-        return copied
-    smaller = rebuild(model, batch, Arrangement("cut", sites, removed=removed), seen)
-    smaller.check()
-    return smaller.model
+        return None
+    return rebuild(model, batch, Arrangement("cut", sites, removed=removed), seen)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
 
 from manyheads.common.devices import device_of
 from manyheads.common.preserved_state import evaluating
@@ -19,6 +20,7 @@ from manyheads.nn.transformers import Decoder
 MEMORY = 1e9  # bytes of cache, at most
 _TOKENS = 20_000  # that a model of ours reads at once, at most
 _STEPS = 4
+_MEASURED = 4  # tokens whose keys are weighed
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,37 @@ class Decoding:
     why_not: str = ""
 
 
+class Held(NamedTuple):
+    """What one layer of a cache holds: keys of so many heads, and bytes for each token; 0 bytes where the
+    layer has a window, and holds no more of a longer text.
+    """
+
+    heads: int
+    bytes: float
+
+
 def cache_bytes(model: nn.Module) -> float | None:
     """The bytes that a model's cache holds for each token, measured; None for models without one.
 
     >>> cache_bytes(Decoder(12, heads=4, kv_heads=2, layers=2, vocabulary=17))
     96.0
     """
+    layers = held_by_layer(model)
+    return None if layers is None else sum(layer.bytes for layer in layers)
+
+
+def held_by_layer(model: nn.Module) -> list[Held] | None:
+    """What each layer of a model's cache holds, measured; None for models without a cache."""
     with torch.no_grad(), evaluating(model):
-        cache = _filled(model, 1, 4)
+        cache = _filled(model, 1, _MEASURED)
     if cache is None:
         return None
-    held = _tensors(cache)
-    return sum(x.numel() * x.element_size() for x in held) / held[0].shape[2] if held else None
+    held = []
+    for layer in getattr(cache, "layers", None) or cache.blocks:
+        keys, values = _tensors(layer)
+        size = sum(x.numel() * x.element_size() for x in (keys, values)) / _MEASURED
+        held.append(Held(keys.shape[1], 0.0 if getattr(layer, "is_sliding", False) else size))
+    return held or None
 
 
 def decoding_speed(
@@ -101,7 +122,7 @@ def _filled(model: Any, batch: int, length: int) -> Any:
     try:
         ids = torch.ones(batch, 2, dtype=torch.long, device=device)
         short = model(input_ids=ids, use_cache=True).past_key_values
-        full = type(short)()
+        full: Any = DynamicCache(config=model.config) if type(short) is DynamicCache else type(short)()
         for number, layer in enumerate(short.layers):
             shape = layer.keys.shape[:2]
             full.update(
@@ -128,7 +149,8 @@ def _positions(model: Any) -> int | None:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
-def _tensors(cache: Any) -> list[Tensor]:
-    if hasattr(cache, "layers"):
-        return [x for layer in cache.layers for x in (layer.keys, layer.values)]
-    return [x[:, :, : block.length] for block in cache.blocks for x in (block._keys, block._values)]
+def _tensors(layer: Any) -> tuple[Tensor, Tensor]:
+    """The keys and values of one layer of a cache, of transformers or of ours."""
+    if hasattr(layer, "keys"):
+        return layer.keys, layer.values
+    return layer._keys[:, :, : layer.length], layer._values[:, :, : layer.length]

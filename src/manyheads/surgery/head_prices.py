@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from time import perf_counter, process_time
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -20,9 +21,11 @@ from manyheads.common.types import Batch
 from manyheads.heads.watch import fingerprint
 from manyheads.models.changes import changes_of, get_tensor
 from manyheads.models.probe_batch import probe_batch
+from manyheads.models.transformers_config import is_transformers
 from manyheads.nn.orthogonal_rows import plain
 from manyheads.surgery.arrangement import groups_of
 from manyheads.surgery.cut import cut
+from manyheads.surgery.decoding_speed import Held, held_by_layer
 from manyheads.surgery.prices import HeadPrices
 from manyheads.surgery.regions import regions_of
 
@@ -78,9 +81,9 @@ def head_prices(
                     if using:
                         each[using] = each.get(using, 0) + tensor.numel() // tensor.shape[axis]
         parameters[name] = list(each.items())
-    cache = {site.name: price / len(set(site.kv_heads)) for site, price in by_cache.items()}
+    cache = {site.name: price.each for site, price in by_cache.items()}
     totals = {
-        "cache": sum(by_cache.values()),
+        "cache": sum(price.whole for price in by_cache.values()),
         "parameters": float(sum(p.numel() for p in model.parameters())),
     }
     seconds: dict[str, float] = {}
@@ -90,11 +93,21 @@ def head_prices(
     return HeadPrices(fingerprint(model), totals, parameters, cache, kv_heads, seconds)
 
 
-def cache_prices(model: nn.Module, batch: Batch) -> dict[Site, float]:
+class CachePrice(NamedTuple):
+    """Bytes of keys and values that a site keeps of every token; and those of one key head, 0 where it goes
+    and the site keeps as much.
+    """
+
+    whole: float
+    each: float
+
+
+def cache_prices(model: nn.Module, batch: Batch) -> dict[Site, CachePrice]:
     """The attention sites of a model, with the bytes of keys and values that each keeps of every token.
 
     Nothing is kept outside of causal attention. Where merged keys are repeated (`Repeat`), the class keeps
-    one for every head.
+    one for every head. What a model of transformers keeps is measured: a layer with a window keeps no more
+    of a longer text, and one with compressed keys (DeepSeek) keeps them whatever its number of heads.
     """
     widths: dict[str, int] = {}
 
@@ -107,12 +120,19 @@ def cache_prices(model: nn.Module, batch: Batch) -> dict[Site, float]:
     with seeded_evaluation(model), Interceptor(model, on_call) as interceptor:
         run(model, batch)
     repeated = changes_of(model).repeated
+    layers = held_by_layer(model) if is_transformers(model) else None
     prices = {}
     for name, site in interceptor.sites.by_name.items():
         under = f"{site.path}." if site.path else ""
         several = any(path.startswith(under) for path in repeated)
-        count = 0 if site.kind != "causal" else site.heads if several else len(set(site.kv_heads))
-        prices[site] = float(count * widths[name])
+        key_heads = len(set(site.kv_heads))
+        count = site.heads if several else key_heads
+        held = Held(count, float(count * widths[name]))
+        number = getattr(model.get_submodule(site.path), "layer_idx", None)
+        if layers is not None and isinstance(number, int) and number < len(layers):
+            held = layers[number]
+        whole = held.bytes if site.kind == "causal" else 0.0
+        prices[site] = CachePrice(whole, whole / key_heads if held.heads in (key_heads, site.heads) else 0.0)
     return prices
 
 

@@ -68,7 +68,8 @@ class HeadPrices:
                 f"save: the prices have no {what}; measure it by head_prices(model, latency=True)"
             )
         if not self.totals[what]:
-            raise ValueError(f"save: this model has no {what} to save")
+            grows = ": what it keeps does not grow with the text" if what == "cache" else ""
+            raise ValueError(f"save: this model has no {what} to save{grows}")
         return self.saved(what, removed) / self.totals[what]
 
 

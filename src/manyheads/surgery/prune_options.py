@@ -50,6 +50,11 @@ class PruneOptions:
         Literal["onnx", "torch-export", "gguf", "openvino", "executorch"] | None,
         "Also write the smaller model in this format, into a folder of that name beside it.",
     ] = None
+    on_disk: Annotated[
+        bool,
+        "Cut from folder to folder, one tensor at a time, a model that is too large to open; only with "
+        "--plan, and without refit, text or card.",
+    ] = False
     curve: Annotated[bool, "Also draw quality against heads kept, with the random control."] = False
 
     def __post_init__(self) -> None:
@@ -63,6 +68,11 @@ class PruneOptions:
             raise ValueError(f"kv_heads: got {self.kv_heads}; expected a number of key heads, at least 1")
         if self.kv_heads is not None and self.curve:
             raise ValueError("curve: it is of heads that are removed, and --kv-heads removes none")
+        if self.on_disk and (self.plan is None or self.recover or self.curve or self.export or self.metric):
+            raise ValueError(
+                "on_disk: it follows a plan and does nothing else; expected --plan, and none of --recover, "
+                "--curve, --export and --metric"
+            )
         self._check_ranking()
         if self.recover < 0:
             raise ValueError(f"recover: got {self.recover}; expected a number of steps, 0 for none")

@@ -15,8 +15,10 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.site import Site
 from manyheads.capture.weights import Projections, projections
 from manyheads.common.compare_outputs import Captured, seeded_evaluation
+from manyheads.common.devices import is_offloaded
 from manyheads.common.quantised import quantised_modules
 from manyheads.common.run_batch import run
+from manyheads.common.sharded_weights import sharded_module
 from manyheads.common.types import Batch
 from manyheads.models.changes import Changes, changes_of, forget, get_tensor, replace_module, settle
 from manyheads.models.no_heads import emptied
@@ -43,12 +45,15 @@ class Rebuilt:
     sliced: what became of its parameters.
     readers: the weights that read copied heads, as they were.
     projections: which weights each head had, by site.
+    regions: the modules that hold them, and how they are called.
     """
 
     model: nn.Module
+    arrangement: Arrangement
     sliced: dict[str, Slice]
     readers: dict[str, Tensor]
     projections: dict[str, Projections]
+    regions: dict[str, Region]
     check: Callable[[], None]
 
 
@@ -60,6 +65,11 @@ def observe(model: nn.Module, batch: Batch, verb: str) -> tuple[dict[str, Site],
         raise ValueError(
             f"{verb}: the weights of {path!r} are quantised ({type(quantised[path]).__name__}), and packed "
             f"numbers cannot be taken apart; {verb} the model before it is quantised"
+        )
+    if is_offloaded(model) or sharded_module(model) is not None:
+        raise ValueError(
+            f"{verb}: the weights of the model are offloaded or sharded, and not in memory to be changed; "
+            "open it without a device map in one process, or use cut_on_disk (prune --on-disk)"
         )
     seen = RunLengths()
 
@@ -135,7 +145,7 @@ def rebuild(
         for other, expected in others:
             verify_output(model, copied, other, arrangement, modules, expected)
 
-    return Rebuilt(copied, sliced, readers, head_weights, check)
+    return Rebuilt(copied, arrangement, sliced, readers, head_weights, regions, check)
 
 
 def _computes_inputs(model: nn.Module, region: Region) -> bool:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.common.language import words
+from manyheads.surgery.cut_on_disk import CutFolder
 from manyheads.surgery.pruned_folder import PrunedFolder
 from manyheads.view.terminal.presentation import PatientConsole, despite_broken_pipe
 
@@ -72,6 +73,26 @@ def _print_card(pruned: PrunedFolder, console: Console) -> None:
     console.print(Text(_how_to_load(pruned)), soft_wrap=True)
 
 
+def print_cut_on_disk(cut: CutFolder, *, as_json: bool) -> None:
+    """Print what became of a model that was cut on disk, and where it is."""
+    removed = sum(map(len, cut.removed.values()))
+    with despite_broken_pipe():
+        if as_json:
+            numbers = {"bytes_before": cut.bytes_before, "bytes_after": cut.bytes_after}
+            document = {"out": str(cut.out), "removed": cut.removed, **numbers, "difference": cut.difference}
+            print(json.dumps(document, indent=1), flush=True)
+            return
+        sentence = words(
+            "Removed {removed} of {heads} heads: {before:.2f} GB became {after:.2f} GB. Every module that "
+            "lost heads equals the silenced one ({off:.0e} at most).",
+            removed=removed, heads=cut.heads, before=cut.bytes_before / 1e9, after=cut.bytes_after / 1e9,
+            off=cut.difference,
+        )  # fmt: skip
+        console = PatientConsole()
+        console.print(Text(sentence), soft_wrap=True)
+        console.print(Text(_how_to_load(cut)), soft_wrap=True)
+
+
 def where_it_stopped(pruned: PrunedFolder, recover: int, curve: bool) -> str | None:
     """The sentence for pruning that Ctrl-C ended; ``recover`` steps and a curve were wanted."""
     if pruned.unfinished is not None:
@@ -86,7 +107,7 @@ def where_it_stopped(pruned: PrunedFolder, recover: int, curve: bool) -> str | N
     return words("Stopped when the smaller model was ready; it is kept.")
 
 
-def _how_to_load(pruned: PrunedFolder) -> str:
+def _how_to_load(pruned: PrunedFolder | CutFolder) -> str:
     """The last line: where the model is, and what loads it."""
     where = words('The model is in {out}; mh.load("{out}") loads it.', out=pruned.out)
     files = [pruned.out / name for name in ("heads.json", "config.json")]
