@@ -11,6 +11,7 @@ from manyheads.common.progress import Progress, no_progress
 from manyheads.data.batches import Corpus
 from manyheads.heads.importance.method_comparison import MethodComparison
 from manyheads.heads.inspect import Counted
+from manyheads.heads.inspect import finished as finished_counts
 from manyheads.heads.measurements.shard import Shard, Share, check_whole, find_shards, joined
 from manyheads.heads.measurements.verbs import VERBS, ComparedPairs, Measurement
 from manyheads.heads.table import HeadTable
@@ -127,8 +128,8 @@ def merge_shards(paths: Sequence[str | PathLike[str]]) -> dict[str, HeadTable]:
     result = finished(shard)
     if isinstance(result, MethodComparison):
         return result.tables
-    table: HeadTable = result.table if isinstance(result, Counted | ComparedPairs) else result
-    return {shard.verb: table}
+    table = finished_counts(result) if isinstance(result, Counted) else result
+    return {shard.verb: table.table if isinstance(table, ComparedPairs) else table}
 
 
 def measured(
