@@ -119,7 +119,8 @@ class Corpus:
     def fingerprint(self) -> str:
         """A short name for all that a model reads: what is in every batch, and the order of the batches.
 
-        >>> one, other = (Corpus("a text", "tokens", [2], lambda _: torch.tensor([7, n])) for n in (3, 5))
+        >>> ids = torch.tensor([7, 3]), torch.tensor([7, 5])
+        >>> one, other = (Corpus("a text", "tokens", [2], lambda _, x=x: x) for x in ids)
         >>> one.fingerprint == one.fingerprint, one.fingerprint == other.fingerprint
         (True, False)
         """

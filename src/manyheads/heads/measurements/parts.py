@@ -38,7 +38,7 @@ def measure_part(
     >>> corpus = text(loaded, limit=5, batch_tokens=30)
     >>> shards = [measure_part(Inspect(), loaded, corpus, Share(number, 2)) for number in range(2)]
     >>> [len(shard.numbers) for shard in shards], len(finished(merged(shards)).table)
-    ([2, 2], 72)
+    ([3, 2], 72)
     """
     measurement.check()
     batches = corpus.numbered(share)
