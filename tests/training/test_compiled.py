@@ -18,13 +18,6 @@ QUICK = {
 
 
 @pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("".join(f"{n} and {n + 1} are {2 * n + 1}.\n" for n in range(97)), encoding="utf-8")
-    return str(path)
-
-
-@pytest.fixture
 def calls(monkeypatch):
     """How often a graph with parameters of the model was run, forward."""
     counted = []
