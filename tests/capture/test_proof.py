@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.zoo.handwritten import CASES
 from torch import Tensor, nn
 
 import manyheads as mh
@@ -146,3 +147,14 @@ def test_what_is_refuted_is_named_and_not_measured(monkeypatch: pytest.MonkeyPat
         mh.maps(model, (x,), {"0": [1]})
     with pytest.raises(ValueError, match="could not be proved"), mh.silence(model, {"0": [1]}):
         model(x)
+
+
+def test_attention_between_the_sequences_of_a_batch_is_noted() -> None:
+    """Positions are those of sequences there, which nobody would guess."""
+    between, within = CASES["samples attend to each other (SAINT)"](), CASES["textbook, fused"]()
+    notes = []
+    for case in (between, within):
+        with torch.no_grad(), mh.watch(case.model) as seen:
+            case.model(case.inputs)
+        notes.append([note for note in seen.sites[0].notes if "sequences of the batch" in note])
+    assert (len(notes[0]), len(notes[1])) == (1, 0)

@@ -14,9 +14,13 @@ from tests.zoo import (
     masks,
     mixers,
     models,
+    normalisation,
     opaque,
+    order,
+    origins,
     padding,
     paths,
+    products,
     projections,
     scores,
     weights,
@@ -25,7 +29,7 @@ from tests.zoo.base import CASES
 
 THEMES = (
     axes, loops, weights, scores, masks, biases, padding, grouped, calls, blocks, bands, flows,
-    projections, models, paths, opaque, mixers,
+    projections, normalisation, products, origins, order, models, paths, opaque, mixers,
 )  # fmt: skip
 
 __all__ = ["CASES", "THEMES"]

@@ -38,6 +38,11 @@ class Inputs:
         return list(tensors_in((self.args, dict(self.kwargs))))
 
     @property
+    def sequences(self) -> int:
+        """How many sequences there are."""
+        return max((x.shape[0] for x in self.tensors() if x.dim() > 1), default=1)
+
+    @property
     def length(self) -> int:
         """The most tokens that tensors (batch, tokens) or (batch, tokens, width) among them have."""
         return max((x.shape[1] for x in self.tensors() if x.dim() in (2, 3) and not x.is_nested), default=0)

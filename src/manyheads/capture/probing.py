@@ -52,6 +52,10 @@ _ALSO_READ = (
     "more than attention's output flows into what reads this head (a norm, a convolution, a residual): "
     "silence makes zero what attention gives, which is not the same as zeroing the columns that read it"
 )
+_SEQUENCES = (
+    "its keys are the sequences of the batch, not the tokens of one: its numbers depend on what is in a "
+    "batch together, and self, previous, next, first and distance count sequences"
+)
 
 
 def prove(forward: Forward, step: Step | None = None) -> Proof:
@@ -346,6 +350,8 @@ def _second_runs(
             )
         if not all(record.readers) and _ALSO_READ not in site.notes:
             site.notes.append(_ALSO_READ)
+        if _reads_sequences(sequence.rows[number], inputs.sequences):
+            site.notes += [_SEQUENCES] * (_SEQUENCES not in site.notes)
         site.key_margins = _key_margins(record, sequence.rows[number], token.rows[number], start[number])
         site.memory = _are_learned(record, site.key_margins, token.rows[number])
         path = record.origin.frame[0]
@@ -375,6 +381,14 @@ def _reads_more(record: Record, token: Rows) -> bool:
     """Whether a call reads more tokens than it has queries for, and a token it reads is none of its
     queries."""
     return token is not None and record.call.queries < record.call.keys and not bool(token[0].any())
+
+
+def _reads_sequences(changed: Rows, sequences: int) -> bool:
+    """Whether the keys of a call are the sequences of a batch: the one that was replaced is a key of every
+    index, and the only one that changed."""
+    if changed is None or sequences < 2 or changed[1].shape[1] != sequences:
+        return False
+    return bool((changed[1].sum(1) == 1).all()) and len(changed[1].unique(dim=0)) == 1
 
 
 def _key_margins(record: Record, sequence: Rows, token: Rows, start: Rows) -> tuple[int, int | None] | None:

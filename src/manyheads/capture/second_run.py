@@ -69,11 +69,10 @@ def second_run(
     size = max((x.shape[axis] for x in inputs.tensors() if 1 < x.dim() < 4), default=0) if axis else 0
     if axis and not size:  # images: a pixel
         size = max((x.shape[-1] * x.shape[-2] for x in inputs.tensors() if x.dim() >= 4), default=0)
-    size = size or max((x.shape[0] for x in inputs.tensors() if x.dim() > 1), default=1)
+    size = size or inputs.sequences
     asked = {(record.call.queries, record.call.keys) for record in records}
     index = (at or position)(size)
-    sequences = max((x.shape[0] for x in inputs.tensors() if x.dim() > 1), default=1)
-    perturbed = Perturbed(first, max(2, size), index, sequences, asked)
+    perturbed = Perturbed(first, max(2, size), index, inputs.sequences, asked)
 
     def see(call: Call) -> Tensor | None:
         with torch._C.DisableTorchFunction():
