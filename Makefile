@@ -62,7 +62,7 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "out/site/index.html"
 
-# Some hours. HARD="--times 1 --threads 2" runs a part.
+# Some hours; what has passed is recorded and not run again. HARD="--times 1 --threads 2" runs a part.
 test-hard: setup
 	$(BIN)/python tools/test_hard.py $(HARD)
 
