@@ -93,7 +93,7 @@ class Setup(Settings):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, span=3, values=4, d_model=8, batch=4, steps=4, bins=2),
     "quick": Setup(),
-    "full": Setup(seeds=10, span=128, values=64, d_model=128, batch=64, steps=1500, learning_rate=1e-3),
+    "full": Setup(seeds=5, span=64, values=64, d_model=64, batch=64, steps=1000, learning_rate=1e-3),
 }
 FAR, NEAR = "far", "near"
 HEADS = (NEAR, FAR)  # head 0, head 1

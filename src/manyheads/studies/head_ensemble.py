@@ -93,7 +93,7 @@ class Setup(LanguageModel):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(**TINY),
     "quick": Setup(),
-    "full": Setup(**FULL | {"seeds": 3, "steps": 400}),
+    "full": Setup(**FULL | {"seeds": 3, "steps": 300}),
 }
 AS_GOOD = -0.01
 AVERAGE, FREE, TIED = "average of one-head models", "several heads", "tied heads"

@@ -98,7 +98,7 @@ class Setup(Settings):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, looks=2, d_model=8, heads=2, layers=1, context=8, steps=2, batch_tokens=64),
     "quick": Setup(),
-    "full": Setup(looks=11, d_model=128, heads=8, layers=4, context=128, steps=1500, batch_tokens=1024),
+    "full": Setup(looks=11, d_model=128, heads=8, layers=4, context=128, steps=600, batch_tokens=1024),
 }
 EXAMPLES = 16  # of the batch on which outputs are compared
 

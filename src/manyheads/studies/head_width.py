@@ -87,9 +87,9 @@ SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(**TINY, d_key=(1, 64), recall_steps=3, recall_batch=4),
     "quick": Setup(),
     "full": Setup(
-        **FULL | {"seeds": 3, "heads": 4, "layers": 2, "steps": 500},
+        **FULL | {"seeds": 3, "heads": 4, "layers": 2, "steps": 300},
         d_key=(1, 2, 4, 8, 16, 32, 64, 128),
-        recall_steps=1000,
+        recall_steps=600,
     ),
 }
 ARTICLES, WORSE = 64, 0.01

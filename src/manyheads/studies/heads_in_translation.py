@@ -93,9 +93,9 @@ SIZES: Mapping[Size, Setup] = {
         heads=(1, 2, 4, 8, 16, 32),
         d_model=128,
         layers=3,
-        vocabulary=5000,
-        steps=700,
-        batch_tokens=2400,
+        vocabulary=2000,
+        steps=500,
+        batch_tokens=2048,
     ),
 }
 

@@ -90,7 +90,7 @@ SIZES: Mapping[Size, Setup] = {
     ),
     "quick": Setup(),
     "full": Setup(
-        seeds=5, d_model=128, layers=4, context=128, steps=1000, recovery=250, batch_tokens=1024, windows=64
+        seeds=5, d_model=128, layers=4, context=128, steps=500, recovery=125, batch_tokens=1024, windows=64
     ),
 }  # fmt: skip
 SMALL: Mapping[str, Words] = {

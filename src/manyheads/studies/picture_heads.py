@@ -104,7 +104,7 @@ class Setup(Settings):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, d_model=8, heads=2, layers=2, steps=2, batch_tokens=64, tested=4),
     "quick": Setup(),
-    "full": Setup(seeds=5, d_model=96, heads=8, layers=3, steps=2000, tested=300),
+    "full": Setup(seeds=5, d_model=96, heads=8, layers=3, steps=1200, tested=300),
 }
 SPREAD = 0.3  # between the highest and the lowest share, at least
 CONDITIONS = {

@@ -93,7 +93,7 @@ SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, d_model=8, heads=2, steps=2, batch_tokens=64),
     "quick": Setup(),
     "full": Setup(
-        seeds=3, d_model=128, layers=3, vocabulary=4000, max_tokens=128, steps=700, batch_tokens=2048,
+        seeds=3, d_model=128, layers=3, vocabulary=2000, max_tokens=128, steps=500, batch_tokens=2048,
         learning_rate=1e-3,
     ),
 }  # fmt: skip

@@ -101,7 +101,7 @@ class Setup(Settings):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, layers=(2, 6), deepest_trained=2, d_model=8, context=8, steps=2, batch_tokens=64),
     "quick": Setup(),
-    "full": Setup(seeds=5, deepest_trained=24, d_model=64, heads=4, context=64, steps=300, batch_tokens=1024),
+    "full": Setup(seeds=5, deepest_trained=24, d_model=64, heads=4, context=64, steps=200, batch_tokens=1024),
 }
 SMALLER = 10.0  # times, at least
 SMALLEST = 1e-30  # what a gradient of zero counts as

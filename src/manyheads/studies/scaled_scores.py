@@ -76,7 +76,7 @@ class Setup(Settings):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, d_key=(4, 64), keys=16, d_model=16, layers=1, context=16, steps=2),
     "quick": Setup(),
-    "full": Setup(seeds=5, d_key=(4, 16, 64, 256, 1024), d_model=128, layers=4, context=128, steps=600),
+    "full": Setup(seeds=5, d_key=(4, 16, 64, 256, 1024), d_model=128, layers=4, context=128, steps=300),
 }
 
 COLUMNS: Mapping[str, Words] = {

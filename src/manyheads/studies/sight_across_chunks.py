@@ -104,7 +104,7 @@ class Setup(Settings):
 SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, length=16, sizes=(4,), d_model=8, layers=2, steps=2, batch=4),
     "quick": Setup(),
-    "full": Setup(seeds=3, length=128, sizes=(16, 32, 64), d_model=64, heads=4, layers=3, steps=1000),
+    "full": Setup(seeds=3, length=128, sizes=(16, 32, 64), d_model=64, heads=4, layers=3, steps=600),
 }
 PATTERNS = {
     "full": Words("full attention", "完整注意力"),

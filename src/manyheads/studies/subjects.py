@@ -25,8 +25,8 @@ from manyheads.studies.text_samples import sample, texts
 
 # What a full study looks at: the same models and texts in all of them, so that each model is trained once.
 FULL: dict[str, Any] = {
-    "seeds": 5, "text": "documents", "sentences": 128, "windows": 64, "d_model": 128, "layers": 6,
-    "context": 128, "steps": 1000,
+    "seeds": 5, "text": "documents", "sentences": 128, "windows": 64, "d_model": 128, "layers": 4,
+    "context": 128, "steps": 500,
 }  # fmt: skip
 
 NAMES = {
