@@ -11,7 +11,7 @@ from manyheads.capture.weights import projections
 from manyheads.models.changes import changes_of
 from manyheads.surgery.head_alignment import Freedom, HeadWeights, freedom
 from manyheads.surgery.merged_sites import find_freedoms
-from manyheads.surgery.shared_heads import groups_by_distance, lost, shared
+from manyheads.surgery.shared_heads import groups_by_distance, lost, shared, square_root
 
 BATCHES = [torch.randint(17, (7, 11), generator=torch.Generator().manual_seed(n)) for n in range(2)]
 
@@ -53,7 +53,9 @@ def test_pairs_that_a_rotation_turns_are_merged_without_loss():
         turn[j, i], turn[i, j] = s, -s
     keys = [w, turn @ w]
     spread = torch.randn(inputs, inputs).double()
-    one, maps = shared(keys, [torch.eye(width).double()] * 2, spread @ spread.T, Freedom(pairs=pairs))
+    one, maps = shared(
+        keys, [torch.eye(width).double()] * 2, square_root(spread @ spread.T), Freedom(pairs=pairs)
+    )
     x, q = torch.randn(length, inputs).double(), torch.randn(length, width).double()
     for key, each in zip(keys, maps, strict=True):
         scores = rope(q) @ rope(x @ key.T).T
@@ -66,13 +68,14 @@ def test_shared_heads_lose_no_more_than_a_mean_or_a_turned_mean():
     importances = [(m := torch.randn(4, 4).double()) @ m.T for _ in range(3)]
     spread = torch.randn(9, 9).double()
     moments = spread @ spread.T
+    root = square_root(moments)
     total = sum(float((w @ moments @ w.T * g).sum()) for w, g in zip(matrices, importances, strict=True))
     mean = torch.stack(matrices).mean(0)
     apart = [w - mean for w in matrices]
     by_mean = sum(float((d @ moments @ d.T * g).sum()) for d, g in zip(apart, importances, strict=True))
     for one in (Freedom(tuple(range(4))), Freedom(pairs=((0, 2), (1, 3)))):
-        assert 0 < lost(matrices, importances, moments, one) < by_mean / total
-    assert lost(matrices, importances, moments, Freedom()) == pytest.approx(by_mean / total)
+        assert 0 < lost(matrices, importances, root, one) < by_mean / total
+    assert lost(matrices, importances, root, Freedom()) == pytest.approx(by_mean / total)
 
 
 def test_freedom_is_found_by_trying():

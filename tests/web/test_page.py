@@ -23,11 +23,16 @@ def cells(page: Any) -> dict[str, str | None]:
     return {cell.get_attribute("data-head"): cell.get_attribute("data-value") for cell in found}
 
 
-def saved(page: Any, selector: str) -> bytes:
-    """What a click saves. Chromium now and then loses one of many downloads: then it clicks again."""
+def saved(page: Any, selector: str, kind: str) -> bytes:
+    """What a click saves. Chromium now and then loses one of many downloads: then it clicks again. The one
+    of an earlier click may still come, and is of another kind."""
+
+    def is_wanted(download: Any) -> bool:
+        return bool(download.suggested_filename.endswith(f".{kind}"))
+
     for patience in (6_000, 12_000, 30_000):
         try:
-            with page.expect_download(timeout=patience) as waiting:
+            with page.expect_download(is_wanted, timeout=patience) as waiting:
                 page.click(selector)
             return Path(waiting.value.path()).read_bytes()
         except TimeoutError as error:
@@ -211,7 +216,7 @@ def test_lines_and_heat_map_are_the_exact_weights(show: Show) -> None:
     assert "مرحبا attends to " in page.evaluate("document.activeElement.getAttribute('aria-label')")
     rows = list(
         csv.DictReader(
-            io.StringIO(saved(page, "figure:has(.heat) [aria-label^='Save its numbers']").decode())
+            io.StringIO(saved(page, "figure:has(.heat) [aria-label^='Save its numbers']", "csv").decode())
         )
     )
     assert len(rows) == 49
@@ -295,20 +300,20 @@ def test_every_chart_is_saved_as_svg_png_and_csv(show: Show) -> None:
         assert len(figures) == charts
         for number in range(charts):
             figure = f"figure.chart >> nth={number}"
-            drawn = ElementTree.fromstring(saved(page, f"{figure} >> text=SVG"))
+            drawn = ElementTree.fromstring(saved(page, f"{figure} >> text=SVG", "svg"))
             assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
             assert "var(" not in ElementTree.tostring(drawn, encoding="unicode")
-            image = saved(page, f"{figure} >> text=PNG")
+            image = saved(page, f"{figure} >> text=PNG", "png")
             assert image[:8] == b"\x89PNG\r\n\x1a\n"
             width, height = struct.unpack(">II", image[16:24])
             assert abs(width - 2 * float(drawn.get("width") or 0)) <= 2
             assert height > 60
-            rows = list(csv.reader(io.StringIO(saved(page, f"{figure} >> text=CSV").decode())))
+            rows = list(csv.reader(io.StringIO(saved(page, f"{figure} >> text=CSV", "csv").decode())))
             assert len(rows) > 1
             assert len({len(row) for row in rows}) == 1
         page.close()
     page = show(made)
-    table = list(csv.DictReader(io.StringIO(saved(page, "text=CSV").decode())))
+    table = list(csv.DictReader(io.StringIO(saved(page, "text=CSV", "csv").decode())))
     assert [row["confidence"] for row in table] == [
         str(value) for value in made["heads"]["metrics"]["confidence"]["mean"]
     ]
@@ -367,9 +372,9 @@ def test_hostile_text_is_shown_as_text(show: Show) -> None:
     assert names[9] == HOSTILE[9]
     assert names[10] == "∅"
     for number in range(len(page.query_selector_all("figure.chart"))):
-        ElementTree.fromstring(saved(page, f"figure.chart >> nth={number} >> text=SVG"))
+        ElementTree.fromstring(saved(page, f"figure.chart >> nth={number} >> text=SVG", "svg"))
     rows = list(
-        csv.DictReader(io.StringIO(saved(page, "figure:has(.heat) >> text=CSV").decode(), newline=""))
+        csv.DictReader(io.StringIO(saved(page, "figure:has(.heat) >> text=CSV", "csv").decode(), newline=""))
     )
     assert rows[6 * len(HOSTILE)]["query_token"] == "'=1+1"
 

@@ -16,7 +16,7 @@ from manyheads.models.changes import get_tensor
 from manyheads.surgery.head_alignment import Freedom, HeadWeights, freedom
 from manyheads.surgery.head_counts import Runs
 from manyheads.surgery.regions import regions_of
-from manyheads.surgery.shared_heads import groups_by_distance, lost, shared
+from manyheads.surgery.shared_heads import groups_by_distance, lost, shared, square_root
 from manyheads.surgery.verify import capture
 
 How = Literal["aligned", "mean", "best"]
@@ -35,6 +35,7 @@ class KeyHeads:
         self, weights: HeadWeights, moments: Mapping[str, Tensor], freedoms: dict[str, Freedom]
     ) -> None:
         self.weights, self.freedom, self._moments = weights, freedoms, moments
+        self._roots: dict[str, Tensor] = {}
 
     def matrices(self, role: str, key_heads: list[int]) -> list[Tensor]:
         """W_j (width, inputs) for each key head."""
@@ -71,11 +72,11 @@ class KeyHeads:
             if not (self.weights.plain(role) and self.weights.plain(reader)):
                 self._copy(role, key_heads)
                 continue
-            matrices, importances, moments, freedom_ = self._problem(role, key_heads)
+            matrices, importances, root, freedom_ = self._problem(role, key_heads)
             if how == "aligned":
-                one, maps = shared(matrices, importances, moments, freedom_)
+                one, maps = shared(matrices, importances, root, freedom_)
             else:
-                one = torch.stack(matrices).mean(0) if how == "mean" else _closest(matrices, moments)
+                one = torch.stack(matrices).mean(0) if how == "mean" else _closest(matrices, root)
                 maps = []
             for number, key_head in enumerate(key_heads):
                 heads = self.weights.groups[key_head]
@@ -86,8 +87,9 @@ class KeyHeads:
 
     def _problem(self, role: str, key_heads: list[int]) -> tuple[list[Tensor], list[Tensor], Tensor, Freedom]:
         matrices = self.matrices(role, key_heads)
-        moments = self.moments(role, matrices[0].shape[1])
-        return matrices, self.importances(role, key_heads), moments, self.freedom[role]
+        if role not in self._roots:
+            self._roots[role] = square_root(self.moments(role, matrices[0].shape[1]))
+        return matrices, self.importances(role, key_heads), self._roots[role], self.freedom[role]
 
     def _average(self, role: str, key_heads: list[int]) -> None:
         """Average what takes part in making keys and is no product, as the weights of a norm of each head."""
@@ -123,11 +125,11 @@ def _set_entries(model: nn.Module, part: Part, entries: Tensor) -> None:
         tensor.index_copy_(part.axis, torch.tensor(part.indices, device=tensor.device), entries.to(tensor))
 
 
-def _closest(matrices: list[Tensor], moments: Tensor) -> Tensor:
+def _closest(matrices: list[Tensor], root: Tensor) -> Tensor:
     """The matrix whose outputs are closest to those of all."""
 
     def apart(one: Tensor) -> float:
-        return sum(float(((other - one) @ moments * (other - one)).sum()) for other in matrices)
+        return sum(float(((other - one) @ root).square().sum()) for other in matrices)
 
     return min(matrices, key=apart)
 

@@ -18,7 +18,7 @@ from manyheads.surgery.head_alignment import Freedom
 
 
 def shared(
-    matrices: Sequence[Tensor], importances: Sequence[Tensor], moments: Tensor, freedom: Freedom
+    matrices: Sequence[Tensor], importances: Sequence[Tensor], root: Tensor, freedom: Freedom
 ) -> tuple[Tensor, list[Tensor]]:
     """The matrix W and the matrices A_j that take the place of several.
 
@@ -26,7 +26,7 @@ def shared(
     ----------
     matrices: W_j (width, inputs), one for each head that is merged.
     importances: (width, width) for each of them: the second moments of what its outputs are multiplied by.
-    moments: (inputs, inputs), the second moments of the inputs.
+    root: (inputs, inputs), the square root of the second moments of the inputs (`square_root`).
     freedom: which A_j are allowed. Coordinates that it does not name are averaged.
 
     Returns
@@ -45,7 +45,6 @@ def shared(
     """
     stacked = torch.stack(list(matrices))  # (m, width, inputs)
     weight = torch.stack(list(importances))  # (m, width, width)
-    root = _root(moments)
     merged = stacked.mean(0)
     width = merged.shape[0]
     maps = torch.eye(width, dtype=merged.dtype, device=merged.device).repeat(len(matrices), 1, 1)
@@ -71,7 +70,7 @@ def shared(
 def _mixed(stacked: Tensor, weight: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     """Free coordinates: the best rank-width approximation of all rows (m, width, inputs) together."""
     count, width, _ = stacked.shape
-    rows = (torch.stack([_root(each) for each in weight]) @ stacked).flatten(0, 1)  # (m * width, inputs)
+    rows = (square_root(weight) @ stacked).flatten(0, 1)  # (m * width, inputs)
     left, sizes, right = torch.linalg.svd(rows @ root, full_matrices=False)
     sizes = sizes.clamp(min=1e-9 * float(sizes[0]) + 1e-300)
     basis = (left[:, :width] / sizes[:width]).T @ rows  # in the span of the rows, of unit second moments
@@ -91,29 +90,31 @@ def _turned(stacked: Tensor, energy: Tensor, root: Tensor) -> tuple[Tensor, Tens
     return basis * size.unsqueeze(-1), scale / size
 
 
-def lost(
-    matrices: Sequence[Tensor], importances: Sequence[Tensor], moments: Tensor, freedom: Freedom
-) -> float:
+def lost(matrices: Sequence[Tensor], importances: Sequence[Tensor], root: Tensor, freedom: Freedom) -> float:
     """The share of the energy of several heads that one in their place loses.
 
     >>> apart = [torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0]]).double()]
     >>> round(lost(apart, [torch.eye(1).double()] * 2, torch.eye(2).double(), Freedom((0,))), 6)
     0.5
     """
-    one, maps = shared(matrices, importances, moments, freedom)
-    root = _root(moments)
+    one, maps = shared(matrices, importances, root, freedom)
     gone = total = 0.0
     for matrix, weight, each in zip(matrices, importances, maps, strict=True):
-        half = _root(weight)
+        half = square_root(weight)
         gone += float((half @ (matrix - each @ one) @ root).square().sum())
         total += float((half @ matrix @ root).square().sum())
     return gone / max(total, 1e-300)
 
 
-def _root(matrix: Tensor) -> Tensor:
-    """The square root of a matrix without negative eigenvalues."""
-    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
-    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
+def square_root(matrices: Tensor) -> Tensor:
+    """The square roots of symmetric matrices (..., width, width) without negative eigenvalues.
+
+    >>> root = square_root(torch.tensor([[5.0, 4.0], [4.0, 5.0]]))
+    >>> torch.allclose(root, torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+    True
+    """
+    values, vectors = torch.linalg.eigh((matrices + matrices.mT) / 2)
+    root: Tensor = (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT
     return root
 
 
