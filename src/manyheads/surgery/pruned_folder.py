@@ -91,7 +91,7 @@ def prune_to_folder(
     >>> import tempfile
     >>> from manyheads.data.corpus import text
     >>> from manyheads.models.open import open_model
-    >>> loaded = open_model()
+    >>> loaded = open_model("manyheads/small")
     >>> corpus = text(loaded, limit=30)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     pruned = prune_to_folder(loaded, corpus, Path(folder) / "small", PruneOptions(keep=0.75))
