@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from manyheads.capture.kernel_arguments import AttentionArguments as AttentionArguments
     from manyheads.capture.kernels import register_attention as register_attention
     from manyheads.data.labelled import labelled as labelled
-    from manyheads.heads.comparison import compare as compare
+    from manyheads.heads.comparison.compare import compare as compare
     from manyheads.heads.diversity import diversity as diversity
     from manyheads.heads.importance import agreement as agreement
     from manyheads.heads.importance import importance as importance
@@ -98,7 +98,7 @@ _NAMES = {
     "manyheads.capture.kernel_arguments": ("AttentionArguments",),
     "manyheads.capture.kernels": ("register_attention",),
     "manyheads.data.labelled": ("labelled",),
-    "manyheads.heads.comparison": ("compare",),
+    "manyheads.heads.comparison.compare": ("compare",),
     "manyheads.heads.diversity": ("diversity",),
     "manyheads.heads.importance": ("agreement", "importance"),
     "manyheads.heads.maps": ("maps",),

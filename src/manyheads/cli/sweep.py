@@ -5,22 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import manyheads as mh
-from manyheads.cli.train import OF_RUN, task_option
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
-
-OF_SWEEP = [
-    *(each for each in OF_RUN if each.name not in ("resume", "tracker")),
-    task_option("heads", str, "Numbers of heads to try.", "1,2,4,8,16"),
-    task_option("kv_heads", str, "Numbers of key and value heads to try; all by default."),
-    task_option("d_key", str, "Widths of a head's queries and keys to try; d_model / heads by default."),
-    task_option("d_value", str, "Widths of a head's values to try; d_model / heads by default."),
-    task_option("seeds", str, "How many seeds, or which: 3, or 5,6,7.", "3"),
-    task_option("equal", str, "What is held equal: parameters, compute (by steps) or nothing.", "parameters"),
-    task_option("sampler", str, "grid for all combinations; tpe or random for what Optuna proposes.", "grid"),
-    task_option("trials", int, "How many runs tpe or random may propose."),
-    task_option("storage", str, "URL of a database for Optuna; a file in --out by default."),
-]
 
 
 def sweep(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -15,7 +17,7 @@ from manyheads.data.batches import Corpus
 from manyheads.heads.diversity.measure import MEASURES, compare_pairs
 from manyheads.heads.diversity.result import Compared
 from manyheads.heads.diversity.result import table as table_of_pairs
-from manyheads.heads.importance.method_comparison import MethodComparison, compare_methods
+from manyheads.heads.importance.method_comparison import MethodComparison, check_methods, compare_methods
 from manyheads.heads.inspect import Counted, count, count_corpus
 from manyheads.heads.roles.find import count_cases, roles
 from manyheads.heads.roles.role_cases import RoleCases, merged_cases
@@ -111,7 +113,7 @@ class Roles(_Checked):
     """What each head is for: `roles`.
 
     treebank, only, least: as for `roles`.
-    reads_text: whether the batches are text, for which the tokenizer is asked.
+    reads_text: whether tokens are words, for which the tokenizer is asked; not of token ids without a text.
     """
 
     verb: ClassVar[str] = "roles"
@@ -141,7 +143,7 @@ class Roles(_Checked):
         return {
             "batches": (batch for _, batch in corpus.batches()),
             "treebank": self.treebank,
-            "tokenizer": loaded.tokenizer() if self.reads_text else None,
+            "tokenizer": loaded.tokenizer() if self.reads_text and corpus.unit == "tokens" else None,
             "only": self.only,
         }
 
@@ -176,6 +178,9 @@ class Importance(_Checked):
     seed: int = 0
     unverified: Unverified = "refuse"
     state_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_methods(self.methods, self.loss)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -228,11 +233,12 @@ class Importance(_Checked):
 
 
 class ComparedPairs(NamedTuple):
-    """A table of diversity, and how many batches it is of."""
+    """A table of diversity, how many batches it is of, and what `diversity` warned of meanwhile."""
 
     table: HeadTable
     read: int
     total: int
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -248,37 +254,54 @@ class Diversity(_Checked):
         batches = corpus.numbered()
         until = UntilInterrupted(batches, len(batches))
         progress("diversity", 0, len(until))
-        pairs = compare_pairs(loaded.model, until, self.measures, self.rows, progress=progress)
-        return ComparedPairs(table_of_pairs(pairs), until.read, len(until))
+        with _noted() as notes:
+            table = table_of_pairs(
+                compare_pairs(loaded.model, until, self.measures, self.rows, progress=progress)
+            )
+        return ComparedPairs(table, until.read, len(until), notes)
 
     def state(self, loaded: Loaded, corpus: Corpus, share: tuple[int, int], progress: Progress) -> State:
         """Every pair of heads on a part."""
         batches = corpus.numbered(share)
         until = UntilInterrupted(batches, len(batches))
-        pairs = compare_pairs(loaded.model, until, self.measures, self.rows, progress=progress)
+        with _noted() as notes:
+            pairs = compare_pairs(loaded.model, until, self.measures, self.rows, progress=progress)
         stop_if_interrupted()
-        return pairs.document() | {"batches": len(until)}
+        return pairs.document() | {"batches": len(until), "notes": notes}
 
     @staticmethod
     def merge(states: Sequence[State]) -> State:
         """Every pair of heads on all parts."""
-        first, *others = (Compared.restored(_without(state, "batches")) for state in states)
+        first, *others = map(Diversity._pairs, states)
         for other in others:
             first.merge(other)
-        return first.document() | {"batches": sum(state["batches"] for state in states)}
+        notes = dict.fromkeys(note for state in states for note in state["notes"])
+        return first.document() | {"batches": sum(state["batches"] for state in states), "notes": [*notes]}
 
     @staticmethod
     def finish(state: State, options: dict[str, Any]) -> ComparedPairs:
         """The table of all pairs."""
-        table = table_of_pairs(Compared.restored(_without(state, "batches")))
-        return ComparedPairs(table, state["batches"], state["batches"])
+        with _noted() as notes:
+            table = table_of_pairs(Diversity._pairs(state))
+        return ComparedPairs(table, state["batches"], state["batches"], [*state["notes"], *notes])
+
+    @staticmethod
+    def _pairs(state: State) -> Compared:
+        return Compared.restored({k: v for k, v in state.items() if k not in ("batches", "notes")})
 
 
 VERBS: dict[str, type[Measurement]] = {kind.verb: kind for kind in (Inspect, Roles, Importance, Diversity)}
 
 
-def _without(state: State, name: str) -> State:
-    return {key: value for key, value in state.items() if key != name}
+@contextmanager
+def _noted() -> Iterator[list[str]]:
+    """Collect what `diversity` warns of inside, to be shown with the results."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield notes
+    messages = (str(warning.message) for warning in caught)
+    notes += [text.removeprefix("diversity: ") for text in messages if text.startswith("diversity: ")]
 
 
 def _document(table: HeadTable) -> State:

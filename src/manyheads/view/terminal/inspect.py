@@ -20,13 +20,14 @@ from manyheads.view.document import About, of_corpus
 from manyheads.view.document.assemble import page_work
 from manyheads.view.inspect import notes, write_page, write_table
 from manyheads.view.progress_bar import progress_bar
+from manyheads.view.terminal.presentation import MeasuredPresentation
 from manyheads.view.terminal.summary import summary, summary_text
 
 LONG = 10.0  # seconds: a page that takes longer is announced
 
 
 @dataclass
-class InspectPresentation:
+class InspectPresentation(MeasuredPresentation):
     """What was counted of a model's heads on a corpus, and the folder for its files.
 
     loaded: the model, with which the page is written, too.
