@@ -5,9 +5,7 @@ This is what ``manyheads prune`` does. Every tenth sequence is held out to compa
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -17,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from manyheads.capture.site import Unverified
+from manyheads.common.import_names import import_from_here
 from manyheads.common.interrupts import Interrupted, interrupted, interruptible, stop_if_interrupted
 from manyheads.common.json_numbers import plain
 from manyheads.common.labelled_batch import LabelledBatch, without_labels
@@ -322,11 +321,8 @@ def _with_role(path: Path, role: str, model: nn.Module) -> dict[str, list[int]]:
 def _metric_function(name: str) -> Metric:
     """A function of a model, by its name."""
     module, _, function = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)  # as `python -m` does
     try:
-        metric: Any = getattr(importlib.import_module(module), function)
+        metric: Any = getattr(import_from_here(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"metric: {name!r} cannot be imported ({error}); expected package.module:function"

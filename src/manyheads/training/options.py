@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from manyheads.capture.weights import ROLES
+from manyheads.common.errors import check_choices
 from manyheads.training.diversity_terms import TERMS, check_weights
-from manyheads.training.orthogonal_heads import check_roles
 
 DECAYS = ("cosine", "linear", "inverse", "none")
 PRECISIONS = ("no", "bf16", "fp16")
@@ -142,7 +143,7 @@ def orthogonal_roles(text: str) -> list[str]:
     """
     roles = [role.strip() for role in text.split(",")] if text else []
     if roles:
-        check_roles(roles, "orthogonal")
+        check_choices("orthogonal", roles, ROLES)
     return roles
 
 
