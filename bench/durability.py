@@ -37,7 +37,7 @@ from manyheads.surgery import recover
 from manyheads.surgery.prune_options import PruneOptions
 from manyheads.tasks.language import Language
 from manyheads.training.log import Log
-from manyheads.training.loop import train
+from manyheads.training.train import train
 
 OPTIONS: dict[str, Any] = {
     "steps": 8, "batch_tokens": 64, "evaluate_every": 4, "evaluate_examples": 4, "save_every": 3,

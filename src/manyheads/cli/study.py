@@ -25,7 +25,7 @@ def study(
 
     Without a name it lists the claims with their last verdicts. With one it runs that claim, in at most 90
     seconds on two cores, prints the numbers and the verdict, and writes result.json, figure.svg, figure.png,
-    rows.csv and index.html under OUT/NAME. What was measured is kept: a run that was ended goes on.
+    rows.csv and index.html under OUT/NAME. What was measured is kept: an interrupted run continues.
 
     [bold]Examples[/bold]
 

@@ -17,7 +17,7 @@ def sweep(
     Every run is a model in a folder of its own. The table has means with intervals, time, memory and cache;
     the answer says which settings are best, and which cannot be told apart.
 
-    Ctrl-C keeps a checkpoint, and the same command goes on from there, as it does after a crash. The same
+    Ctrl-C keeps a checkpoint, and the same command continues from there, also after a crash. The same
     command in another terminal, or on another machine with the same folder, shares the work. Add heads or
     --seeds later: only what is missing is run.
 

@@ -22,7 +22,7 @@ ATTRIBUTE = "_manyheads_changes"  # of a model whose heads were changed
 
 
 class Setting(TypedDict):
-    """The entries ``keep`` of ``size`` along ``axis`` are those of the heads that there are now."""
+    """The entries ``keep`` of ``size`` along ``axis`` are those of the present heads."""
 
     axis: int
     size: int

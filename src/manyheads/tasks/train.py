@@ -1,4 +1,4 @@
-"""Train a task by its name, go on with the run of a folder, sweep: what the command line does."""
+"""Train a task by its name, resume the run of a folder, sweep: what the command line does."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 from manyheads import tasks, training
 from manyheads.common.json_files import in_one_sentence
 from manyheads.tasks.architecture import Architecture
-from manyheads.training.loop import Callback, Result, train
+from manyheads.training.loop import Callback, Result
 from manyheads.training.options import Options
 from manyheads.training.run_folder import Run, read_config
 from manyheads.training.sweep_plan import VARIED
+from manyheads.training.train import train
 
 if TYPE_CHECKING:
     from manyheads.training.sweep_result import SweepResult
@@ -37,7 +38,7 @@ def train_task(
     name: such as ``language``; `manyheads.tasks.TASKS` has them all.
     options: of the task and of training together, as the command line has them.
     out, data, valid, callbacks, trackers: as for `train`.
-    resume: go on with the run in ``out``; what ``options`` does not name is as that run began.
+    resume: continue the run in ``out``; what ``options`` does not name is as that run began.
 
     Examples
     --------

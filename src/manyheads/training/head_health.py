@@ -230,7 +230,7 @@ class HeadHealth:
         return dict(plain(state))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the one whose `state_dict` this is; its older looks are not in it."""
+        """Continue as the one whose `state_dict` this is; its older looks are not in it."""
         looks = []
         for look in state["looks"]:
             values = {name: torch.tensor(_numbers(column)) for name, column in look["values"].items()}

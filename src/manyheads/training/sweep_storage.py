@@ -3,7 +3,7 @@
 Several workers, processes on one machine or on several, take runs from the same storage. Who runs one holds
 the lock of its name in the folder of the sweep, which the operating system releases when a process ends,
 however it ends. So a run that is marked as running and whose lock is free was left by a worker that is gone:
-the next worker goes on with it.
+the next worker continues it.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Runs:
                     self.study.add_trial(trial)
 
     def _left(self, held: ExitStack) -> Claim | None:
-        """A run that a worker began in this folder and is at no more."""
+        """A run that a worker began in this folder and no longer works on."""
         for trial in self._trials((TrialState.RUNNING,)):
             name = trial.user_attrs.get("run")
             if name is None:  # killed before the sampler's choice was noted

@@ -46,7 +46,7 @@ class Shard:
     options: what has to be the same in all parts.
     model: its name, for people.
     fingerprint: of the model and its weights.
-    corpus: what is to be said about the whole text.
+    corpus: what a reader has to know about the whole text.
     text: the fingerprint of the whole text, as it is cut into batches.
     total: the number of batches of the whole text.
     numbers: of the batches that were read.

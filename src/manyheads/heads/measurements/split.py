@@ -1,4 +1,4 @@
-"""Measuring a text in the way that the options of a command ask for."""
+"""Measuring a text as the options of a command ask: whole, one part of it, or on a cluster."""
 
 from __future__ import annotations
 

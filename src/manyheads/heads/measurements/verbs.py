@@ -233,7 +233,7 @@ class Importance(_Checked):
 
 
 class ComparedPairs(NamedTuple):
-    """A table of diversity, how many batches it is of, and what `diversity` warned of meanwhile."""
+    """A table of diversity, how many batches it is of, and the warnings of `diversity`."""
 
     table: HeadTable
     read: int

@@ -101,7 +101,7 @@ class DiversityPresentation(MeasuredPresentation):
 
     @property
     def notes(self) -> list[str]:
-        """What `diversity` warned of, whether Ctrl-C ended it, and what is to be said about the corpus."""
+        """What `diversity` warned of, whether Ctrl-C ended it, and notes about the corpus."""
         early = self.pairs.read < self.pairs.total
         stopped = [words("Stopped by Ctrl-C: these are the numbers of {read}.", read=self.read)] * early
         return [*self.pairs.notes, *self.corpus.notes, *stopped]

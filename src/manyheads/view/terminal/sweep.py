@@ -84,6 +84,6 @@ def how_it_ended(result: SweepResult) -> str | None:
         return None
     total = result.left + len(result.outcomes)
     return words(
-        "Stopped after {done} of {total} runs; the same command goes on from there.",
+        "Stopped after {done} of {total} runs; the same command continues from there.",
         done=len(result.outcomes), total=total,
     )  # fmt: skip
