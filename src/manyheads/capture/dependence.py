@@ -114,7 +114,7 @@ class Marks(TensorMode):
             int, weakref.ref[Tensor]
         ] = {}  # made of what attention calls gave, and of no product since
 
-    def called(self, func: Function, args: Arguments, kwargs: Keywords) -> Any:
+    def called(self, func: Function, args: Arguments, kwargs: Keywords) -> object:
         """The result of a function, which may start a new history."""
         if self._forced and func is torch._C._set_grad_enabled:
             return None
@@ -197,7 +197,7 @@ class Marks(TensorMode):
         kwargs: Keywords,
         tensors: list[Tensor],
         fixed: list[bool],
-    ) -> Any:
+    ) -> object:
         for x, constant in zip(tensors, fixed, strict=True):
             if not constant and self._reads_heads(x):
                 self._read(x)
@@ -349,7 +349,7 @@ def _without_history(value: object) -> object:
     return value.detach() if type(value) is Tensor and value.requires_grad else value
 
 
-def _detached(value: Any, data: set[int]) -> Any:
+def _detached(value: object, data: set[int]) -> object:
     if isinstance(value, Tensor):
         return value.detach() if id(value) in data else value
     if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):

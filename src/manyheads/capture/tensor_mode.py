@@ -23,6 +23,6 @@ class TensorMode(TorchFunctionMode):
                     return kind.__torch_function__(func, types, args, kwargs or {})
         return self.called(func, args, kwargs or {})
 
-    def called(self, func: Function, args: Arguments, kwargs: Keywords) -> Any:
+    def called(self, func: Function, args: Arguments, kwargs: Keywords) -> object:
         """The result of a function of tensors."""
         raise NotImplementedError

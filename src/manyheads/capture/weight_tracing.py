@@ -115,7 +115,7 @@ class _Local(TensorMode):
         self.factors: set[str] = set()
         self.added: set[str] = set()
 
-    def called(self, func: Function, args: Arguments, kwargs: Keywords) -> Any:
+    def called(self, func: Function, args: Arguments, kwargs: Keywords) -> object:
         """The result of a function; of a product with weights, one that forgets its other factor."""
         with _history():
             if func in _PRODUCTS and torch.is_grad_enabled():
@@ -162,7 +162,7 @@ class _Local(TensorMode):
                 for head in reading if isinstance(gradient, Tensor) else ():
                     trace.touch(role, self.names[id(leaf)], head, gradient)
 
-    def _product(self, func: Function, args: Arguments, kwargs: Keywords) -> Any:
+    def _product(self, func: Function, args: Arguments, kwargs: Keywords) -> object:
         if _is_channelwise(func, args, kwargs):
             return func(*args, **kwargs)
         tensors = [x for arg in (*args, *kwargs.values()) for x in tensors_in(arg)]
@@ -253,7 +253,7 @@ def _direction(tensor: Tensor) -> Tensor:
     return torch.cos(steps * steps * 0.7).add(0.1).to(tensor.dtype).to(tensor.device).view(tensor.shape)
 
 
-def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def _mapped(value: object, function: Callable[[Tensor], Tensor]) -> object:
     """An argument with a function applied to its tensors."""
     if isinstance(value, Tensor):
         return function(value)
@@ -282,7 +282,7 @@ def _shown(data: Tensor) -> Tensor:
     return data if bool(data.any()) else _direction(data)
 
 
-def _nodes(tensor: Tensor) -> Iterator[Any]:
+def _nodes(tensor: Tensor) -> Iterator[object]:
     """The nodes of a tensor's history, each once."""
     waiting, seen = [tensor.grad_fn], set()
     while waiting:

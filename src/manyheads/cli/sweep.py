@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import manyheads as mh
 from manyheads.view import terminal
@@ -10,7 +9,7 @@ from manyheads.view.progress_bar import progress_bar
 
 
 def sweep(
-    task: str, options: Mapping[str, object], *, out: Path, json: bool = False, **settings: Any
+    task: str, options: Mapping[str, object], *, out: Path, json: bool = False, **settings: object
 ) -> str | None:
     """How many heads? Train a task with several numbers of heads and seeds, and compare them.
 

@@ -23,7 +23,7 @@ from manyheads.common.locks import locked
 from manyheads.common.out_folder import check_free
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.registry import registered
-from manyheads.common.types import Batch
+from manyheads.common.types import Batch, JsonObject
 from manyheads.common.whole_files import tidy, whole_folder, write_whole
 from manyheads.data.batches import Corpus
 from manyheads.heads.table import HeadTable
@@ -64,7 +64,7 @@ class PrunedFolder:
     out: Path
     card: Card
     plan: Plan
-    document: dict[str, Any]
+    document: JsonObject
     has_curve: bool
     unfinished: Path | None
     interrupted: bool
@@ -114,7 +114,7 @@ def prune_to_folder(
     fitted, held_out = without_outside_labels(batches_of(sample)), batches_of(holding)
     every = without_outside_labels(batches_of(fitting)) if options.recover else fitted
     if options.keep is not None:
-        limits: dict[str, Any] = {"scope": options.scope, "floor": options.floor, "groups": options.groups}
+        limits: JsonObject = {"scope": options.scope, "floor": options.floor, "groups": options.groups}
         check_plan(model, few(fitted[0]), options.keep, protect=protected, **limits)
     state = out.with_name(f"{out.name}.recovery.safetensors") if options.recover else None
 
@@ -142,7 +142,7 @@ def prune_to_folder(
                     progress=report,
                 )
         removed = Plan.of(model, small, fitted[0])
-        document: dict[str, Any] = {"model": loaded.name, "corpus": corpus.what, "out": str(out)}
+        document: JsonObject = {"model": loaded.name, "corpus": corpus.what, "out": str(out)}
         document |= {"notes": [*corpus.notes, *_notes_of(sample, options.recover)]}
         document |= {"fitted": sizes(sample), "held_out": sizes(holding)}
         document |= {**costs.as_json(), "original_heads": getattr(small, "original_heads", {})}
@@ -221,7 +221,7 @@ class _Readers:
     """All that makes the input of a model: what `save` writes beside it."""
 
     def __init__(self, loaded: Loaded) -> None:
-        makers: tuple[Callable[[], Any], ...] = (loaded.tokenizer, loaded.processor, loaded.extractor)
+        makers: tuple[Callable[[], object], ...] = (loaded.tokenizer, loaded.processor, loaded.extractor)
         self._readers = [reader for make in makers if (reader := if_any(make)) is not None]
 
     def save_pretrained(self, folder: str) -> None:
@@ -231,7 +231,7 @@ class _Readers:
                 reader.save_pretrained(folder)
 
 
-def _exported(exported: Exported) -> dict[str, Any]:
+def _exported(exported: Exported) -> dict[str, object]:
     """What was exported, for the card."""
     files = {name: (exported.out / name).stat().st_size for name in exported.files}
     return {

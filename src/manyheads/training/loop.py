@@ -83,7 +83,7 @@ class Loop:
         self.terms = self._keep_diverse()
         matrices = [p for p in self.model.parameters() if p.dim() > 1]
         others = [p for p in self.model.parameters() if p.dim() <= 1]
-        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+        groups: list[dict[str, object]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=options.learning_rate,

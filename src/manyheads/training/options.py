@@ -9,6 +9,7 @@ from typing import Any
 
 from manyheads.capture.weights import ROLES
 from manyheads.common.errors import check_choices
+from manyheads.common.types import Keywords
 from manyheads.training.diversity_terms import TERMS, check_weights
 
 DECAYS = ("cosine", "linear", "inverse", "none")
@@ -107,7 +108,7 @@ def with_options(defaults: Mapping[str, object], chosen: Mapping[str, object]) -
     unknown = sorted(set(chosen) - set(names))
     if unknown:
         raise TypeError(f"{unknown[0]}: no option of training; expected one of {', '.join(names)}")
-    values: dict[str, Any] = {**defaults, **chosen}  # checked by Options
+    values: Keywords = {**defaults, **chosen}  # checked by Options
     return Options(**values)
 
 

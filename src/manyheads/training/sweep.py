@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -16,6 +15,7 @@ from manyheads.common.errors import first_line
 from manyheads.common.interrupts import interrupted, interruptible
 from manyheads.common.processes import processes
 from manyheads.common.progress import Progress, no_progress
+from manyheads.common.types import Keywords
 from manyheads.training.loop import Callback, DivergenceError
 from manyheads.training.options import Options, with_options
 from manyheads.training.report import Report
@@ -46,7 +46,7 @@ def sweep(
     storage: str | None = None,
     callbacks: Iterable[Callback] = (),
     progress: Progress = no_progress,
-    **options: Any,
+    **options: object,
 ) -> SweepResult:
     """How many heads? Train a task with several numbers of heads, each with several seeds, and compare them.
 
@@ -195,7 +195,7 @@ def _run(
     runs: Runs,
     claim: Claim,
     callbacks: Iterable[Callback],
-    options: dict[str, Any],
+    options: Keywords,
 ) -> str:
     """Train one run to its end and note what came of it; how it ended."""
     seconds: list[float] = []

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from manyheads.capture.site import Unverified
 from manyheads.common.interrupts import Interrupted, UntilInterrupted, stop_if_interrupted
 from manyheads.common.progress import Progress
+from manyheads.common.types import JsonObject
 from manyheads.data.batches import Corpus
 from manyheads.heads.diversity.measure import MEASURES, compare_pairs
 from manyheads.heads.diversity.result import Compared
@@ -24,7 +25,7 @@ from manyheads.heads.roles.role_cases import RoleCases, merged_cases
 from manyheads.heads.table import HeadTable, Row
 from manyheads.models.loaded import Loaded
 
-State = dict[str, Any]
+State = JsonObject
 
 # Methods of importance whose numbers are sums over batches.
 SPLITTABLE = ("fisher", "gradient", "leave-one-out", "relevance", "confidence", "output-norm")
@@ -41,11 +42,11 @@ class Measurement(Protocol):
     verb: ClassVar[str]
 
     @property
-    def options(self) -> dict[str, Any]: ...
+    def options(self) -> dict[str, object]: ...
 
     def check(self) -> None: ...
 
-    def whole(self, loaded: Loaded, corpus: Corpus, progress: Progress) -> Any: ...
+    def whole(self, loaded: Loaded, corpus: Corpus, progress: Progress) -> object: ...
 
     def state(self, loaded: Loaded, corpus: Corpus, share: tuple[int, int], progress: Progress) -> State: ...
 
@@ -53,7 +54,7 @@ class Measurement(Protocol):
     def merge(states: Sequence[State]) -> State: ...
 
     @staticmethod
-    def finish(state: State, options: dict[str, Any]) -> Any: ...
+    def finish(state: State, options: dict[str, object]) -> object: ...
 
 
 class _Checked:
@@ -61,7 +62,7 @@ class _Checked:
         """Raise a ValueError if what is measured does not add up over parts of a text; this does."""
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """What has to be the same in all parts."""
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 
@@ -103,7 +104,7 @@ class Inspect(_Checked):
         }
 
     @staticmethod
-    def finish(state: State, options: dict[str, Any]) -> Counted:
+    def finish(state: State, options: dict[str, object]) -> Counted:
         """The counts with their table."""
         return Counted(**state | {"table": _table(state["table"])})
 
@@ -123,7 +124,7 @@ class Roles(_Checked):
     reads_text: bool = True
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """What has to be the same in all parts; of the treebank, its content."""
         read = None if self.treebank is None else hashlib.sha256(self.treebank.read_bytes()).hexdigest()
         return asdict(self) | {"treebank": read}
@@ -139,7 +140,7 @@ class Roles(_Checked):
         stop_if_interrupted()
         return vars(cases) | {"table": _document(cases.table)}
 
-    def _arguments(self, loaded: Loaded, corpus: Corpus) -> dict[str, Any]:
+    def _arguments(self, loaded: Loaded, corpus: Corpus) -> JsonObject:
         return {
             "batches": (batch for _, batch in corpus.batches()),
             "treebank": self.treebank,
@@ -154,7 +155,7 @@ class Roles(_Checked):
         return vars(cases) | {"table": _document(cases.table)}
 
     @staticmethod
-    def finish(state: State, options: dict[str, Any]) -> HeadTable:
+    def finish(state: State, options: JsonObject) -> HeadTable:
         """The roles that can be claimed."""
         return Roles._cases(state).judged(options["least"])
 
@@ -183,7 +184,7 @@ class Importance(_Checked):
         check_methods(self.methods, self.loss)
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """What has to be the same in all parts."""
         return {name: value for name, value in asdict(self).items() if name not in ("keep", "state_file")}
 
@@ -226,7 +227,7 @@ class Importance(_Checked):
         }
 
     @staticmethod
-    def finish(state: State, options: dict[str, Any]) -> MethodComparison:
+    def finish(state: State, options: dict[str, object]) -> MethodComparison:
         """The rankings with their tables."""
         tables = {method: _table(document) for method, document in state["tables"].items()}
         return MethodComparison(tables, state["seconds"])
@@ -279,7 +280,7 @@ class Diversity(_Checked):
         return first.document() | {"batches": sum(state["batches"] for state in states), "notes": [*notes]}
 
     @staticmethod
-    def finish(state: State, options: dict[str, Any]) -> ComparedPairs:
+    def finish(state: State, options: dict[str, object]) -> ComparedPairs:
         """The table of all pairs."""
         with _noted() as notes:
             table = table_of_pairs(Diversity._pairs(state))

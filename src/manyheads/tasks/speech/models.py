@@ -48,7 +48,7 @@ class Classifier(nn.Module):
     torch.Size([2, 2])
     """
 
-    def __init__(self, width: int, labels: list[str], **options: Any) -> None:
+    def __init__(self, width: int, labels: list[str], **options: object) -> None:
         super().__init__()
         self.labels = list(labels)
         self.encoder = Ear(width, **options)
@@ -71,7 +71,7 @@ class Speller(nn.Module):
     torch.Size([2, 7, 3])
     """
 
-    def __init__(self, width: int, words: list[str], **options: Any) -> None:
+    def __init__(self, width: int, words: list[str], **options: object) -> None:
         super().__init__()
         self.words = list(words)
         self.encoder = Ear(width, **options)

@@ -188,7 +188,7 @@ def singles(batch: Batch) -> list[Batch]:
     return rows
 
 
-def _unpadded(batch: Mapping[str, Any], name: str, not_of: str) -> Mapping[str, Any]:
+def _unpadded(batch: Mapping[str, Any], name: str, not_of: str) -> Mapping[str, object]:
     """A batch of one sequence without what the mask of that name hides."""
     mask = batch.get(name)
     if not isinstance(mask, Tensor) or mask.dim() != 2:

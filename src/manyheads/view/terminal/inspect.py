@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from manyheads.common.language import words
 from manyheads.common.progress import Progress
+from manyheads.common.types import Keywords
 from manyheads.data.batches import Corpus, CorpusSummary
 from manyheads.heads.inspect import Counted, finished
 from manyheads.heads.table import HeadTable
@@ -47,7 +47,7 @@ class InspectPresentation(MeasuredPresentation):
         return self.counted.table or finished(self.counted)
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Keywords:
         """What the summary says besides the table."""
         counted, corpus = self.counted, self.corpus
         title = words(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -71,7 +70,7 @@ PRESENTATIONS: dict[str, Callable[..., MeasuredPresentation]] = {
 
 
 def presentation(
-    verb: str, result: Any, loaded: Loaded, corpus: Corpus, out: Path, page: bool = False
+    verb: str, result: object, loaded: Loaded, corpus: Corpus, out: Path, page: bool = False
 ) -> MeasuredPresentation:
     """What a verb prints and writes about what it measured: a whole text, or a shard of it."""
     if isinstance(result, Shard):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +20,7 @@ class SweepPresentation:
 
     result: SweepResult
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """The settings, the runs and the answer."""
         return self.result.document()
 
