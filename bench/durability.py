@@ -29,14 +29,15 @@ import manyheads as mh
 from bench import harness
 from bench.mutated import _resident
 from manyheads.cli.inspect import inspect as run_inspect
-from manyheads.cli.options import Source
 from manyheads.cli.prune import prune as run_prune
 from manyheads.common import whole_files
+from manyheads.data.source import Source
+from manyheads.data.split import Split
 from manyheads.surgery import recover
 from manyheads.surgery.prune_options import PruneOptions
 from manyheads.tasks.language import Language
 from manyheads.training.log import Log
-from manyheads.training.loop import train
+from manyheads.training.train import train
 
 OPTIONS: dict[str, Any] = {
     "steps": 8, "batch_tokens": 64, "evaluate_every": 4, "evaluate_examples": 4, "save_every": 3,
@@ -72,11 +73,11 @@ def verbs(home: Path) -> list[Verb]:
     assert ended == "answer", said
 
     def inspecting(out: Path) -> None:
-        run_inspect(Source(str(model), text=str(few), batch_tokens=16), out, json=True)
+        run_inspect(Source(model=str(model), text=str(few), batch_tokens=16), Split(), out=out, json=True)
 
     def pruning(out: Path) -> None:
         if not out.exists():
-            source = Source(str(model), text=str(lines), batch_tokens=64)
+            source = Source(model=str(model), text=str(lines), batch_tokens=64)
             run_prune(source, PruneOptions(keep=0.5, recover=15), out=out, json=True)
 
     trained = ("config.json", "model.safetensors", "metrics.json", "log.jsonl", "checkpoints/step-00000008/*")

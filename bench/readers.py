@@ -27,7 +27,7 @@ from manyheads.heads.roles import treebank
 from manyheads.models import folder as saved_models
 from manyheads.models import open as models
 from manyheads.training.evaluation import evaluate
-from manyheads.training.loop import train
+from manyheads.training.train import train
 from manyheads.view.document import document
 from manyheads.view.terminal.summary import summary_text
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from bench import harness
 from bench.cost import Cost, since
 from manyheads.common.whole_files import write_whole
-from manyheads.training.loop import Result, train
+from manyheads.training.loop import Result
 from manyheads.training.report import Report
 from manyheads.training.task import Task
+from manyheads.training.train import train
 
 KEPT_EVERY = 20  # steps
 

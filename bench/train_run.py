@@ -27,9 +27,9 @@ from manyheads.data.examples import Order, spread
 from manyheads.models import config
 from manyheads.tasks.language import Language
 from manyheads.training.evaluation import evaluate
-from manyheads.training.loop import train
 from manyheads.training.options import Options, rate, with_options
 from manyheads.training.report import Report
+from manyheads.training.train import train
 
 OURS, COMPILED, TEXTBOOK = "manyheads", "manyheads --compile", "textbook module"
 FASTER = 1.2

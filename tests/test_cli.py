@@ -153,6 +153,4 @@ def test_temperature_is_told_in_the_words_of_the_field() -> None:
 def test_the_command_is_thin() -> None:
     """Verbs parse, call the library and print; what grows here belongs into a room below."""
     files = Path(cli.__file__).parent.glob("*.py")
-    verbs = len(cli.app.registered_commands) + len(cli.app.registered_groups)
-    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
-    assert lines < 70 * verbs  # the help of their options is most of it
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) < 900

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from manyheads.capture.kernel_arguments import AttentionArguments as AttentionArguments
     from manyheads.capture.kernels import register_attention as register_attention
     from manyheads.data.labelled import labelled as labelled
-    from manyheads.heads.comparison import compare as compare
+    from manyheads.heads.comparison.compare import compare as compare
     from manyheads.heads.diversity import diversity as diversity
     from manyheads.heads.importance import agreement as agreement
     from manyheads.heads.importance import importance as importance
@@ -84,9 +84,9 @@ if TYPE_CHECKING:
     from manyheads.training.diversity_terms import diversity_terms as diversity_terms
     from manyheads.training.dynamic_heads import DynamicHeads as DynamicHeads
     from manyheads.training.head_health import HeadHealth as HeadHealth
-    from manyheads.training.loop import train as train
     from manyheads.training.orthogonal_heads import orthogonal_heads as orthogonal_heads
     from manyheads.training.sweep import sweep as sweep
+    from manyheads.training.train import train as train
     from manyheads.view.inspect import inspect as inspect
     from manyheads.view.report import report as report
     from manyheads.view.serve import serve as serve
@@ -98,7 +98,7 @@ _NAMES = {
     "manyheads.capture.kernel_arguments": ("AttentionArguments",),
     "manyheads.capture.kernels": ("register_attention",),
     "manyheads.data.labelled": ("labelled",),
-    "manyheads.heads.comparison": ("compare",),
+    "manyheads.heads.comparison.compare": ("compare",),
     "manyheads.heads.diversity": ("diversity",),
     "manyheads.heads.importance": ("agreement", "importance"),
     "manyheads.heads.maps": ("maps",),
@@ -145,7 +145,7 @@ _NAMES = {
     "manyheads.training.diversity_terms": ("diversity_terms",),
     "manyheads.training.head_health": ("HeadHealth",),
     "manyheads.training.dynamic_heads": ("DynamicHeads",),
-    "manyheads.training.loop": ("train",),
+    "manyheads.training.train": ("train",),
     "manyheads.training.orthogonal_heads": ("orthogonal_heads",),
     "manyheads.training.sweep": ("sweep",),
     "manyheads.view.show": ("show",),

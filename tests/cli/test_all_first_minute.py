@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 import manyheads as mh
-from manyheads.cli import app, options
+from manyheads.cli import app
+from manyheads.common.commands import unwrapped
 from manyheads.common.language import choose_language
 
 
@@ -62,7 +63,7 @@ def test_help_wraps_where_the_terminal_ends():
     paragraph = [line.strip() for line in lines[start : start + 4]]
     assert all(len(line) > 50 for line in paragraph)  # no line that ends early
     assert "--install-completion" in invoke("--help")
-    assert options.unwrapped("a\nb\n\n  c\n  d") == "a b\n\n  c\n  d"
+    assert unwrapped("a\nb\n\n  c\n  d") == "a b\n\n  c\n  d"
 
 
 def test_open_opens_the_page(factory, monkeypatch):

@@ -17,7 +17,7 @@ from tests.helpers.models import llama
 
 import manyheads as mh
 from manyheads import cli
-from manyheads.cli.options import Source
+from manyheads.data.source import Source
 from manyheads.heads.measurements import Importance, Inspect
 from manyheads.heads.measurements.ray_cluster import Cluster, measured_on_ray
 

@@ -1,6 +1,7 @@
 """The command line of sweeps."""
 
 import json
+from dataclasses import fields
 
 import pytest
 from typer.testing import CliRunner
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 pytest.importorskip("optuna")
 
 from manyheads.cli import app
-from manyheads.cli.train import OF_RUN
+from manyheads.tasks.options import RunOptions
 
 QUICK = ["--steps", "3", "--batch-tokens", "120", "--evaluate-every", "3", "--evaluate-examples", "2"]
 SMALL = ["--d-model", "12", "--layers", "1", "--context", "11", "--watch-every", "0"]
@@ -48,6 +49,6 @@ def test_help_has_the_lists_and_the_options_of_the_task():
         assert flag in shown, flag
     for flag in ("--seed ", "--resume", "--tracker"):
         assert flag not in shown, flag
-    assert {"resume", "tracker"} <= {each.name for each in OF_RUN}
+    assert {"resume", "tracker"} <= {field.name for field in fields(RunOptions)}
     assert "manyheads sweep language --heads 1,2,4,8 --seeds 3" in call("sweep", "--help").stdout
     assert call("sweep", "painting").exit_code == 2

@@ -24,7 +24,7 @@ from manyheads.nn.blocks import TransformerBlock
 from manyheads.surgery.pruning_curve import curve
 from manyheads.tasks.language import Language
 from manyheads.training.evaluation import evaluate
-from manyheads.training.loop import train
+from manyheads.training.train import train
 from manyheads.view.document import document, of_batches
 from manyheads.view.report import report_html
 

@@ -4,7 +4,7 @@ import pytest
 
 from manyheads.tasks import TASKS, find
 from manyheads.training.log import read
-from manyheads.training.loop import train
+from manyheads.training.train import train
 
 SMALL = {"d_model": 32, "heads": 4, "layers": 1}
 QUICK = {

@@ -17,7 +17,7 @@ from manyheads.data.corpus import examples
 from manyheads.data.readers.audio import encode_wav
 from manyheads.models.open import open_model
 from manyheads.tasks import find, held_out, restore
-from manyheads.training.loop import train
+from manyheads.training.train import train
 from manyheads.view.document.example import example
 
 SMALL = {"d_model": 12, "heads": 3, "layers": 1, "decoder_layers": 1, "dropout": 0.0}

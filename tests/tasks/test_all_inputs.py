@@ -13,7 +13,7 @@ from manyheads.data.corpus import choose, examples
 from manyheads.models.loaded import if_any
 from manyheads.models.open import open_model
 from manyheads.tasks import TASKS, find, held_out, restore
-from manyheads.training.loop import train
+from manyheads.training.train import train
 
 SIZES = {"d_model": 12, "heads": 3, "layers": 1}
 QUICK = {"steps": 3, "batch_tokens": 700, "evaluate_every": 3, "evaluate_examples": 4, "watch_every": 0}

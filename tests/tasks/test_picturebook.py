@@ -15,7 +15,7 @@ from manyheads.tasks import find, load
 from manyheads.tasks.picturebook import captions, synthetic
 from manyheads.tasks.picturebook.models import Stream, picture_shares
 from manyheads.tasks.picturebook.task import KINDS, Picturebook, moved
-from manyheads.training.loop import train
+from manyheads.training.train import train
 
 SMALL = {"d_model": 12, "heads": 3, "layers": 2, "decoder_layers": 1, "dropout": 0.0, "vocabulary": 270}
 SMALL |= {"size": 12, "patch": 4, "max_tokens": 23, "jitter": 0.0}

@@ -18,7 +18,7 @@ from manyheads.tasks.speech import synthetic, word_strings
 from manyheads.tasks.speech import task as speech
 from manyheads.tasks.speech.task import KINDS, Speech
 from manyheads.tasks.speech.word_strings import spelled
-from manyheads.training.loop import train
+from manyheads.training.train import train
 
 SMALL = {"d_model": 12, "heads": 3, "layers": 1, "decoder_layers": 1, "dropout": 0.0, "mels": 11}
 RATE = 8000

@@ -129,7 +129,7 @@ import os, random, signal, sys, time, traceback
 import torch
 torch.set_num_threads(1)
 from manyheads.tasks.language import Language
-from manyheads.training.loop import train
+from manyheads.training.train import train
 
 text, killed, whole = sys.argv[1:]
 

@@ -7,8 +7,8 @@ import torch
 
 from manyheads.tasks.language import Language
 from manyheads.training.log import read
-from manyheads.training.loop import train
 from manyheads.training.options import Options
+from manyheads.training.train import train
 
 SMALL = {"d_model": 10, "heads": 5, "layers": 2, "context": 13, "dropout": 0.0}
 QUICK = {

@@ -21,7 +21,7 @@ from manyheads.common.run_batch import run
 from manyheads.tasks.language import Language
 from manyheads.training import checkpoint
 from manyheads.training.log import read
-from manyheads.training.loop import train
+from manyheads.training.train import train
 
 WORDS = 31
 

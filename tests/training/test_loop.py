@@ -17,9 +17,9 @@ from manyheads.models.config import build
 from manyheads.tasks.language import Language
 from manyheads.training import checkpoint, head_alarms
 from manyheads.training.log import read
-from manyheads.training.loop import train
 from manyheads.training.options import Options, rate
 from manyheads.training.report import scalars
+from manyheads.training.train import train
 from manyheads.view.terminal.training import training_bar
 
 SMALL = {"d_model": 10, "heads": 5, "layers": 2, "context": 13}

@@ -8,8 +8,8 @@ import manyheads as mh
 from manyheads.tasks.language import Language
 from manyheads.training import checkpoint
 from manyheads.training.log import read
-from manyheads.training.loop import train
 from manyheads.training.options import Options
+from manyheads.training.train import train
 
 SMALL = {"d_model": 10, "heads": 5, "layers": 2, "context": 13}
 QUICK = {

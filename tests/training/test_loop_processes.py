@@ -9,7 +9,7 @@ import pytest
 from manyheads.models.folder import load
 from manyheads.tasks.translation import Translation
 from manyheads.training.log import read
-from manyheads.training.loop import train
+from manyheads.training.train import train
 
 MODEL = {"d_model": 10, "heads": 5, "layers": 1, "dropout": 0.0, "vocabulary": 280}
 OPTIONS = {

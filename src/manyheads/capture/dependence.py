@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from manyheads.capture.call import SDPA
+from manyheads.capture.tensor_mode import TensorMode
 from manyheads.capture.tensor_tags import memory_of
 from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.types import Arguments, Function, Keywords
@@ -84,7 +84,7 @@ class Leaf:
         return count
 
 
-class Marks(TorchFunctionMode):
+class Marks(TensorMode):
     """A context in which products with weights give leaves.
 
     constants: tensors that hold no data: parameters and buffers.
@@ -114,20 +114,10 @@ class Marks(TorchFunctionMode):
             int, weakref.ref[Tensor]
         ] = {}  # made of what attention calls gave, and of no product since
 
-    def __torch_function__(
-        self,
-        func: Function,
-        types: Iterable[Any],
-        args: Arguments = (),
-        kwargs: Keywords | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def called(self, func: Function, args: Arguments, kwargs: Keywords) -> object:
+        """The result of a function, which may start a new history."""
         if self._forced and func is torch._C._set_grad_enabled:
             return None
-        for kind in types:
-            if not issubclass(kind, Tensor):
-                with self:
-                    return kind.__torch_function__(func, types, args, kwargs)
         self._see(func)
         tensors = [x for value in (*args, *kwargs.values()) for x in tensors_in(value)]
         fixed = [self.is_constant(x) for x in tensors]
@@ -207,7 +197,7 @@ class Marks(TorchFunctionMode):
         kwargs: Keywords,
         tensors: list[Tensor],
         fixed: list[bool],
-    ) -> Any:
+    ) -> object:
         for x, constant in zip(tensors, fixed, strict=True):
             if not constant and self._reads_heads(x):
                 self._read(x)
@@ -359,7 +349,7 @@ def _without_history(value: object) -> object:
     return value.detach() if type(value) is Tensor and value.requires_grad else value
 
 
-def _detached(value: Any, data: set[int]) -> Any:
+def _detached(value: object, data: set[int]) -> object:
     if isinstance(value, Tensor):
         return value.detach() if id(value) in data else value
     if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):

@@ -45,7 +45,7 @@ def _manyheads_attention(mode: Mode, func: Function, args: Arguments, kwargs: Ke
     )
 
 
-def _flex(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
+def _flex(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> object:
     attended, *rest = out
     with torch.no_grad():
         scores = flex_scores(args)
@@ -60,7 +60,7 @@ def _attended(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out
     return _opaque(mode, out, reading.arguments)
 
 
-def _operator(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
+def _operator(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: object) -> object:
     """A registered operator of torch."""
     reader = reader_of(func)
     if reader is None:
@@ -95,7 +95,7 @@ def _opaque(mode: Mode, out: Tensor, arguments: AttentionArguments | str) -> Ten
     return result
 
 
-def multi_head(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> Any:
+def multi_head(mode: Mode, func: Function, args: Arguments, kwargs: Keywords) -> object:
     """torch's own module dispatches once more before it does anything, so a copy that does not is run
     instead.
     """
@@ -130,7 +130,7 @@ def _einsum(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: 
     return emit_handwritten(mode, func, args, kwargs, out, contraction)
 
 
-def _softmax(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
+def _softmax(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: object) -> object:
     if isinstance(out, Tensor) and not out.is_nested:
         proved = proved_roles(mode, "softmax", out)[1]
         handwritten.softmax(mode.state.flow, args, kwargs, out, tuple(mode.state.frames), proved)
@@ -147,7 +147,7 @@ def _exp(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any
     return out
 
 
-def _setitem(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> None:
+def _setitem(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: object) -> None:
     tag = mode.flow.get(args[0])
     if tag is not None and tag.weights is not None:
         tag.modified = True

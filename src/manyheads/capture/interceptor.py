@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -165,7 +164,7 @@ class Mode(TorchFunctionMode):
         types: Iterable[type[Tensor]],
         args: Arguments = (),
         kwargs: Keywords | None = None,
-    ) -> Any:
+    ) -> object:
         kwargs = kwargs or {}
         frames = self.state.frames
         before, flow = internal.running, self.flow

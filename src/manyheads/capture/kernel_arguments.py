@@ -265,7 +265,7 @@ def _slopes(slopes: Tensor | None) -> Tensor | None:
 def _padding(
     real: Tensor, query: Tensor, key: Tensor, value: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Mask]:
-    """Keys and values without the end of a cache that is not filled, and the mask of those that are there."""
+    """Keys and values without the end of a cache that is not filled, and the mask of the rest."""
     real = real.bool()
     key, value = key[:, :, : real.shape[1]], value[:, :, : real.shape[1]]
     queries, keys = query.shape[2], key.shape[2]

@@ -20,6 +20,7 @@ from manyheads.capture.kernel_arguments import (
     AttentionArguments,
     UnreadableError,
 )
+from manyheads.common.types import Keywords
 
 # Where the functions are that ship with a reader: (module, name) -> the reader's name in this file.
 READERS: dict[tuple[str, str], str] = {
@@ -42,11 +43,11 @@ READERS: dict[tuple[str, str], str] = {
 
 
 def read_interface(
-    module: Any,
+    module: object,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Any = None,
+    attention_mask: object = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
@@ -58,7 +59,7 @@ def read_interface(
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
     cache: object = None,
-    **others: Any,
+    **others: object,
 ) -> AttentionArguments:
     """A function on transformers' attention interface: queries, keys and values (batch, heads, length,
     width), the output (batch, length, heads, width).
@@ -127,11 +128,11 @@ def read_flash(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Any = (-1, -1),
+    window_size: object = (-1, -1),
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     learnable_sink: Tensor | None = None,
-    **others: Any,
+    **others: object,
 ) -> AttentionArguments:
     """flash_attn_func: (batch, length, heads, width)."""
     _refuse(others, "qv", "mask_mod", "score_mod", "page_table", "block_table", "attention_chunk")
@@ -142,7 +143,7 @@ def read_flash(
     )  # fmt: skip
 
 
-def _refuse(others: dict[str, Any], *names: str) -> None:
+def _refuse(others: dict[str, object], *names: str) -> None:
     """Raise for arguments that change what is computed in a way that cannot be read."""
     used = [name for name in names if isinstance(others.get(name), Tensor) or others.get(name)]
     if used:
@@ -179,7 +180,7 @@ def read_flash_packed(
     )
 
 
-def read_flash_packed_joined(qkv: Tensor, cu_seqlens: Tensor, **options: Any) -> AttentionArguments:
+def read_flash_packed_joined(qkv: Tensor, cu_seqlens: Tensor, **options: object) -> AttentionArguments:
     """flash_attn_varlen_qkvpacked_func: (tokens, 3, heads, width)."""
     q, k, v = qkv.unbind(1)
     return read_flash_packed(q, k, v, cu_seqlens, cu_seqlens, **options)
@@ -191,7 +192,7 @@ def read_flash_packed_joined_keys(q: Tensor, kv: Tensor, **options: Any) -> Atte
     return read_flash_packed(q, k, v, **options)
 
 
-def read_flash_cache(**options: Any) -> AttentionArguments:
+def read_flash_cache(**options: object) -> AttentionArguments:
     """flash_attn_with_kvcache: the kernel writes to its cache, so that the keys are not in its arguments."""
     raise UnreadableError("its keys are in a cache that the kernel writes to")
 
@@ -208,7 +209,7 @@ def read_xformers(
     """memory_efficient_attention: (batch, length, heads, width), or three axes for a single head."""
     if query.dim() != 4:
         raise UnreadableError(f"its queries have {query.dim()} axes; expected (batch, length, heads, width)")
-    options: dict[str, Any] = {"scale": scale, "dropout": p, "layout": LENGTH_FIRST}
+    options: Keywords = {"scale": scale, "dropout": p, "layout": LENGTH_FIRST}
     kind = type(attn_bias).__name__
     if isinstance(attn_bias, Tensor):
         options["mask"] = attn_bias
@@ -237,8 +238,8 @@ def read_torch_packed(
     cu_seq_k: Tensor | None,
     is_causal: bool = False,
     scale: float | None = None,
-    window_size: Any = (-1, -1),
-    **others: Any,
+    window_size: object = (-1, -1),
+    **others: object,
 ) -> AttentionArguments:
     """torch.nn.attention.varlen.varlen_attn: (tokens, heads, width), with where sequences begin."""
     _refuse(others, "seqused_k", "block_table")

@@ -240,8 +240,8 @@ def _exchange(function: FunctionType) -> None:
     def by_name(*args: Any, **kwargs: Any) -> AttentionArguments:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        named: dict[str, Any] = {}
-        rest: tuple[Any, ...] = ()
+        named: Keywords = {}
+        rest: Arguments = ()
         for name, value in bound.arguments.items():
             kind = signature.parameters[name].kind
             if kind is inspect.Parameter.VAR_KEYWORD:
@@ -266,7 +266,7 @@ def _exchange(function: FunctionType) -> None:
         "        return run(*args, **kwargs)",
         "    return trampoline",
     ]
-    space: dict[str, Any] = {}
+    space: Keywords = {}
     exec("\n".join(lines), space)  # of our own text alone
     trampoline: CodeType = space["outer"]().__code__
     constants = tuple(run if each == "the function" else each for each in trampoline.co_consts)

@@ -171,7 +171,7 @@ def structure_copy(module: nn.Module) -> nn.Module:
     return copied.eval()
 
 
-def _module_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+def _module_copy(module: nn.Module, memo: dict[int, object]) -> nn.Module:
     """What `copy.deepcopy` gives, sooner: most of what it looks at is the empty mappings of hooks that every
     module has.
     """
@@ -315,7 +315,7 @@ def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return copy.deepcopy(value)
 
 
-def _rebuilt(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+def _rebuilt(value: Mapping[object, object], items: dict[object, object]) -> object:
     try:
         return type(value)(items)  # type: ignore[call-arg]
     except TypeError:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -133,7 +132,7 @@ class Choices(TorchFunctionMode):
 
     def __torch_function__(
         self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
-    ) -> Any:
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         if func not in _CHOICES:
             return out
@@ -179,7 +178,7 @@ class _Reused(TorchFunctionMode):
 
     def __torch_function__(
         self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
-    ) -> Any:
+    ) -> object:
         row = None if kwargs else row_map(func, args)
         kept = None if row is None else next(self._waiting.get(row[0], iter(())), None)
         if row is not None and kept is not None and kept[0].shape == row[1].shape:

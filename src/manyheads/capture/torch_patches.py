@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import checkpoint
 
+from manyheads.common.types import Function
+
 if TYPE_CHECKING:
     from manyheads.capture.interceptor import Interceptor, State
 
@@ -32,7 +34,7 @@ _lock = threading.Lock()
 _plain = threading.local()  # whether checkpoints are to be passed through
 _active: dict[int, Interceptor] = {}
 _stance: ExitStack | None = None
-_frame: Callable[..., Any] | None = None
+_frame: Function | None = None
 _function: Any = None
 
 
@@ -94,12 +96,12 @@ def stay_eager() -> None:
                 _stance = stance
 
 
-def _ignore(message: str) -> Any:
+def _ignore(message: str) -> object:
     warnings.filterwarnings("ignore", message=message)
     return warnings.filters[0]
 
 
-def _unfilter(filters: list[Any]) -> None:
+def _unfilter(filters: list[object]) -> None:
     """Take back warning filters; another context may already have done so."""
     for added in filters:
         if added in warnings.filters:
@@ -107,7 +109,7 @@ def _unfilter(filters: list[Any]) -> None:
     warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
-def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
+def remembering(function: Callable[..., object]) -> Callable[..., object]:
     """The function, made to run under the interceptors that are at work in this thread now, wherever it
     runs later.
     """
@@ -116,7 +118,7 @@ def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     if not kept:
         return function
 
-    def repeat(*args: Any, **kwargs: Any) -> Any:
+    def repeat(*args: object, **kwargs: object) -> object:
         with ExitStack() as stack:
             for owner, frames, counts in kept:
                 stack.enter_context(owner.resume(frames, counts))
@@ -125,7 +127,7 @@ def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     return repeat
 
 
-def _remembering_frame(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _remembering_frame(function: Callable[..., object], *args: object, **kwargs: object) -> object:
     if _frame is None:
         raise RuntimeError("checkpointing was intercepted before interception began")
     return _frame(remembering(function), *args, **kwargs)
@@ -145,12 +147,12 @@ class _RememberingFunction:
     """Stands for `CheckpointFunction` while an interceptor is at work."""
 
     @staticmethod
-    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    def apply(function: Callable[..., object], preserve: bool, *args: object) -> object:
         if getattr(_plain, "on", False):
             return function(*args)
         repeat = remembering(function)
 
-        def first_or_again(*inner: Any) -> Any:
+        def first_or_again(*inner: object) -> object:
             return (repeat if in_backward() else function)(*inner)
 
         return _function.apply(first_or_again, preserve, *args)

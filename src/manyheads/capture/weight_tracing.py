@@ -8,19 +8,19 @@ followed to the product that reads it, and the head's share of that product is d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from manyheads.capture.call import Call
 from manyheads.capture.call_rows import differentiable_output
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.site import Site
+from manyheads.capture.tensor_mode import TensorMode
 from manyheads.common.devices import for_float64
 from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.preserved_state import evaluating
@@ -104,7 +104,7 @@ class Trace:
             rows[head] |= (is_touched.any(others) if others else is_touched).cpu()
 
 
-class _Local(TorchFunctionMode):
+class _Local(TensorMode):
     """Takes the data that goes into products with weights as constants, and looks at what reads heads."""
 
     def __init__(self, names: dict[int, str]) -> None:
@@ -115,18 +115,8 @@ class _Local(TorchFunctionMode):
         self.factors: set[str] = set()
         self.added: set[str] = set()
 
-    def __torch_function__(
-        self,
-        func: Function,
-        types: Iterable[Any],
-        args: Arguments = (),
-        kwargs: Keywords | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        for kind in types:
-            if not issubclass(kind, Tensor):  # it stands for a tensor, and calls again with that
-                with self:
-                    return kind.__torch_function__(func, types, args, kwargs)
+    def called(self, func: Function, args: Arguments, kwargs: Keywords) -> object:
+        """The result of a function; of a product with weights, one that forgets its other factor."""
         with _history():
             if func in _PRODUCTS and torch.is_grad_enabled():
                 return self._product(func, args, kwargs)
@@ -172,7 +162,7 @@ class _Local(TorchFunctionMode):
                 for head in reading if isinstance(gradient, Tensor) else ():
                     trace.touch(role, self.names[id(leaf)], head, gradient)
 
-    def _product(self, func: Function, args: Arguments, kwargs: Keywords) -> Any:
+    def _product(self, func: Function, args: Arguments, kwargs: Keywords) -> object:
         if _is_channelwise(func, args, kwargs):
             return func(*args, **kwargs)
         tensors = [x for arg in (*args, *kwargs.values()) for x in tensors_in(arg)]
@@ -263,7 +253,7 @@ def _direction(tensor: Tensor) -> Tensor:
     return torch.cos(steps * steps * 0.7).add(0.1).to(tensor.dtype).to(tensor.device).view(tensor.shape)
 
 
-def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def _mapped(value: object, function: Callable[[Tensor], Tensor]) -> object:
     """An argument with a function applied to its tensors."""
     if isinstance(value, Tensor):
         return function(value)
@@ -292,7 +282,7 @@ def _shown(data: Tensor) -> Tensor:
     return data if bool(data.any()) else _direction(data)
 
 
-def _nodes(tensor: Tensor) -> Iterator[Any]:
+def _nodes(tensor: Tensor) -> Iterator[object]:
     """The nodes of a tensor's history, each once."""
     waiting, seen = [tensor.grad_fn], set()
     while waiting:

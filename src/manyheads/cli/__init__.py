@@ -22,18 +22,21 @@ from manyheads.cli.export import export, push
 from manyheads.cli.importance import importance
 from manyheads.cli.inspect import inspect
 from manyheads.cli.merge import merge
-from manyheads.cli.options import SETTINGS, command, unwrapped
+from manyheads.cli.options import command
 from manyheads.cli.predict import predict
 from manyheads.cli.prune import prune
 from manyheads.cli.roles import roles
 from manyheads.cli.serve import serve
 from manyheads.cli.study import study
-from manyheads.cli.sweep import OF_SWEEP, sweep
-from manyheads.cli.train import OF_RUN, task_verb, train
+from manyheads.cli.sweep import sweep
+from manyheads.cli.task_verb import task_verb
+from manyheads.cli.train import train
+from manyheads.common.commands import SETTINGS, unwrapped
 from manyheads.common.errors import FailedChangeError
 from manyheads.common.extras import missing_extra
 from manyheads.common.interrupts import EXIT_CODE, leave_at_once
 from manyheads.common.processes import share_one_heap
+from manyheads.tasks.options import RunOptions, SweepOptions
 from manyheads.view import terminal
 
 app = typer.Typer(
@@ -109,8 +112,8 @@ for verb in (
     roles, serve, study,
 ):  # fmt: skip
     app.command()(command(verb, BATCH_TOKENS.get(verb.__name__, 4096)))
-app.add_typer(task_verb(train, OF_RUN, Path("out")))
-app.add_typer(task_verb(sweep, OF_SWEEP, Path("out/sweep")))
+app.add_typer(task_verb(train, RunOptions, Path("out")))
+app.add_typer(task_verb(sweep, SweepOptions, Path("out/sweep")))
 
 
 def main() -> None:

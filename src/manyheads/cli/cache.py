@@ -7,20 +7,20 @@ import typer
 
 import manyheads as mh
 from manyheads.cli import options
+from manyheads.common.console import loading
+from manyheads.data.source import Model
+from manyheads.models.opening import Device
+from manyheads.surgery.cache_options import CacheOptions
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
 
 
 def cache(
-    model: options.Model = None,
+    model: Model = None,
     text: Annotated[str | None, "A text file, read as one long text; - for standard input."] = None,
-    budget: Annotated[float, "The share of key/value heads that keep everything, 0 to 1."] = 0.5,
-    first: Annotated[int, "How many of the first tokens a head that forgets keeps."] = 4,
-    window: Annotated[int, "How many of the last tokens a head that forgets keeps."] = 256,
-    length: Annotated[int, "Read the text in pieces of this many tokens."] = 2048,
-    texts: Annotated[int, "How many pieces to read: half to find the heads, half for the curve."] = 8,
-    protected: Annotated[float, "Protect heads that cost more nats than this for a copied token."] = 0.02,
-    device: options.Device = None,
+    *,
+    how: CacheOptions,
+    device: Device = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file for the plan.")] = Path("out/plan.json"),
     json: options.Json = False,
 ) -> None:
@@ -29,11 +29,8 @@ def cache(
     Prints the perplexity by budget, on pieces of the text that were not used to choose, and writes the plan
     for mh.HeadwiseCache(model, mh.CachePlan.load(FILE)).
     """
-    with options.loading(model):
+    with loading(model):
         loaded = mh.open_model(model, head=True, device=device)
     with progress_bar() as progress:
-        planned = mh.surgery.cache_curve.plan_cache(
-            loaded, text, budget, first=first, window=window, length=length, texts=texts,
-            protected=protected, out=out, progress=progress,
-        )  # fmt: skip
+        planned = mh.surgery.cache_curve.plan_cache(loaded, text, **vars(how), out=out, progress=progress)
     terminal.cache.print_planned(planned, out, as_json=json)

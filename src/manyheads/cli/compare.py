@@ -1,35 +1,28 @@
 """``manyheads compare``: two models, or two texts, side by side: which heads moved."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 import manyheads as mh
 from manyheads.cli import options
+from manyheads.common.console import loading
 from manyheads.common.interrupts import interruptible
 from manyheads.common.out_folder import prepared
+from manyheads.data.source import Model
+from manyheads.heads.options import CompareOptions
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
 
 
 def compare(
-    model: options.Model = None,
+    model: Model = None,
     other: Annotated[
         str | None, typer.Argument(help="The model to compare with; the same one by default.")
     ] = None,
-    text: options.Text = None,
-    other_text: Annotated[
-        str | None, "What the second model reads; the same text by default.", "Corpus"
-    ] = None,
-    images: options.Images = None,
-    max_length: options.MaxLength = None,
-    limit: Annotated[int, "Read at most this many texts or images.", "Corpus"] = 200,
-    match: Annotated[
-        Literal["function", "number"], "Match heads by what they do, or by their numbers before any cut."
-    ] = "function",
-    rate: Annotated[float, "The false discovery rate: wrong findings, as a share of all findings."] = 0.05,
-    device: options.Device = None,
+    *,
+    how: CompareOptions,
     out: options.Out = Path("out/compare"),
     open: options.Open = False,
     json: options.Json = False,
@@ -46,17 +39,11 @@ def compare(
       manyheads compare MODEL out/prune --text corpus.txt --open
       manyheads compare MODEL --text english.txt --other-text chinese.txt
     """
-    if other is None and other_text is None:
-        raise ValueError("compare: got one model and one text; expected a second model, or --other-text")
-    with options.loading(model):
-        sides = mh.heads.comparison.sides.open_sides(
-            (model, other), (text, other_text), images, max_length=max_length, limit=limit, device=device
-        )
+    with loading(model):
+        sides = mh.heads.comparison.sides.open_sides(model, other, how)
     with prepared(out), interruptible():
         with progress_bar() as progress:
-            compared = mh.heads.comparison.sides.compare_sides(
-                sides, match=match, rate=rate, progress=progress
-            )
+            compared = mh.heads.comparison.sides.compare_sides(sides, how, progress)
         result = terminal.compare.ComparePresentation(compared, sides, out)
         terminal.presentation.present(result, as_json=json)
         if open:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import manyheads as mh
 from manyheads.cli import options
+from manyheads.common.console import loading
 from manyheads.common.language import words
 from manyheads.view import terminal
 
@@ -32,13 +33,8 @@ def demo(
       manyheads demo --sentence "我是秦始皇"
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
-    text = (
-        words("The animal did not cross the street because it was too tired.")
-        if sentence is None
-        else sentence
-    )
-    with options.loading(words("the model")):
-        steps = mh.heads.effects.bert_steps.embedded_steps(text)
+    with loading(words("the model")):
+        steps = mh.heads.effects.bert_steps.embedded_steps(sentence)
     mh.view.demo_text.present_steps(steps, out / "heads.png")
     if open:
         terminal.presentation.open_file(out / "heads.png")

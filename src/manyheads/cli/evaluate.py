@@ -6,8 +6,7 @@ import typer
 
 import manyheads as mh
 from manyheads.cli import options
-from manyheads.data.columns import Columns
-from manyheads.models.opening import Opening
+from manyheads.tasks.options import EvaluateOptions
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
 
@@ -20,12 +19,7 @@ def evaluate(
             "model with a task head: a folder, a hub name, or package.module:factory."
         ),
     ],
-    rows: Columns,
-    opening: Opening,
-    max_length: options.MaxLength = None,
-    limit: options.Limit = None,
-    beams: Annotated[int | None, "Beam width for translation and speech: wider is slower and better."] = None,
-    batch_tokens: options.BatchTokens = 4096,
+    how: EvaluateOptions,
     json: options.Json = False,
 ) -> str | None:
     """How good a model is, by the metrics of its task.
@@ -38,10 +32,6 @@ def evaluate(
     """
     with progress_bar(unit="examples") as progress:
         progress("measure", 0, None)
-        result = mh.evaluate(
-            model, rows.data, text=options.names(rows.text_column),
-            label=rows.label_column, split=rows.split, limit=limit, max_length=max_length, beams=beams,
-            batch_tokens=batch_tokens, **opening.how, progress=progress,
-        )  # fmt: skip
-    terminal.training.print_evaluation(result, model, rows.data, as_json=json)
+        result = mh.evaluate(model, how.data, **how.arguments, progress=progress)
+    terminal.training.print_evaluation(result, model, how.data, as_json=json)
     return terminal.training.where_it_stopped(result)

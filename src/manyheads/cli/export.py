@@ -7,6 +7,7 @@ import typer
 
 import manyheads as mh
 from manyheads.cli import options
+from manyheads.common.console import loading
 from manyheads.common.language import words
 from manyheads.models.opening import Opening
 from manyheads.view import terminal
@@ -29,7 +30,7 @@ def export(
     Its outputs differ from the model's by at most 1e-4, or nothing is written, and a sentence says which
     module the format cannot take. A model with a key/value cache is written with it, too, where that works.
     """
-    with options.loading(words("{model} and writing {format}", model=model, format=to)):
+    with loading(words("{model} and writing {format}", model=model, format=to)):
         exported = mh.export(model, to=to, out=out, **opening.how)
     terminal.export.print_exported(exported, as_json=json)
 

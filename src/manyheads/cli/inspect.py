@@ -5,16 +5,14 @@ from typing import Annotated
 
 import manyheads as mh
 from manyheads.cli import options
-from manyheads.common.interrupts import interrupted, interruptible
-from manyheads.common.out_folder import prepared
-from manyheads.common.processes import rank
-from manyheads.view import terminal
-from manyheads.view.progress_bar import progress_bar
+from manyheads.cli.measuring import measure
+from manyheads.data.source import Source
+from manyheads.data.split import Split
 
 
 def inspect(
-    source: options.Source,
-    split: options.Split,
+    source: Source,
+    split: Split,
     page: Annotated[bool, "Write report.html, for which a little more is measured on a sample."] = True,
     out: options.Out = Path("out/inspect"),
     open: options.Open = False,
@@ -30,17 +28,4 @@ def inspect(
     (accelerate starts a single process when it is given `--cpu`); to use several machines, --ray, or --shard
     on each of them and `manyheads merge`.
     """
-    loaded, corpus = source.open()
-    with prepared(out, split.file), interruptible():
-        with progress_bar(unit=corpus.unit if split.ray is None else "", hidden=rank() > 0) as progress:
-            counted = mh.heads.measurements.measured_as_asked(
-                split, mh.heads.measurements.verbs.Inspect(), loaded, corpus, source.open, out, progress
-            )
-        if options.present_part(counted, out, as_json=json) or rank() > 0:
-            return None
-        shown = loaded if page else None
-        result = terminal.inspect.InspectPresentation(counted, loaded.name, corpus, out, shown)
-        terminal.presentation.present(result, as_json=json)
-        if open and page:
-            terminal.presentation.open_file(out / "report.html")
-        return result.ending(interrupted())
+    return measure(mh.heads.measurements.verbs.Inspect(), source, split, out, json, page=page, open=open)

@@ -17,7 +17,7 @@ def merge(
     ],
     out: options.Out = Path("out/merge"),
     json: options.Json = False,
-) -> str | None:
+) -> None:
     """Merge what inspect, roles, importance or diversity measured with --shard on parts of a text.
 
     Sums and counts add up exactly, so that the result, with its standard errors, is that of one process that
@@ -34,4 +34,3 @@ def merge(
     with prepared(out):
         result = terminal.shards.merged_presentation(merged, out)
         terminal.presentation.present(result, as_json=json)
-    return None

@@ -8,6 +8,8 @@ import typer
 
 import manyheads as mh
 from manyheads.cli import options
+from manyheads.models.opening import Device
+from manyheads.tasks.options import PredictOptions
 from manyheads.view import terminal
 
 
@@ -20,17 +22,10 @@ def predict(
             help="Texts, sequences or files, as the task reads them; by default, lines of standard input.",
         ),
     ] = None,
-    new_tokens: Annotated[int | None, "Language: the number of tokens to write."] = None,
-    temperature: Annotated[
-        float | None,
-        "Language: below 1 sharpens the distribution (more conservative), above 1 flattens it (more "
-        "varied); 0 for greedy.",
-    ] = None,
-    seed: Annotated[int | None, "Language: the seed of the sampling."] = None,
-    beams: Annotated[int | None, "Translation, speech: the beam width."] = None,
-    language: Annotated[str | None, "Picture book: the language to write; all of them by default."] = None,
+    *,
+    how: PredictOptions,
     draw: Annotated[Path | None, "DNA: a figure (.png) of where each head looks along each sequence."] = None,
-    device: options.Device = None,
+    device: Device = None,
     json: options.Json = False,
 ) -> None:
     """Translate, continue a text, classify an image, forecast a table, as the model was trained to.
@@ -45,12 +40,8 @@ def predict(
       manyheads predict out/speech recording.wav
       manyheads predict out/picturebook picture.png --language zh
     """
-    settings = {"new_tokens": new_tokens, "seed": seed, "beams": beams, "language": language}
-    passed: dict[str, object] = {name: value for name, value in settings.items() if value is not None}
-    if temperature is not None:
-        passed["temperature"] = temperature or None  # 0 is greedy
     texts = inputs or [line.rstrip("\n") for line in sys.stdin]
-    outputs = mh.predict(folder, texts, device=device, **passed)
+    outputs = mh.predict(folder, texts, device=device, **how.passed)
     terminal.training.print_predictions(texts, outputs, as_json=json)
     if draw is not None:
         title, panels = mh.tasks.attention_panels(folder, texts, outputs, device)

@@ -7,16 +7,19 @@ import typer
 
 import manyheads as mh
 from manyheads.cli import options
+from manyheads.cli.measuring import opened
 from manyheads.common.out_folder import check_free
+from manyheads.data.source import Source
+from manyheads.heads.options import Unverified
 from manyheads.surgery.prune_options import PruneOptions
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
 
 
 def prune(
-    source: options.Source,
+    source: Source,
     how: PruneOptions,
-    unverified: options.Unverified = "refuse",
+    unverified: Unverified = "refuse",
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The folder for the smaller model; it must not exist yet.")
     ] = Path("out/prune"),
@@ -38,7 +41,7 @@ def prune(
             cut = mh.surgery.cut_on_disk.follow_plan(source.model, how.plan, out, unverified, progress)
         terminal.prune.print_cut_on_disk(cut, as_json=json)
         return None
-    loaded, corpus = source.open(labels=True)
+    loaded, corpus = opened(source, labels=True)
     with progress_bar() as progress:
         pruned = mh.surgery.pruned_folder.prune_to_folder(
             loaded, corpus, out, how, unverified=unverified, progress=progress

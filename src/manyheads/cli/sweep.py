@@ -2,36 +2,21 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import manyheads as mh
-from manyheads.cli.train import OF_RUN, task_option
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
 
-OF_SWEEP = [
-    *(each for each in OF_RUN if each.name not in ("resume", "tracker")),
-    task_option("heads", str, "Numbers of heads to try.", "1,2,4,8,16"),
-    task_option("kv_heads", str, "Numbers of key and value heads to try; all by default."),
-    task_option("d_key", str, "Widths of a head's queries and keys to try; d_model / heads by default."),
-    task_option("d_value", str, "Widths of a head's values to try; d_model / heads by default."),
-    task_option("seeds", str, "How many seeds, or which: 3, or 5,6,7.", "3"),
-    task_option("equal", str, "What is held equal: parameters, compute (by steps) or nothing.", "parameters"),
-    task_option("sampler", str, "grid for all combinations; tpe or random for what Optuna proposes.", "grid"),
-    task_option("trials", int, "How many runs tpe or random may propose."),
-    task_option("storage", str, "URL of a database for Optuna; a file in --out by default."),
-]
-
 
 def sweep(
-    task: str, options: Mapping[str, object], *, out: Path, json: bool = False, **settings: Any
+    task: str, options: Mapping[str, object], *, out: Path, json: bool = False, **settings: object
 ) -> str | None:
     """How many heads? Train a task with several numbers of heads and seeds, and compare them.
 
     Every run is a model in a folder of its own. The table has means with intervals, time, memory and cache;
     the answer says which settings are best, and which cannot be told apart.
 
-    Ctrl-C keeps a checkpoint, and the same command goes on from there, as it does after a crash. The same
+    Ctrl-C keeps a checkpoint, and the same command continues from there, also after a crash. The same
     command in another terminal, or on another machine with the same folder, shares the work. Add heads or
     --seeds later: only what is missing is run.
 

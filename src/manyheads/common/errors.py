@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class UnreadDataError(ValueError):
     """The data that a model was trained on cannot or may not be read. ``why`` is the message without advice.
@@ -17,6 +19,22 @@ class UnreadDataError(ValueError):
 
 class FailedChangeError(RuntimeError):
     """A changed copy of a model does not compute what it should; the model itself is as it was."""
+
+
+def check_choices(option: str, chosen: Sequence[str], choices: Sequence[str]) -> None:
+    """Raise unless ``chosen`` is a list of one or more of the choices.
+
+    >>> check_choices("roles", ["query", "keys"], ["query", "key", "value"])
+    Traceback (most recent call last):
+    ValueError: roles: expected some of query, key, value, got 'keys'
+    """
+    if isinstance(chosen, str):
+        raise TypeError(f"{option}: expected several, as in [{chosen!r}], got {chosen!r}")
+    for name in chosen:
+        if name not in choices:
+            raise ValueError(f"{option}: expected some of {', '.join(choices)}, got {name!r}")
+    if not chosen:
+        raise ValueError(f"{option}: expected some of {', '.join(choices)}, got none")
 
 
 def lacks_gradient(error: RuntimeError) -> bool:

@@ -20,10 +20,10 @@ class LabelledTask(Protocol):
     def measure(self) -> str:
         """What the scores are, as "accuracy"."""
 
-    def loss(self, result: Any, batch: Any) -> Tensor:
+    def loss(self, result: object, batch: object) -> Tensor:
         """The loss of each sequence, (batch,), from what the model returned."""
 
-    def scores(self, result: Any, batch: Any) -> Tensor:
+    def scores(self, result: object, batch: object) -> Tensor:
         """The score of each sequence and its weight, (batch, 2) in float64."""
 
 
@@ -49,7 +49,7 @@ class LabelledBatch(dict[str, Any]):
         self.task: LabelledTask = task
         self.examples = examples
 
-    def map(self, function: Callable[[Any], Any]) -> LabelledBatch:
+    def map(self, function: Callable[[object], object]) -> LabelledBatch:
         """The same batch with a function applied to its items."""
         changed = {name: function(item) for name, item in self.items()}
         return LabelledBatch(changed, self.task, self.examples)

@@ -52,10 +52,9 @@ def check_file(out: Path) -> None:
 
 
 @contextmanager
-def writing(out: Path) -> Iterator[None]:
+def writing(out: Path, advice: str = "make room or give another folder") -> Iterator[None]:
+    """Results are written inside: an error is one sentence, with advice."""
     try:
         yield
     except OSError as error:
-        raise OSError(
-            f"out: writing under {out} failed ({error.strerror}); make room or give another folder"
-        ) from error
+        raise OSError(f"out: writing under {out} failed ({error.strerror}); {advice}") from error

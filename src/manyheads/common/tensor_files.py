@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -31,7 +30,7 @@ def save_tensors(path: Path, document: object) -> None:
     write_whole(path, save(tensors, metadata={_KEY: words}))
 
 
-def load_tensors(path: Path) -> Any:
+def load_tensors(path: Path) -> object:
     """What `save_tensors` wrote; a ValueError for other files."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -42,7 +41,7 @@ def load_tensors(path: Path) -> Any:
         raise ValueError(f"{path} is damaged, or no file that manyheads wrote ({error})") from None
 
 
-def _encoded(value: object, tensors: dict[str, Tensor]) -> Any:
+def _encoded(value: object, tensors: dict[str, Tensor]) -> object:
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value.detach().cpu().contiguous().clone()
@@ -58,7 +57,7 @@ def _encoded(value: object, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"expected plain values and tensors, got {type(value).__name__}")
 
 
-def _decoded(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _decoded(value: object, tensors: dict[str, Tensor]) -> object:
     if isinstance(value, list):
         return [_decoded(item, tensors) for item in value]
     if not isinstance(value, dict):

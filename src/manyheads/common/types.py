@@ -18,6 +18,9 @@ Heads: TypeAlias = (
 # What a JSON file holds.
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
+# A JSON object whose reader knows its fields: a record, a config, a state that is saved.
+JsonObject: TypeAlias = dict[str, Any]
+
 # What torch hands to a function mode or a hook: a function, its arguments by position, those by name.
 Function: TypeAlias = Callable[..., Any]
 Arguments: TypeAlias = tuple[Any, ...]

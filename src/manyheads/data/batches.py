@@ -25,7 +25,7 @@ WINDOW = 2**16
 
 @dataclass(frozen=True)
 class CorpusSummary:
-    """What is to be said about a corpus besides what was measured on it, by the names of `Corpus`.
+    """What a reader has to know about a corpus besides what was measured on it, by the names of `Corpus`.
 
     >>> CorpusSummary("a text", "tokens", 19, 7, 4096).total()
     19
@@ -109,7 +109,7 @@ class Corpus:
 
     @property
     def summary(self) -> CorpusSummary:
-        """What is to be said about it."""
+        """What a reader has to know about it."""
         return CorpusSummary(
             self.what, self.unit, self.total(), self.longest, self.batch_tokens, self.shares, self.unknown,
             self.notes,

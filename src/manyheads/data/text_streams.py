@@ -140,7 +140,7 @@ def _json_lines(file: str) -> Iterator[dict[str, object]]:
             ) from None
 
 
-def _parquet(file: str, column: str | None) -> Iterator[dict[str, Any]]:
+def _parquet(file: str, column: str | None) -> Iterator[dict[str, object]]:
     try:
         import pyarrow.parquet
     except ImportError:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from manyheads.common.registry import registered
+from manyheads.common.types import JsonObject
 from manyheads.heads import table_files
 from manyheads.heads.table_files import Row as Row
 from manyheads.heads.table_text import table_text
@@ -134,7 +135,7 @@ class HeadTable:
         variance = ((squares - total * mean) / (count - 1)).clamp(min=0.0)  # nan for a single count
         return torch.where(count > 1, (variance / count).sqrt(), math.nan)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[JsonObject]:
         """The rows as dictionaries."""
         columns = {c: self[c] for c in self.columns}
         values = {c: x.tolist() if isinstance(x, Tensor) else x for c, x in columns.items()}

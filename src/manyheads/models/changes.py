@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.json_files import check_fields
+from manyheads.common.types import JsonObject
 from manyheads.models import no_heads
 from manyheads.models.no_heads import NoHeads
 from manyheads.models.per_head_inputs import Pick, PickOptions
@@ -22,7 +23,7 @@ ATTRIBUTE = "_manyheads_changes"  # of a model whose heads were changed
 
 
 class Setting(TypedDict):
-    """The entries ``keep`` of ``size`` along ``axis`` are those of the heads that there are now."""
+    """The entries ``keep`` of ``size`` along ``axis`` are those of the present heads."""
 
     axis: int
     size: int
@@ -232,7 +233,7 @@ def followed(value: Any, axis: int, keep: list[int]) -> object:
 
 def forget(changes: Changes, path: str) -> None:
     """Drop the records of modules and tensors at and under a path that is replaced."""
-    lists: tuple[dict[str, Any], ...] = (
+    lists: tuple[JsonObject, ...] = (
         changes.shapes, changes.attributes, changes.configs, changes.inputs, changes.widths, changes.copied,
         changes.settings, changes.repeated,
     )  # fmt: skip
@@ -246,7 +247,7 @@ def forget(changes: Changes, path: str) -> None:
 class Record(TypedDict):
     """All that it takes to make a new model of the same class and config like a changed one."""
 
-    changes: dict[str, Any]
+    changes: JsonObject
     original_heads: dict[str, list[int]]
 
 

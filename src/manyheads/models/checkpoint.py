@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from manyheads.common.json_files import read_json
+from manyheads.common.types import JsonObject
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # The dtypes that a safetensors file names.
@@ -67,7 +68,7 @@ class Checkpoint:
             tensor: Tensor = file.get_tensor(name)
             return tensor
 
-    def numbers(self, name: str, positions: Iterable[list[int]]) -> list[Any]:
+    def numbers(self, name: str, positions: Iterable[list[int]]) -> list[object]:
         """Some numbers of a tensor, without the rest."""
         with safe_open(self.entries[name].file, "pt") as file:
             part = file.get_slice(name)
@@ -85,7 +86,7 @@ def _files(folder: Path) -> list[Path]:
             f"MODEL: {folder} has neither {WEIGHTS} nor {INDEX}; expected a folder with weights as "
             "safetensors (save_pretrained writes them)"
         )
-    index = read_json(folder / INDEX, dict[str, Any], INDEX)
+    index = read_json(folder / INDEX, JsonObject, INDEX)
     names = sorted(set((index.get("weight_map") or {}).values()))
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
@@ -118,7 +119,7 @@ def write_tensors(
     {'a': tensor([1., 1., 1.], dtype=torch.bfloat16)}
     """
     names = {dtype: name for name, dtype in DTYPES.items()}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: JsonObject = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (shape, dtype) in layout.items():
         start, end = end, end + bytes_of(shape, dtype)

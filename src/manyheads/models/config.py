@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, get_type_hints
+from typing import NotRequired, TypedDict, get_type_hints
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model
@@ -19,6 +19,7 @@ from torch import nn
 from manyheads.common.errors import first_line
 from manyheads.common.json_files import check_fields, in_one_sentence, parse_json, read_json
 from manyheads.common.registry import registered
+from manyheads.common.types import JsonObject
 from manyheads.common.whole_files import write_whole
 from manyheads.models.changes import Record, restructure
 from manyheads.models.size_limits import no_larger_than, shapes
@@ -67,15 +68,15 @@ class Training(TypedDict):
 
 
 # A model: a class by its registered name, and the arguments to make one.
-ModelDescription = TypedDict("ModelDescription", {"class": str, "options": dict[str, Any]})
+ModelDescription = TypedDict("ModelDescription", {"class": str, "options": JsonObject})
 # A config.json.
 Description = TypedDict(
     "Description",
     {
         "format": str,
         "class": str,
-        "options": dict[str, Any],
-        "task": NotRequired[dict[str, Any]],
+        "options": JsonObject,
+        "task": NotRequired[JsonObject],
         "training": NotRequired[Training],
     },
 )

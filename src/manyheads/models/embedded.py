@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from manyheads.common.types import Keywords
+
 if TYPE_CHECKING:
     from transformers import BertModel, PreTrainedTokenizerBase
 
@@ -111,7 +113,7 @@ def _from_files(files: Path, kind: str) -> tuple[Any, PreTrainedTokenizerBase]:
     logging.disable_progress_bar()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(files, local_files_only=True)
-        options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
+        options: Keywords = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
         model = getattr(transformers, kind).from_pretrained(files, **options)
     finally:
         if bars:

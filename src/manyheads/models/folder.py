@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, get_type_hints
+from typing import NotRequired, TypedDict, get_type_hints
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from manyheads.common.json_files import check_fields, in_one_sentence, read_json
 from manyheads.common.out_folder import check_free
+from manyheads.common.types import JsonObject
 from manyheads.common.version import __version__
 from manyheads.common.whole_files import whole_folder, write_whole
 from manyheads.models import config, native, transformers_config
@@ -34,7 +35,7 @@ def save(
     dir: str | PathLike[str],
     tokenizer: object = None,
     *,
-    card: bool | Mapping[str, Any] = False,
+    card: bool | Mapping[str, object] = False,
 ) -> None:
     """Write a model, cut or not, to a folder: weights as safetensors, its config, and ``heads.json``.
 
@@ -218,10 +219,10 @@ _Description = TypedDict(
     "_Description",
     {
         "class": str,
-        "options": dict[str, Any] | None,
+        "options": JsonObject | None,
         "attention": str | None,
         "original_heads": dict[str, list[int]],
-        "changes": dict[str, Any],
+        "changes": JsonObject,
         "files": dict[str, str],
         "sha256": NotRequired[str],
     },

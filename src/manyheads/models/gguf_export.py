@@ -187,7 +187,7 @@ def _feed_forward(tensors: Mapping[str, Tensor], layers: int) -> list[int]:
     return [tensors[f"blk.{number}.ffn_up.weight"].shape[0] for number in range(layers)]
 
 
-def _base(config: Any) -> float:
+def _base(config: object) -> float:
     rope = getattr(config, "rope_parameters", None) or {}
     return float(rope.get("rope_theta", getattr(config, "rope_theta", 10000.0)))
 

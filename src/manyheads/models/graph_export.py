@@ -23,16 +23,15 @@ from torch import Tensor, nn
 
 from manyheads.common.compare_outputs import difference, seeded_evaluation
 from manyheads.common.errors import describe_error
+from manyheads.common.types import Keywords
 from manyheads.models.transformers_config import is_transformers
 
 TOLERANCE = 1e-4
-Run = Callable[[dict[str, Any]], dict[str, Tensor]]  # from inputs to outputs, by name
+Run = Callable[[Keywords], dict[str, Tensor]]  # from inputs to outputs, by name
 _PAST = "past_key_values"
 
 
-def write(
-    model: nn.Module, inputs: dict[str, Any], folder: Path, to: str
-) -> tuple[dict[str, float], list[str]]:
+def write(model: nn.Module, inputs: Keywords, folder: Path, to: str) -> tuple[dict[str, float], list[str]]:
     """Write the files of a graph format and run them.
 
     Returns
@@ -69,7 +68,7 @@ class _RefusedError(ValueError):
     """A format that cannot take or run a model, which may do without."""
 
 
-def _has_cache(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
+def _has_cache(model: nn.Module, inputs: Mapping[str, object]) -> bool:
     """Whether a model returns the keys and values of its past unless it is asked not to."""
     if not is_transformers(model) or "use_cache" not in inspect.signature(model.forward).parameters:
         return False
@@ -77,7 +76,7 @@ def _has_cache(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
         return getattr(model(**copy.deepcopy(dict(inputs)), use_cache=True), _PAST, None) is not None
 
 
-def _written(model: nn.Module, inputs: dict[str, Any], path: Path, to: str) -> Run:
+def _written(model: nn.Module, inputs: dict[str, object], path: Path, to: str) -> Run:
     """Write one file, and return what runs it."""
     try:
         with _silent(), torch.no_grad():
@@ -105,7 +104,7 @@ def _silent() -> Iterator[None]:
         logging.disable(before)
 
 
-def _expected(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+def _expected(model: nn.Module, inputs: Mapping[str, object]) -> dict[str, Tensor]:
     with seeded_evaluation(model):
         return _leaves(model(**copy.deepcopy(dict(inputs))))
 
@@ -120,7 +119,7 @@ def _exporters() -> Any:
     return importlib.import_module("transformers.exporters")
 
 
-def _compare(model: nn.Module, run: Run, inputs: dict[str, Any], to: str, what: str) -> float:
+def _compare(model: nn.Module, run: Run, inputs: dict[str, object], to: str, what: str) -> float:
     """The difference of the outputs. Raises if it does not run, or the difference is too large."""
     expected = _expected(model, inputs)
     try:
@@ -146,7 +145,7 @@ def _close(expected: dict[str, Tensor], got: dict[str, Tensor], to: str, what: s
     return worst
 
 
-def _other_sizes(model: nn.Module, inputs: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _other_sizes(model: nn.Module, inputs: dict[str, object]) -> Iterator[tuple[str, dict[str, object]]]:
     """Inputs with one sequence more, and longer ones, where the model takes them."""
     changes: dict[str, Callable[[Tensor], Tensor]] = {
         "a larger batch": lambda x: torch.cat([x, x[:1]]),
@@ -161,7 +160,7 @@ def _other_sizes(model: nn.Module, inputs: dict[str, Any]) -> Iterator[tuple[str
         yield what, other
 
 
-def _with_cache(model: Any, inputs: dict[str, Any], path: Path, to: str) -> dict[str, float]:
+def _with_cache(model: Any, inputs: Keywords, path: Path, to: str) -> dict[str, float]:
     """Write a file that takes and returns the keys and values of the past, and run it token by token."""
     ids = inputs.get("input_ids")
     if not isinstance(ids, Tensor) or getattr(model.config, "is_encoder_decoder", False):
@@ -197,7 +196,7 @@ def _with_cache(model: Any, inputs: dict[str, Any], path: Path, to: str) -> dict
     return {"token by token": _close(expected, whole | cached, to, "tokens one by one")}
 
 
-def _onnx(model: nn.Module, inputs: dict[str, Any], path: Path) -> Run:
+def _onnx(model: nn.Module, inputs: Keywords, path: Path) -> Run:
     import onnxruntime
 
     file = path.with_suffix(".onnx")
@@ -208,27 +207,27 @@ def _onnx(model: nn.Module, inputs: dict[str, Any], path: Path) -> Run:
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     outputs = [output.name.removeprefix("output.") for output in session.get_outputs()]
 
-    def run(values: dict[str, Any]) -> dict[str, Tensor]:
+    def run(values: Keywords) -> dict[str, Tensor]:
         arguments = {x.name: values[x.name.removeprefix("input.")].numpy() for x in session.get_inputs()}
         return dict(zip(outputs, map(torch.from_numpy, session.run(None, arguments)), strict=True))
 
     return run
 
 
-def _torch(model: nn.Module, inputs: dict[str, Any], path: Path) -> Run:
+def _torch(model: nn.Module, inputs: Keywords, path: Path) -> Run:
     exporters = _exporters()
     file = path.with_suffix(".pt2")
     exported = exporters.DynamoExporter().export(model, inputs, exporters.DynamoConfig(dynamic=True))
     torch.export.save(exported, file)
     program = torch.export.load(file).module()
 
-    def run(values: dict[str, Any]) -> dict[str, Tensor]:
+    def run(values: Keywords) -> dict[str, Tensor]:
         return _leaves(program(**values))
 
     return run
 
 
-def _openvino(model: nn.Module, inputs: dict[str, Any], path: Path) -> Run:
+def _openvino(model: nn.Module, inputs: Keywords, path: Path) -> Run:
     import openvino
 
     exporters = _exporters()
@@ -239,7 +238,7 @@ def _openvino(model: nn.Module, inputs: dict[str, Any], path: Path) -> Run:
     exporters.OpenVINOExporter().export(model, inputs, config)
     compiled = openvino.Core().compile_model(str(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
-    def run(values: dict[str, Any]) -> dict[str, Tensor]:
+    def run(values: Keywords) -> dict[str, Tensor]:
         names = [port.any_name for port in compiled.inputs]
         got = compiled({name: values[name.removeprefix("input.")].numpy() for name in names})
         return {
@@ -250,7 +249,7 @@ def _openvino(model: nn.Module, inputs: dict[str, Any], path: Path) -> Run:
     return run
 
 
-def _executorch(model: nn.Module, inputs: dict[str, Any], path: Path) -> Run:
+def _executorch(model: nn.Module, inputs: Keywords, path: Path) -> Run:
     from executorch.runtime import Runtime
 
     exporters = _exporters()
@@ -261,12 +260,12 @@ def _executorch(model: nn.Module, inputs: dict[str, Any], path: Path) -> Run:
     names = list(_expected(model, inputs))
     method = Runtime.get().load_program(file).load_method("forward")
 
-    def run(values: dict[str, Any]) -> dict[str, Tensor]:
+    def run(values: Keywords) -> dict[str, Tensor]:
         return dict(zip(names, method.execute(list(values.values())), strict=True))
 
     return run
 
 
-_WRITERS: dict[str, Callable[[nn.Module, dict[str, Any], Path], Run]] = {
+_WRITERS: dict[str, Callable[[nn.Module, Keywords, Path], Run]] = {
     "onnx": _onnx, "torch-export": _torch, "openvino": _openvino, "executorch": _executorch,
 }  # fmt: skip

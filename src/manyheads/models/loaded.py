@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.errors import describe_error
-from manyheads.common.types import Batch
+from manyheads.common.types import Batch, Keywords
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -46,7 +46,7 @@ class Loaded:
     model: nn.Module
     tokenizer: Callable[[], PreTrainedTokenizerBase]
     processor: Callable[[], ImageProcessor]
-    arrange: Callable[[Tensor, Tensor], dict[str, Any]] | None = None
+    arrange: Callable[[Tensor, Tensor], Keywords] | None = None
     task: TrainedTask | None = None
     folder: Path | None = None
     extractor: Callable[[], Any] = lambda: no_extractor("the model")
@@ -164,7 +164,7 @@ def tokenizer_of(name: str, folder: Path | None, **options: Any) -> PreTrainedTo
 
 
 def readers_of(
-    name: str, source: str, options: dict[str, Any]
+    name: str, source: str, options: Keywords
 ) -> tuple[Callable[[], ImageProcessor], Callable[[], Any]]:
     """Functions that give the image processor and the feature extractor beside a model."""
     from transformers import AutoFeatureExtractor, AutoImageProcessor
@@ -223,7 +223,7 @@ class TrainedTask(Protocol):
     def collate(self, examples: list[Any]) -> dict[str, Tensor]:
         """Examples as one batch."""
 
-    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
+    def inputs(self, batch: dict[str, Tensor]) -> Keywords:
         """The arguments of the model, from a batch."""
 
 
@@ -231,7 +231,7 @@ class TrainedTask(Protocol):
 class ReadsText(Protocol):
     """A task whose folder has a tokenizer: its model reads texts that people type, too."""
 
-    def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> dict[str, Any]:
+    def arrange(self, model: nn.Module, ids: Tensor, lengths: Tensor) -> Keywords:
         """The arguments of the model, from token ids ``(batch, length)`` and their lengths ``(batch,)``."""
 
 

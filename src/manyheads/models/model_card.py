@@ -11,6 +11,7 @@ from typing import Any
 
 from manyheads.common.errors import describe_error
 from manyheads.common.json_files import read_json
+from manyheads.common.types import JsonObject
 from manyheads.common.whole_files import write_whole
 
 CARD = "README.md"
@@ -73,7 +74,7 @@ def push(folder: str | PathLike[str], repo: str, *, private: bool = False) -> st
     return address
 
 
-def write_card(folder: Path, name: str | None = None, measured: Mapping[str, Any] | None = None) -> None:
+def write_card(folder: Path, name: str | None = None, measured: Mapping[str, object] | None = None) -> None:
     """Write the model card of a folder.
 
     Parameters
@@ -109,8 +110,8 @@ def write_card(folder: Path, name: str | None = None, measured: Mapping[str, Any
     write_whole(folder / CARD, f"---\n{data.to_yaml()}\n---\n\n{body}\n")
 
 
-def _json(path: Path) -> dict[str, Any]:
-    return read_json(path, dict[str, Any], path.name) if path.is_file() else {}
+def _json(path: Path) -> dict[str, object]:
+    return read_json(path, JsonObject, path.name) if path.is_file() else {}
 
 
 def _cut(about: Mapping[str, Any], measured: Mapping[str, Any], base: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from manyheads.common.types import Keywords
 from manyheads.nn.blocks import ACTIVATIONS, TransformerBlock
 from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.nn.positions import LearnedPositions, Rotary, SinusoidalPositions
@@ -18,7 +19,7 @@ CLASSES: dict[str, type[nn.Module]] = {
 Before = dict[str, list[int]]  # site -> heads and key heads before anything was cut
 
 
-def describe(model: nn.Module, before: Before) -> dict[str, Any] | None:
+def describe(model: nn.Module, before: Before) -> dict[str, object] | None:
     """The arguments that make a model like this one, uncut; None when it is not ours or cannot be written.
 
     >>> describe(MultiHeadAttention(6, 2), {})["heads"]
@@ -35,7 +36,7 @@ def describe(model: nn.Module, before: Before) -> dict[str, Any] | None:
     return None
 
 
-def build(name: str, options: dict[str, Any]) -> nn.Module:
+def build(name: str, options: Keywords) -> nn.Module:
     """The model of that class with these arguments.
 
     >>> build("MultiHeadAttention", {"d_model": 6, "heads": 2}).heads
@@ -50,7 +51,7 @@ def build(name: str, options: dict[str, Any]) -> nn.Module:
     return CLASSES[name](**options)
 
 
-def _attention(module: MultiHeadAttention, heads: list[int]) -> dict[str, Any]:
+def _attention(module: MultiHeadAttention, heads: list[int]) -> dict[str, object]:
     return {
         "d_model": module.d_model, "heads": heads[0], "kv_heads": heads[1], "d_key": module.d_key,
         "d_value": module.d_value, "bias": module.query.bias is not None, "dropout": module.dropout,
@@ -59,14 +60,14 @@ def _attention(module: MultiHeadAttention, heads: list[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rotary(module: MultiHeadAttention) -> dict[str, Any]:
+def _rotary(module: MultiHeadAttention) -> dict[str, object]:
     rotary = module.rotary
     if rotary is None:
         return {}
     return {"rotary": {"width": rotary.width, "base": rotary.base, "interleaved": rotary.interleaved}}
 
 
-def _block(block: TransformerBlock, before: Before, path: str) -> dict[str, Any] | None:
+def _block(block: TransformerBlock, before: Before, path: str) -> dict[str, object] | None:
     forward = block.feed_forward
     activation = next((name for name, f in ACTIVATIONS.items() if f is forward.activation), None)
     if activation is None:
@@ -89,7 +90,7 @@ def _block(block: TransformerBlock, before: Before, path: str) -> dict[str, Any]
     }  # fmt: skip
 
 
-def _stack(stack: Stack, before: Before, path: str) -> dict[str, Any] | None:
+def _stack(stack: Stack, before: Before, path: str) -> Keywords | None:
     block: Any = stack.blocks[0]
     options = _block(block, before, f"{path}.blocks.0" if path else "blocks.0")
     if options is None:
@@ -108,7 +109,7 @@ def _stack(stack: Stack, before: Before, path: str) -> dict[str, Any] | None:
     return options
 
 
-def _seq2seq(model: Seq2Seq, before: Before) -> dict[str, Any] | None:
+def _seq2seq(model: Seq2Seq, before: Before) -> dict[str, object] | None:
     encoder, decoder = _stack(model.encoder, before, "encoder"), _stack(model.decoder, before, "decoder")
     if encoder is None or decoder is None:
         return None

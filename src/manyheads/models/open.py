@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from torch import nn
 
 from manyheads.common.errors import describe_error
+from manyheads.common.import_names import import_from_here
 from manyheads.common.registry import registered
 from manyheads.models import config as described
 from manyheads.models import embedded
@@ -132,11 +131,8 @@ def _repeatable() -> Iterator[None]:
 def _from_factory(name: str) -> Loaded:
     """A model from a function of the user's, ``package.module:factory``."""
     module, _, path = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)  # as `python -m` does
     try:
-        factory: Any = importlib.import_module(module)
+        factory: Any = import_from_here(module)
     except ImportError as error:
         raise ValueError(
             f"MODEL: {name!r} names the module {module!r}, which cannot be imported from here ({error}); "

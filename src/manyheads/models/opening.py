@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
+_DEVICE = "Where the model runs: cpu, cuda:1, mps ...; the accelerator, if any, by default."
+Device = Annotated[str | None, _DEVICE]  # for a command without the other options of `Opening`
+
 
 @dataclass(frozen=True)
 class Opening:
@@ -14,11 +17,7 @@ class Opening:
     'bfloat16'
     """
 
-    device: Annotated[
-        str | None,
-        "Where the model runs: cpu, cuda:1, mps ...; the accelerator, if any, by default.",
-        "Model",
-    ] = None
+    device: Annotated[str | None, _DEVICE, "Model"] = None
     dtype: Annotated[
         str | None,
         "Numbers of the weights: float32, bfloat16, float16, float64, or auto for those of the files; "

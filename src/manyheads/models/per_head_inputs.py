@@ -1,4 +1,4 @@
-"""Modules with an argument for every head, such as an ALiBi bias: the heads that there are pick theirs."""
+"""Modules with an argument for every head, such as an ALiBi bias: the present heads pick theirs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Pick:
         return args, kwargs
 
     def picked(self, value: object) -> object:
-        """The value with the entries of the heads that there are."""
+        """The value with the entries of the present heads."""
         if self.keep is None:
             return None
         if isinstance(value, Mask):

@@ -58,7 +58,7 @@ class Placement:
 def placed(
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
-    device_map: str | dict[str, Any] | None = None,
+    device_map: str | dict[str, object] | None = None,
     attention: str | None = None,
     revision: str | None = None,
 ) -> Placement:
@@ -94,7 +94,7 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
     return kind
 
 
-def _device_map(wanted: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+def _device_map(wanted: str | dict[str, object] | None) -> str | dict[str, object] | None:
     if wanted is None:
         return None
     if importlib.util.find_spec("accelerate") is None:

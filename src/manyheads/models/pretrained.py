@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from manyheads.common.errors import describe_error, first_line
+from manyheads.common.types import Keywords
 from manyheads.models.loaded import Loaded, readers_of, tokenizer_of
 from manyheads.models.placement import Placement, check_attention, not_installed
 
@@ -51,9 +52,9 @@ def from_transformers(name: str, head: bool, placement: Placement) -> Loaded:
     if placement.attention is not None:
         check_attention(placement.attention)
     source = str(folder) if local else name
-    trust: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local}
+    trust: dict[str, object] = {"trust_remote_code": False, "local_files_only": local}
     trust |= {} if placement.revision is None else {"revision": placement.revision}
-    extra: dict[str, Any] = {"gguf_file": path.name} if path.is_file() else {}
+    extra: dict[str, object] = {"gguf_file": path.name} if path.is_file() else {}
     with _quiet():
         try:
             model, missing = _open(source, head, trust | extra, placement)
@@ -75,7 +76,7 @@ def from_transformers(name: str, head: bool, placement: Placement) -> Loaded:
 
 
 def _open(
-    source: str, head: bool, trust: dict[str, Any], placement: Placement
+    source: str, head: bool, trust: Keywords, placement: Placement
 ) -> tuple[PreTrainedModel, Iterable[str]]:
     """The model, and the names of the weights that its files lack."""
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM

@@ -61,7 +61,7 @@ def probe_batch(model: nn.Module) -> dict[str, Tensor]:
     )
 
 
-def variations(model: nn.Module, batch: Batch) -> Iterator[dict[str, Any]]:
+def variations(model: nn.Module, batch: Batch) -> Iterator[dict[str, object]]:
     """The batch with other inputs that a model takes: without its masks, and with masks, positions and token
     types that it leaves out. Only those that the model runs on.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,7 @@ class Reshaped:
         """As `Tensor.size`."""
         return self.shape if dim is None else self.shape[dim]
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name == "tensor" or name.startswith("__"):  # as when it is copied
             raise AttributeError(name)
         return getattr(self.tensor, name)

@@ -13,6 +13,7 @@ from torch import nn
 
 from manyheads.common.compare_outputs import difference, seeded_evaluation, tolerance
 from manyheads.common.json_files import read_json
+from manyheads.common.types import JsonObject
 from manyheads.common.whole_files import write_whole
 from manyheads.models.changes import Changes, record_of
 from manyheads.models.probe_batch import probe_batch
@@ -37,7 +38,7 @@ HeadsRecord = TypedDict(
         "class": str,
         "base": str,  # path of the model without a task's head
         "original_heads": dict[str, list[int]],
-        "changes": dict[str, Any],
+        "changes": JsonObject,
     },
 )
 

@@ -16,6 +16,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from manyheads.common.json_files import check, check_fields, in_one_sentence
+from manyheads.common.types import JsonObject
 from manyheads.models.changes import Changes, reshape
 from manyheads.models.transformers_config import METHOD, VERSION, HeadsRecord, base_path, note_in_config
 
@@ -38,7 +39,7 @@ class HeadsConfig(QuantizationConfigMixin):
         check(record, HeadsRecord, "config.json: quantization_config")
         check_fields(record["changes"], get_type_hints(Changes), "config.json: changes")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """What config.json holds."""
         return dict(self.record)
 
@@ -51,7 +52,9 @@ class HeadsQuantizer(HfQuantizer):
         super().__init__(quantization_config, **options)
         self._shapes: dict[str, tuple[int, ...]] = {}
 
-    def _process_model_before_weight_loading(self, model: PreTrainedModel, **options: Any) -> PreTrainedModel:
+    def _process_model_before_weight_loading(
+        self, model: PreTrainedModel, **options: object
+    ) -> PreTrainedModel:
         record: HeadsRecord = self.quantization_config.record  # type: ignore[attr-defined]
         with in_one_sentence(f"config.json: the changes of its heads do not fit {type(model).__name__}"):
             changes, original_heads = _for_class(record, model)
@@ -63,7 +66,9 @@ class HeadsQuantizer(HfQuantizer):
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         return model
 
-    def _process_model_after_weight_loading(self, model: PreTrainedModel, **options: Any) -> PreTrainedModel:
+    def _process_model_after_weight_loading(
+        self, model: PreTrainedModel, **options: object
+    ) -> PreTrainedModel:
         for name, tensor in model.state_dict().items():  # of quantized models, transformers does not check it
             if tuple(tensor.shape) != self._shapes[name]:
                 raise ValueError(
@@ -102,10 +107,10 @@ def _for_class(record: HeadsRecord, model: PreTrainedModel) -> tuple[Changes, di
         there = _has(model, module) or _has(model, module.rpartition(".")[0]) or module.startswith(copied)
         return new if there else None
 
-    def those_here(noted: dict[str, Any]) -> dict[str, Any]:
+    def those_here(noted: JsonObject) -> JsonObject:
         return {new: value for name, value in noted.items() if (new := moved(name)) is not None}
 
-    values: dict[str, Any] = dict(vars(changes))
+    values: JsonObject = dict(vars(changes))
     for name, noted in values.items():
         if isinstance(noted, dict):
             values[name] = those_here(noted)

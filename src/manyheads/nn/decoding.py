@@ -8,7 +8,7 @@ contiguous, which the processor reads up to 1.6 times as fast; norms and activat
 The hypotheses of a beam search are queries of one sequence: their prompt is in memory once, what they wrote
 lies side by side, and a mask says which of it is whose. Nothing is copied when hypotheses change places.
 
-`steps_of` returns None for models that are not made of our modules alone, or that somebody looks at (hooks,
+`steps_of` returns None for models that are not made of our modules alone, or that are being observed (hooks,
 torch function modes): these are run as they are.
 """
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from manyheads.common.types import Keywords
 from manyheads.nn.attention import attention
 from manyheads.nn.mask import Mask
 
@@ -146,7 +146,7 @@ class NewTokens:
     mask: _MaskOf
     length: int
     start: Tensor
-    options: dict[str, Any]
+    options: Keywords
 
     @property
     def total(self) -> int:

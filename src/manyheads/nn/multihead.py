@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from manyheads.common.types import Arguments, Keywords
 from manyheads.nn.attention import Kernel, attention, check_kernel, check_mask, join
 from manyheads.nn.cache import KVCache
 from manyheads.nn.mask import Mask
@@ -105,7 +106,7 @@ class MultiHeadAttention(nn.Module):
         self.d_model, self.heads, self.kv_heads = d_model, heads, kv_heads
         self.d_key, self.d_value = d_key, d_value
         self.dropout, self.window, self.chunk, self.kernel = dropout, window, chunk, kernel
-        options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        options: Keywords = {"bias": bias, "device": device, "dtype": dtype}
         self.query = nn.Linear(d_model, heads * d_key, **options)
         self.key = nn.Linear(d_context, kv_heads * d_key, **options)
         self.value = nn.Linear(d_context, kv_heads * d_value, **options)
@@ -156,8 +157,8 @@ class MultiHeadAttention(nn.Module):
         """
         q, k, v = self._heads(query, key, value, cache)
         dropout = self.dropout if self.training else 0.0
-        options: dict[str, Any] = {"mask": mask, "causal": causal, "window": self.window, "chunk": self.chunk}
-        extras: tuple[Any, ...] = ()
+        options: Keywords = {"mask": mask, "causal": causal, "window": self.window, "chunk": self.chunk}
+        extras: Arguments = ()
         if return_weights:
             conditions = check_mask(q, k, **options)
             p = attention_weights(q, k, conditions, self.d_key**-0.5, k.shape[2] - q.shape[2])
@@ -251,7 +252,7 @@ class MultiHeadAttention(nn.Module):
                 "module: add_bias_kv and add_zero_attn have no counterpart in MultiHeadAttention"
             )
         weight = module.out_proj.weight
-        options: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
+        options: Keywords = {"device": weight.device, "dtype": weight.dtype}
         bias = module.in_proj_bias is not None
         ours = MultiHeadAttention(
             module.embed_dim,

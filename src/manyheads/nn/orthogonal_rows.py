@@ -143,7 +143,7 @@ def fold_orthogonal(model: nn.Module) -> nn.Module:
     Parameters
     ----------
     model: a model after `orthogonal_heads`; it is changed, and its parameters stay the same objects, so that
-        an optimiser can go on with them. A model without constraints stays as it is.
+        an optimiser can continue with them. A model without constraints stays as it is.
 
     Returns
     -------

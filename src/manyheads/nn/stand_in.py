@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyheads.common.types import Arguments, Keywords
+from manyheads.common.types import Arguments, Function, Keywords
 from manyheads.nn.attention import attention, check_mask
 from manyheads.nn.mask import Mask
 
@@ -66,8 +66,8 @@ class StandIn(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Arguments = (), kwargs: Keywords | None = None
-    ) -> Any:
+        cls, func: Callable[..., object], types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if func in _FACTS:
             with torch._C.DisableTorchFunctionSubclass():
@@ -86,7 +86,7 @@ class StandIn(Tensor):
             )
         return repeated
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"StandIn({self.what}, {tuple(self.shape)})"
 
 
@@ -107,7 +107,7 @@ def _stand_in(holder: Holder, name: str, size: Any, like: Tensor, repeats: int) 
     return stand_in
 
 
-def _repeated(func: Callable[..., Any], args: Arguments, kwargs: Keywords) -> StandIn | None:
+def _repeated(func: Function, args: Arguments, kwargs: Keywords) -> StandIn | None:
     """The stand-in after a step of repeating its heads for groups of queries; None if it is none."""
     x: StandIn = args[0]
     rest = args[1:]
@@ -153,7 +153,7 @@ def _ours(
     return _attend(q, k, v, check_mask(q, k, mask, causal, None, None), scale, dropout)
 
 
-def _fused(arguments: dict[str, Any]) -> Tensor:
+def _fused(arguments: Keywords) -> Tensor:
     q, k, v = (arguments[name] for name in ("query", "key", "value"))
     mask, causal = arguments.get("attn_mask"), bool(arguments.get("is_causal"))
     if causal and q.shape[2] != k.shape[2]:

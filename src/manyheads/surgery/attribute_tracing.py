@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from manyheads.common.types import Arguments, Keywords
+
 Reads = Mapping[str, frozenset[str]]  # module path -> names of attributes; "config." before those of a config
 
 # Functions whose whole numbers say how an axis is split, joined, repeated or how large it is. All others may
@@ -208,8 +210,8 @@ class _Sizes(TorchFunctionMode):
     """A context in which torch functions record the traced numbers among their arguments."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: Any, types: Any, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
         for number in _numbers((args, kwargs)):
             if func in _SIZES:
                 for use in number.uses:

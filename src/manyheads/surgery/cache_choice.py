@@ -49,7 +49,7 @@ def cache_plan(
     first, window: how many of the first and of the last tokens a head that forgets keeps.
     protect: heads that keep everything in any case, ``{layer: [head numbers]}``.
     protected: protect heads that cost more nats than this for each copied token; ``math.inf`` for none.
-    rounds: let the heads forget in so many rounds, and price the others again in between.
+    rounds: let the heads forget in this many rounds, and price the others again in between.
     seed: of the tokens that are drawn from the model's predictions.
     progress: called with the stage, and how many batches are done.
 

@@ -59,7 +59,7 @@ class HeadwiseLayer(CacheLayerMixin):
         """Nothing to do: memory is taken when the first keys come."""
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[StandIn, StandIn]:
         """Take new keys and values (batch, kv_heads, new, width); what stands for all of them."""
         self._check(key_states, value_states)

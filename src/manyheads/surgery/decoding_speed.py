@@ -38,7 +38,7 @@ class Decoding:
 
 
 class Held(NamedTuple):
-    """What one layer of a cache holds: keys of so many heads, and bytes for each token; 0 bytes where the
+    """What one layer of a cache holds: its number of key heads, and bytes for each token; 0 bytes where the
     layer has a window, and holds no more of a longer text.
     """
 

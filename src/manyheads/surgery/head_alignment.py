@@ -55,7 +55,7 @@ class Freedom:
         return [coordinate for coordinate in range(width) if coordinate not in self.free]
 
     def fits(self, width: int) -> bool:
-        """Whether it says something about every one of so many coordinates, and about no others."""
+        """Whether it says something about each of that many coordinates, and about no others."""
         return sorted([*self.free, *(c for pair in self.pairs for c in pair)]) == list(range(width))
 
 

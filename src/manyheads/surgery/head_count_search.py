@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from manyheads.common.types import Arguments
 from manyheads.models.changes import own_config, set_value
 from manyheads.surgery.attribute_tracing import Reads
 
@@ -40,7 +41,7 @@ class Candidate:
 
     module: str  # path inside the region
     path: tuple[str, ...]
-    options: tuple[Any, ...]  # whole numbers, or settings with an entry for every head
+    options: Arguments  # whole numbers, or settings with an entry for every head
     old: Any
     config: bool = False
     axes: tuple[tuple[int, int], ...] = ()

@@ -128,6 +128,6 @@ def _classes(config: PretrainedConfig) -> list[type[PreTrainedModel]]:
     """The class that a config names, and the one without the head of a task."""
     from transformers import MODEL_MAPPING
 
-    base: Any = MODEL_MAPPING.get(type(config), None)
+    base: object = MODEL_MAPPING.get(type(config), None)
     named = [class_with_head(config), *(base if isinstance(base, tuple) else [base])]
     return list(dict.fromkeys(cls for cls in named if cls is not None))

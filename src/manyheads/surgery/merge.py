@@ -70,7 +70,7 @@ def merge(
     ----------
     model: any torch.nn.Module; it is left as it is.
     kv_heads: how many key heads every site has afterwards, or ``{layer number or site: how many}``. It must
-        divide the number that there is.
+        divide the present number.
     batches: dicts, tuples or tensors, as the model takes them; plain text, without labels.
     how: ``"aligned"``; ``"mean"`` averages the key heads of a group as they are, and ``"best"`` takes the one
         that is closest to the others: both are there for comparison.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +13,7 @@ from manyheads.nn.mask import Mask
 
 
 def inputs_of_heads(
-    module: nn.Module, heads: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.Module, heads: int, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> list[Input]:
     """The arguments of a module that hold something for every head, found by differentiating each head.
 

@@ -5,9 +5,7 @@ This is what ``manyheads prune`` does. Every tenth sequence is held out to compa
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -17,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from manyheads.capture.site import Unverified
+from manyheads.common.import_names import import_from_here
 from manyheads.common.interrupts import Interrupted, interrupted, interruptible, stop_if_interrupted
 from manyheads.common.json_numbers import plain
 from manyheads.common.labelled_batch import LabelledBatch, without_labels
@@ -24,7 +23,7 @@ from manyheads.common.locks import locked
 from manyheads.common.out_folder import check_free
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.registry import registered
-from manyheads.common.types import Batch
+from manyheads.common.types import Batch, JsonObject
 from manyheads.common.whole_files import tidy, whole_folder, write_whole
 from manyheads.data.batches import Corpus
 from manyheads.heads.table import HeadTable
@@ -65,7 +64,7 @@ class PrunedFolder:
     out: Path
     card: Card
     plan: Plan
-    document: dict[str, Any]
+    document: JsonObject
     has_curve: bool
     unfinished: Path | None
     interrupted: bool
@@ -115,7 +114,7 @@ def prune_to_folder(
     fitted, held_out = without_outside_labels(batches_of(sample)), batches_of(holding)
     every = without_outside_labels(batches_of(fitting)) if options.recover else fitted
     if options.keep is not None:
-        limits: dict[str, Any] = {"scope": options.scope, "floor": options.floor, "groups": options.groups}
+        limits: JsonObject = {"scope": options.scope, "floor": options.floor, "groups": options.groups}
         check_plan(model, few(fitted[0]), options.keep, protect=protected, **limits)
     state = out.with_name(f"{out.name}.recovery.safetensors") if options.recover else None
 
@@ -143,7 +142,7 @@ def prune_to_folder(
                     progress=report,
                 )
         removed = Plan.of(model, small, fitted[0])
-        document: dict[str, Any] = {"model": loaded.name, "corpus": corpus.what, "out": str(out)}
+        document: JsonObject = {"model": loaded.name, "corpus": corpus.what, "out": str(out)}
         document |= {"notes": [*corpus.notes, *_notes_of(sample, options.recover)]}
         document |= {"fitted": sizes(sample), "held_out": sizes(holding)}
         document |= {**costs.as_json(), "original_heads": getattr(small, "original_heads", {})}
@@ -222,7 +221,7 @@ class _Readers:
     """All that makes the input of a model: what `save` writes beside it."""
 
     def __init__(self, loaded: Loaded) -> None:
-        makers: tuple[Callable[[], Any], ...] = (loaded.tokenizer, loaded.processor, loaded.extractor)
+        makers: tuple[Callable[[], object], ...] = (loaded.tokenizer, loaded.processor, loaded.extractor)
         self._readers = [reader for make in makers if (reader := if_any(make)) is not None]
 
     def save_pretrained(self, folder: str) -> None:
@@ -232,7 +231,7 @@ class _Readers:
                 reader.save_pretrained(folder)
 
 
-def _exported(exported: Exported) -> dict[str, Any]:
+def _exported(exported: Exported) -> dict[str, object]:
     """What was exported, for the card."""
     files = {name: (exported.out / name).stat().st_size for name in exported.files}
     return {
@@ -322,11 +321,8 @@ def _with_role(path: Path, role: str, model: nn.Module) -> dict[str, list[int]]:
 def _metric_function(name: str) -> Metric:
     """A function of a model, by its name."""
     module, _, function = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)  # as `python -m` does
     try:
-        metric: Any = getattr(importlib.import_module(module), function)
+        metric: Any = getattr(import_from_here(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"metric: {name!r} cannot be imported ({error}); expected package.module:function"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -115,7 +114,7 @@ def _handed(
 
 def _enlarged(
     call: Captured, scale: Scale, sites: Iterable[Site], handed: dict[str | int, Tensor]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """The arguments of a call in the twin at the widths of the large model, in float32."""
     args, kwargs = call.arguments()
     numbers = {number for site in sites for number in (site.heads, len(set(site.kv_heads)))}
@@ -127,6 +126,6 @@ def _enlarged(
             return x
         return torch.randn(shape, generator=generator)
 
-    of_size: Callable[[object], Any] = lambda value: map_tensors(enlarge, value)  # noqa: E731
+    of_size: Callable[[object], object] = lambda value: map_tensors(enlarge, value)  # noqa: E731
     new_args = tuple(handed.get(n, of_size(value)) for n, value in enumerate(args))
     return new_args, {name: handed.get(name, of_size(value)) for name, value in kwargs.items()}

@@ -64,7 +64,7 @@ def follow_heads(
     sliced: Mapping[str, Slice],
     changes: Changes,
 ) -> None:
-    """Let outputs that are repeated be those of the heads that there are now."""
+    """Let outputs that are repeated be those of the present heads."""
     for path, names in _modules_of(copied, by_site).items():
         hook = repeat_of(copied.get_submodule(path))
         name = next(filter(arrangement.changes, names), None)

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from manyheads.common.types import Arguments, Keywords
+
 _SUMS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 
 
@@ -67,8 +69,8 @@ class Streams(TorchFunctionMode):
         self._written.clear()
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: Any, types: Any, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         for key in added(func, args, self._written):
             self.by_writer[self._written.pop(key)[0]] = result

@@ -232,7 +232,7 @@ def enlarged(
     return new, slices
 
 
-def _value(owner: Any, path: str) -> object:
+def _value(owner: object, path: str) -> object:
     """A number inside an attribute, as `set_value` sets it."""
     for name in path.split("."):
         if isinstance(owner, dict):

@@ -21,7 +21,7 @@ from manyheads.common.compare_outputs import (
 from manyheads.common.errors import FailedChangeError
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.run_batch import run
-from manyheads.common.types import Batch
+from manyheads.common.types import Arguments, Batch, Keywords
 from manyheads.heads.silence import silence
 from manyheads.models.no_heads import NoHeads
 from manyheads.models.per_head_inputs import arguments
@@ -45,7 +45,7 @@ def capture(
         for path, calls in captured.items():
 
             def before(
-                _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], calls: list[Captured] = calls
+                _: nn.Module, args: Arguments, kwargs: Keywords, calls: list[Captured] = calls
             ) -> None:
                 handed = {
                     argument: returned[id(value)][0]

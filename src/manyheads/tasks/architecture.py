@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from manyheads.common.types import Keywords
 from manyheads.data.readers import text
 from manyheads.training.options import option
 
@@ -43,7 +44,7 @@ class Architecture:
         """Whether some data has a test part, which `read` reads."""
         return False
 
-    def of_the_stack(self, max_length: int | None) -> dict[str, Any]:
+    def of_the_stack(self, max_length: int | None) -> Keywords:
         """The options of an `Encoder`, `Decoder` or `Seq2Seq`; ``max_length`` is for learned positions."""
         options = {
             "d_model": self.d_model,

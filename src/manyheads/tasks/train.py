@@ -1,4 +1,4 @@
-"""Train a task by its name, go on with the run of a folder, sweep: what the command line does."""
+"""Train a task by its name, resume the run of a folder, sweep: what the command line does."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from manyheads import tasks, training
 from manyheads.common.json_files import in_one_sentence
+from manyheads.common.types import Keywords
 from manyheads.tasks.architecture import Architecture
-from manyheads.training.loop import Callback, Result, train
+from manyheads.training.loop import Callback, Result
 from manyheads.training.options import Options
 from manyheads.training.run_folder import Run, read_config
 from manyheads.training.sweep_plan import VARIED
+from manyheads.training.train import train
 
 if TYPE_CHECKING:
     from manyheads.training.sweep_result import SweepResult
@@ -37,7 +39,7 @@ def train_task(
     name: such as ``language``; `manyheads.tasks.TASKS` has them all.
     options: of the task and of training together, as the command line has them.
     out, data, valid, callbacks, trackers: as for `train`.
-    resume: go on with the run in ``out``; what ``options`` does not name is as that run began.
+    resume: continue the run in ``out``; what ``options`` does not name is as that run began.
 
     Examples
     --------
@@ -119,7 +121,7 @@ def task_options(name: str) -> list[TaskOption]:
     return listed
 
 
-def split_options(name: str, options: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_options(name: str, options: Mapping[str, object]) -> tuple[Keywords, Keywords]:
     """The description of a task, as `tasks.build` takes it, and the options of training.
 
     >>> split_options("language", {"layers": 2, "steps": 50})
@@ -130,7 +132,7 @@ def split_options(name: str, options: Mapping[str, object]) -> tuple[dict[str, A
     return {"name": name} | {key: value for key, value in options.items() if key not in names}, of_training
 
 
-def _recorded(folder: Path, name: str, paths: Mapping[str, str | None]) -> dict[str, Any]:
+def _recorded(folder: Path, name: str, paths: Mapping[str, str | None]) -> Keywords:
     """The config.json of a run of this task. It may name data outside the folder: only a person may."""
     config = read_config(folder)
     if config["task"]["name"] != name:

@@ -18,6 +18,7 @@ from manyheads.common.interrupts import interrupted, interruptible
 from manyheads.common.intervals import Interval
 from manyheads.common.json_files import check_fields, in_one_sentence
 from manyheads.common.progress import Progress, no_progress
+from manyheads.common.types import Keywords
 from manyheads.data.labelled import Labelled, labelled
 from manyheads.models import config as described
 from manyheads.models.folder import load as load_model
@@ -125,7 +126,7 @@ def evaluate(
     Post 2018, A call for clarity in reporting BLEU scores (translation).
     Popović 2015, chrF: character n-gram F-score for automatic MT evaluation (picturebook).
     """
-    options: dict[str, Any] = {"text": text, "label": label, "split": split}
+    options: Keywords = {"text": text, "label": label, "split": split}
     options |= {"limit": limit, "max_length": max_length}
     if isinstance(data, Labelled):
         model = folder if isinstance(folder, nn.Module) else _opened(folder, device, opening).model

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +47,7 @@ def bare(model: nn.Module, optimizer: Optimizer) -> nn.Module:
     return model
 
 
-def input_of(model: nn.Module, loss: Loss, batch: Any) -> Batch:
+def input_of(model: nn.Module, loss: Loss, batch: object) -> Batch:
     """A small input of the model: the first rows of what the loss passes to it.
 
     >>> layer = nn.Linear(2, 3)
@@ -57,7 +56,7 @@ def input_of(model: nn.Module, loss: Loss, batch: Any) -> Batch:
     """
     calls: list[Batch] = []
 
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if not calls:
             calls.append(_by_name(module, args, kwargs))
 
@@ -78,12 +77,12 @@ def input_of(model: nn.Module, loss: Loss, batch: Any) -> Batch:
     return fewer
 
 
-def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+def _by_name(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Batch:
     """The arguments of a call as one batch."""
     if not kwargs:
         return args
     bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-    named: dict[str, Any] = {}
+    named: dict[str, object] = {}
     kinds = inspect.signature(module.forward).parameters
     for name, value in bound.items():
         named |= value if kinds[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}

@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyheads.common.json_files import read_json, regular_file
+from manyheads.common.types import JsonObject
 from manyheads.common.whole_files import whole_folder, write_whole
 from manyheads.models.changes import Record
 from manyheads.models.config import RECORD
@@ -43,9 +44,9 @@ class State(TypedDict):
     best_step: int
     worse: int
     data: list[str]
-    scaler: dict[str, Any] | None
-    health: NotRequired[dict[str, Any] | None]
-    dynamic: NotRequired[dict[str, Any]]
+    scaler: JsonObject | None
+    health: NotRequired[JsonObject | None]
+    dynamic: NotRequired[JsonObject]
     changes: NotRequired[Record | None]
 
 

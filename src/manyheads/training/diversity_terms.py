@@ -15,14 +15,15 @@ from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import Visible, update_site, visible, without_dead_rows
 from manyheads.capture.site import Unverified
-from manyheads.capture.weights import Part, live_weights
+from manyheads.capture.weights import ROLES, Part, live_weights
 from manyheads.common.devices import for_float64
+from manyheads.common.errors import check_choices
 from manyheads.common.types import Batch
 from manyheads.heads.diversity.collect import seeing
 from manyheads.heads.diversity.weight_subspaces import head_projections, matrices
 from manyheads.models.probe_batch import probe_batch
 from manyheads.nn.head_overlap import overlap, overlap_of_scores, overlap_of_weights
-from manyheads.training.orthogonal_heads import check_roles, unique_parts
+from manyheads.training.orthogonal_heads import unique_parts
 
 TERMS = ("orthogonality", "outputs", "values", "attention")
 # Directions in which a head reads less than about the root of this share of its mean hardly count, and
@@ -97,7 +98,7 @@ def diversity_terms(
     """
     weights = dict(zip(TERMS, (orthogonality, outputs, values, attention), strict=True))
     check_weights(weights)
-    check_roles(roles)
+    check_choices("roles", roles, ROLES)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(
             "model: it has no trainable heads, since none of its parameters requires a gradient; expected "

@@ -16,7 +16,7 @@ from manyheads.capture.site import Site
 from manyheads.capture.weights import Projections, projections, weights
 from manyheads.common.errors import FailedChangeError, first_line
 from manyheads.common.registry import registered
-from manyheads.common.types import Batch
+from manyheads.common.types import Batch, JsonObject
 from manyheads.surgery.arrangement import Arrangement
 from manyheads.surgery.cut import cut
 from manyheads.surgery.grow import grow
@@ -193,7 +193,7 @@ class DynamicHeads:
         """Whether the next update is followed by an act, or is the first one: only then batches are used."""
         return self._budget is None or self._number + 1 in self._schedule
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """Everything but the model, the optimiser and the last batches, as plain data."""
         kept = None if self._budget is None else asdict(self._budget)
         return {

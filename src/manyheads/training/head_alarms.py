@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from manyheads.common.types import JsonObject
 from manyheads.heads.table import Row
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class History:
             lines.append(values)
         return torch.stack(lines)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[JsonObject]:
         """One row for each step and head."""
         for look in self.looks:
             columns = {name: values.tolist() for name, values in look.values.items()}

@@ -94,7 +94,7 @@ def _some(rows: Tensor) -> Tensor:
     return rows[:: max(len(rows) // TOKENS, 1)][:TOKENS]
 
 
-def look(model: nn.Module, loss: Loss, batches: Sequence[Any]) -> Look:
+def look(model: nn.Module, loss: Loss, batches: Sequence[object]) -> Look:
     """Run a model on batches, in eval mode, and differentiate the loss by the outputs of its heads.
 
     >>> import manyheads as mh
@@ -154,7 +154,7 @@ def _add(value: Tensor, outputs: _Outputs, scores: dict[str, Tensor], influence:
 
 
 def losses_without(
-    model: nn.Module, loss: Loss, batches: Sequence[Any], heads: Mapping[str, list[int]]
+    model: nn.Module, loss: Loss, batches: Sequence[object], heads: Mapping[str, list[int]]
 ) -> Tensor:
     """The loss of each batch with some heads silenced, (batches,), of all processes."""
     with evaluating(model), torch.no_grad(), silence(model, heads) if heads else nullcontext():

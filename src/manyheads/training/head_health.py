@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import distributed as dist
 
 from manyheads.common.devices import device_of
 from manyheads.common.json_numbers import plain
+from manyheads.common.types import JsonObject
 from manyheads.heads.table import HeadTable, Row
 from manyheads.training import health_callbacks
 from manyheads.training.head_alarms import LOOKS, Alarm, Alarms, History, Look, Trend, trends
@@ -217,7 +218,7 @@ class HeadHealth:
         """This as a callback of Lightning's Trainer: numbers go to its loggers, alarms to `on_alarm`."""
         return health_callbacks.lightning_callback(self)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """What alarms to come depend on, as JSON: the last looks, losses and standing alarms."""
         looks = [asdict(look) for look in self.history.looks[-LOOKS:]]
         state = {
@@ -229,8 +230,8 @@ class HeadHealth:
         }
         return dict(plain(state))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the one whose `state_dict` this is; its older looks are not in it."""
+    def load_state_dict(self, state: JsonObject) -> None:
+        """Continue as the one whose `state_dict` this is; its older looks are not in it."""
         looks = []
         for look in state["looks"]:
             values = {name: torch.tensor(_numbers(column)) for name, column in look["values"].items()}

@@ -43,7 +43,7 @@ def trainer_callback(health: HeadHealth) -> TrainerCallback:
                 logs |= health.summary()
                 state.log_history[-1] |= health.summary()
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        def on_train_end(self, args: object, state: object, control: object, **others: object) -> None:
             health.close()
 
     return HeadHealthCallback()
@@ -74,10 +74,10 @@ def lightning_callback(health: HeadHealth) -> Callback:
             if _looked(health, self.begun):
                 module.log_dict(health.summary(), rank_zero_only=True)
 
-        def on_train_end(self, trainer: Any, module: Any) -> None:
+        def on_train_end(self, trainer: object, module: object) -> None:
             health.close()
 
-        def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        def on_exception(self, trainer: object, module: object, exception: BaseException) -> None:
             health.close()
 
     return HeadHealthCallback()

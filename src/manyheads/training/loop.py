@@ -9,25 +9,21 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from manyheads.common.interrupts import Interrupted, interrupted, interruptible
+from manyheads.common.interrupts import Interrupted, interrupted
 from manyheads.common.json_files import in_one_sentence
-from manyheads.common.locks import LOCK, locked
-from manyheads.common.preserved_state import untouched
+from manyheads.common.out_folder import writing
 from manyheads.common.whole_files import write_whole
 from manyheads.data.examples import Order, seed_of, spread
 from manyheads.models.changes import record_of, restructure
@@ -40,10 +36,9 @@ from manyheads.training.diversity_terms import DiversityTerms, diversity_terms
 from manyheads.training.dynamic_heads import BATCHES, DynamicHeads
 from manyheads.training.evaluation import evaluate
 from manyheads.training.head_health import HeadHealth
-from manyheads.training.log import Log
-from manyheads.training.options import Options, diversity_weights, orthogonal_roles, rate, with_options
+from manyheads.training.options import Options, diversity_weights, orthogonal_roles, rate
 from manyheads.training.orthogonal_heads import orthogonal_heads
-from manyheads.training.report import Report, line, track
+from manyheads.training.report import Report
 from manyheads.training.run_folder import Run
 from manyheads.training.task import Data, Task
 from manyheads.training.weight_average import Average
@@ -64,98 +59,12 @@ class Result:
 
 
 Callback = Callable[[Report], None]
-PRICED = 4  # one in so many examples of a batch suffices to price heads
+KEPT = "the last good checkpoint is kept: make room, then continue with --resume"  # where writing fails
+PRICED = 4  # every fourth example of a batch suffices to price heads
 
 
 class DivergenceError(ValueError):
     """The loss of a step was no finite number."""
-
-
-def train(
-    task: Task,
-    data: str | None = None,
-    *,
-    out: str | PathLike[str],
-    valid: str | None = None,
-    resume: bool = False,
-    callbacks: Iterable[Callback] = (),
-    trackers: Sequence[str] = (),
-    **options: Any,
-) -> Result:
-    """Train the model of a task; the best weights by its metric are written to a folder that `load` reads.
-
-    Parameters
-    ----------
-    task: such as ``mh.tasks.find("language")()``; its fields are the options of the data and the model.
-    data: what to train on, as the task reads it. Default: the task's embedded data.
-    out: the folder of the run.
-    valid: what to validate on. Default: a part of the data is held out.
-    resume: continue the run in ``out`` after its last checkpoint, with the same batches, losses and weights
-        as if it had never stopped.
-    callbacks: called with a `Report` after every step.
-    trackers: names of Accelerate's trackers, such as "tensorboard", which writes under ``out``.
-    options: those of `manyheads.training.options.Options`, such as ``steps`` and ``learning_rate``; the
-        task sets its own defaults for some.
-
-    Ctrl-C ends the run after a checkpoint; a second one raises KeyboardInterrupt at once. While it runs, no
-    other process can train in the same folder.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import manyheads as mh
-    >>> task = mh.tasks.find("language")(context=16, d_model=8, heads=2, layers=1)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     result = mh.train(task, out=folder, steps=3, batch_tokens=64, evaluate_examples=2, watch_every=0)
-    >>> result.ended, sorted(result.metrics)
-    ('finished', ['bits_per_byte', 'loss', 'perplexity'])
-
-    See Also
-    --------
-    evaluate, predict : use the trained model.
-    load : the model of the folder.
-
-    References
-    ----------
-    Loshchilov and Hutter 2019, Decoupled weight decay regularization (AdamW).
-    """
-    chosen = with_options(task.training, options)
-    run = Run(Path(out))
-    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != chosen.precision:
-        AcceleratorState._reset_state()  # left by a run before this one; it would forbid another precision
-    accelerator = Accelerator(
-        cpu=not torch.accelerator.is_available(),  # else its processes would not find each other there
-        mixed_precision=chosen.precision,
-        log_with=list(trackers) or None,
-        project_dir=str(run.out),
-    )
-    with ExitStack() as held:
-        if accelerator.is_main_process:
-            held.enter_context(locked(run.out / LOCK, f"out: {run.out}"))
-            opened = _begin(task, run, chosen, data, valid, resume)
-        accelerator.wait_for_everyone()
-        if not accelerator.is_main_process:  # a vocabulary is learned once, and the others read it
-            task.restore(run.out)
-            opened = task.open(data, valid)
-        held.enter_context(undisturbed(accelerator.device))
-        held.enter_context(interruptible())
-        try:
-            loop = Loop(task, opened, run, chosen, accelerator)
-        except ValueError:
-            if accelerator.is_main_process and not resume:
-                run.config.unlink()  # no run began: the folder is free for the next try
-            raise
-        with ExitStack() as stack:
-            reports = [*callbacks]
-            if accelerator.is_main_process:
-                log = stack.enter_context(Log(run.log, loop.step))
-                reports.append(partial(_add, log, run.out))
-            if trackers:
-                accelerator.init_trackers(task.name)
-                stack.callback(accelerator.end_training)
-                reports.append(lambda report: track(report, accelerator))
-            ended = loop.run_to_the_end(reports)
-        return loop.result(ended)
 
 
 class Loop:
@@ -174,7 +83,7 @@ class Loop:
         self.terms = self._keep_diverse()
         matrices = [p for p in self.model.parameters() if p.dim() > 1]
         others = [p for p in self.model.parameters() if p.dim() <= 1]
-        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+        groups: list[dict[str, object]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=options.learning_rate,
@@ -309,7 +218,7 @@ class Loop:
                 self.health.close()
 
     def _batch(self, step: int, part: int, every: int = 1) -> tuple[dict[str, Tensor], bool]:
-        """A part of a step's batch for this process, or one in so many of its examples, and whether there was
+        """A part of a step's batch for this process, or every n-th of its examples, and whether there was
         none left for it.
         """
         rank, parts = self.accelerator.process_index, self.accelerator.num_processes
@@ -379,7 +288,7 @@ class Loop:
             return False
         self.best, self.best_step, self.worse = value, self.step, 0
         if self.accelerator.is_main_process:
-            with _writing(self.run.out), self._averaged():
+            with writing(self.run.out, KEPT), self._averaged():
                 values, record = checkpoint.weights(plain(self.model)), record_of(self.model)
                 write_whole(self.run.weights, checkpoint.model_bytes(values, record))
         return True
@@ -406,7 +315,7 @@ class Loop:
         }
         if self.dynamic is not None:
             state |= {"dynamic": self.dynamic.state_dict(), "changes": record_of(self.model)}
-        with _writing(self.run.out):
+        with writing(self.run.out, KEPT):
             checkpoint.save(self.run.checkpoints, tensors, state)
 
     def _saved(self) -> tuple[Path, checkpoint.State, dict[str, dict[str, Tensor]]] | None:
@@ -443,41 +352,3 @@ class Loop:
 
     def _digest(self) -> list[str]:
         return [self.data.train.digest(), self.data.valid.digest()]
-
-
-def _begin(task: Task, run: Run, options: Options, data: str | None, valid: str | None, resume: bool) -> Data:
-    run.tidy()
-    if resume and run.config.exists():
-        with in_one_sentence(f"{run.config}: damaged, or not what train wrote"):
-            task.restore(run.out)
-        read = task.open(data, valid)
-        run.check(task, options)
-    else:
-        run.free()
-        read = task.open(data, valid)
-        run.begin(task, options, data, valid)
-    return read
-
-
-def _add(log: Log, out: Path, report: Report) -> None:
-    with _writing(out):
-        log.add(line(report))
-
-
-@contextmanager
-def _writing(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OSError(
-            f"out: writing under {out} failed ({error.strerror}); the last good checkpoint is kept: make "
-            "room, then continue with --resume"
-        ) from error
-
-
-@contextmanager
-def undisturbed(device: torch.device) -> Iterator[None]:
-    """The caller's random generators are left alone; denormal numbers do not slow the CPU down."""
-    with untouched():
-        torch.set_flush_denormal(device.type == "cpu")
-        yield

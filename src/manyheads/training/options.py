@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from manyheads.capture.weights import ROLES
+from manyheads.common.errors import check_choices
+from manyheads.common.types import Keywords
 from manyheads.training.diversity_terms import TERMS, check_weights
-from manyheads.training.orthogonal_heads import check_roles
 
 DECAYS = ("cosine", "linear", "inverse", "none")
 PRECISIONS = ("no", "bf16", "fp16")
@@ -106,7 +108,7 @@ def with_options(defaults: Mapping[str, object], chosen: Mapping[str, object]) -
     unknown = sorted(set(chosen) - set(names))
     if unknown:
         raise TypeError(f"{unknown[0]}: no option of training; expected one of {', '.join(names)}")
-    values: dict[str, Any] = {**defaults, **chosen}  # checked by Options
+    values: Keywords = {**defaults, **chosen}  # checked by Options
     return Options(**values)
 
 
@@ -142,7 +144,7 @@ def orthogonal_roles(text: str) -> list[str]:
     """
     roles = [role.strip() for role in text.split(",")] if text else []
     if roles:
-        check_roles(roles, "orthogonal")
+        check_choices("orthogonal", roles, ROLES)
     return roles
 
 

@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 
 from manyheads.capture.site import Unverified
 from manyheads.capture.weights import ROLES, Part, Projections
+from manyheads.common.errors import check_choices
 from manyheads.common.types import Batch
 from manyheads.heads.diversity.weight_subspaces import head_projections
 from manyheads.models.probe_batch import probe_batch
@@ -73,7 +74,7 @@ def orthogonal_heads(
     >>> (weight[:4] @ weight[4:].T).abs().max().item() < 1e-6
     True
     """
-    check_roles(roles)
+    check_choices("roles", roles, ROLES)
     if next(constrained(model), None) is not None:
         raise ValueError("model: its heads are orthogonal already; fold_orthogonal takes that off")
     weights = head_projections(model, probe_batch(model) if batch is None else batch)
@@ -100,22 +101,6 @@ def orthogonal_heads(
         parametrisation = OrthogonalRows(list(groups[parameter]), list(module._parameters))
         parametrize.register_parametrization(module, attribute, parametrisation)
     return model
-
-
-def check_roles(roles: Sequence[str], option: str = "roles") -> None:
-    """Raise unless these are roles of weights.
-
-    >>> check_roles(["query", "keys"])
-    Traceback (most recent call last):
-    ValueError: roles: expected some of query, key, value, output, got 'keys'
-    """
-    if isinstance(roles, str):
-        raise TypeError(f"{option}: expected several, as in [{roles!r}], got {roles!r}")
-    for role in roles:
-        if role not in ROLES:
-            raise ValueError(f"{option}: expected some of {', '.join(ROLES)}, got {role!r}")
-    if not roles:
-        raise ValueError(f"{option}: expected some of {', '.join(ROLES)}, got none")
 
 
 def unique_parts(projections: Projections, role: str) -> list[tuple[Part, ...]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from manyheads.common.json_files import check, check_fields
+from manyheads.common.types import JsonObject
 from manyheads.common.version import __version__
 from manyheads.common.whole_files import tidy, write_whole
 from manyheads.models import config as described
@@ -74,12 +75,12 @@ class Run:
                     )
 
 
-def _config(task: Task, options: Options) -> dict[str, Any]:
-    fields: dict[str, Any] = asdict(task)  # type: ignore[call-overload]
+def _config(task: Task, options: Options) -> JsonObject:
+    fields: JsonObject = asdict(task)  # type: ignore[call-overload]
     return {**task.describe(), "task": {"name": task.name, **fields}, "training": asdict(options)}
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> JsonObject:
     """The config.json of a run; a ValueError says what is wrong with it."""
     config = described.read(folder)
     if config is None or "task" not in config or "training" not in config:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -16,7 +15,8 @@ from manyheads.common.errors import first_line
 from manyheads.common.interrupts import interrupted, interruptible
 from manyheads.common.processes import processes
 from manyheads.common.progress import Progress, no_progress
-from manyheads.training.loop import Callback, DivergenceError, train
+from manyheads.common.types import Keywords
+from manyheads.training.loop import Callback, DivergenceError
 from manyheads.training.options import Options, with_options
 from manyheads.training.report import Report
 from manyheads.training.sweep_costs import peak_memory
@@ -24,6 +24,7 @@ from manyheads.training.sweep_plan import check_lists, definition, plan_settings
 from manyheads.training.sweep_result import SweepResult
 from manyheads.training.sweep_storage import SAMPLERS, Claim, Runs, quietly
 from manyheads.training.task import Data, Task
+from manyheads.training.train import train
 
 Numbers = int | Sequence[int]
 
@@ -45,12 +46,12 @@ def sweep(
     storage: str | None = None,
     callbacks: Iterable[Callback] = (),
     progress: Progress = no_progress,
-    **options: Any,
+    **options: object,
 ) -> SweepResult:
     """How many heads? Train a task with several numbers of heads, each with several seeds, and compare them.
 
     Every run is an ordinary `train` in a folder of its own, such as ``out/heads=4-seed=1``. Ctrl-C keeps a
-    checkpoint of the current run. The same call goes on where the sweep was left, also after a crash or
+    checkpoint of the current run. The same call continues where the sweep stopped, also after a crash or
     ``kill -9``. Called by several processes at once with the same ``out``, on one machine or on several that
     share the folder, they divide the runs between them. Later calls may name more heads, widths or seeds.
 
@@ -83,7 +84,7 @@ def sweep(
         ``table`` (a row for each setting: mean and 95% interval over seeds, seconds, memory, cache bytes,
         parameters, operations), ``best`` (``{"heads": 8}``), ``answer`` (in words, with what cannot be told
         apart), ``plot(path)``. A run whose loss diverges or that runs out of memory is marked as failed, and
-        the others go on.
+        the others continue.
 
     Examples
     --------
@@ -194,7 +195,7 @@ def _run(
     runs: Runs,
     claim: Claim,
     callbacks: Iterable[Callback],
-    options: dict[str, Any],
+    options: Keywords,
 ) -> str:
     """Train one run to its end and note what came of it; how it ended."""
     seconds: list[float] = []

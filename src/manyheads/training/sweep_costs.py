@@ -61,7 +61,7 @@ def flops_per_step(task: Task, data: Data, options: Options) -> float:
         return float(counter.get_total_flops()) / len(steps)
 
 
-def _formulas() -> dict[Any, Callable[..., int]]:
+def _formulas() -> dict[object, Callable[..., int]]:
     """How many operations the fused kernels make, from the shapes of their arguments."""
 
     def forward(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
@@ -70,13 +70,13 @@ def _formulas() -> dict[Any, Callable[..., int]]:
 
     def backward(
         gradient: Sequence[int], query: Sequence[int], key: Sequence[int], value: Sequence[int],
-        *_: Any, **__: Any,
+        *_: object, **__: object,
     ) -> int:  # fmt: skip
         batch, heads, queries, d_key = query
         # scores again, gradients of queries and keys; gradients of weights and values
         return 2 * batch * heads * queries * key[2] * (3 * d_key + 2 * value[3])
 
-    formulas: dict[Any, Callable[..., int]] = {}
+    formulas: dict[object, Callable[..., int]] = {}
     for name in FUSED:
         formulas[getattr(torch.ops.aten, f"_scaled_dot_product_{name}")] = forward
         formulas[getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward")] = backward

@@ -212,9 +212,9 @@ def _same_compute(setting: Setting, whole: Setting) -> Setting:
     return replace(setting, steps=steps)
 
 
-def definition(task: Task, data: Data, options: Options, equal: str) -> dict[str, Any]:
+def definition(task: Task, data: Data, options: Options, equal: str) -> dict[str, object]:
     """What makes two sweeps the same: task, data, training and what is held equal, flat, as JSON has it."""
-    described: dict[str, Any] = asdict(task)  # type: ignore[call-overload]
+    described: dict[str, object] = asdict(task)  # type: ignore[call-overload]
     training = {key: value for key, value in asdict(options).items() if key != "seed"}
     return {"task": task.name, "data": digest(data), "equal": equal, **described, **training}
 

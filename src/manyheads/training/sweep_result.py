@@ -21,6 +21,7 @@ from manyheads.common.csv_cells import to_cell
 from manyheads.common.intervals import interval
 from manyheads.common.json_numbers import plain
 from manyheads.common.registry import registered
+from manyheads.common.types import JsonObject
 from manyheads.common.whole_files import write_whole
 from manyheads.training.sweep_plan import Setting
 from manyheads.training.sweep_storage import Outcome
@@ -63,7 +64,7 @@ class SweepResult:
         return compare(self._values, self.higher_is_better) if self._values else None
 
     @cached_property
-    def table(self) -> list[dict[str, Any]]:
+    def table(self) -> list[JsonObject]:
         """A row for each setting: its options, the metric with its interval, and its costs.
 
         ``low`` and ``high`` bound the mean over seeds with 95% confidence (Student's t), NaN for one seed.
@@ -98,7 +99,7 @@ class SweepResult:
         """Draw the metric against the number of heads: a .png or .svg, with every seed and the intervals."""
         registered("view.sweep_curve")(self, Path(path))  # drawing is a room above this one
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """All of it as plain data, for JSON."""
         columns = ("setting", "seed", "value", "failure", "report")
         return {
@@ -131,7 +132,7 @@ class SweepResult:
                 values.setdefault(outcome.setting, {})[outcome.seed] = outcome.value
         return values
 
-    def _row(self, setting: Setting) -> dict[str, Any]:
+    def _row(self, setting: Setting) -> JsonObject:
         values = list(self._values.get(setting.name, {}).values())
         spread = interval(values)
         ended = [each for each in self.outcomes if each.setting == setting.name]

@@ -3,7 +3,7 @@
 Several workers, processes on one machine or on several, take runs from the same storage. Who runs one holds
 the lock of its name in the folder of the sweep, which the operating system releases when a process ends,
 however it ends. So a run that is marked as running and whose lock is free was left by a worker that is gone:
-the next worker goes on with it.
+the next worker continues it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, TypedDict
 
 from manyheads.common.json_files import in_one_sentence, read_json
 from manyheads.common.locks import locked
+from manyheads.common.types import JsonObject
 from manyheads.common.whole_files import write_whole
 from manyheads.training.sweep_plan import Setting, name_of
 
@@ -43,7 +44,7 @@ class _Record(TypedDict):
     """sweep.json: which folder this is, and what the sweep in it is."""
 
     folder: str
-    sweep: dict[str, Any]
+    sweep: JsonObject
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Outcome:
     setting: str
     seed: int
     value: float | None
-    report: dict[str, Any]
+    report: JsonObject
     failure: str | None
 
 
@@ -126,7 +127,7 @@ class Runs:
                     self._note(claim.number, "folder", self.folder)
             yield claim
 
-    def finish(self, claim: Claim, value: float, report: Mapping[str, Any]) -> None:
+    def finish(self, claim: Claim, value: float, report: Mapping[str, object]) -> None:
         """Note what a run reached, its metric and everything else."""
         self._note(claim.number, "report", dict(report))
         self.study.tell(claim.number, value)
@@ -176,7 +177,7 @@ class Runs:
                     self.study.add_trial(trial)
 
     def _left(self, held: ExitStack) -> Claim | None:
-        """A run that a worker began in this folder and is at no more."""
+        """A run that a worker began in this folder and no longer works on."""
         for trial in self._trials((TrialState.RUNNING,)):
             name = trial.user_attrs.get("run")
             if name is None:  # killed before the sampler's choice was noted
@@ -267,7 +268,7 @@ class Runs:
         return bool(trial.user_attrs.get("folder", self.folder) == self.folder)
 
 
-def check_same(before: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
+def check_same(before: Mapping[str, object], now: Mapping[str, object], where: str) -> None:
     """Raise a ValueError that says what differs between two sweeps.
 
     >>> check_same({"equal": "parameters", "layers": 2}, {"equal": "parameters", "layers": 3}, "out/sweep")
@@ -296,7 +297,7 @@ def quietly() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-def _folder(out: Path, sweep: Mapping[str, Any]) -> str:
+def _folder(out: Path, sweep: Mapping[str, object]) -> str:
     """The mark of a sweep's folder, which is written if the folder is new."""
     path = out / RECORD
     if path.exists():

@@ -26,7 +26,7 @@ Shown = nn.Module | Loaded | str | None
 
 def show(
     model: Shown, text: str | Sequence[str] | Batch, *, tokenizer: PreTrainedTokenizerBase | None = None
-) -> Any:
+) -> object:
     """What every head of a model attends to on a text: the interactive page, in one line of a notebook.
 
     Only the attention is measured, which takes seconds also for a large model; `widget` and `inspect` measure

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from manyheads.common.language import words
+from manyheads.common.interrupts import interruptible
+from manyheads.common.language import current_language, words
 from manyheads.common.out_folder import prepared, writing
 from manyheads.common.whole_files import write_whole
 from manyheads.studies import NAMES, find
+from manyheads.studies.options import StudyOptions
 from manyheads.studies.result import Result
 from manyheads.studies.run import study
 from manyheads.studies.study import Language, Size
@@ -24,27 +24,16 @@ from manyheads.view.terminal.study import StudyPresentation, listed, print_list
 ENDED = "Stopped: what was measured is kept in {out}; the same command continues."
 
 
-@dataclass(frozen=True)
-class Request:
-    """What to run studies with."""
-
-    size: Size
-    seeds: int | None
-    data: str | None
-    settings: dict[str, str]
-
-
-def request(full: bool, seeds: int | None, data: str | None, settings: Sequence[str] | None) -> Request:
-    """The options of the command.
-
-    >>> request(False, None, None, ["heads=1,2"]).settings
-    {'heads': '1,2'}
-    """
-    pairs = [text.partition("=") for text in settings or ()]
-    for name, equals, _ in pairs:
-        if not equals:
-            raise ValueError(f"set: {name!r} has no value; expected NAME=VALUE, as in heads=1,2,4")
-    return Request("full" if full else "quick", seeds, data, {name: value for name, _, value in pairs})
+def run(name: str | None, how: StudyOptions, out: Path, *, every: bool, as_json: bool) -> str | None:
+    """List all claims, or run the one of that name, or every one; the sentence after Ctrl-C."""
+    language = current_language()
+    with interruptible():
+        if every:
+            return run_all(how, out, language, as_json=as_json)
+        if name is not None:
+            return run_one(name, how, out / name, language, as_json=as_json)
+        show_list(out, language, as_json=as_json)
+        return None
 
 
 def show_list(out: Path, language: Language, *, as_json: bool) -> None:
@@ -56,7 +45,7 @@ def show_list(out: Path, language: Language, *, as_json: bool) -> None:
         print_list(claims, language, Console())
 
 
-def run_one(name: str, how: Request, out: Path, language: Language, *, as_json: bool) -> str | None:
+def run_one(name: str, how: StudyOptions, out: Path, language: Language, *, as_json: bool) -> str | None:
     """Run a claim, print it and write its files."""
     find(name)  # raises before a folder is created
     with prepared(out):
@@ -65,7 +54,7 @@ def run_one(name: str, how: Request, out: Path, language: Language, *, as_json: 
     return None if result.complete else words(ENDED, out=out)
 
 
-def run_all(how: Request, out: Path, language: Language, *, as_json: bool) -> str | None:
+def run_all(how: StudyOptions, out: Path, language: Language, *, as_json: bool) -> str | None:
     """Run all claims, and write one page about those that are complete."""
     with prepared(out):
         results = []
@@ -89,7 +78,9 @@ def run_all(how: Request, out: Path, language: Language, *, as_json: bool) -> st
     return None
 
 
-def _run(name: str, how: Request, out: Path) -> Result:
+def _run(name: str, how: StudyOptions, out: Path) -> Result:
     with progress_bar(words("Running")) as progress:
-        options = {"seeds": how.seeds, "data": how.data, "settings": how.settings}
-        return study(name, how.size, out=out, progress=progress, **options)  # type: ignore[arg-type]
+        size: Size = "full" if how.full else "quick"
+        return study(
+            name, size, seeds=how.seeds, data=how.data, settings=how.settings, out=out, progress=progress
+        )

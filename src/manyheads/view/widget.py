@@ -122,7 +122,7 @@ def widget_class() -> type:
     return Heads
 
 
-def bundle(shown: HeadTable | Watch, table: HeadTable | None, **options: Any) -> Any:
+def bundle(shown: HeadTable | Watch, table: HeadTable | None, **options: Any) -> object:
     """What a notebook asks of an object that shows itself: the widget, or a text where there is no table yet
     or no anywidget.
 

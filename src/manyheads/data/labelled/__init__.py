@@ -78,7 +78,7 @@ class Labelled(Corpus):
     def __len__(self) -> int:
         return len(self.plan())
 
-    def loss(self, result: Any, batch: Any) -> Tensor:
+    def loss(self, result: object, batch: object) -> Tensor:
         """The loss of the task, one number for each sequence, from what the model returned and the batch."""
         return self.task.loss(result, batch)
 
@@ -150,7 +150,7 @@ class Measured:
 def labelled(
     data: str | Path,
     model: nn.Module | Loaded,
-    tokenizer: Any = None,
+    tokenizer: object = None,
     *,
     text: str | Sequence[str] | None = None,
     label: str | None = None,

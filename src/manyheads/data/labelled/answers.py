@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.common.intervals import Interval, interval
 from manyheads.common.labelled_batch import LabelledBatch
+from manyheads.common.types import Keywords
 from manyheads.data.labelled import metrics as measured
 from manyheads.data.labelled.columns import Customs
 from manyheads.data.labelled.losses import span_cross_entropy
@@ -114,7 +115,7 @@ class QuestionAnswers(Task):
             spans.append((at, text))
         return spans
 
-    def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[Example]) -> Keywords:
         """Padded ids, and where answers start and end, (batch,) each."""
         starts, ends = (torch.tensor([example.target[side] for example in examples]) for side in (0, 1))
         return {**self.padded_inputs(examples), "start_positions": starts, "end_positions": ends}
@@ -145,11 +146,11 @@ class QuestionAnswers(Task):
         rows = zip(result["start_logits"], result["end_logits"], batch.examples, strict=True)
         return [(self.answer(start, end, one.truth), one.truth) for start, end, one in rows]
 
-    def scores(self, result: Any, batch: LabelledBatch) -> Tensor:
+    def scores(self, result: object, batch: LabelledBatch) -> Tensor:
         """Whether the answer is exactly one of the right ones."""
         return stacked(torch.tensor([exact(*pair) for pair in self.predictions(result, batch)]))
 
-    def parts(self, model: nn.Module, result: Any, batch: LabelledBatch) -> list[Part]:
+    def parts(self, model: nn.Module, result: object, batch: LabelledBatch) -> list[Part]:
         """(exact, f1, loss)."""
         losses = self.loss(result, batch).tolist()
         pairs = zip(self.predictions(result, batch), losses, strict=True)

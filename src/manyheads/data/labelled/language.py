@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.common.intervals import Interval
 from manyheads.common.labelled_batch import LabelledBatch, without_labels
+from manyheads.common.types import Keywords
 from manyheads.data.batches import padded
 from manyheads.data.labelled import metrics as measured
 from manyheads.data.labelled.columns import Customs
@@ -33,15 +34,15 @@ class PredictedTokens(Task):
         """Logits (batch, tokens, vocabulary) and the labels (batch, tokens) that they predict."""
         return result["logits"], batch["labels"]
 
-    def loss(self, result: Any, batch: Any) -> Tensor:
+    def loss(self, result: object, batch: object) -> Tensor:
         """Cross-entropy of each predicted token."""
         return token_cross_entropy(*self.aligned(result, batch))
 
-    def scores(self, result: Any, batch: LabelledBatch) -> Tensor:
+    def scores(self, result: object, batch: LabelledBatch) -> Tensor:
         """The mean cross-entropy of a sequence, weighted by its predicted tokens."""
         return stacked(self.loss(result, batch), counted(self.aligned(result, batch)[1]))
 
-    def parts(self, model: nn.Module, result: Any, batch: LabelledBatch) -> list[Part]:
+    def parts(self, model: nn.Module, result: object, batch: LabelledBatch) -> list[Part]:
         """(sum of cross-entropies, right tokens, tokens)."""
         logits, labels = self.aligned(result, batch)
         count = counted(labels)
@@ -167,7 +168,7 @@ class NextTokens(PredictedTokens):
             )
         return turns
 
-    def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[Example]) -> Keywords:
         """Padded ids and (batch, length) labels, -100 for what is not predicted."""
         labels = padded([example.target for example in examples], IGNORED)[0]
         return {**self.padded_inputs(examples), "labels": labels}
@@ -249,14 +250,14 @@ class WrittenTexts(PredictedTokens):
         encoded = self.tokens(self.reading.texts(row)[0])
         return self.with_target(self.kept_arguments(encoded), len(encoded["input_ids"]), row)
 
-    def with_target(self, inputs: dict[str, Any], size: int, row: Record) -> Example:
+    def with_target(self, inputs: Keywords, size: int, row: Record) -> Example:
         """An example of these inputs, and of the text that a row has as its label."""
         text = str(self.reading.cell(row).value)
         target = list(self.tokens(text_target=text)["input_ids"])
         # a padded query of a decoder still attends to the encoder, and would count there
         return Example(inputs, target, text, size, text, (size, len(target)))
 
-    def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[Example]) -> Keywords:
         """Padded ids, and what the decoder reads and writes."""
         return {**self.padded_inputs(examples), **self.decoder(examples)}
 

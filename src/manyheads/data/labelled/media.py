@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from manyheads.common.decompression import open_image
 from manyheads.common.intervals import Interval, interval
 from manyheads.common.labelled_batch import LabelledBatch
+from manyheads.common.types import Keywords
 from manyheads.data.batches import padded
 from manyheads.data.labelled import metrics as measured
 from manyheads.data.labelled.columns import Customs
@@ -29,7 +30,7 @@ FRAME = 320  # samples that count as a token, at most
 TOKENS_OF_AN_IMAGE = 256  # where the config does not give the number of patches
 
 
-def file_of(row: Record, reading: Reading) -> Any:
+def file_of(row: Record, reading: Reading) -> object:
     """The image or sound of a row: bytes, or a path that starts at the folder of its table."""
     cell = row.values[reading.columns.inputs[0]]
     if isinstance(cell, Mapping):
@@ -78,7 +79,7 @@ class ImageClasses(Classes):
             for row, number in zip(rows, self.classes(rows), strict=True)
         ]
 
-    def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[Example]) -> Keywords:
         """What the image processor makes of the images, and (batch,) classes."""
         pixels = []
         for example in examples:
@@ -104,7 +105,7 @@ class Sounds(Task):
             return resample(*decode_sound(file), self.rate())
         return read_sound(file, self.rate())
 
-    def sound(self, row: Record, target: Any, truth: Any, shown: str) -> Example:
+    def sound(self, row: Record, target: object, truth: object, shown: str) -> Example:
         """An example of a sound, which is decoded again when it is needed."""
         example = Example({"file": file_of(row, self.reading)}, target, truth, 1, shown)
         length = len(self.samples(example))
@@ -124,11 +125,11 @@ class Sounds(Task):
         """Whether the model sees which samples are padding."""
         return bool(getattr(self.reading.loaded.extractor(), "return_attention_mask", False))
 
-    def features(self, examples: Sequence[Example]) -> dict[str, Any]:
+    def features(self, examples: Sequence[Example]) -> dict[str, object]:
         """What the feature extractor makes of the sounds."""
         sounds = [self.samples(example).numpy() for example in examples]
         extract: Any = self.reading.loaded.extractor()
-        options: dict[str, Any] = {"sampling_rate": self.rate(), "return_tensors": "pt"}
+        options: Keywords = {"sampling_rate": self.rate(), "return_tensors": "pt"}
         uneven = len({len(sound) for sound in sounds}) > 1
         features = extract(sounds, **options, **({"padding": True} if uneven and not self.pads else {}))
         return {name: x for name, x in features.items() if name in self._arguments}
@@ -148,7 +149,7 @@ class SoundClasses(Sounds, Classes):
             for row, number in zip(rows, self.classes(rows), strict=True)
         ]
 
-    def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[Example]) -> Keywords:
         """Features and (batch,) classes."""
         return {**self.features(examples), "labels": torch.tensor([example.target for example in examples])}
 
@@ -182,7 +183,7 @@ class HeardLetters(Sounds):
         """The id that stands for no letter."""
         return int(getattr(self.config, "pad_token_id", None) or 0)
 
-    def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[Example]) -> Keywords:
         """Features and (batch, longest) letters."""
         labels = padded([example.target for example in examples], IGNORED)[0]
         return {**self.features(examples), "labels": labels}
@@ -212,7 +213,7 @@ class HeardLetters(Sounds):
             texts.append(str(decode(ids, skip_special_tokens=True, group_tokens=False)).strip())
         return texts
 
-    def scores(self, result: Any, batch: LabelledBatch) -> Tensor:
+    def scores(self, result: object, batch: LabelledBatch) -> Tensor:
         """The word error rate of each sound, weighted by its words."""
         pairs = [(example.truth.split(), text.split()) for example, text in self._heard(result, batch)]
         words = torch.tensor([len(truth) for truth, _ in pairs])
@@ -222,7 +223,7 @@ class HeardLetters(Sounds):
     def _heard(self, result: Any, batch: LabelledBatch) -> list[tuple[Example, str]]:
         return list(zip(batch.examples, self.heard(result, batch), strict=True))
 
-    def parts(self, model: nn.Module, result: Any, batch: LabelledBatch) -> list[Part]:
+    def parts(self, model: nn.Module, result: object, batch: LabelledBatch) -> list[Part]:
         """(transcript, what was heard, loss)."""
         losses = self.loss(result, batch).tolist()
         pairs = zip(self._heard(result, batch), losses, strict=True)
@@ -250,7 +251,7 @@ class HeardTexts(Sounds, WrittenTexts):
         example.group = (*sound.group, len(example.target))
         return example
 
-    def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[Example]) -> Keywords:
         """Features, and what the decoder reads and writes."""
         return {**self.features(examples), **self.decoder(examples)}
 

@@ -156,7 +156,7 @@ def answer_f1(prediction: str, truth: str) -> float:
     return 2 * (Counter(a) & Counter(b)).total() / (len(a) + len(b))
 
 
-def edits(truth: Sequence[Any], prediction: Sequence[Any]) -> int:
+def edits(truth: Sequence[object], prediction: Sequence[object]) -> int:
     """The fewest insertions, deletions and replacements from one sequence to another (Levenshtein).
 
     >>> edits("kitten", "sitting"), edits([], ["a"])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.common.intervals import Interval
 from manyheads.common.labelled_batch import LabelledBatch
+from manyheads.common.types import Keywords
 from manyheads.data.batches import padded
 from manyheads.data.labelled.class_labels import Cell
 from manyheads.data.labelled.columns import Columns, Customs
@@ -41,7 +42,7 @@ class Example:
     group: examples share a batch only if theirs are equal.
     """
 
-    inputs: dict[str, Any]
+    inputs: Keywords
     target: Any
     truth: Any
     size: int
@@ -106,19 +107,19 @@ class Task(ABC):
         """The examples of some rows; rows without a label are left out, with a note."""
 
     @abstractmethod
-    def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[Example]) -> Keywords:
         """The arguments of the model, and the labels."""
 
     @abstractmethod
-    def loss(self, result: Any, batch: Any) -> Tensor:
+    def loss(self, result: object, batch: object) -> Tensor:
         """The loss of each sequence, (batch,)."""
 
     @abstractmethod
-    def scores(self, result: Any, batch: LabelledBatch) -> Tensor:
+    def scores(self, result: object, batch: LabelledBatch) -> Tensor:
         """The score of each sequence and its weight, (batch, 2) in float64."""
 
     @abstractmethod
-    def parts(self, model: nn.Module, result: Any, batch: LabelledBatch) -> list[Part]:
+    def parts(self, model: nn.Module, result: object, batch: LabelledBatch) -> list[Part]:
         """What each example of a batch adds to the metrics."""
 
     @abstractmethod
@@ -126,7 +127,7 @@ class Task(ABC):
         """The metrics of all examples."""
 
     @property
-    def config(self) -> Any:
+    def config(self) -> object:
         """The config of the model."""
         return getattr(self.reading.loaded.model, "config", None)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.common.intervals import Interval, interval
 from manyheads.common.labelled_batch import LabelledBatch
+from manyheads.common.types import Keywords
 from manyheads.data.batches import padded
 from manyheads.data.labelled import metrics as measured
 from manyheads.data.labelled.class_labels import Cell, list_of, match_classes, number_of
@@ -90,15 +91,15 @@ class TextClasses(Classes):
         self.note_cut()
         return examples
 
-    def targets(self, rows: Sequence[Record]) -> list[tuple[Any, str]]:
+    def targets(self, rows: Sequence[Record]) -> list[tuple[object, str]]:
         """The label of each row, and how it is shown."""
         return [(number, self.names[number]) for number in self.classes(rows)]
 
-    def _example(self, row: Record, target: Any, shown: str) -> Example:
+    def _example(self, row: Record, target: object, shown: str) -> Example:
         inputs = self.kept_arguments(self.tokens(*self.reading.texts(row)))
         return Example(inputs, target, target, len(inputs["input_ids"]), shown)
 
-    def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[Example]) -> Keywords:
         """Padded ids and (batch,) classes."""
         labels = torch.tensor([example.target for example in examples])
         return {**self.padded_inputs(examples), "labels": labels}
@@ -110,9 +111,9 @@ class TextAmounts(TextClasses):
     kind = "regression"
     measure = "squared error"
 
-    def targets(self, rows: Sequence[Record]) -> list[tuple[Any, str]]:
+    def targets(self, rows: Sequence[Record]) -> list[tuple[object, str]]:
         """The numbers of each row."""
-        targets: list[tuple[Any, str]] = []
+        targets: list[tuple[object, str]] = []
         for row in rows:
             cell = self.reading.cell(row)
             cells = list_of(cell.value) if len(self.names) > 1 else [cell.value]
@@ -125,7 +126,7 @@ class TextAmounts(TextClasses):
             targets.append((numbers, ", ".join(f"{number:g}" for number in numbers)))
         return targets
 
-    def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[Example]) -> Keywords:
         """Padded ids and (batch,) or (batch, outputs) numbers."""
         labels = torch.tensor([example.target for example in examples])
         return {
@@ -137,7 +138,7 @@ class TextAmounts(TextClasses):
         """The squared error."""
         return squared_error(result["logits"], batch["labels"])
 
-    def scores(self, result: Any, batch: LabelledBatch) -> Tensor:
+    def scores(self, result: object, batch: LabelledBatch) -> Tensor:
         """The squared error."""
         return stacked(self.loss(result, batch))
 
@@ -162,12 +163,12 @@ class SeveralClasses(TextClasses):
 
     kind = "multi-label classification"
 
-    def targets(self, rows: Sequence[Record]) -> list[tuple[Any, str]]:
+    def targets(self, rows: Sequence[Record]) -> list[tuple[object, str]]:
         """Ones and zeros, one for each class."""
         label, table = self.reading.columns.label or "", self.reading.table
         lists = [list_of(self.reading.cell(row).value) for row in rows]
         switches = all(len(one) == len(self.names) and {str(x) for x in one} <= _SWITCHES for one in lists)
-        targets: list[tuple[Any, str]] = []
+        targets: list[tuple[object, str]] = []
         for row, values in zip(rows, lists, strict=True):
             if switches:
                 chosen = [n for n, value in enumerate(values) if float(str(value)) > 0]
@@ -269,7 +270,7 @@ class WordLabels(Task):
         ]
         return Example(inputs, target, (lost,), len(target), " ".join(shown))
 
-    def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[Example]) -> Keywords:
         """Padded ids and (batch, length) classes, -100 except at the first token of a word."""
         labels = padded([example.target for example in examples], IGNORED)[0]
         return {**self.padded_inputs(examples), "labels": labels}

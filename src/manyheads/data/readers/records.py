@@ -251,7 +251,7 @@ def _with_columns(table: Records) -> Records:
     return table
 
 
-def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
+def _parts(values: Mapping[str, object]) -> dict[str, object]:
     return {
         f"{name}.{part}": item
         for name, value in values.items()
@@ -310,7 +310,7 @@ def _from_datasets(name: str, split: str | None, limit: int | None, folder: Path
     return _with_columns(Records(name, list(read.column_names), rows, None, names))
 
 
-def _undecoded(read: Any) -> Sequence[Mapping[str, Any]]:
+def _undecoded(read: Any) -> Sequence[Mapping[str, object]]:
     """The rows with sounds and images as bytes or paths, which are then decoded one batch at a time."""
     import datasets
 

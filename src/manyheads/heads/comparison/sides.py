@@ -11,7 +11,7 @@ from manyheads.common.types import Batch
 from manyheads.data import corpus as corpora
 from manyheads.data.batches import BATCH_TOKENS, Corpus
 from manyheads.heads.comparison.compare import Comparison, compare
-from manyheads.heads.comparison.matching import Match
+from manyheads.heads.options import CompareOptions
 from manyheads.models.loaded import Loaded
 from manyheads.models.open import open_model
 
@@ -33,26 +33,20 @@ class Sides:
         return short if short[0] != short[1] else (first.name, second.name)
 
 
-def open_sides(
-    models: tuple[str | None, str | None],
-    texts: tuple[str | None, str | None],
-    images: str | None,
-    *,
-    max_length: int | None,
-    limit: int,
-    device: str | None,
-) -> Sides:
+def open_sides(model: str | None, other: str | None, how: CompareOptions) -> Sides:
     """The models and corpora that the options name; a second one that is not named is the first."""
-    loaded = open_model(models[0], head=True, device=device)
-    other = loaded if models[1] is None else open_model(models[1], head=True, device=device)
-    options = (images, None, max_length, limit, BATCH_TOKENS)
-    corpus = corpora.choose(loaded, texts[0], *options)
-    if other is loaded and texts[1] is None:
-        return Sides((loaded, other), (corpus, corpus))
-    return Sides((loaded, other), (corpus, corpora.choose(other, texts[1] or texts[0], *options)))
+    if other is None and how.other_text is None:
+        raise ValueError("compare: got one model and one text; expected a second model, or --other-text")
+    first = open_model(model, head=True, device=how.device)
+    second = first if other is None else open_model(other, head=True, device=how.device)
+    options = (how.images, None, how.max_length, how.limit, BATCH_TOKENS)
+    corpus = corpora.choose(first, how.text, *options)
+    if second is first and how.other_text is None:
+        return Sides((first, second), (corpus, corpus))
+    return Sides((first, second), (corpus, corpora.choose(second, how.other_text or how.text, *options)))
 
 
-def compare_sides(sides: Sides, *, match: Match, rate: float, progress: Progress) -> Comparison:
+def compare_sides(sides: Sides, how: CompareOptions, progress: Progress) -> Comparison:
     """Compare them text by text; the changes of a text are paired where both models read it in one piece."""
 
     def report(stage: str, done: float, total: float | None) -> None:
@@ -64,8 +58,8 @@ def compare_sides(sides: Sides, *, match: Match, rate: float, progress: Progress
     (loaded, other), tokens = sides.loaded, sides.corpora[0].groups
     shared = tokens if loaded.vocabulary == other.vocabulary else {}
     return compare(
-        loaded.model, other.model, first, second, paired=paired, tokens=shared, match=match, rate=rate,
-        progress=report,
+        loaded.model, other.model, first, second, paired=paired, tokens=shared, match=how.match,
+        rate=how.rate, progress=report,
     )  # fmt: skip
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from manyheads.common.types import JsonObject
 from manyheads.heads.diversity.attention_distance import RowSums
 from manyheads.heads.diversity.collect import CallRecord
 from manyheads.heads.diversity.output_moments import Moments, Outputs
@@ -76,7 +76,7 @@ class Sums:
         self.rows.pairs.merge(others.rows.pairs)
         self.moments.merge(others.moments)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """The sums as nested dictionaries of tensors and plain values, to be saved."""
         return {
             "first": self.first, "heads": self.heads, "tokens": self.tokens,
@@ -84,7 +84,7 @@ class Sums:
         }  # fmt: skip
 
     @classmethod
-    def restored(cls, document: dict[str, Any]) -> Sums:
+    def restored(cls, document: JsonObject) -> Sums:
         """What `document` gave."""
         sums = cls()
         sums.first, sums.heads, sums.tokens = (document[name] for name in ("first", "heads", "tokens"))

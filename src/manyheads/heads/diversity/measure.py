@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.capture.weights import Projections
 from manyheads.common.devices import device_of, in_float64
-from manyheads.common.errors import first_line, lacks_gradient
+from manyheads.common.errors import check_choices, first_line, lacks_gradient
 from manyheads.common.numbered_batches import generator_of, numbered
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, count_of, no_progress
@@ -138,13 +138,7 @@ def compare_pairs(
 
 
 def _check(measures: Sequence[str], rows: int) -> None:
-    if isinstance(measures, str):
-        raise TypeError(f"measures: expected several, as in [{measures!r}], got {measures!r}")
-    for name in measures:
-        if name not in MEASURES:
-            raise ValueError(f"measures: expected some of {', '.join(MEASURES)}, got {name!r}")
-    if not measures:
-        raise ValueError(f"measures: expected some of {', '.join(MEASURES)}, got none")
+    check_choices("measures", measures, MEASURES)
     if isinstance(rows, bool) or not isinstance(rows, int):
         raise TypeError(f"rows: expected a whole number, got {rows!r}")
     if rows < 2:

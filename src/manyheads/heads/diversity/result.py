@@ -6,13 +6,13 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.capture.site import Site
 from manyheads.capture.weights import Projections
+from manyheads.common.types import JsonObject
 from manyheads.heads.diversity.accumulators import Sums
 from manyheads.heads.diversity.map_layout import layout
 from manyheads.heads.diversity.output_moments import Moments
@@ -59,12 +59,12 @@ class Compared:
                 "another; leave out the measures subspaces and contributions"
             )
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """All of it as nested dictionaries of tensors and plain values, to be saved."""
         return vars(self) | {"rows": [tuple(row) for row in self.rows], "sums": self.sums.document()}
 
     @classmethod
-    def restored(cls, document: dict[str, Any]) -> Compared:
+    def restored(cls, document: JsonObject) -> Compared:
         """What `document` gave."""
         rows = [Row(*row) for row in document["rows"]]
         return cls(**document | {"rows": rows, "sums": Sums.restored(document["sums"])})

@@ -383,7 +383,7 @@ def ids_of(batch: Batch) -> Tensor | None:
 
 def _vocabulary(model: nn.Module) -> int:
     """The size of the model's vocabulary."""
-    config: Any = getattr(model, "config", None)
+    config: object = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     if isinstance(size := getattr(config, "vocab_size", None), int):
         return size

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from manyheads.common.language import words
 from manyheads.heads.maps import maps
 from manyheads.heads.watch import watch
 from manyheads.models import embedded
@@ -107,10 +108,12 @@ def sentence_steps(
     return SentenceSteps(name, causal, text, tokens, is_word, ids, *embedding, layers, sentence, difference)
 
 
-def embedded_steps(text: str) -> SentenceSteps:
-    """The steps of a sentence through the embedded MiniLM; through the small model of this package if it is
-    Chinese, or if MiniLM is not installed.
+def embedded_steps(sentence: str | None = None) -> SentenceSteps:
+    """The steps of a sentence, or of one of ours, through the embedded MiniLM; through the small model of
+    this package if it is Chinese, or if MiniLM is not installed.
     """
+    ours = words("The animal did not cross the street because it was too tired.")
+    text = ours if sentence is None else sentence
     if is_chinese(text) or not embedded.is_installed():
         return sentence_steps(*embedded.load_small(), text, embedded.SMALL)
     return sentence_steps(*embedded.load(), text)

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from manyheads.capture.call import SDPA
+from manyheads.common.types import Arguments, Function, Keywords
 from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import Output
 from manyheads.heads.observer import Sums, gate_gradients, moved, observed
@@ -29,9 +30,9 @@ from manyheads.heads.table import HeadTable
 from manyheads.nn.attention import attention
 
 # A torch function and its arguments, which may be anything, and what to return instead.
-Arguments = tuple[Any, ...]
-Options = dict[str, Any]
-Rule = Callable[[Callable[..., Any], Arguments, Options], Any]
+Arguments = Arguments
+Options = Keywords
+Rule = Callable[[Function, Arguments, Options], Any]
 
 
 def relevance(request: Request) -> HeadTable:
@@ -81,19 +82,19 @@ class Linear(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: Arguments = (), kwargs: Options | None = None
-    ) -> Any:
+        self, func: Callable[..., object], types: object, args: Arguments = (), kwargs: Options | None = None
+    ) -> object:
         rule = _RULES.get(func)
         return func(*args, **(kwargs or {})) if rule is None else rule(func, args, kwargs or {})
 
 
-def _fixed(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
+def _fixed(func: Function, args: Arguments, kwargs: Options) -> object:
     """The result is a constant factor: a weight, a scale."""
     out = func(*args, **kwargs)
     return out.detach() if isinstance(out, Tensor) else tuple(item.detach() for item in out)
 
 
-def _slope(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
+def _slope(func: Callable[..., object], args: Arguments, kwargs: Options) -> object:
     """An activation is its input times a slope."""
     x = args[0] if args else kwargs["input"]
     with torch.no_grad():
@@ -102,21 +103,21 @@ def _slope(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object
     return x * slope
 
 
-def _attention(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
+def _attention(func: Callable[..., object], args: Arguments, kwargs: Options) -> object:
     """The values, weighted by attention that is held fixed."""
     held = [x.detach() for x in args[:2]] + list(args[2:])
     named = {k: v.detach() if k in ("query", "key") else v for k, v in kwargs.items()}
     return func(*held, **named)
 
 
-def _power(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
+def _power(func: Callable[..., object], args: Arguments, kwargs: Options) -> object:
     """A negative power is a scale."""
     exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
     negative = isinstance(exponent, int | float) and exponent < 0
     return _fixed(func, args, kwargs) if negative else func(*args, **kwargs)
 
 
-def _product(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
+def _product(func: Function, args: Arguments, kwargs: Options) -> object:
     """Half to each factor, where both depend on the input."""
     a, b = args if len(args) == 2 else (args[0], kwargs["other"])
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.requires_grad and b.requires_grad:
@@ -124,14 +125,14 @@ def _product(func: Callable[..., Any], args: Arguments, kwargs: Options) -> obje
     return func(*args, **kwargs)
 
 
-def _quotient(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
+def _quotient(func: Callable[..., object], args: Arguments, kwargs: Options) -> object:
     """The divisor is a constant scale."""
     return func(
         *(x.detach() if i == 1 and isinstance(x, Tensor) else x for i, x in enumerate(args)), **kwargs
     )
 
 
-def _layer_norm(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
+def _layer_norm(func: Callable[..., object], args: Arguments, kwargs: Options) -> object:
     arguments = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | kwargs
     x, axes = arguments["input"], tuple(range(-len(arguments["normalized_shape"]), 0))
     centred = x - x.mean(axes, keepdim=True)
@@ -139,7 +140,7 @@ def _layer_norm(func: Callable[..., Any], args: Arguments, kwargs: Options) -> o
     return _affine(centred * scale, arguments)
 
 
-def _rms_norm(func: Callable[..., Any], args: Arguments, kwargs: Options) -> object:
+def _rms_norm(func: Callable[..., object], args: Arguments, kwargs: Options) -> object:
     arguments = dict(zip(("input", "normalized_shape", "weight", "eps"), args, strict=False)) | kwargs
     x, axes = arguments["input"], tuple(range(-len(arguments["normalized_shape"]), 0))
     eps = torch.finfo(x.dtype).eps if arguments.get("eps") is None else arguments["eps"]

@@ -14,6 +14,7 @@ from typing import Any
 from manyheads.common.errors import first_line
 from manyheads.common.interrupts import stop_if_interrupted
 from manyheads.common.progress import Progress, no_progress
+from manyheads.common.types import Keywords
 from manyheads.data.batches import Corpus
 from manyheads.heads.measurements.parts import finished, measure_part, merged
 from manyheads.heads.measurements.shard import Shard, Share, find_shards
@@ -70,7 +71,7 @@ def measured_on_ray(
     cluster: Cluster,
     keep: Path,
     progress: Progress = no_progress,
-) -> Any:
+) -> object:
     """What a verb returns for a text, measured in parts on a Ray cluster.
 
     Parameters
@@ -175,7 +176,7 @@ def _connected(cluster: Cluster) -> Iterator[Any]:
     address = cluster.address
     if address not in ("local", "auto"):
         _check_answers(address)
-    where: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "error"}
+    where: Keywords = {"address": address, "log_to_driver": False, "logging_level": "error"}
     if address == "local":
         where |= {"num_cpus": cluster.workers, "include_dashboard": False, "object_store_memory": _STORE}
     try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from manyheads.common.tensor_files import load_tensors, save_tensors
+from manyheads.common.types import JsonObject
 from manyheads.data.batches import CorpusSummary
 
 _FORMAT, _VERSION = "manyheads shard", 1
@@ -46,7 +47,7 @@ class Shard:
     options: what has to be the same in all parts.
     model: its name, for people.
     fingerprint: of the model and its weights.
-    corpus: what is to be said about the whole text.
+    corpus: what a reader has to know about the whole text.
     text: the fingerprint of the whole text, as it is cut into batches.
     total: the number of batches of the whole text.
     numbers: of the batches that were read.
@@ -56,14 +57,14 @@ class Shard:
     """
 
     verb: str
-    options: dict[str, Any]
+    options: JsonObject
     model: str
     fingerprint: str
     corpus: CorpusSummary
     text: str
     total: int
     numbers: list[int]
-    state: dict[str, Any] = field(repr=False)
+    state: JsonObject = field(repr=False)
     share: str = ""
     where: str = ""
 
@@ -162,7 +163,7 @@ def _missing_shards(shards: Sequence[Shard]) -> str:
     return f": run --shard {', '.join(missing)}" if missing else ""
 
 
-def joined(shards: Sequence[Shard], state: dict[str, Any]) -> Shard:
+def joined(shards: Sequence[Shard], state: dict[str, object]) -> Shard:
     """One shard for the whole text, from all shards and their states, merged."""
     numbers = sorted(number for shard in shards for number in shard.numbers)
     return replace(shards[0], numbers=numbers, state=state, share="", where="")

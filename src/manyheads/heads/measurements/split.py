@@ -1,10 +1,9 @@
-"""Measuring a text in the way that the options of a command ask for."""
+"""Measuring a text as the options of a command ask: whole, one part of it, or on a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from manyheads.common.processes import processes
 from manyheads.common.progress import Progress
@@ -25,7 +24,7 @@ def measured_as_asked(
     reopen: Callable[[], tuple[Loaded, Corpus]],
     out: Path,
     progress: Progress,
-) -> Any:
+) -> object:
     """What the verb is to present: its result, or a part of it to be merged.
 
     ``reopen`` opens the model and the text in the processes of a cluster.

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from manyheads.capture.site import Unverified
 from manyheads.common.interrupts import Interrupted, UntilInterrupted, stop_if_interrupted
 from manyheads.common.progress import Progress
+from manyheads.common.types import JsonObject
 from manyheads.data.batches import Corpus
 from manyheads.heads.diversity.measure import MEASURES, compare_pairs
 from manyheads.heads.diversity.result import Compared
 from manyheads.heads.diversity.result import table as table_of_pairs
-from manyheads.heads.importance.method_comparison import MethodComparison, compare_methods
+from manyheads.heads.importance.method_comparison import MethodComparison, check_methods, compare_methods
 from manyheads.heads.inspect import Counted, count, count_corpus
 from manyheads.heads.roles.find import count_cases, roles
 from manyheads.heads.roles.role_cases import RoleCases, merged_cases
 from manyheads.heads.table import HeadTable, Row
 from manyheads.models.loaded import Loaded
 
-State = dict[str, Any]
+State = JsonObject
 
 # Methods of importance whose numbers are sums over batches.
 SPLITTABLE = ("fisher", "gradient", "leave-one-out", "relevance", "confidence", "output-norm")
@@ -39,11 +42,11 @@ class Measurement(Protocol):
     verb: ClassVar[str]
 
     @property
-    def options(self) -> dict[str, Any]: ...
+    def options(self) -> dict[str, object]: ...
 
     def check(self) -> None: ...
 
-    def whole(self, loaded: Loaded, corpus: Corpus, progress: Progress) -> Any: ...
+    def whole(self, loaded: Loaded, corpus: Corpus, progress: Progress) -> object: ...
 
     def state(self, loaded: Loaded, corpus: Corpus, share: tuple[int, int], progress: Progress) -> State: ...
 
@@ -51,7 +54,7 @@ class Measurement(Protocol):
     def merge(states: Sequence[State]) -> State: ...
 
     @staticmethod
-    def finish(state: State, options: dict[str, Any]) -> Any: ...
+    def finish(state: State, options: dict[str, object]) -> object: ...
 
 
 class _Checked:
@@ -59,7 +62,7 @@ class _Checked:
         """Raise a ValueError if what is measured does not add up over parts of a text; this does."""
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """What has to be the same in all parts."""
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 
@@ -101,7 +104,7 @@ class Inspect(_Checked):
         }
 
     @staticmethod
-    def finish(state: State, options: dict[str, Any]) -> Counted:
+    def finish(state: State, options: dict[str, object]) -> Counted:
         """The counts with their table."""
         return Counted(**state | {"table": _table(state["table"])})
 
@@ -111,7 +114,7 @@ class Roles(_Checked):
     """What each head is for: `roles`.
 
     treebank, only, least: as for `roles`.
-    reads_text: whether the batches are text, for which the tokenizer is asked.
+    reads_text: whether tokens are words, for which the tokenizer is asked; not of token ids without a text.
     """
 
     verb: ClassVar[str] = "roles"
@@ -121,7 +124,7 @@ class Roles(_Checked):
     reads_text: bool = True
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """What has to be the same in all parts; of the treebank, its content."""
         read = None if self.treebank is None else hashlib.sha256(self.treebank.read_bytes()).hexdigest()
         return asdict(self) | {"treebank": read}
@@ -137,11 +140,11 @@ class Roles(_Checked):
         stop_if_interrupted()
         return vars(cases) | {"table": _document(cases.table)}
 
-    def _arguments(self, loaded: Loaded, corpus: Corpus) -> dict[str, Any]:
+    def _arguments(self, loaded: Loaded, corpus: Corpus) -> JsonObject:
         return {
             "batches": (batch for _, batch in corpus.batches()),
             "treebank": self.treebank,
-            "tokenizer": loaded.tokenizer() if self.reads_text else None,
+            "tokenizer": loaded.tokenizer() if self.reads_text and corpus.unit == "tokens" else None,
             "only": self.only,
         }
 
@@ -152,7 +155,7 @@ class Roles(_Checked):
         return vars(cases) | {"table": _document(cases.table)}
 
     @staticmethod
-    def finish(state: State, options: dict[str, Any]) -> HeadTable:
+    def finish(state: State, options: JsonObject) -> HeadTable:
         """The roles that can be claimed."""
         return Roles._cases(state).judged(options["least"])
 
@@ -177,8 +180,11 @@ class Importance(_Checked):
     unverified: Unverified = "refuse"
     state_file: Path | None = None
 
+    def __post_init__(self) -> None:
+        check_methods(self.methods, self.loss)
+
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """What has to be the same in all parts."""
         return {name: value for name, value in asdict(self).items() if name not in ("keep", "state_file")}
 
@@ -221,18 +227,19 @@ class Importance(_Checked):
         }
 
     @staticmethod
-    def finish(state: State, options: dict[str, Any]) -> MethodComparison:
+    def finish(state: State, options: dict[str, object]) -> MethodComparison:
         """The rankings with their tables."""
         tables = {method: _table(document) for method, document in state["tables"].items()}
         return MethodComparison(tables, state["seconds"])
 
 
 class ComparedPairs(NamedTuple):
-    """A table of diversity, and how many batches it is of."""
+    """A table of diversity, how many batches it is of, and the warnings of `diversity`."""
 
     table: HeadTable
     read: int
     total: int
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -248,37 +255,54 @@ class Diversity(_Checked):
         batches = corpus.numbered()
         until = UntilInterrupted(batches, len(batches))
         progress("diversity", 0, len(until))
-        pairs = compare_pairs(loaded.model, until, self.measures, self.rows, progress=progress)
-        return ComparedPairs(table_of_pairs(pairs), until.read, len(until))
+        with _noted() as notes:
+            table = table_of_pairs(
+                compare_pairs(loaded.model, until, self.measures, self.rows, progress=progress)
+            )
+        return ComparedPairs(table, until.read, len(until), notes)
 
     def state(self, loaded: Loaded, corpus: Corpus, share: tuple[int, int], progress: Progress) -> State:
         """Every pair of heads on a part."""
         batches = corpus.numbered(share)
         until = UntilInterrupted(batches, len(batches))
-        pairs = compare_pairs(loaded.model, until, self.measures, self.rows, progress=progress)
+        with _noted() as notes:
+            pairs = compare_pairs(loaded.model, until, self.measures, self.rows, progress=progress)
         stop_if_interrupted()
-        return pairs.document() | {"batches": len(until)}
+        return pairs.document() | {"batches": len(until), "notes": notes}
 
     @staticmethod
     def merge(states: Sequence[State]) -> State:
         """Every pair of heads on all parts."""
-        first, *others = (Compared.restored(_without(state, "batches")) for state in states)
+        first, *others = map(Diversity._pairs, states)
         for other in others:
             first.merge(other)
-        return first.document() | {"batches": sum(state["batches"] for state in states)}
+        notes = dict.fromkeys(note for state in states for note in state["notes"])
+        return first.document() | {"batches": sum(state["batches"] for state in states), "notes": [*notes]}
 
     @staticmethod
-    def finish(state: State, options: dict[str, Any]) -> ComparedPairs:
+    def finish(state: State, options: dict[str, object]) -> ComparedPairs:
         """The table of all pairs."""
-        table = table_of_pairs(Compared.restored(_without(state, "batches")))
-        return ComparedPairs(table, state["batches"], state["batches"])
+        with _noted() as notes:
+            table = table_of_pairs(Diversity._pairs(state))
+        return ComparedPairs(table, state["batches"], state["batches"], [*state["notes"], *notes])
+
+    @staticmethod
+    def _pairs(state: State) -> Compared:
+        return Compared.restored({k: v for k, v in state.items() if k not in ("batches", "notes")})
 
 
 VERBS: dict[str, type[Measurement]] = {kind.verb: kind for kind in (Inspect, Roles, Importance, Diversity)}
 
 
-def _without(state: State, name: str) -> State:
-    return {key: value for key, value in state.items() if key != name}
+@contextmanager
+def _noted() -> Iterator[list[str]]:
+    """Collect what `diversity` warns of inside, to be shown with the results."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield notes
+    messages = (str(warning.message) for warning in caught)
+    notes += [text.removeprefix("diversity: ") for text in messages if text.startswith("diversity: ")]
 
 
 def _document(table: HeadTable) -> State:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ def read_batch_facts(
     model: nn.Module, batches: Sequence[Batch], tokenizer: PreTrainedTokenizerBase | None
 ) -> BatchFacts:
     """Look at the batches: where their token ids are, and which of those are special."""
-    config: Any = getattr(model, "config", None)
+    config: object = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     special = set(getattr(tokenizer, "all_special_ids", None) or [])
     if not special:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from manyheads.heads.watch import watch
 from manyheads.nn.cache import KVCache
 from manyheads.nn.generate import generate
-from manyheads.nn.mask import Mask
 from manyheads.nn.transformers import Encoder, Seq2Seq
 from manyheads.tasks.image_stems import make_stem
 
@@ -41,17 +40,9 @@ class Eye(Encoder):
         super().__init__(**options)
         self.stem = make_stem(stem, 3, self.d_model, patch)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        lengths: Tensor | None = None,
-        mask: Mask | Tensor | None = None,
-        return_hidden: bool = False,
-    ) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """Images ``(batch, 3, height, width)`` to ``(batch, patches, d_model)``."""
-        tokens = self.stem(ink(x))
-        return super().forward(tokens, lengths=lengths, mask=mask, return_hidden=return_hidden)
+    def enter(self, x: Tensor, offset: int = 0, left: Tensor | None = None) -> Tensor:
+        """Images ``(batch, 3, height, width)`` to what the first block reads: a vector for each patch."""
+        return super().enter(self.stem(ink(x)), offset, left)
 
 
 class Describer(Seq2Seq):

@@ -7,7 +7,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.nn.mask import Mask
 from manyheads.nn.transformers import Encoder, Seq2Seq
 from manyheads.tasks.classification import pooled
 
@@ -32,17 +31,10 @@ class Ear(Encoder):
         super().__init__(**options)
         self.listen = nn.Conv1d(width, self.d_model, kernel_size=3, padding=1)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        lengths: Tensor | None = None,
-        mask: Mask | Tensor | None = None,
-        return_hidden: bool = False,
-    ) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """Sounds ``(batch, length, width)``, zero past ``lengths``, to ``(batch, length, d_model)``."""
+    def enter(self, x: Tensor, offset: int = 0, left: Tensor | None = None) -> Tensor:
+        """Sounds ``(batch, length, width)``, zero past their lengths, to what the first block reads."""
         heard = F.gelu(self.listen(x.transpose(1, 2))).transpose(1, 2)
-        return super().forward(heard, lengths=lengths, mask=mask, return_hidden=return_hidden)
+        return super().enter(heard, offset, left)
 
 
 class Classifier(nn.Module):
@@ -56,7 +48,7 @@ class Classifier(nn.Module):
     torch.Size([2, 2])
     """
 
-    def __init__(self, width: int, labels: list[str], **options: Any) -> None:
+    def __init__(self, width: int, labels: list[str], **options: object) -> None:
         super().__init__()
         self.labels = list(labels)
         self.encoder = Ear(width, **options)
@@ -79,7 +71,7 @@ class Speller(nn.Module):
     torch.Size([2, 7, 3])
     """
 
-    def __init__(self, width: int, words: list[str], **options: Any) -> None:
+    def __init__(self, width: int, words: list[str], **options: object) -> None:
         super().__init__()
         self.words = list(words)
         self.encoder = Ear(width, **options)

@@ -19,6 +19,7 @@ from manyheads.common.json_numbers import plain
 from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
+from manyheads.common.types import Batch
 from manyheads.common.version import __version__
 from manyheads.heads.diversity import diversity
 from manyheads.heads.importance import importance
@@ -126,10 +127,19 @@ def document(
     }
     if model is not None and sample is not None and sample.batches:
         with evaluating(model), interruptible():
-            if only_examples:
-                examples = _show(page, table, model, sample, tokenizer, processor, progress)
-            else:
-                examples = _measure(page, table, model, sample, tokenizer, processor, progress)
+            parts = _Parts(page, progress)
+            batches = [] if only_examples else list(moved(sample.batches, device_of(model)))
+            rankings = {} if only_examples else _rank(page, table, model, batches, sample, parts)
+            examples = Examples(
+                model, table, _most_important(table, rankings.get("fisher")), tokenizer, processor,
+                parts.notes, silencing=not only_examples,
+            )  # fmt: skip
+            parts.measure("examples", lambda progress: examples.add(sample, device_of(model), progress))
+            page["profiles"] = profiles(examples.seen, table)
+            if not only_examples:
+                _judge(page, table, model, batches, rankings, tokenizer, parts)
+            if examples.changes:
+                page["importance"]["leave-one-out"] = _leave_one_out(examples.changes)
         page["examples"] = examples.fitted(Budget(room - byte_size(page)))
     return page
 
@@ -210,19 +220,15 @@ def _is_ours(message: str) -> bool:
     return message.startswith(("diversity:", "roles:", "importance:"))
 
 
-def _measure(
+def _rank(
     page: HeadDocument,
     table: HeadTable,
     model: nn.Module,
+    batches: Sequence[Batch],
     sample: Sample,
-    tokenizer: PreTrainedTokenizerBase | None,
-    processor: object,
-    progress: Progress,
-) -> Examples:
-    """Fill in the parts of a document that are measured on a sample; returns its examples."""
-    parts = _Parts(page, progress)
-    device = device_of(model)
-    batches = list(moved(sample.batches, device))
+    parts: _Parts,
+) -> dict[str, HeadTable]:
+    """Fill in the importance of heads on a sample; returns the rankings by method."""
     parts.notes.append(f"roles, importance, redundancy and the curve are measured on {sample.note}")
     if sample.piece:
         parts.notes.append(f"of each of these texts no more than the first {sample.piece} tokens were read")
@@ -239,10 +245,19 @@ def _measure(
         )
         rankings |= {} if by_labels is None else {"gradient": by_labels}
     page["importance"] = head_numbers.importance(rankings, table) | page["importance"]
-    order = _most_important(table, ranked)
-    examples = Examples(model, table, order, tokenizer, processor, parts.notes)
-    parts.measure("examples", lambda progress: examples.add(sample, device, progress))
-    page["profiles"] = profiles(examples.seen, table)
+    return rankings
+
+
+def _judge(
+    page: HeadDocument,
+    table: HeadTable,
+    model: nn.Module,
+    batches: Sequence[Batch],
+    rankings: Mapping[str, HeadTable],
+    tokenizer: PreTrainedTokenizerBase | None,
+    parts: _Parts,
+) -> None:
+    """Fill in redundancy, roles and the curve on a sample."""
     judged = parts.measure(
         "redundancy",
         lambda progress: diversity(
@@ -261,31 +276,9 @@ def _measure(
     if rankings:
         first = batches[0]
         few_texts = first if isinstance(first, LabelledBatch) else fewer(first, token_limit(model) // 8)
-        lines = parts.measure(
+        page["curve"] = parts.measure(
             "curve", lambda progress: curve(model, [few_texts], rankings, progress=progress)
         )
-        page["curve"] = lines
-    if examples.changes:
-        page["importance"]["leave-one-out"] = _leave_one_out(examples.changes)
-    return examples
-
-
-def _show(
-    page: HeadDocument,
-    table: HeadTable,
-    model: nn.Module,
-    sample: Sample,
-    tokenizer: PreTrainedTokenizerBase | None,
-    processor: object,
-    progress: Progress,
-) -> Examples:
-    """Fill in the attention of a sample's examples, and nothing that needs many runs; returns them."""
-    parts = _Parts(page, progress)
-    order = _most_important(table, None)
-    examples = Examples(model, table, order, tokenizer, processor, parts.notes, silencing=False)
-    parts.measure("examples", lambda progress: examples.add(sample, device_of(model), progress))
-    page["profiles"] = profiles(examples.seen, table)
-    return examples
 
 
 def _most_important(table: HeadTable, ranking: HeadTable | None) -> list[int]:

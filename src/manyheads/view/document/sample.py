@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.labelled_batch import LabelledBatch, without_labels
-from manyheads.common.nested_tensors import tensors_in
+from manyheads.common.nested_tensors import map_tensors, tensors_in
 from manyheads.common.types import Batch
 from manyheads.data.batches import WINDOW, Corpus
 from manyheads.data.labelled import Labelled
@@ -159,7 +159,7 @@ def fewer(batch: Batch, limit: int) -> Batch:
     if not _has_ids(batch) or any(x.dim() == 0 or len(x) != len(tensors[0]) for x in tensors):
         return batch
     rows = max(2, limit // max(1, _length(batch)))
-    return shortened(_mapped(batch, lambda x: x[:rows]), limit)
+    return shortened(map_tensors(lambda x: x[:rows], batch), limit)
 
 
 def singles(batch: Batch) -> list[Batch]:
@@ -178,7 +178,7 @@ def singles(batch: Batch) -> list[Batch]:
         return []
     rows: list[Batch] = []
     for i in range(number):
-        row = _mapped(batch, lambda x, i=i: x[i : i + 1])  # type: ignore[misc]
+        row = map_tensors(lambda x, i=i: x[i : i + 1], batch)  # type: ignore[misc]
         if isinstance(row, LabelledBatch):
             row.examples = row.examples[i : i + 1]
         if isinstance(row, Mapping):
@@ -188,7 +188,7 @@ def singles(batch: Batch) -> list[Batch]:
     return rows
 
 
-def _unpadded(batch: Mapping[str, Any], name: str, not_of: str) -> Mapping[str, Any]:
+def _unpadded(batch: Mapping[str, Any], name: str, not_of: str) -> Mapping[str, object]:
     """A batch of one sequence without what the mask of that name hides."""
     mask = batch.get(name)
     if not isinstance(mask, Tensor) or mask.dim() != 2:
@@ -214,7 +214,8 @@ def shortened(batch: Batch, length: int) -> Batch:
     if full <= length:
         return batch
     batch = without_labels(batch)
-    return _mapped(batch, lambda x: x[:, :length] if x.dim() > 1 and x.shape[1] == full else x)
+    cut: Batch = map_tensors(lambda x: x[:, :length] if x.dim() > 1 and x.shape[1] == full else x, batch)
+    return cut
 
 
 def _has_ids(batch: Batch) -> bool:
@@ -225,14 +226,3 @@ def _has_ids(batch: Batch) -> bool:
 
 def _length(batch: Batch) -> int:
     return next((x.shape[1] for x in tensors_in(batch) if x.dim() > 1), 1)
-
-
-def _mapped(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """A batch of the same form, its tensors changed."""
-    if isinstance(batch, Tensor):
-        return change(batch)
-    if isinstance(batch, LabelledBatch):
-        return batch.map(lambda item: _mapped(item, change))
-    if isinstance(batch, Mapping):
-        return {name: _mapped(item, change) for name, item in batch.items()}
-    return tuple(_mapped(item, change) for item in batch) if isinstance(batch, tuple | list) else batch

@@ -7,14 +7,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
 from manyheads.capture.site import Site
 from manyheads.common.devices import device_of
 from manyheads.common.errors import UnreadDataError
-from manyheads.common.types import Batch
+from manyheads.common.types import Batch, Keywords
 from manyheads.data import corpus
 from manyheads.data.batches import Corpus, padded
 from manyheads.data.text_lines import pieces, read_lines
@@ -168,7 +168,7 @@ def begin(
         raise ValueError(
             "text: got standard input, which can be read only once; expected a file: save the text"
         )
-    named: dict[str, Any] = {name: value for name, value in (columns or {}).items() if value is not None}
+    named: Keywords = {name: value for name, value in (columns or {}).items() if value is not None}
     tokenizer, processor = _reader(loaded, images if data is None or loaded.vocabulary is not None else data)
     if processor is not None and text is not None:
         raise ValueError(f"text: {loaded.name} reads images, not texts; give --images FOLDER instead")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from manyheads.heads.measurements.verbs import ComparedPairs
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
 from manyheads.view.figures.diversity import draw_map, draw_matrices
-from manyheads.view.terminal.presentation import plain_text, write_results
+from manyheads.view.terminal.presentation import MeasuredPresentation, plain_text, write_results
 
 PAIRS = 6
 # Groups that are listed, and the heads that are named in each of them.
@@ -83,13 +81,12 @@ def diversity_text(table: HeadTable, *, title: str = "", notes: Sequence[str] = 
 
 
 @dataclass(frozen=True)
-class DiversityPresentation:
+class DiversityPresentation(MeasuredPresentation):
     """How different the heads of a model are on a corpus, and the folder for files and figures."""
 
     pairs: ComparedPairs
     model: str
     corpus: Corpus | CorpusSummary
-    warned: Sequence[str]
     out: Path
 
     @property
@@ -104,10 +101,10 @@ class DiversityPresentation:
 
     @property
     def notes(self) -> list[str]:
-        """What `diversity` warned of, whether Ctrl-C ended it, and what is to be said about the corpus."""
+        """What `diversity` warned of, whether Ctrl-C ended it, and notes about the corpus."""
         early = self.pairs.read < self.pairs.total
         stopped = [words("Stopped by Ctrl-C: these are the numbers of {read}.", read=self.read)] * early
-        return [*self.warned, *self.corpus.notes, *stopped]
+        return [*self.pairs.notes, *self.corpus.notes, *stopped]
 
     @property
     def title(self) -> str:
@@ -157,17 +154,6 @@ class DiversityPresentation:
         if not interrupted:
             return None
         return words("Stopped after {read}; their results are kept.", read=self.read)
-
-
-@contextmanager
-def warnings_as_notes() -> Iterator[list[str]]:
-    """Collect what `diversity` warns of inside, to be printed as notes."""
-    notes: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield notes
-    messages = (str(warning.message) for warning in caught)
-    notes += [text.removeprefix("diversity: ") for text in messages if text.startswith("diversity: ")]
 
 
 def _print_layers(table: HeadTable, by_layer: Sequence[Layer], console: Console, width: int) -> None:

@@ -18,13 +18,13 @@ from manyheads.heads.diversity.result import head_names
 from manyheads.heads.importance.method_comparison import MANY_PASSES, MethodComparison
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
-from manyheads.view.terminal.presentation import plain_text, print_notes
+from manyheads.view.terminal.presentation import MeasuredPresentation, plain_text, print_notes
 
 SHOWN = 8  # heads from each end of the ranking
 
 
 @dataclass(frozen=True)
-class ImportancePresentation:
+class ImportancePresentation(MeasuredPresentation):
     """The rankings of a model's heads on a corpus, and the folder for their files."""
 
     comparison: MethodComparison
@@ -99,23 +99,27 @@ class ImportancePresentation:
             write_whole(files[-1], plain_text(self.show))
         return [words("Written: {files}", files=", ".join(map(str, files)))]
 
+    @property
+    def empty(self) -> bool:
+        """Whether no method came to an end."""
+        return not self.comparison.tables
 
-def ending(comparison: MethodComparison, out: Path) -> str | None:
-    """The sentence for a comparison that Ctrl-C ended; raises the error that ended one."""
-    if comparison.error is not None:
-        saved = f"; what was computed before is in {out}" if comparison.tables else ""
-        raise ValueError(f"{comparison.error}{saved}") from comparison.error
-    method = comparison.stopped
-    if not method:
-        return None
-    if method in comparison.tables and method not in MANY_PASSES:
-        return words(
-            "Stopped during {method}: its numbers are those of the batches that were read until then.",
-            method=method,
-        )
-    if comparison.resumable:
-        return words("Stopped during {method}; the same command continues from there.", method=method)
-    return words("Stopped during {method}.", method=method)
+    def ending(self, interrupted: bool) -> str | None:
+        """The sentence for a comparison that Ctrl-C ended; raises the error that ended one."""
+        comparison, method = self.comparison, self.comparison.stopped
+        if comparison.error is not None:
+            saved = f"; what was computed before is in {self.out}" if comparison.tables else ""
+            raise ValueError(f"{comparison.error}{saved}") from comparison.error
+        if not method:
+            return None
+        if method in comparison.tables and method not in MANY_PASSES:
+            return words(
+                "Stopped during {method}: its numbers are those of the batches that were read until then.",
+                method=method,
+            )
+        if comparison.resumable:
+            return words("Stopped during {method}; the same command continues from there.", method=method)
+        return words("Stopped during {method}.", method=method)
 
 
 def _both_ends(tables: dict[str, HeadTable]) -> Table:

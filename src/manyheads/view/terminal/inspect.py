@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from manyheads.common.language import words
 from manyheads.common.progress import Progress
+from manyheads.common.types import Keywords
 from manyheads.data.batches import Corpus, CorpusSummary
 from manyheads.heads.inspect import Counted, finished
 from manyheads.heads.table import HeadTable
@@ -20,13 +20,14 @@ from manyheads.view.document import About, of_corpus
 from manyheads.view.document.assemble import page_work
 from manyheads.view.inspect import notes, write_page, write_table
 from manyheads.view.progress_bar import progress_bar
+from manyheads.view.terminal.presentation import MeasuredPresentation
 from manyheads.view.terminal.summary import summary, summary_text
 
 LONG = 10.0  # seconds: a page that takes longer is announced
 
 
 @dataclass
-class InspectPresentation:
+class InspectPresentation(MeasuredPresentation):
     """What was counted of a model's heads on a corpus, and the folder for its files.
 
     loaded: the model, with which the page is written, too.
@@ -46,7 +47,7 @@ class InspectPresentation:
         return self.counted.table or finished(self.counted)
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Keywords:
         """What the summary says besides the table."""
         counted, corpus = self.counted, self.corpus
         title = words(

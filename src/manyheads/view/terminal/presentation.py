@@ -37,6 +37,18 @@ class Presentation(Protocol):
         """Write its files; returns sentences that say what is in which file."""
 
 
+class MeasuredPresentation(Presentation, Protocol):
+    """The result of a verb that measures heads on a corpus, which Ctrl-C may have ended."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was measured, so that there is nothing to print or write."""
+        return False
+
+    def ending(self, interrupted: bool) -> str | None:
+        """The sentence for a measurement that Ctrl-C ended; raises the error that ended one."""
+
+
 class PatientConsole(Console):
     """Prints to stdout as long as it is read: after `head` has left, nothing, and no error."""
 

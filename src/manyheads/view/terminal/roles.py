@@ -15,13 +15,18 @@ from manyheads.heads.diversity.result import head_names
 from manyheads.heads.roles.role import ROLES
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
-from manyheads.view.terminal.presentation import plain_text, print_notes, write_results
+from manyheads.view.terminal.presentation import (
+    MeasuredPresentation,
+    plain_text,
+    print_notes,
+    write_results,
+)
 
 NAMED = 8  # heads named for a role
 
 
 @dataclass(frozen=True)
-class RolesPresentation:
+class RolesPresentation(MeasuredPresentation):
     """The roles of a model's heads on a corpus, and the folder for their files."""
 
     table: HeadTable
@@ -87,6 +92,10 @@ class RolesPresentation:
             words("Every score with its baseline and count: {file}", file=files[1]),
             words("To load in Python: {file}", file=files[0]),
         ]
+
+    def ending(self, interrupted: bool) -> str | None:
+        """The sentence for a search that Ctrl-C ended."""
+        return words("Stopped: the roles are judged on what was read until then.") if interrupted else None
 
 
 def claimed(table: HeadTable) -> dict[str, tuple[str, list[int]]]:

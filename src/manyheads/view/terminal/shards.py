@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,17 +11,19 @@ from rich.text import Text
 
 from manyheads.common.language import words
 from manyheads.common.out_folder import writing
+from manyheads.data.batches import Corpus
 from manyheads.heads.measurements import Shard
 from manyheads.heads.measurements.parts import finished
+from manyheads.models.loaded import Loaded
 from manyheads.view.terminal.diversity import DiversityPresentation
 from manyheads.view.terminal.importance import ImportancePresentation
 from manyheads.view.terminal.inspect import InspectPresentation
-from manyheads.view.terminal.presentation import Presentation
+from manyheads.view.terminal.presentation import MeasuredPresentation
 from manyheads.view.terminal.roles import RolesPresentation
 
 
 @dataclass
-class ShardPresentation:
+class ShardPresentation(MeasuredPresentation):
     """A part of a text that was measured, and the folder for its file."""
 
     shard: Shard
@@ -52,14 +55,29 @@ class ShardPresentation:
             path = self.shard.save(self.out)
         return [words("Written: {files}", files=path)]
 
+    def ending(self, interrupted: bool) -> str | None:
+        """None: a part is whole or does not exist."""
+        return None
 
-def merged_presentation(shard: Shard, out: Path) -> Presentation:
+
+# What each verb prints and writes about a whole text.
+PRESENTATIONS: dict[str, Callable[..., MeasuredPresentation]] = {
+    "inspect": InspectPresentation,
+    "roles": RolesPresentation,
+    "importance": ImportancePresentation,
+    "diversity": DiversityPresentation,
+}
+
+
+def presentation(
+    verb: str, result: object, loaded: Loaded, corpus: Corpus, out: Path, page: bool = False
+) -> MeasuredPresentation:
+    """What a verb prints and writes about what it measured: a whole text, or a shard of it."""
+    if isinstance(result, Shard):
+        return ShardPresentation(result, out)
+    return PRESENTATIONS[verb](result, loaded.name, corpus, out, *[loaded] * page)
+
+
+def merged_presentation(shard: Shard, out: Path) -> MeasuredPresentation:
     """What a verb prints and writes about a whole text, from the merged shards; no page."""
-    result, name, corpus = finished(shard), shard.model, shard.corpus
-    if shard.verb == "inspect":
-        return InspectPresentation(result, name, corpus, out)
-    if shard.verb == "roles":
-        return RolesPresentation(result, name, corpus, out)
-    if shard.verb == "importance":
-        return ImportancePresentation(result, name, corpus, out)
-    return DiversityPresentation(result, name, corpus, [], out)
+    return PRESENTATIONS[shard.verb](finished(shard), shard.model, shard.corpus, out)

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from manyheads.capture.site import blanked
 from manyheads.common.language import words
+from manyheads.common.types import JsonObject
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
 from manyheads.view.colour import colour, has_colours
@@ -54,7 +55,7 @@ TARGETS = (
     Target("frequent", "c", "look for common tokens"),
 )
 
-Row = dict[str, Any]
+Row = JsonObject
 
 
 def summary(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +20,7 @@ class SweepPresentation:
 
     result: SweepResult
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """The settings, the runs and the answer."""
         return self.result.document()
 
@@ -84,6 +83,6 @@ def how_it_ended(result: SweepResult) -> str | None:
         return None
     total = result.left + len(result.outcomes)
     return words(
-        "Stopped after {done} of {total} runs; the same command goes on from there.",
+        "Stopped after {done} of {total} runs; the same command continues from there.",
         done=len(result.outcomes), total=total,
     )  # fmt: skip

@@ -85,7 +85,7 @@ def training_bar(
 
 
 def print_training(result: Result, data: str | None, valid: str | None, *, as_json: bool) -> None:
-    """What came of a run, and the commands to go on with: they name the data, which the folder may not."""
+    """What came of a run, and the commands to continue with: they name the data, which the folder may not."""
     if result.dynamic is not None:
         result.dynamic.draw(result.out / HEADS)
     if as_json:
@@ -146,7 +146,7 @@ def how_to_resume(result: Result, task: str, data: str | None, valid: str | None
         return None
     options = [part for name, path in (("--data", data), ("--valid", valid)) if path for part in (name, path)]
     command = shlex.join(["manyheads", "train", task, "--resume", "--out", str(result.out), *options])
-    return words("Stopped after step {step:,}; go on with: {command}", step=result.step, command=command)
+    return words("Stopped after step {step:,}; continue with: {command}", step=result.step, command=command)
 
 
 def print_evaluation(result: Evaluation, model: str, data: str | None, *, as_json: bool) -> None:

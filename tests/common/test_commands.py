@@ -9,13 +9,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from manyheads.cli import options
+from manyheads.common.commands import command, names
 from manyheads.common.interrupts import Interrupted
+from manyheads.data.source import Source
 
-seen: list[tuple[options.Source, int]] = []
+seen: list[tuple[Source, int]] = []
 
 
-def verb(source: options.Source, rows: int = 3) -> str | None:
+def verb(source: Source, rows: int = 3) -> str | None:
     """A verb that reads a corpus."""
     seen.append((source, rows))
     if source.model == "early":
@@ -25,16 +26,16 @@ def verb(source: options.Source, rows: int = 3) -> str | None:
 
 def call(*arguments: str) -> tuple[int, str]:
     app = typer.Typer()
-    app.command()(options.command(verb, batch_tokens=2048))
+    app.command()(command(verb, {"batch_tokens": 2048}))
     result = CliRunner().invoke(app, list(arguments))
     return result.exit_code, result.stderr
 
 
 def test_a_source_is_the_options_of_a_corpus() -> None:
     assert call("model", "--text", "a.txt", "--max-length", "7", "--rows", "5") == (0, "")
-    assert seen[-1] == (options.Source(model="model", text="a.txt", max_length=7, batch_tokens=2048), 5)
+    assert seen[-1] == (Source(model="model", text="a.txt", max_length=7, batch_tokens=2048), 5)
     assert call("--batch-tokens", "16")[0] == 0
-    assert seen[-1] == (options.Source(batch_tokens=16), 3)
+    assert seen[-1] == (Source(batch_tokens=16), 3)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +54,6 @@ def test_only_the_first_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     assert call("late") == (130, "")
 
 
-def test_processes_do_not_share_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="several processes cannot share standard input"):
-        options.Source(text="-").open()
-
-
 @dataclass(frozen=True)
 class Share:
     keep: Annotated[float, "The share of heads that stays."] = 0.5
@@ -69,22 +64,22 @@ class Share:
             raise ValueError(f"keep: got {self.keep}")
 
 
-shares: list[tuple[options.Source, Share, str]] = []
+shares: list[tuple[Source, Share, str]] = []
 
 
-def share(source: options.Source, how: Share, word: Annotated[str, "A word."] = "none") -> None:
+def share(source: Source, how: Share, word: Annotated[str, "A word."] = "none") -> None:
     """A verb with two dataclasses of options."""
     shares.append((source, how, word))
 
 
 def test_a_dataclass_is_an_option_for_each_field() -> None:
     app = typer.Typer()
-    app.command()(options.command(share))
+    app.command()(command(share))
     runner = CliRunner()
     assert runner.invoke(app, ["model", "--keep", "0.25", "--no-refit", "--word", "heads"]).exit_code == 0
-    assert shares == [(options.Source(model="model"), Share(0.25, refit=False), "heads")]
+    assert shares == [(Source(model="model"), Share(0.25, refit=False), "heads")]
     assert runner.invoke(app, []).exit_code == 0
-    assert shares[-1] == (options.Source(), Share(), "none")
+    assert shares[-1] == (Source(), Share(), "none")
     assert "The share of heads that stays." in runner.invoke(app, ["--help"], env={"COLUMNS": "200"}).output
     with pytest.raises(ValueError, match="keep: got 2"):
         runner.invoke(app, ["--keep", "2"], catch_exceptions=False)
@@ -92,5 +87,5 @@ def test_a_dataclass_is_an_option_for_each_field() -> None:
 
 
 def test_names_of_a_list() -> None:
-    assert options.names(None) is None
-    assert options.names("induction, retrieval") == ["induction", "retrieval"]
+    assert names(None) is None
+    assert names("induction, retrieval") == ["induction", "retrieval"]

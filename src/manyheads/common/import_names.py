@@ -1,0 +1,20 @@
+"""Modules that a user names, imported from where the command runs."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+
+def import_from_here(module: str) -> ModuleType:
+    """A module of a package, or of the current folder, as ``python -m`` finds it.
+
+    >>> import_from_here("math").__name__
+    'math'
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return import_module(module)
