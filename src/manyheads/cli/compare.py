@@ -9,11 +9,13 @@ import manyheads as mh
 from manyheads.cli import options
 from manyheads.common.interrupts import interruptible
 from manyheads.common.out_folder import prepared
+from manyheads.models.opening import Opening
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
 
 
 def compare(
+    opening: Opening,
     model: options.Model = None,
     other: Annotated[
         str | None, typer.Argument(help="The model to compare with; the same one by default.")
@@ -29,7 +31,9 @@ def compare(
         Literal["function", "number"], "Match heads by what they do, or by their numbers before any cut."
     ] = "function",
     rate: Annotated[float, "The false discovery rate: wrong findings, as a share of all findings."] = 0.05,
-    device: options.Device = None,
+    other_revision: Annotated[
+        str | None, "A branch, tag or commit of the second model; --revision is the first one's.", "Model"
+    ] = None,
     out: options.Out = Path("out/compare"),
     open: options.Open = False,
     json: options.Json = False,
@@ -45,13 +49,17 @@ def compare(
       manyheads compare bert-base my-classifier --text reviews.txt
       manyheads compare MODEL out/prune --text corpus.txt --open
       manyheads compare MODEL --text english.txt --other-text chinese.txt
+      manyheads compare owner/name --revision step1000 --other-revision step9000 --text corpus.txt
     """
-    if other is None and other_text is None:
-        raise ValueError("compare: got one model and one text; expected a second model, or --other-text")
+    if other is None and other_text is None and other_revision is None:
+        raise ValueError(
+            "compare: got one model and one text; expected a second model, --other-revision or --other-text"
+        )
     with options.loading(model):
         sides = mh.heads.comparison.sides.open_sides(
-            (model, other), (text, other_text), images, max_length=max_length, limit=limit, device=device
-        )
+            (model, other), (text, other_text), images, max_length=max_length, limit=limit, opening=opening,
+            other_revision=other_revision,
+        )  # fmt: skip
     with prepared(out), interruptible():
         with progress_bar() as progress:
             compared = mh.heads.comparison.sides.compare_sides(

@@ -14,6 +14,7 @@ from manyheads.heads.comparison.compare import Comparison, compare
 from manyheads.heads.comparison.matching import Match
 from manyheads.models.loaded import Loaded
 from manyheads.models.open import open_model
+from manyheads.models.opening import Opening
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,20 @@ def open_sides(
     *,
     max_length: int | None,
     limit: int,
-    device: str | None,
+    opening: Opening,
+    other_revision: str | None = None,
 ) -> Sides:
-    """The models and corpora that the options name; a second one that is not named is the first."""
-    loaded = open_model(models[0], head=True, device=device)
-    other = loaded if models[1] is None else open_model(models[1], head=True, device=device)
+    """The models and corpora that the options name; a second one that is not named is the first, or another
+    revision of it.
+    """
+    loaded = other = open_model(models[0], head=True, **opening.how)
+    if models[1] is not None or other_revision is not None:
+        how = opening.how | {"revision": other_revision}
+        other = open_model(models[0] if models[1] is None else models[1], head=True, **how)
+        if other.name == loaded.name and other_revision != opening.revision:
+            loaded.name, other.name = (
+                f"{other.name}@{name or 'main'}" for name in (opening.revision, other_revision)
+            )
     options = (images, None, max_length, limit, BATCH_TOKENS)
     corpus = corpora.choose(loaded, texts[0], *options)
     if other is loaded and texts[1] is None:
