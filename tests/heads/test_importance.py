@@ -467,3 +467,24 @@ def test_few_sequences_get_several_backward_passes_and_many_get_one(
     monkeypatch.setattr(gradients, "gate_gradients", counted)
     fisher(Request(model, ids if listed else iter(ids)), enough=43)
     assert list(passes.values()) == draws
+
+
+def test_elimination_within_a_memory_budget():
+    """Batches are read several times, for some of the modules each time, and the ranking is the same."""
+    model, readings = models.llama(), []
+
+    class Counted(list):
+        def __iter__(self):
+            readings.append(1)
+            return super().__iter__()
+
+    whole = importance(model, batches(), "elimination")
+    one = 6 * 8 * 24**2  # six square matrices in float64, for 6 heads of 4
+    narrow = importance(model, Counted(batches()), "elimination", memory=one)
+    assert len(readings) == 2  # layers
+    torch.testing.assert_close(narrow["importance"], whole["importance"])
+    assert narrow["tokens"].tolist() == whole["tokens"].tolist()
+    with pytest.raises(ValueError, match=r"memory: got 28 kB, and elimination needs 28 kB for .* alone"):
+        importance(model, batches(), "elimination", memory=one - 1)
+    with pytest.raises(ValueError, match="read several times; expected a list, or more memory"):
+        importance(model, iter(batches()), "elimination", memory=one)

@@ -29,6 +29,7 @@ def importance(
     gates: Annotated[int | None, "How many heads the method gates keeps; half of them by default."] = None,
     unverified: options.Unverified = "refuse",
     seed: Annotated[int, "The seed of all random numbers."] = 0,
+    memory: options.Memory = None,
     out: options.Out = Path("out/importance"),
     json: options.Json = False,
 ) -> str | None:
@@ -46,7 +47,7 @@ def importance(
     reopen = partial(source.open, labels=loss == "classification")
     loaded, corpus = reopen()
     measurement = mh.heads.measurements.Importance(
-        methods, loss, gates, seed, unverified, out / "leave-one-out.state.json"
+        methods, loss, gates, seed, unverified, out / "leave-one-out.state.json", memory
     )
     with prepared(out, split.file), interruptible():
         with progress_bar(hidden=rank() > 0) as progress:

@@ -52,6 +52,9 @@ Unverified = Annotated[
     Literal["refuse", "allow"],
     "What to do with heads at sites about which nothing could be proved: refuse or allow.",
 ]
+Memory = Annotated[
+    str | None, "What elimination and refit may take: 2GB, 800MB ...; half of what is free by default."
+]
 Out = Annotated[Path, "The folder for the results; created if it does not exist."]
 Json = Annotated[bool, "Print JSON for machines."]
 Open = Annotated[bool, "Open the page in your browser when it is written."]
