@@ -8,6 +8,7 @@ import typer
 import manyheads as mh
 from manyheads.cli import options
 from manyheads.common.out_folder import check_free
+from manyheads.common.processes import rank
 from manyheads.surgery.prune_options import PruneOptions
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
@@ -35,13 +36,17 @@ def prune(
     check_free(out)
     if how.on_disk:
         with progress_bar() as progress:
-            cut = mh.surgery.cut_on_disk.follow_plan(source.model, how.plan, out, unverified, progress)
+            cut = mh.surgery.cut_on_disk.follow_plan(
+                source.model, how.plan, out, unverified, progress, source.how
+            )
         terminal.prune.print_cut_on_disk(cut, as_json=json)
         return None
     loaded, corpus = source.open(labels=True)
-    with progress_bar() as progress:
+    with progress_bar(hidden=rank() > 0) as progress:
         pruned = mh.surgery.pruned_folder.prune_to_folder(
             loaded, corpus, out, how, unverified=unverified, progress=progress
         )
+    if pruned is None:  # another process of torchrun presents it
+        return None
     terminal.prune.print_pruned(pruned, as_json=json)
     return terminal.prune.where_it_stopped(pruned, how.recover, how.curve)

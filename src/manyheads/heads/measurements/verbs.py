@@ -325,8 +325,11 @@ def _table(document: State) -> HeadTable:
 
 
 def _merged(documents: Iterable[State]) -> State:
+    return _document(merged_tables([_table(document) for document in documents]))
+
+
+def merged_tables(tables: Sequence[HeadTable]) -> HeadTable:
     """Tables merged, with the word that says what they measure."""
-    tables = [_table(document) for document in documents]
     merged = tables[0].merge(*tables[1:])
     if measure := tables[0].labels.get("measure"):
         if any(table.labels.get("measure") != measure for table in tables):
@@ -334,4 +337,4 @@ def _merged(documents: Iterable[State]) -> State:
                 "merge: the parts measured different things; expected the same loss in all of them"
             )
         merged.labels = {"measure": measure} | merged.labels
-    return _document(merged)
+    return merged
