@@ -92,6 +92,25 @@ def test_processes_share_elimination_and_refit(here):
         torch.testing.assert_close(weights["two"][name], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_processes_meet_again_and_again(tmp_path):
+    """Each meeting is a new one: none reads what another left behind."""
+    script = tmp_path / "meetings.py"
+    script.write_text(MEETINGS)
+    done = subprocess.run([sys.executable, *TORCHRUN, str(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("met") == 2
+
+
+MEETINGS = """
+import torch
+from manyheads.common.processes import added_up, gathered, rank
+for number in range(30):
+    assert gathered((number, rank())) == [(number, 0), (number, 1)]
+    assert added_up(torch.ones(3) * number).tolist() == [2.0 * number] * 3
+print("met")
+"""
+
+
 def test_several_processes_do_not_recover(here, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _, error = command(monkeypatch, capsys, "prune", *SOURCE, "--keep", "0.5", "--recover", "3")

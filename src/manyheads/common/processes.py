@@ -7,15 +7,18 @@ use accelerate's PartialState.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Item = TypeVar("Item")
+_meetings: list[Any] = []  # the store of all groups of this process
+_numbers = itertools.count()
 
 
 def rank() -> int:
@@ -69,7 +72,11 @@ def process_group() -> Iterator[None]:
     if processes() == 1 or distributed.is_initialized():
         yield
         return
-    distributed.init_process_group("gloo")
+    # A second group under the names of the first would read addresses that nobody listens at any more.
+    if not _meetings:
+        _meetings.append(next(distributed.rendezvous("env://"))[0])
+    store = distributed.PrefixStore(f"manyheads {next(_numbers)}", _meetings[0])
+    distributed.init_process_group("gloo", store=store, rank=rank(), world_size=processes())
     try:
         yield
     finally:
