@@ -96,7 +96,9 @@ def test_processes_meet_again_and_again(tmp_path):
     """Each meeting is a new one: none reads what another left behind."""
     script = tmp_path / "meetings.py"
     script.write_text(MEETINGS)
-    done = subprocess.run([sys.executable, *TORCHRUN, str(script)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, *TORCHRUN, str(script)], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("met") == 2
 

@@ -257,7 +257,9 @@ def _ranked(table: HeadTable, orders: Mapping[str, Order]) -> HeadTable:
         highest = max(highest, share)
         cost[path] |= dict.fromkeys(move, highest)
     values = torch.tensor([cost[_path(row.site)][row.head] for row in table.rows], dtype=torch.float64)
-    return replace(table, sums={"importance": torch.stack([torch.ones_like(values), values, values.square()])})
+    return replace(
+        table, sums={"importance": torch.stack([torch.ones_like(values), values, values.square()])}
+    )
 
 
 def _next(module: ModuleHeads, price: Callable[[list[int]], float], paid: float) -> tuple[float, list[int]]:

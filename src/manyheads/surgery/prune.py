@@ -131,9 +131,7 @@ def prune(
             chosen = using
         else:
             rank_heads = ranked_together if together else importance
-            table = rank_heads(
-                small, fitted, method, unverified=unverified, memory=memory, progress=ranking
-            )
+            table = rank_heads(small, fitted, method, unverified=unverified, memory=memory, progress=ranking)
             total = len(table) / (1 - (1 - keep) * number / rounds)  # heads of the uncut model
             left = total * (1 - (1 - keep) * (number + 1) / rounds)
             protected = _still(table, protect) if protect else None

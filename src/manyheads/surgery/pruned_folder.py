@@ -245,7 +245,9 @@ def _calibration(model: nn.Module, fitting: Corpus, options: PruneOptions) -> Co
     (batch,) = without_outside_labels([sample.make(first)])
     tokens = sum(sample.sizes[number] for number in first)
     check_refit(model, batch)
-    return fitting.sampled(min(options.sample or sum(fitting.sizes), tokens_within(model, batch, tokens, options.memory)))
+    return fitting.sampled(
+        min(options.sample or sum(fitting.sizes), tokens_within(model, batch, tokens, options.memory))
+    )
 
 
 class _Readers:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from manyheads.common.devices import device_of
+from manyheads.common.devices import device_of, for_float64, in_float64
 from manyheads.common.processes import added_up, gathered, process_group, processes, rank
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
@@ -133,7 +133,9 @@ def refit(
         for number, name in enumerate(names, 1):
             stops = [_advance_to(student, name) for student in students]
             targets = [_advance_to(each, name) for each in teachers]
-            fitted = _fit(name, small.get_submodule(name), stops, targets, _Sequences(stops, numbers, together))
+            fitted = _fit(
+                name, small.get_submodule(name), stops, targets, _Sequences(stops, numbers, together)
+            )
             done.append(replace(fitted, note="; ".join(filter(None, (fitted.note, note)))))
             progress("refit", number, len(names))
     return done
@@ -250,7 +252,8 @@ def _fit(
     constant = bias is not None
     inputs = weight.shape[1 if isinstance(module, nn.Linear) else 0]
     d_model = weight.numel() // inputs if inputs else len(bias)
-    fitted, held = (_Sums(inputs + constant, d_model, weight.device) for _ in range(2))
+    exact = for_float64(weight.device)
+    fitted, held = (_Sums(inputs + constant, d_model, exact) for _ in range(2))
     for read, missing, total, weights, out in _rows(stops, targets, constant, sequences):
         fitted.add(read[~out], missing[~out], total[~out], weights[~out])
         held.add(read[out], missing[out], total[out], weights[out])
@@ -266,7 +269,7 @@ def _fit(
     if not after < before:
         return Fitted(name, before, before, None, rows, note)
     fitted.join(held)
-    change = fitted.solved(best, constant).to(weight.dtype)
+    change = fitted.solved(best, constant).to(weight.dtype).to(weight.device)
     with torch.no_grad():
         weight += change[:inputs].T if isinstance(module, nn.Linear) else change[:inputs]
         if constant:
@@ -291,18 +294,21 @@ def _rows(
     """
     for stop, target, before in zip(stops, targets, sequences.before, strict=True):
         assert stop.read is not None
-        device, real = stop.stream.device, _real(stop)
+        real = _real(stop)
         batch = len(real)  # the stream may be flat, (batch * length, d_model), as in OPT
         read, total, after = (
-            x.reshape(*real.shape, x.shape[-1])[real].double()
+            in_float64(x.reshape(*real.shape, x.shape[-1])[real])
             for x in (stop.read, target.stream + target.written, stop.stream + stop.written)
         )
         if constant:
             read = torch.cat([read, read.new_ones(len(read), 1)], 1)
-        missing = total - after
+        missing, real = total - after, real.to(read.device)
+        device = read.device
         lengths = real.flatten(1).sum(1).clamp(min=1)
         ones = real.new_ones(real.shape, dtype=torch.float64).flatten(1)
         weights = (ones / lengths.unsqueeze(1)).view(real.shape)[real].unsqueeze(1)
         number = torch.arange(before, before + batch, device=device).unsqueeze(1).expand(ones.shape)
-        sequence = number.reshape(real.shape)[real] if sequences.hold_out else torch.arange(len(read), device=device)
+        sequence = (
+            number.reshape(real.shape)[real] if sequences.hold_out else torch.arange(len(read), device=device)
+        )
         yield read, missing, total, weights, sequence % _HELD_OUT == _HELD_OUT - 1

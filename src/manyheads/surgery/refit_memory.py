@@ -87,8 +87,8 @@ def _checked(
     needs = refit_memory(model, batch, writers)
     if needs.fixed + needs.batch > budget:
         raise ValueError(
-            f"memory: got {in_units(budget)}, and a refit needs {in_units(needs.fixed + needs.batch)} for one "
-            "layer and one batch; give more, take smaller batches, or leave the refit out"
+            f"memory: got {in_units(budget)}, and a refit needs {in_units(needs.fixed + needs.batch)} for "
+            "one layer and one batch; give more, take smaller batches, or leave the refit out"
         )
     return needs
 

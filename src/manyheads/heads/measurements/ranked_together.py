@@ -51,5 +51,7 @@ def ranked_together(
     table = merged_tables([each["table"] for each in parts])
     if method != ELIMINATION:
         return table
-    joined: HeadTable = registered("importance.elimination.joined")(table, [each["moments"] for each in parts])
+    joined: HeadTable = registered("importance.elimination.joined")(
+        table, [each["moments"] for each in parts]
+    )
     return joined
