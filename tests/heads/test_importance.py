@@ -15,6 +15,7 @@ from tests.helpers.models import Nano, tokens
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from manyheads.heads import model_outputs
 from manyheads.heads.importance import METHODS, gradients, importance
 from manyheads.heads.importance.gradients import fisher
 from manyheads.heads.importance.hard_concrete import gates as gated
@@ -488,3 +489,17 @@ def test_elimination_within_a_memory_budget():
         importance(model, batches(), "elimination", memory=one - 1)
     with pytest.raises(ValueError, match="read several times; expected a list, or more memory"):
         importance(model, iter(batches()), "elimination", memory=one)
+
+
+def test_directions_do_not_depend_on_how_many_tokens_are_computed_together(monkeypatch):
+    """Also for logits that lie in memory in another order."""
+    logits = torch.randn(5, 3, 7, generator=torch.Generator().manual_seed(1)).transpose(0, 1)
+    output = Output(logits, torch.arange(5) < torch.tensor([[5], [2], [3]]))
+    drawn = []
+    for together in (2**22, 14):
+        monkeypatch.setattr(model_outputs, "_TOGETHER", together)
+        drawn.append(next(directions(output, torch.Generator().manual_seed(3))))
+    torch.testing.assert_close(*drawn)
+    assert drawn[0].shape == logits.shape
+    assert bool((drawn[0][1, 2:] == 0).all())  # padding
+    torch.testing.assert_close(drawn[0].sum(-1), torch.zeros(3, 5), atol=1e-6, rtol=0)
