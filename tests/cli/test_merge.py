@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.helpers.models import llama
 
 import manyheads as mh
@@ -65,6 +67,57 @@ def test_shards_and_merge(here, monkeypatch, capsys):
     merged, whole = (mh.HeadTable.load(f"{name}/heads.json") for name in ("merged", "whole"))
     for column in ("tokens", "entropy", "entropy_se", "distance"):
         torch.testing.assert_close(merged[column], whole[column], rtol=1e-9, atol=1e-9)
+
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def test_processes_share_elimination_and_refit(here):
+    """torchrun with two processes: one folder, with the weights of one process."""
+    arguments = ["-m", "manyheads", "prune", *SOURCE, "--keep", "0.5", "--json"]
+    weights, shown = {}, {}
+    for name, launcher in (("one", []), ("two", TORCHRUN)):
+        done = subprocess.run(
+            [sys.executable, *launcher, *arguments, "--out", name],
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        shown[name] = json.loads(done.stdout)  # one of them speaks
+        weights[name] = load_file(f"{name}/model.safetensors")
+    assert shown["one"]["original_heads"] == shown["two"]["original_heads"]
+    before = load_file("model/model.safetensors")
+    changed = [name for name, x in weights["one"].items() if x.shape != before[name].shape]
+    assert any("o_proj" in name for name in changed)
+    for name, expected in weights["one"].items():
+        torch.testing.assert_close(weights["two"][name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_processes_meet_again_and_again(tmp_path):
+    """Each meeting is a new one: none reads what another left behind."""
+    script = tmp_path / "meetings.py"
+    script.write_text(MEETINGS)
+    done = subprocess.run(
+        [sys.executable, *TORCHRUN, str(script)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("met") == 2
+
+
+MEETINGS = """
+import torch
+from manyheads.common.processes import added_up, gathered, rank
+for number in range(30):
+    assert gathered((number, rank())) == [(number, 0), (number, 1)]
+    assert added_up(torch.ones(3) * number).tolist() == [2.0 * number] * 3
+print("met")
+"""
+
+
+def test_several_processes_do_not_recover(here, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, error = command(monkeypatch, capsys, "prune", *SOURCE, "--keep", "0.5", "--recover", "3")
+    assert code == 2
+    assert "torchrun: several processes share ranking and refit only" in error
 
 
 def test_what_cannot_be_split(here, monkeypatch, capsys):

@@ -92,20 +92,67 @@ with Pretended():
             assert torch.allclose(found[column], value, rtol=1e-3, atol=1e-3, equal_nan=True), (name, column)
         print(name)
     assert waits(mh.silence(there, {0: [1]}), there, read) == []
-    sums = waits(mh.watch(there), there, read)  # float64, which the device lacks: added up on the host
-    assert set(sums) <= {"_to_copy"} and len(sums) <= 3, sums
+    assert waits(mh.watch(there), there, read) == []
+    assert set(waits(mh.watch(there, "full"), there, read)) <= {"_to_copy"}  # float64, on the host
+"""
+
+# The same of a run of training, with its looks at heads and its evaluation.
+TRAINING = """
+import sys
+import torch
+from accelerate import PartialState
+import manyheads as mh
+from manyheads.common import devices
+from manyheads.training import loop
+from tests.helpers.pretend_device import DEVICE, OnDevice, Pretended
+
+devices.WITHOUT_FLOAT64.add("pretended")
+torch.pretended.get_amp_supported_dtype = lambda: [torch.bfloat16]
+torch.__future__.set_overwrite_module_params_on_conversion(True)
+folder, kinds, update = sys.argv[1], [], loop.Loop._update
+
+def looked_at(self, *arguments):
+    kinds.append(type(next(self.model.parameters()).data))
+    return update(self, *arguments)
+
+loop.Loop._update = looked_at
+
+def trained(out):
+    task = mh.tasks.find("language")(d_model=12, heads=2, layers=1, context=16, dropout=0.0)
+    settings = {"steps": 4, "evaluate_every": 4, "watch_every": 2, "batch_tokens": 64}
+    return mh.train(task, data=f"{folder}/text.txt", out=f"{folder}/{out}", **settings).metrics["loss"]
+
+PartialState(cpu=True)
+expected = trained("cpu")
+PartialState._shared_state["device"] = DEVICE
+with Pretended():
+    loss = trained("pretended")
+assert kinds == [torch.Tensor] * 4 + [OnDevice] * 4, kinds
+assert abs(loss - expected) < 1e-3, (loss, expected)
+print("trained")
 """
 
 
-@pytest.mark.skipif(
+PRETENDING = pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this torch has no backends written in Python",
 )
-def test_a_device_without_float64_says_what_the_cpu_says():
+
+
+def ran(*arguments):
     path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", *arguments], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.split()) == 16
+    return done.stdout.split()
+
+
+@PRETENDING
+def test_a_device_without_float64_says_what_the_cpu_says():
+    assert len(ran(SCRIPT)) == 16
+
+
+@PRETENDING
+def test_training_on_a_device_without_float64(tmp_path):
+    (tmp_path / "text.txt").write_text("the cat sat on the mat and saw the dog run to the tree\n" * 60)
+    assert ran(TRAINING, str(tmp_path))[-1] == "trained"

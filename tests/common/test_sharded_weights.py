@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -81,7 +82,7 @@ with torch.no_grad(), mh.watch(model, statistics="full") as seen:
 columns = {name: seen.table[name] for name in sys.argv[3].split()}
 columns["importance"] = mh.importance(model, [ids], method="fisher")["importance"]
 save_file(columns, f"{folder}/{rank}.safetensors")
-attempts = {"cut": lambda: mh.cut(model, {0: [0, 1, 2]})}
+attempts = {"cut": lambda model=model: mh.cut(model, {0: [0, 1, 2]})}
 model = opened()
 for layer in model.model.layers:
     plan = dict.fromkeys(("q_proj", "k_proj", "v_proj"), ColwiseParallel()) | {"o_proj": RowwiseParallel()}
@@ -91,6 +92,28 @@ with torch.no_grad():
 attempts["watch"] = lambda: mh.watch(model).__enter__()
 attempts["silence"] = lambda: mh.silence(model, {0: [1]}).__enter__()
 attempts["importance"] = lambda: mh.importance(model, [ids], method="fisher")
+from transformers.distributed import DistributedConfig  # what transformers itself does
+
+def spread(**how):
+    config = DistributedConfig(**how)
+    return transformers.LlamaForCausalLM.from_pretrained(f"{folder}/model", distributed_config=config).eval()
+
+with torch.no_grad(), mh.watch(spread(fsdp_size=2), statistics="full") as seen:
+    seen.model(ids)
+save_file({name: seen.table[name] for name in sys.argv[3].split()}, f"{folder}/fsdp-{rank}.safetensors")
+stage = spread(pp_size=2)
+with torch.no_grad(), mh.watch(stage, statistics="full") as seen:
+    stage(ids)
+save_file({name: seen.table[name] for name in sys.argv[3].split()}, f"{folder}/stage-{rank}.safetensors")
+assert seen.table["layer"] == [rank] * 6, seen.table["layer"]
+other = f"model.layers.{1 - rank}"
+assert seen.missed[other] == "another process computes it (pipeline parallelism)"
+try:
+    mh.importance(stage, [ids], method="fisher")
+except ValueError as error:
+    assert "is computed by another process" in str(error)
+split = spread(tp_size=2)
+attempts["tp_plan"] = lambda: mh.watch(split).__enter__()
 for name, attempt in attempts.items():
     try:
         attempt()
@@ -101,7 +124,9 @@ dist.destroy_process_group()
 
 
 def test_two_processes_see_all_heads_or_refuse(tmp_path):
-    """FSDP2: the table of one process. Tensor parallelism: one sentence, and never two heads as one."""
+    """FSDP2: the table of one process. Tensor parallelism: one sentence, and never two heads as one. Stages of
+    a pipeline: the rows of their layers, which are numbered as in the whole model.
+    """
     model = llama()
     model.save_pretrained(tmp_path / "model")
     with torch.no_grad(), mh.watch(model, statistics="full") as seen:
@@ -113,16 +138,24 @@ def test_two_processes_see_all_heads_or_refuse(tmp_path):
             [sys.executable, "-c", SHARDED, str(tmp_path), str(rank), " ".join(COLUMNS)],
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
         )
         for rank in (0, 1)
     ]
     printed = [run.communicate(timeout=300)[0].splitlines() for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     assert printed[0] == printed[1]
-    assert [line.split()[0] for line in printed[0]] == ["cut", "watch", "silence", "importance"]
+    assert [line.split()[0] for line in printed[0]] == ["cut", "watch", "silence", "importance", "tp_plan"]
     assert "offloaded or sharded" in printed[0][0]
     assert all("tensor parallelism" in line for line in printed[0][1:])
     for rank in (0, 1):
         columns = load_file(tmp_path / f"{rank}.safetensors")
         for name, values in expected.items():
             assert torch.allclose(columns[name], values, rtol=1e-5, atol=1e-6), name
+        columns = load_file(tmp_path / f"fsdp-{rank}.safetensors")
+        for name in COLUMNS:
+            assert torch.allclose(columns[name], expected[name], atol=1e-6), name
+    stages = [load_file(tmp_path / f"stage-{rank}.safetensors") for rank in (0, 1)]
+    for name in COLUMNS:  # a layer each
+        joined = torch.cat([stage[name] for stage in stages])
+        assert torch.allclose(joined, expected[name], atol=1e-6), name

@@ -15,6 +15,7 @@ from tests.helpers.models import Nano, tokens
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from manyheads.heads import model_outputs
 from manyheads.heads.importance import METHODS, gradients, importance
 from manyheads.heads.importance.gradients import fisher
 from manyheads.heads.importance.hard_concrete import gates as gated
@@ -467,3 +468,38 @@ def test_few_sequences_get_several_backward_passes_and_many_get_one(
     monkeypatch.setattr(gradients, "gate_gradients", counted)
     fisher(Request(model, ids if listed else iter(ids)), enough=43)
     assert list(passes.values()) == draws
+
+
+def test_elimination_within_a_memory_budget():
+    """Batches are read several times, for some of the modules each time, and the ranking is the same."""
+    model, readings = models.llama(), []
+
+    class Counted(list):
+        def __iter__(self):
+            readings.append(1)
+            return super().__iter__()
+
+    whole = importance(model, batches(), "elimination")
+    one = 6 * 8 * 24**2  # six square matrices in float64, for 6 heads of 4
+    narrow = importance(model, Counted(batches()), "elimination", memory=one)
+    assert len(readings) == 2  # layers
+    torch.testing.assert_close(narrow["importance"], whole["importance"])
+    assert narrow["tokens"].tolist() == whole["tokens"].tolist()
+    with pytest.raises(ValueError, match=r"memory: got 28 kB, and elimination needs 28 kB for .* alone"):
+        importance(model, batches(), "elimination", memory=one - 1)
+    with pytest.raises(ValueError, match="read several times; expected a list, or more memory"):
+        importance(model, iter(batches()), "elimination", memory=one)
+
+
+def test_directions_do_not_depend_on_how_many_tokens_are_computed_together(monkeypatch):
+    """Also for logits that lie in memory in another order."""
+    logits = torch.randn(5, 3, 7, generator=torch.Generator().manual_seed(1)).transpose(0, 1)
+    output = Output(logits, torch.arange(5) < torch.tensor([[5], [2], [3]]))
+    drawn = []
+    for together in (2**22, 14):
+        monkeypatch.setattr(model_outputs, "_TOGETHER", together)
+        drawn.append(next(directions(output, torch.Generator().manual_seed(3))))
+    torch.testing.assert_close(*drawn)
+    assert drawn[0].shape == logits.shape
+    assert bool((drawn[0][1, 2:] == 0).all())  # padding
+    torch.testing.assert_close(drawn[0].sum(-1), torch.zeros(3, 5), atol=1e-6, rtol=0)

@@ -14,6 +14,9 @@ from typer.testing import CliRunner
 import manyheads as mh
 from manyheads import cli
 from manyheads.common import quantised
+from manyheads.heads.comparison import sides
+from manyheads.models.loaded import Loaded
+from manyheads.models.opening import Opening
 from manyheads.models.placement import placed
 
 LLAMA = {
@@ -99,15 +102,38 @@ def test_a_dtype_that_the_device_lacks(monkeypatch) -> None:
 
 def test_the_command_says_it_in_a_sentence(saved, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
-    for verb in ("inspect", "roles", "diversity", "importance", "prune", "serve"):
-        for option, value in (("--device", "cuda:7"), ("--dtype", "int4"), ("--attention", "flash")):
-            more = ["--keep", "0.5"] if verb == "prune" else []
+    for verb in ("inspect", "roles", "diversity", "importance", "prune", "serve", "compare", "cache"):
+        wrong = (
+            ("--device", "cuda:7"), ("--dtype", "int4"), ("--attention", "flash"), ("--device-map", "moon"),
+            ("--revision", "v1"),
+        )  # fmt: skip
+        for option, value in wrong:
+            more = {"prune": ["--keep", "0.5"], "compare": [str(saved)]}.get(verb, [])
             done = CliRunner().invoke(cli.app, [verb, str(saved), option, value, *more])
             assert isinstance(done.exception, ValueError), (verb, option)  # main prints it; exit code 2
             assert str(done.exception).startswith(f"{option[2:]}: got '{value}'"), (verb, option)
     for verb in (["evaluate", str(saved), "--data", "rows.csv"], ["export", str(saved), "--to", "onnx"]):
         done = CliRunner().invoke(cli.app, [*verb, "--dtype", "int4"])
         assert str(done.exception).startswith("dtype: got 'int4'"), verb
+
+
+def test_two_revisions_are_compared(monkeypatch) -> None:
+    """--revision is the first model's, --other-revision the second's, and the sides are told apart."""
+    asked = []
+
+    def opened(name, *, head, **how):
+        asked.append((name, how["dtype"], how["revision"]))
+        return Loaded(name, nn.Identity(), lambda: None, lambda: None)
+
+    monkeypatch.setattr(sides, "open_model", opened)
+    monkeypatch.setattr(sides.corpora, "choose", lambda loaded, *options: loaded)
+    how = {"max_length": None, "limit": 3, "opening": Opening(dtype="bfloat16", revision="v1")}
+    both = sides.open_sides(("owner/name", None), (None, None), None, other_revision="v2", **how)
+    assert asked == [("owner/name", "bfloat16", "v1"), ("owner/name", "bfloat16", "v2")]
+    assert both.names == ("name@v1", "name@v2")
+    asked.clear()
+    sides.open_sides(("owner/name", "folder"), (None, None), None, **how)
+    assert asked == [("owner/name", "bfloat16", "v1"), ("folder", "bfloat16", None)]
 
 
 def write_gguf(model, file) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 import manyheads as mh
 from manyheads.surgery.paused_passes import passes
 from manyheads.surgery.refit import writers
+from manyheads.surgery.refit_memory import refit_memory
 
 
 @pytest.fixture(scope="module")
@@ -196,3 +197,19 @@ def test_a_stream_that_is_flat_is_refitted_like_any_other(model, without):
 def distance_of(one, other, batch):
     with torch.no_grad():
         return (one(**batch) - other(**batch)).abs().max().item()
+
+
+def test_a_budget_of_memory_limits_what_is_read(model, small):
+    """Fewer batches, said in the notes, or a sentence; with room for all of them nothing changes."""
+    batches = [texts(6, seed=seed) for seed in range(20)]
+    needs = refit_memory(model, batches[0])
+    plenty = copy.deepcopy(small)
+    everything = mh.refit(plenty, batches, teacher=model, memory="1GB")
+    assert all(f.note == "" and f.rows == 20 * 6 * 11 for f in everything)
+    budget = int(needs.fixed + 7.5 * needs.batch)
+    some = mh.refit(small, batches, teacher=model, memory=budget)
+    assert {f.rows for f in some} == {7 * 6 * 11}
+    assert all(f.note.startswith("7 of 20 batches, to keep within") for f in some)
+    assert some[0].after < some[0].before
+    with pytest.raises(ValueError, match=r"memory: got .*, and a refit needs .* for one layer and one batch"):
+        mh.refit(small, batches, teacher=model, memory=int(needs.fixed))

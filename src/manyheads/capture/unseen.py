@@ -11,6 +11,7 @@ from torch import nn
 from manyheads.capture.interceptor import module_paths
 from manyheads.capture.proof import Proof
 from manyheads.capture.site import Site
+from manyheads.common.sharded_weights import layers_elsewhere
 
 _HIDDEN_CALL = re.compile(r"scaled_dot_product|softmax")
 
@@ -30,7 +31,8 @@ def missed(
     """
     paths = module_paths(model)
     modules = {paths[id(module)]: module for module in model.modules()}
-    reasons: dict[str, str] = {}
+    elsewhere = "another process computes it (pipeline parallelism)"
+    reasons = dict.fromkeys(layers_elsewhere(model), elsewhere)
     for path in ran:
         module = modules[path]
         if isinstance(module, torch.jit.ScriptModule) and _HIDDEN_CALL.search(str(module.inlined_graph)):

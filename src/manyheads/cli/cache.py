@@ -9,18 +9,17 @@ import manyheads as mh
 from manyheads.cli import options
 from manyheads.common.console import loading
 from manyheads.data.source import Model
-from manyheads.models.opening import Device
+from manyheads.models.opening import Opening
 from manyheads.surgery.cache_options import CacheOptions
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
 
 
 def cache(
+    opening: Opening,
+    how: CacheOptions,
     model: Model = None,
     text: Annotated[str | None, "A text file, read as one long text; - for standard input."] = None,
-    *,
-    how: CacheOptions,
-    device: Device = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file for the plan.")] = Path("out/plan.json"),
     json: options.Json = False,
 ) -> None:
@@ -30,7 +29,7 @@ def cache(
     for mh.HeadwiseCache(model, mh.CachePlan.load(FILE)).
     """
     with loading(model):
-        loaded = mh.open_model(model, head=True, device=device)
+        loaded = mh.open_model(model, head=True, **opening.how)
     with progress_bar() as progress:
         planned = mh.surgery.cache_curve.plan_cache(loaded, text, **vars(how), out=out, progress=progress)
     terminal.cache.print_planned(planned, out, as_json=json)

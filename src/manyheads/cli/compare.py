@@ -12,17 +12,18 @@ from manyheads.common.interrupts import interruptible
 from manyheads.common.out_folder import prepared
 from manyheads.data.source import Model
 from manyheads.heads.options import CompareOptions
+from manyheads.models.opening import Opening
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
 
 
 def compare(
+    opening: Opening,
+    how: CompareOptions,
     model: Model = None,
     other: Annotated[
         str | None, typer.Argument(help="The model to compare with; the same one by default.")
     ] = None,
-    *,
-    how: CompareOptions,
     out: options.Out = Path("out/compare"),
     open: options.Open = False,
     json: options.Json = False,
@@ -38,9 +39,10 @@ def compare(
       manyheads compare bert-base my-classifier --text reviews.txt
       manyheads compare MODEL out/prune --text corpus.txt --open
       manyheads compare MODEL --text english.txt --other-text chinese.txt
+      manyheads compare owner/name --revision step1000 --other-revision step9000 --text corpus.txt
     """
     with loading(model):
-        sides = mh.heads.comparison.sides.open_sides(model, other, how)
+        sides = mh.heads.comparison.sides.open_sides(model, other, how, opening)
     with prepared(out), interruptible():
         with progress_bar() as progress:
             compared = mh.heads.comparison.sides.compare_sides(sides, how, progress)

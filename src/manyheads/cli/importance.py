@@ -29,6 +29,6 @@ def importance(
     methods = None if how.method is None else [name for name in names(how.method) or () if name]
     state = out / "leave-one-out.state.json"
     importance = mh.heads.measurements.Importance(
-        methods, how.loss, how.gates, how.seed, how.unverified, state
+        methods, how.loss, how.gates, how.seed, how.unverified, state, how.memory
     )
     return measure(importance, source, split, out, json, labels=how.loss == "classification")

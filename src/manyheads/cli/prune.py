@@ -9,6 +9,7 @@ import manyheads as mh
 from manyheads.cli import options
 from manyheads.cli.measuring import opened
 from manyheads.common.out_folder import check_free
+from manyheads.common.processes import rank
 from manyheads.data.source import Source
 from manyheads.heads.options import Unverified
 from manyheads.surgery.prune_options import PruneOptions
@@ -38,13 +39,17 @@ def prune(
     check_free(out)
     if how.on_disk:
         with progress_bar() as progress:
-            cut = mh.surgery.cut_on_disk.follow_plan(source.model, how.plan, out, unverified, progress)
+            cut = mh.surgery.cut_on_disk.follow_plan(
+                source.model, how.plan, out, unverified, progress, source.how
+            )
         terminal.prune.print_cut_on_disk(cut, as_json=json)
         return None
     loaded, corpus = opened(source, labels=True)
-    with progress_bar() as progress:
+    with progress_bar(hidden=rank() > 0) as progress:
         pruned = mh.surgery.pruned_folder.prune_to_folder(
             loaded, corpus, out, how, unverified=unverified, progress=progress
         )
+    if pruned is None:  # another process of torchrun presents it
+        return None
     terminal.prune.print_pruned(pruned, as_json=json)
     return terminal.prune.where_it_stopped(pruned, how.recover, how.curve)

@@ -59,6 +59,17 @@ def count_of_all(batches: Iterable[object]) -> int | None:
     return batches.total if isinstance(batches, Numbered) else count_of(batches)
 
 
+def read_once(batches: Iterable[object]) -> bool:
+    """Whether batches are gone when they are read.
+
+    >>> read_once([1]), read_once(iter([1])), read_once(Numbered(iter([1]), range(1), 1))
+    (False, True, True)
+    """
+    while isinstance(batches, Numbered):
+        batches = batches.items
+    return isinstance(batches, Iterator)
+
+
 def generator_of(seed: int, number: int) -> torch.Generator:
     """The random numbers of one batch: the same whatever was read before it.
 

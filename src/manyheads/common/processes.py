@@ -7,11 +7,18 @@ use accelerate's PartialState.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Item = TypeVar("Item")
+_meetings: list[Any] = []  # the store of all groups of this process
+_numbers = itertools.count()
 
 
 def rank() -> int:
@@ -34,16 +41,46 @@ def gathered(item: Item) -> list[Item]:
         return [item]
     from torch import distributed  # the command asks for the rank before torch is loaded
 
-    started_here = not distributed.is_initialized()
-    if started_here:
-        distributed.init_process_group("gloo")
-    try:
+    with process_group():
         items: list[Item | None] = [None] * distributed.get_world_size()
         distributed.all_gather_object(items, item)
-    finally:
-        if started_here:
-            distributed.destroy_process_group()
     return [part for part in items if part is not None]
+
+
+def added_up(tensor: Tensor) -> Tensor:
+    """The sum of what every process passes; the same in each of them.
+
+    >>> import torch
+    >>> added_up(torch.ones(2))
+    tensor([1., 1.])
+    """
+    if processes() == 1:
+        return tensor
+    from torch import distributed
+
+    with process_group():
+        total = tensor.detach().cpu().clone()
+        distributed.all_reduce(total)
+    return total.to(tensor.device)
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """A context in which the processes can talk to each other; one that is there already is used."""
+    from torch import distributed
+
+    if processes() == 1 or distributed.is_initialized():
+        yield
+        return
+    # A second group under the names of the first would read addresses that nobody listens at any more.
+    if not _meetings:
+        _meetings.append(next(distributed.rendezvous("env://"))[0])
+    store = distributed.PrefixStore(f"manyheads {next(_numbers)}", _meetings[0])
+    distributed.init_process_group("gloo", store=store, rank=rank(), world_size=processes())
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
 
 
 def share_one_heap() -> None:

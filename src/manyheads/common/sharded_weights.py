@@ -1,5 +1,5 @@
 """Weights that several processes share (DTensor): FSDP2 gathers them for every call, tensor parallelism does
-not, and each process then computes some of the heads.
+not, and each process then computes some of the heads. Under pipeline parallelism a process has some layers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,26 @@ def sharded_module(model: nn.Module) -> str | None:
         if any(tensor is not None and is_sharded(tensor) for tensor in module._parameters.values()):
             return path
     return None
+
+
+def layers_elsewhere(model: nn.Module) -> list[str]:
+    """The paths of modules that another process computes (transformers' pipeline parallelism).
+
+    >>> layers_elsewhere(nn.Linear(2, 3))
+    []
+    """
+    stands_in = "PipelineIdentityLayer"  # transformers has these in the place of what is not here
+    return [path for path, module in model.named_modules() if type(module).__name__ == stands_in]
+
+
+def check_all_layers(model: nn.Module) -> None:
+    """Raise a ValueError for a model of which another process computes a part."""
+    if elsewhere := layers_elsewhere(model):
+        raise ValueError(
+            f"model: {elsewhere[0]!r} is computed by another process (pipeline parallelism), so that what "
+            "its heads do to the output is not seen here; watch counts the layers of each process: open the "
+            "model without pp_size for the rest"
+        )
 
 
 def check_whole_heads(model: nn.Module) -> None:

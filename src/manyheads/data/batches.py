@@ -180,9 +180,7 @@ class Corpus:
     def numbered(self, share: tuple[int, int] = (0, 1)) -> Numbered[Batch]:
         """The batches of a share, (number from 0, count), each with its number among all of them."""
         total = len(self.plan())
-        return Numbered(
-            (batch for _, batch in self.batches(*share)), range(total)[share[0] :: share[1]], total
-        )
+        return Numbered(_Batches(self, share), range(total)[share[0] :: share[1]], total)
 
     def plan(self) -> Sequence[list[int]]:
         """The indices of the sequences of each batch, shuffled: a part of them is a fair sample.
@@ -218,6 +216,16 @@ class Corpus:
         return sum(
             sum(self.sizes[i] for i in batch) if self.unit == "tokens" else len(batch) for batch in plan
         )
+
+
+class _Batches:
+    """The batches of a share of a corpus, as often as they are asked for."""
+
+    def __init__(self, corpus: Corpus, share: tuple[int, int]) -> None:
+        self.corpus, self.share = corpus, share
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (batch for _, batch in self.corpus.batches(*self.share))
 
 
 class WindowedPlan(Sequence[list[int]]):

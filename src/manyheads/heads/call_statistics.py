@@ -169,22 +169,42 @@ class Tally:
     ) -> None:
         self.names = list(names)
         self.heads = heads
-        device = for_float64(torch.device(device))
-        self.tokens = torch.zeros(heads, dtype=torch.float64, device=device)
-        self._sums = torch.zeros(3, len(self.names), heads, dtype=torch.float64, device=device)
+        device = torch.device(device)
+        # Without float64 on the device, two float32 numbers stand for one: the host need not wait for it.
+        self._paired = for_float64(device) != device and not profiles
+        device = device if self._paired else for_float64(device)
+        exact = torch.float32 if self._paired else torch.float64
+        self._tokens = torch.zeros(2, heads, dtype=exact, device=device)  # the second: what rounding took
+        self._sums = torch.zeros(2, 3, len(self.names), heads, dtype=exact, device=device)
         self.profiles: dict[str, Tensor] | None = {} if profiles else None
 
     def clear(self) -> None:
         """Begin anew."""
-        self.tokens.zero_()
+        self._tokens.zero_()
         self._sums.zero_()
         if self.profiles is not None:
             self.profiles.clear()
 
     @property
+    def tokens(self) -> Tensor:
+        """How many queries counted, (heads,)."""
+        return self._tokens.cpu().double().sum(0)
+
+    @property
     def sums(self) -> dict[str, Tensor]:
         """For each metric its count, sum and sum of squares (3, heads)."""
-        return {name: self._sums[:, i].cpu() for i, name in enumerate(self.names)}
+        sums = self._sums.cpu().double().sum(0)
+        return {name: sums[:, i] for i, name in enumerate(self.names)}
+
+    def _grow(self, totals: Tensor, more: Tensor) -> None:
+        """Add to totals (2, ...), and what their rounding took to the second of them."""
+        if not self._paired:
+            totals[0] += more
+            return
+        before = totals[0].clone()
+        totals[0] += more
+        part = totals[0] - before
+        totals[1] += (before - (totals[0] - part)) + (more - part)
 
     def add(
         self,
@@ -200,14 +220,15 @@ class Tally:
         """
         names = [name for name in self.names if name in values]
         # (metrics, batch, heads, queries)
-        x = in_float64(torch.stack([values[name] for name in names]))
+        x = torch.stack([values[name] for name in names])
+        x = x.to(self._sums.dtype) if self._paired else in_float64(x)
         counted = counted.to(x.device)
-        if not bool(counted.all()):
+        if x.device.type != "cpu" or not bool(counted.all()):  # elsewhere, asking would make the host wait
             x.masked_fill_(~counted, 0.0)
         weights = {name: counted & narrower.to(x.device) for name, narrower in (fewer or {}).items()}
         tokens = counted.expand(x.shape[1:]).sum((0, 2))
-        self.tokens += tokens
-        counts = tokens.to(torch.float64).repeat(len(names), 1)
+        self._grow(self._tokens, tokens.to(x.dtype))
+        counts = tokens.to(x.dtype).repeat(len(names), 1)
         for name, weight in weights.items():
             counts[names.index(name)] = weight.expand(x.shape[1:]).sum((0, 2))
         if self.profiles is not None:
@@ -215,10 +236,12 @@ class Tally:
                 self._lengthen(name, 0, weights.get(name, counted).expand(x.shape[1:]).sum(0), start)
                 self._lengthen(name, 1, profile, start)
         sums = torch.stack((counts, x.sum((1, 3)), x.square_().sum((1, 3))))
-        if len(names) == len(self.names):
-            self._sums += sums
-        else:
-            self._sums[:, [self.names.index(name) for name in names]] += sums
+        if len(names) < len(self.names):
+            every = sums.new_zeros(3, len(self.names), self.heads)
+            for i, name in enumerate(names):
+                every[:, self.names.index(name)] = sums[:, i]
+            sums = every
+        self._grow(self._sums, sums)
 
     def received(self, weights: Tensor, real: Tensor) -> None:
         """Add the attention received by keys (batch, heads, keys), where ``real`` (batch, keys)."""

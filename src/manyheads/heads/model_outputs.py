@@ -184,6 +184,23 @@ def _divergence(full: Tensor, other: Tensor) -> Tensor:
     return in_float64((p * (torch.expm1(change) - change)).sum(-1)).log1p()
 
 
+# Logits whose probabilities are computed together: those of all tokens would take more than the model's pass.
+_TOGETHER = 2**22
+
+
+def _score_of_drawn(logits: Tensor, drawn: Tensor, weights: Tensor) -> Tensor:
+    """The gradient of log p of a class drawn for each token by its number (batch, tokens, 1), weighted."""
+    result = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)  # contiguous
+    rows = max(1, _TOGETHER // logits.shape[-1])
+    parts = (x.flatten(0, 1).split(rows) for x in (logits, result, drawn, weights))
+    for value, out, number, weight in zip(*parts, strict=True):
+        p = value.to(drawn.dtype).softmax(-1)
+        below = p.cumsum(-1)
+        chosen = torch.searchsorted(below, number * below[..., -1:]).clamp(max=p.shape[-1] - 1)
+        out.copy_(p.mul_(-weight).scatter_add_(-1, chosen, weight))
+    return result
+
+
 def directions(output: Output, generator: torch.Generator, number: int = 1) -> Iterator[Tensor]:
     """Random gradients for the output, shaped like its value, such that half the square of what each finds is
     on average the `difference` that a small change makes.
@@ -210,11 +227,7 @@ def directions(output: Output, generator: torch.Generator, number: int = 1) -> I
             tangent = drawn - (drawn * along).sum(-1, keepdim=True) * along
             yield (tangent / length).to(value.dtype)
         return
-    p = value.to(dtype).softmax(-1)
-    below = p.cumsum(-1)
     weights = output.real.to(dtype) / output.real.sum(1, keepdim=True).clamp(min=1).to(dtype).sqrt()
-    p *= weights.unsqueeze(-1)
     for _ in range(number):
-        drawn = torch.rand(*p.shape[:2], 1, generator=generator, dtype=dtype).to(value.device)
-        chosen = torch.searchsorted(below, drawn * below[..., -1:]).clamp(max=p.shape[-1] - 1)
-        yield p.neg().scatter_add_(-1, chosen, weights.unsqueeze(-1)).to(value.dtype)
+        drawn = torch.rand(*value.shape[:2], 1, generator=generator, dtype=dtype).to(value.device)
+        yield _score_of_drawn(value, drawn, weights.unsqueeze(-1))

@@ -20,6 +20,7 @@ from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.quantised import without_gradient
 from manyheads.common.run_batch import run
+from manyheads.common.sharded_weights import check_all_layers
 from manyheads.common.types import Batch
 from manyheads.heads.model_outputs import Output, read
 from manyheads.heads.table import HeadTable
@@ -204,6 +205,7 @@ def observed(model: nn.Module) -> Iterator[Observer]:
     >>> forward.output.value.shape, forward.heads["self_attn"][0].shape
     (torch.Size([3, 6]), torch.Size([3, 2, 5, 3]))
     """
+    check_all_layers(model)
     observer = Observer(model)
     with evaluating(model):
         for parameter in model.parameters():

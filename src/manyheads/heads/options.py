@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from manyheads.data.source import Images, MaxLength, Sample, Text
-from manyheads.models.opening import Device
 
 Unverified = Annotated[
     Literal["refuse", "allow"],
     "What to do with heads at sites about which nothing could be proved: refuse or allow.",
+]
+Memory = Annotated[
+    str | None, "What elimination and refit may take: 2GB, 800MB ...; half of what is free by default."
 ]
 
 
@@ -53,6 +55,7 @@ class ImportanceOptions:
     gates: Annotated[int | None, "How many heads the method gates keeps; half of them by default."] = None
     unverified: Unverified = "refuse"
     seed: Annotated[int, "The seed of all random numbers."] = 0
+    memory: Memory = None
 
 
 @dataclass(frozen=True)
@@ -70,4 +73,6 @@ class CompareOptions:
         Literal["function", "number"], "Match heads by what they do, or by their numbers before any cut."
     ] = "function"
     rate: Annotated[float, "The false discovery rate: wrong findings, as a share of all findings."] = 0.05
-    device: Device = None
+    other_revision: Annotated[
+        str | None, "A branch, tag or commit of the second model; --revision is the first one's.", "Model"
+    ] = None

@@ -162,7 +162,7 @@ class Watch:
         with self._lock:
             for site in self._interceptor.measured:
                 tally = self._tallies[site.name]
-                tokens.append(tally.tokens.cpu())
+                tokens.append(tally.tokens)
                 for name, value in tally.sums.items():
                     foreign = site.kind == "cross" and name in OF_ONE_SEQUENCE
                     sums.setdefault(name, []).append(torch.zeros_like(value) if foreign else value)

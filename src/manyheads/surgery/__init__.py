@@ -12,3 +12,5 @@ if TYPE_CHECKING:
 __getattr__ = submodules(__name__)
 
 register("importance.elimination", "manyheads.surgery.elimination:elimination")
+register("importance.elimination.part", "manyheads.surgery.elimination:part_of_elimination")
+register("importance.elimination.joined", "manyheads.surgery.elimination:joined_eliminations")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import partial
 from os import PathLike
@@ -146,11 +146,22 @@ def cut_on_disk(
 
 
 def follow_plan(
-    model: str | None, plan: Path | None, out: Path, unverified: Unverified, progress: Progress
+    model: str | None,
+    plan: Path | None,
+    out: Path,
+    unverified: Unverified,
+    progress: Progress,
+    opening: Mapping[str, object] | None = None,
 ) -> CutFolder:
-    """`cut_on_disk` by a plan in a file."""
+    """`cut_on_disk` by a plan in a file; options of ``opening`` are refused, as nothing is opened."""
     if model is None or plan is None:
         raise ValueError("MODEL: expected the folder of a model, and --plan")
+    for name, value in (opening or {}).items():
+        if value is not None:
+            raise ValueError(
+                f"{name}: got {value!r} with --on-disk, which opens no model: leave it out; weights keep "
+                "their dtype"
+            )
     return cut_on_disk(model, Plan.load(plan), out, unverified=unverified, progress=progress)
 
 

@@ -12,6 +12,7 @@ from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch, Heads
 from manyheads.heads.importance import importance
+from manyheads.heads.measurements.ranked_together import ranked_together
 from manyheads.heads.table import HeadTable
 from manyheads.surgery.cut import cut
 from manyheads.surgery.head_prices import head_prices
@@ -40,6 +41,8 @@ def prune(
     calibration: Iterable[Batch] | None = None,
     unverified: Unverified = "refuse",
     state: str | PathLike[str] | None = None,
+    memory: str | int | None = None,
+    together: bool = False,
     progress: Progress = no_progress,
 ) -> nn.Module:
     """A smaller copy of a model that keeps a share of its heads, and stays as close to it as possible.
@@ -66,6 +69,10 @@ def prune(
     unverified: ``"allow"`` to silence and cut heads at unverified sites, too (`Site.verified`); the copy is
         still checked against the silenced model.
     state: a file from which an interrupted recovery resumes; see `recover`.
+    memory: what ``elimination`` and the refit may take, in bytes or as ``"2GB"``; half of what is free by
+        default.
+    together: the processes of torchrun share the batches of ranking and refit. Each of them calls this with
+        the same model and batches, and gets the same smaller model. Not with ``recover``.
     progress: called with the stage, "rank", "cut", "refit" or "recover", and how much of it is done.
 
     Returns
@@ -96,6 +103,8 @@ def prune(
     """
     if rounds < 1:
         raise ValueError(f"rounds: got {rounds}; expected at least 1")
+    if together and recover:
+        raise ValueError("recover: it learns in one process; expected 0 steps with together=True (torchrun)")
     if using is not None and rounds > 1:
         raise ValueError(f"rounds: got {rounds} with a plan, which says at once what to remove; expected 1")
     if save is not None:
@@ -121,7 +130,8 @@ def prune(
             using.check(model)
             chosen = using
         else:
-            table = importance(small, fitted, method, unverified=unverified, progress=ranking)
+            rank_heads = ranked_together if together else importance
+            table = rank_heads(small, fitted, method, unverified=unverified, memory=memory, progress=ranking)
             total = len(table) / (1 - (1 - keep) * number / rounds)  # heads of the uncut model
             left = total * (1 - (1 - keep) * (number + 1) / rounds)
             protected = _still(table, protect) if protect else None
@@ -135,7 +145,7 @@ def prune(
         small = cut(small, chosen, example, unverified=unverified)
         progress("cut", 1, 1)
         if refit:
-            fit(small, fitted, teacher=model, progress=progress)
+            fit(small, fitted, teacher=model, memory=memory, together=together, progress=progress)
     if recover:
         learn(small, every, teacher=model, steps=recover, state=state, progress=progress)
     return small

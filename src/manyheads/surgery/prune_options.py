@@ -43,6 +43,11 @@ class PruneOptions:
         "Rank and refit on a random sample of the corpus with at most this many tokens; 0 for all of it. "
         "Recovery reads all.",
     ] = 16_384
+    memory: Annotated[
+        str | None,
+        "What elimination and refit may take: 2GB, 800MB ...; half of what is free by default. Where a refit "
+        "on all of the sample needs more, the sample is smaller.",
+    ] = None
     metric: Annotated[
         str | None, "Measure quality by your own function of the model, package.module:function."
     ] = None

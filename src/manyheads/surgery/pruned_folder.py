@@ -20,7 +20,9 @@ from manyheads.common.interrupts import Interrupted, interrupted, interruptible,
 from manyheads.common.json_numbers import plain
 from manyheads.common.labelled_batch import LabelledBatch, without_labels
 from manyheads.common.locks import locked
+from manyheads.common.memory_budget import memory_budget
 from manyheads.common.out_folder import check_free
+from manyheads.common.processes import processes, rank
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.registry import registered
 from manyheads.common.types import Batch, JsonObject
@@ -41,6 +43,8 @@ from manyheads.surgery.prices import read_save
 from manyheads.surgery.prune import few, prune
 from manyheads.surgery.prune_options import PruneOptions
 from manyheads.surgery.recover import steps_done
+from manyheads.surgery.refit import check_refit
+from manyheads.surgery.refit_memory import tokens_within
 
 LENGTHS = (512, 8192)  # tokens before those whose generation is timed
 HELD_OUT = 10  # every tenth sequence
@@ -78,12 +82,13 @@ def prune_to_folder(
     *,
     unverified: Unverified = "refuse",
     progress: Progress = no_progress,
-) -> PrunedFolder:
+) -> PrunedFolder | None:
     """Prune a model on a corpus, compare it with the uncut one, and write it to a folder that `load` reads.
 
     The folder appears complete or not at all. The first Ctrl-C ends a recovery, or the measuring of the
     curve, and the model is written; before that, it raises `Interrupted` and nothing is written.
-    ``unverified`` is as for `prune`.
+    ``unverified`` is as for `prune`. The processes of torchrun share ranking and refit; all but the first
+    return None.
 
     Examples
     --------
@@ -109,13 +114,19 @@ def prune_to_folder(
         plan.check(model)
     protected = protected_heads(options.protect, model)
     fitting, holding = split(corpus)
-    sample = fitting.sampled(options.sample)
+    sample = _calibration(model, fitting, options)
     holding = holding.sampled(options.sample)
     fitted, held_out = without_outside_labels(batches_of(sample)), batches_of(holding)
     every = without_outside_labels(batches_of(fitting)) if options.recover else fitted
     if options.keep is not None:
         limits: JsonObject = {"scope": options.scope, "floor": options.floor, "groups": options.groups}
         check_plan(model, few(fitted[0]), options.keep, protect=protected, **limits)
+    together = processes() > 1
+    if together and (options.recover or options.kv_heads is not None):
+        raise ValueError(
+            "torchrun: several processes share ranking and refit only; expected neither --recover nor "
+            "--kv-heads: run them in one process"
+        )
     state = out.with_name(f"{out.name}.recovery.safetensors") if options.recover else None
 
     def report(stage: str, done: float, total: float | None) -> None:
@@ -123,6 +134,10 @@ def prune_to_folder(
         if stage != "recover":  # which ends by itself, and keeps its state
             stop_if_interrupted()
 
+    if rank() > 0:
+        with interruptible():
+            _smaller(model, every, fitted, options, plan, protected, unverified, state, report)
+        return None
     with locked(out.with_name(f".{out.name}.lock"), f"out: {out}"), interruptible():
         tidy(out.parent, out.name)
         small = _smaller(model, every, fitted, options, plan, protected, unverified, state, report)
@@ -213,7 +228,24 @@ def _smaller(
         calibration=calibration,
         unverified=unverified,
         state=state,
+        memory=options.memory,
+        together=processes() > 1,
         progress=report,
+    )
+
+
+def _calibration(model: nn.Module, fitting: Corpus, options: PruneOptions) -> Corpus:
+    """A sample to rank and refit on, no larger than the memory allows."""
+    memory_budget(options.memory)
+    sample = fitting.sampled(options.sample)
+    if not options.refit or options.kv_heads is not None:
+        return sample
+    first = sample.buckets()[0][:2]
+    (batch,) = without_outside_labels([sample.make(first)])
+    tokens = sum(sample.sizes[number] for number in first)
+    check_refit(model, batch)
+    return fitting.sampled(
+        min(options.sample or sum(fitting.sizes), tokens_within(model, batch, tokens, options.memory))
     )
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.common.devices import device_of
+from manyheads.common.devices import device_of, for_float64, in_float64
+from manyheads.common.processes import added_up, gathered, process_group, processes, rank
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
 from manyheads.heads.observer import moved
 from manyheads.nn.orthogonal_rows import constrained, plain
 from manyheads.surgery.paused_passes import Pass, Stop, passes
+from manyheads.surgery.refit_memory import batches_within
 
 # Tried on held-out sequences, in units of the mean square of what a map reads.
 RIDGES = (1e-5, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
@@ -52,6 +55,8 @@ def refit(
     batches: Iterable[Batch],
     *,
     teacher: nn.Module,
+    memory: str | int | None = None,
+    together: bool = False,
     progress: Progress = no_progress,
 ) -> list[Fitted]:
     """Refit a cut model, in place, to stay close to the uncut one.
@@ -72,6 +77,10 @@ def refit(
     batches: dicts, tuples or tensors, as the model takes them; plain text is enough. Give a few times as many
         tokens as the widest map has inputs.
     teacher: the uncut model.
+    memory: what may be kept of the batches, in bytes or as ``"2GB"``; half of what is free by default. Where
+        all batches need more, some of them are read, and the notes say how many.
+    together: the processes of torchrun share the batches. Each of them calls this with the same models and
+        batches, and gets the same weights.
     progress: called with how many maps are fitted.
 
     Returns
@@ -111,12 +120,23 @@ def refit(
     device, teacher = device_of(small), plain(teacher)
     calibration = list(moved(batches, device))
     names = writers(small, calibration[0])
+    calibration, note = batches_within(teacher, calibration, names, memory)
+    share = (rank(), processes()) if together else (0, 1)
+    numbers = range(share[0], len(calibration), share[1])
+    read = [calibration[number] for number in numbers]
     done: list[Fitted] = []
-    with passes(small, calibration, names) as students, passes(teacher, calibration, names) as teachers:
+    with (
+        process_group() if together else nullcontext(),
+        passes(small, read, names) as students,
+        passes(teacher, read, names) as teachers,
+    ):
         for number, name in enumerate(names, 1):
             stops = [_advance_to(student, name) for student in students]
             targets = [_advance_to(each, name) for each in teachers]
-            done.append(_fit(name, small.get_submodule(name), stops, targets))
+            fitted = _fit(
+                name, small.get_submodule(name), stops, targets, _Sequences(stops, numbers, together)
+            )
+            done.append(replace(fitted, note="; ".join(filter(None, (fitted.note, note)))))
             progress("refit", number, len(names))
     return done
 
@@ -191,6 +211,13 @@ class _Sums:
         factor = torch.linalg.cholesky(self.squares + held.diag())
         return torch.cholesky_solve(self.products, factor)
 
+    def add_processes(self) -> None:
+        """Add the sums of all processes."""
+        numbers = self.squares.new_tensor([self.error, self.variance, self.weight, self.rows])
+        self.squares, self.products, numbers = (added_up(x) for x in (self.squares, self.products, numbers))
+        self.error, self.variance, self.weight, rows = numbers.tolist()
+        self.rows = int(rows)
+
     def join(self, other: _Sums) -> None:
         """Add the sums of another."""
         self.squares += other.squares
@@ -198,7 +225,26 @@ class _Sums:
         self.weight += other.weight
 
 
-def _fit(name: str, module: nn.Module, stops: list[Stop], targets: list[Stop]) -> Fitted:
+class _Sequences:
+    """How the sequences of all batches are counted, also where other processes read some of the batches.
+
+    before: of each batch, how many sequences there are before it.
+    hold_out: whether there are enough of them to hold out sequences, and not tokens.
+    """
+
+    def __init__(self, stops: list[Stop], numbers: Iterable[int], together: bool) -> None:
+        ours = [(n, len(stop.stream), len(_real(stop))) for n, stop in zip(numbers, stops, strict=True)]
+        every = sorted(entry for part in (gathered(ours) if together else [ours]) for entry in part)
+        self.hold_out = sum(rows for _, rows, _ in every) >= 2 * _HELD_OUT
+        lengths = [sequences for _, _, sequences in every]
+        before = {n: sum(lengths[:i]) for i, (n, _, _) in enumerate(every)}
+        self.before = [before[n] for n, _, _ in ours]
+        self.together = together
+
+
+def _fit(
+    name: str, module: nn.Module, stops: list[Stop], targets: list[Stop], sequences: _Sequences
+) -> Fitted:
     """Give a map the weights that bring the stream closest to its target."""
     weight, bias = module.weight, module.bias
     assert isinstance(weight, Tensor)
@@ -206,10 +252,14 @@ def _fit(name: str, module: nn.Module, stops: list[Stop], targets: list[Stop]) -
     constant = bias is not None
     inputs = weight.shape[1 if isinstance(module, nn.Linear) else 0]
     d_model = weight.numel() // inputs if inputs else len(bias)
-    fitted, held = (_Sums(inputs + constant, d_model, weight.device) for _ in range(2))
-    for read, missing, total, weights, out in _rows(stops, targets, constant):
+    exact = for_float64(weight.device)
+    fitted, held = (_Sums(inputs + constant, d_model, exact) for _ in range(2))
+    for read, missing, total, weights, out in _rows(stops, targets, constant, sequences):
         fitted.add(read[~out], missing[~out], total[~out], weights[~out])
         held.add(read[out], missing[out], total[out], weights[out])
+    if sequences.together:
+        fitted.add_processes()
+        held.add_processes()
     rows = fitted.rows + held.rows
     note = "" if rows >= 2 * inputs else f"little text: {rows} tokens for {inputs} inputs"
     errors = {ridge: held.left(fitted.solved(ridge, constant)) for ridge in RIDGES}
@@ -219,7 +269,7 @@ def _fit(name: str, module: nn.Module, stops: list[Stop], targets: list[Stop]) -
     if not after < before:
         return Fitted(name, before, before, None, rows, note)
     fitted.join(held)
-    change = fitted.solved(best, constant).to(weight.dtype)
+    change = fitted.solved(best, constant).to(weight.dtype).to(weight.device)
     with torch.no_grad():
         weight += change[:inputs].T if isinstance(module, nn.Linear) else change[:inputs]
         if constant:
@@ -227,30 +277,38 @@ def _fit(name: str, module: nn.Module, stops: list[Stop], targets: list[Stop]) -
     return Fitted(name, before, after, best, rows, note)
 
 
-def _rows(stops: list[Stop], targets: list[Stop], constant: bool) -> Iterator[tuple[Tensor, ...]]:
+def _real(stop: Stop) -> Tensor:
+    """Which positions are no padding, (batch, length); a row for each where that is unknown."""
+    shape, real = stop.stream.shape[:-1], stop.real
+    if real is None or shape not in (real.shape, (real.numel(),)):
+        size = shape if len(shape) > 1 else (*shape, 1)
+        return torch.ones(size, dtype=torch.bool, device=stop.stream.device)
+    return real
+
+
+def _rows(
+    stops: list[Stop], targets: list[Stop], constant: bool, sequences: _Sequences
+) -> Iterator[tuple[Tensor, ...]]:
     """For each batch, in float64 and without padding: the map's inputs, what the stream lacks, its target,
     the weights of the tokens, and which of them are held out.
     """
-    by_sequence = sum(stop.stream.shape[0] for stop in stops) >= 2 * _HELD_OUT
-    before = 0
-    for stop, target in zip(stops, targets, strict=True):
+    for stop, target, before in zip(stops, targets, sequences.before, strict=True):
         assert stop.read is not None
-        shape, device = stop.stream.shape[:-1], stop.stream.device
-        real = stop.real
-        if real is None or shape not in (real.shape, (real.numel(),)):
-            real = torch.ones(shape if len(shape) > 1 else (*shape, 1), dtype=torch.bool, device=device)
+        real = _real(stop)
         batch = len(real)  # the stream may be flat, (batch * length, d_model), as in OPT
         read, total, after = (
-            x.reshape(*real.shape, x.shape[-1])[real].double()
+            in_float64(x.reshape(*real.shape, x.shape[-1])[real])
             for x in (stop.read, target.stream + target.written, stop.stream + stop.written)
         )
         if constant:
             read = torch.cat([read, read.new_ones(len(read), 1)], 1)
-        missing = total - after
+        missing, real = total - after, real.to(read.device)
+        device = read.device
         lengths = real.flatten(1).sum(1).clamp(min=1)
         ones = real.new_ones(real.shape, dtype=torch.float64).flatten(1)
         weights = (ones / lengths.unsqueeze(1)).view(real.shape)[real].unsqueeze(1)
         number = torch.arange(before, before + batch, device=device).unsqueeze(1).expand(ones.shape)
-        sequence = number.reshape(real.shape)[real] if by_sequence else torch.arange(len(read), device=device)
-        before += batch
+        sequence = (
+            number.reshape(real.shape)[real] if sequences.hold_out else torch.arange(len(read), device=device)
+        )
         yield read, missing, total, weights, sequence % _HELD_OUT == _HELD_OUT - 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.csv_cells import to_cell
-from manyheads.common.devices import device_of
+from manyheads.common.devices import device_of, in_float64
 from manyheads.common.json_files import check
 from manyheads.common.preserved_state import evaluating
 from manyheads.data.examples import Example, Examples
@@ -214,7 +214,7 @@ class Series(Architecture):
 
     def measure(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[float, float, int]:
         """Sums of squared and of absolute errors, and the number of values."""
-        off = (model(**self.inputs(batch)).float() - batch["y"]).double()
+        off = in_float64(model(**self.inputs(batch)).float() - batch["y"])
         return off.square().sum().item(), off.abs().sum().item(), off.numel()
 
     def metrics(self, parts: list[tuple[float, float, int]]) -> dict[str, float]:

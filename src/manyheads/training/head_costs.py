@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.site import Site
+from manyheads.common.devices import in_float64
 from manyheads.common.preserved_state import evaluating
 from manyheads.heads.silence import silence
 from manyheads.training.head_monitor import DEAD, TOKENS, twins
@@ -173,7 +174,7 @@ def cost(without: Tensor, losses: Tensor) -> Cost:
     >>> cost(torch.tensor([2.25, 3.5]), torch.tensor([2.0, 3.0])).mean
     0.375
     """
-    difference = (without - losses).double()
+    difference = in_float64(without - losses)
     error = difference.std().item() / math.sqrt(len(difference)) if len(difference) > 1 else math.inf
     return Cost(difference.mean().item(), error)
 

@@ -21,6 +21,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from manyheads.common.devices import for_float64
 from manyheads.common.interrupts import Interrupted, interrupted
 from manyheads.common.json_files import in_one_sentence
 from manyheads.common.out_folder import writing
@@ -165,7 +166,8 @@ class Loop:
         self.wrapped.train()
         terms, names = self.terms, [*self.terms.weights] if self.terms is not None else []
         # loss, tokens, interruptions, terms
-        totals = torch.zeros(3 + len(names), dtype=torch.float64, device=accelerator.device)
+        exact = for_float64(accelerator.device)
+        totals = torch.zeros(3 + len(names), dtype=torch.float64, device=exact)
         totals[2] = float(interrupted)
         with self._looked_at():
             for part in range(options.accumulate):
@@ -179,7 +181,8 @@ class Loop:
                     total_loss = loss if terms is None else loss + terms.loss() * count
                     # by a fixed number for now; the number of tokens of all processes is known at the end
                     accelerator.backward(total_loss / options.batch_tokens)
-                totals[0] += loss.detach()
+                totals[0] += loss.detach().to(exact)
+                count = torch.as_tensor(count).to(exact)
                 totals[1] += count
                 if terms is not None:
                     totals[3:] += count * totals.new_tensor([*terms.values.values()])

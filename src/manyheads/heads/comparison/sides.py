@@ -14,6 +14,7 @@ from manyheads.heads.comparison.compare import Comparison, compare
 from manyheads.heads.options import CompareOptions
 from manyheads.models.loaded import Loaded
 from manyheads.models.open import open_model
+from manyheads.models.opening import Opening
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,22 @@ class Sides:
         return short if short[0] != short[1] else (first.name, second.name)
 
 
-def open_sides(model: str | None, other: str | None, how: CompareOptions) -> Sides:
-    """The models and corpora that the options name; a second one that is not named is the first."""
-    if other is None and how.other_text is None:
-        raise ValueError("compare: got one model and one text; expected a second model, or --other-text")
-    first = open_model(model, head=True, device=how.device)
-    second = first if other is None else open_model(other, head=True, device=how.device)
+def open_sides(model: str | None, other: str | None, how: CompareOptions, opening: Opening) -> Sides:
+    """The models and corpora that the options name; a second one that is not named is the first, or another
+    revision of it.
+    """
+    if other is None and how.other_text is None and how.other_revision is None:
+        raise ValueError(
+            "compare: got one model and one text; expected a second model, --other-revision or --other-text"
+        )
+    first = second = open_model(model, head=True, **opening.how)
+    if other is not None or how.other_revision is not None:
+        changed = opening.how | {"revision": how.other_revision}
+        second = open_model(model if other is None else other, head=True, **changed)
+        if second.name == first.name and how.other_revision != opening.revision:
+            first.name, second.name = (
+                f"{second.name}@{name or 'main'}" for name in (opening.revision, how.other_revision)
+            )
     options = (how.images, None, how.max_length, how.limit, BATCH_TOKENS)
     corpus = corpora.choose(first, how.text, *options)
     if second is first and how.other_text is None:

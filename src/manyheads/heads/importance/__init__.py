@@ -77,6 +77,7 @@ def importance(
     seed: int = 0,
     state: str | PathLike[str] | None = None,
     unverified: Unverified = "refuse",
+    memory: str | int | None = None,
     progress: Progress = no_progress,
 ) -> HeadTable:
     """How much each head of a model matters: a table with the column ``importance`` and its standard error.
@@ -103,6 +104,8 @@ def importance(
     unverified: ``"allow"`` lets ``leave-one-out``, ``mean-ablation`` and ``gates`` silence heads at
         unverified sites (`Site.verified`), too. The other methods only measure such heads; the column
         ``verified`` marks them.
+    memory: what the sums of ``elimination`` may take, in bytes or as ``"2GB"``; half of what is free by
+        default. With less than all of them need, the batches are read several times.
     progress: called with the method and how many batches (for ``gates``, repetitions) are done.
 
     Returns
@@ -149,7 +152,7 @@ def importance(
     if loss is None and method in WITH_LOSS and _has_labels(batches):
         loss = "labels"
     where = None if state is None else Path(state)
-    request = Request(model, batches, named(loss), seed, gates, where, unverified, progress)
+    request = Request(model, batches, named(loss), seed, gates, where, unverified, memory, progress)
     return METHODS[method](request)
 
 

@@ -82,6 +82,7 @@ def compare_methods(
     seed: int = 0,
     state: Path | None = None,
     unverified: Unverified = "refuse",
+    memory: str | int | None = None,
     share: tuple[int, int] = (0, 1),
     progress: Progress = no_progress,
 ) -> MethodComparison:
@@ -93,7 +94,7 @@ def compare_methods(
     methods: of `importance`. Default: ``fisher``; with labels, ``gradient`` before it.
     loss, gates: as for `importance`, for those of the methods that take them; with labels, the loss is that
         of their task by default.
-    seed, unverified, progress: as for `importance`.
+    seed, unverified, memory, progress: as for `importance`.
     state: a file in which ``leave-one-out`` keeps what it has after Ctrl-C, to continue from.
     share: the part of the batches to read, (number from 0, count).
 
@@ -138,6 +139,7 @@ def compare_methods(
                     seed=seed,
                     state=state,
                     unverified=unverified,
+                    memory=memory,
                     progress=report,
                 )
             except Interrupted:

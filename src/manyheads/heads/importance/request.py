@@ -31,6 +31,7 @@ class Request:
     gates: how many heads the method ``gates`` leaves open.
     state: a file to resume from, for slow methods.
     unverified: ``"allow"`` to silence heads at unverified sites.
+    memory: the bytes that a method may take beside the pass itself, as `memory_budget` reads them.
     progress: called as batches are done.
     """
 
@@ -41,6 +42,7 @@ class Request:
     gates: int | None = None
     state: Path | None = None
     unverified: Unverified = "refuse"
+    memory: str | int | None = None
     progress: Progress = no_progress
 
     def report(self, method: str, batches: float) -> None:

@@ -8,17 +8,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from time import perf_counter
+from typing import ClassVar, NamedTuple, Protocol, cast
 
 from manyheads.capture.site import Unverified
 from manyheads.common.interrupts import Interrupted, UntilInterrupted, stop_if_interrupted
 from manyheads.common.progress import Progress
+from manyheads.common.registry import registered
 from manyheads.common.types import JsonObject
 from manyheads.data.batches import Corpus
 from manyheads.heads.diversity.measure import MEASURES, compare_pairs
 from manyheads.heads.diversity.result import Compared
 from manyheads.heads.diversity.result import table as table_of_pairs
 from manyheads.heads.importance.method_comparison import MethodComparison, check_methods, compare_methods
+from manyheads.heads.importance.request import Request
 from manyheads.heads.inspect import Counted, count, count_corpus
 from manyheads.heads.roles.find import count_cases, roles
 from manyheads.heads.roles.role_cases import RoleCases, merged_cases
@@ -28,7 +31,9 @@ from manyheads.models.loaded import Loaded
 State = JsonObject
 
 # Methods of importance whose numbers are sums over batches.
-SPLITTABLE = ("fisher", "gradient", "leave-one-out", "relevance", "confidence", "output-norm")
+SUMS = ("fisher", "gradient", "leave-one-out", "relevance", "confidence", "output-norm")
+ELIMINATION = "elimination"  # ranks by the sums of all batches
+SPLITTABLE = (*SUMS, ELIMINATION)
 
 
 class Measurement(Protocol):
@@ -170,6 +175,7 @@ class Importance(_Checked):
 
     keep: how many heads the method ``gates`` keeps.
     state_file: where ``leave-one-out`` keeps its results after Ctrl-C, of a whole text.
+    memory: as for `importance`.
     """
 
     verb: ClassVar[str] = "importance"
@@ -179,6 +185,7 @@ class Importance(_Checked):
     seed: int = 0
     unverified: Unverified = "refuse"
     state_file: Path | None = None
+    memory: str | int | None = None
 
     def __post_init__(self) -> None:
         check_methods(self.methods, self.loss)
@@ -186,7 +193,8 @@ class Importance(_Checked):
     @property
     def options(self) -> dict[str, object]:
         """What has to be the same in all parts."""
-        return {name: value for name, value in asdict(self).items() if name not in ("keep", "state_file")}
+        free = ("keep", "state_file", "memory")
+        return {name: value for name, value in asdict(self).items() if name not in free}
 
     def check(self) -> None:
         """Raise a ValueError for methods whose numbers are no sums over batches."""
@@ -202,35 +210,62 @@ class Importance(_Checked):
 
     def state(self, loaded: Loaded, corpus: Corpus, share: tuple[int, int], progress: Progress) -> State:
         """The rankings by a part."""
-        comparison = replace(self, state_file=None, keep=None)._compared(loaded, corpus, share, progress)
-        if comparison.error is not None:
-            raise comparison.error
+        state: State = {"tables": {}, "seconds": {}}
+        if ELIMINATION in (self.methods or ()):
+            state[ELIMINATION] = self._elimination(loaded, corpus, share, progress)
+        methods = None if self.methods is None else [name for name in self.methods if name != ELIMINATION]
+        if methods is None or methods:
+            others = replace(self, methods=methods, state_file=None, keep=None)
+            comparison = others._compared(loaded, corpus, share, progress)
+            if comparison.error is not None:
+                raise comparison.error
+            tables = {method: _document(table) for method, table in comparison.tables.items()}
+            state |= {"tables": tables, "seconds": comparison.seconds}
         stop_if_interrupted()
-        tables = {method: _document(table) for method, table in comparison.tables.items()}
-        return {"tables": tables, "seconds": comparison.seconds}
+        return state
+
+    def _elimination(
+        self, loaded: Loaded, corpus: Corpus, share: tuple[int, int], progress: Progress
+    ) -> State:
+        batches, started = corpus.numbered(share), perf_counter()
+        until = UntilInterrupted(batches, len(batches))
+        request = Request(loaded.model, until, seed=self.seed, memory=self.memory, progress=progress)
+        part = registered("importance.elimination.part")(request)
+        table = _document(part["table"])
+        return {"table": table, "moments": part["moments"], "seconds": perf_counter() - started}
 
     def _compared(
         self, loaded: Loaded, corpus: Corpus, share: tuple[int, int], progress: Progress
     ) -> MethodComparison:
         return compare_methods(
             loaded, corpus, self.methods, self.loss, gates=self.keep, seed=self.seed, state=self.state_file,
-            unverified=self.unverified, share=share, progress=progress,
+            unverified=self.unverified, memory=self.memory, share=share, progress=progress,
         )  # fmt: skip
 
     @staticmethod
     def merge(states: Sequence[State]) -> State:
         """The rankings by all parts."""
         methods = list(states[0]["tables"])
-        return {
+        merged: State = {
             "tables": {name: _merged([state["tables"][name] for state in states]) for name in methods},
             "seconds": {name: sum(state["seconds"][name] for state in states) for name in methods},
         }
+        if ELIMINATION in states[0]:
+            parts = [state[ELIMINATION] for state in states]
+            table = registered("importance.elimination.joined")(
+                _table(_merged([part["table"] for part in parts])), [part["moments"] for part in parts]
+            )
+            merged["tables"][ELIMINATION] = _document(table)
+            merged["seconds"][ELIMINATION] = sum(part["seconds"] for part in parts)
+        return merged
 
     @staticmethod
     def finish(state: State, options: dict[str, object]) -> MethodComparison:
-        """The rankings with their tables."""
-        tables = {method: _table(document) for method, document in state["tables"].items()}
-        return MethodComparison(tables, state["seconds"])
+        """The rankings with their tables, in the order that was asked for."""
+        methods = cast("Sequence[str] | None", options["methods"])
+        names = [name for name in methods or state["tables"] if name in state["tables"]]
+        tables = {name: _table(state["tables"][name]) for name in names}
+        return MethodComparison(tables, {name: state["seconds"][name] for name in names})
 
 
 class ComparedPairs(NamedTuple):
@@ -315,8 +350,11 @@ def _table(document: State) -> HeadTable:
 
 
 def _merged(documents: Iterable[State]) -> State:
+    return _document(merged_tables([_table(document) for document in documents]))
+
+
+def merged_tables(tables: Sequence[HeadTable]) -> HeadTable:
     """Tables merged, with the word that says what they measure."""
-    tables = [_table(document) for document in documents]
     merged = tables[0].merge(*tables[1:])
     if measure := tables[0].labels.get("measure"):
         if any(table.labels.get("measure") != measure for table in tables):
@@ -324,4 +362,4 @@ def _merged(documents: Iterable[State]) -> State:
                 "merge: the parts measured different things; expected the same loss in all of them"
             )
         merged.labels = {"measure": measure} | merged.labels
-    return _document(merged)
+    return merged
