@@ -111,7 +111,7 @@ class Source(Opening, Columns):
             corpus = data.corpus.choose(loaded, *files, *numbers, self.data, labels=labels, **columns)
             corpus = corpus.sampled(sample)
         if corpus.reading:
-            say(corpus.reading)
+            say(words(corpus.reading))
         return loaded, corpus
 
 

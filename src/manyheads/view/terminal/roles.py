@@ -58,7 +58,7 @@ class RolesPresentation:
         if reasons:
             console.print(Text("\n" + words("Not judged:")))
         for reason in reasons:
-            console.print(Text(f"  {words(reason)}"), soft_wrap=True)
+            console.print(Text(f"  {_reason(reason)}"), soft_wrap=True)
 
     def document(self) -> dict[str, object]:
         """One row for each head, with the number of cases behind each score."""
@@ -87,6 +87,12 @@ class RolesPresentation:
             words("Every score with its baseline and count: {file}", file=files[1]),
             words("To load in Python: {file}", file=files[0]),
         ]
+
+
+def _reason(text: str) -> str:
+    """Why some roles were not judged, "copying, induction: why", in the language of the user."""
+    roles, _, why = text.partition(": ")
+    return f"{', '.join(map(words, roles.split(', ')))}: {words(why)}" if why else words(text)
 
 
 def claimed(table: HeadTable) -> dict[str, tuple[str, list[int]]]:
