@@ -34,7 +34,8 @@ def study(
       manyheads study several_heads --set heads=1,2,4,8 --seeds 5
       manyheads study --all --out site
     """
-    choose_language(language)
+    if language is not None:
+        choose_language(language)
     language = current_language()
     view = mh.view.study
     with interruptible():
