@@ -1,6 +1,7 @@
 """The wheel: built as for the registry, installed where nothing else of the source is, and tried."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -75,6 +76,24 @@ def test_nothing_is_missing_and_nothing_is_too_much(wheel):
     assert "Requires-Python: >=3.11\n" in metadata
     for extra in ("train", "live", "notebook", "tables", "data", "treebank", "export", "sweep", "all", "dev"):
         assert f"Provides-Extra: {extra}\n" in metadata
+
+
+def test_the_readme_of_the_index_has_whole_addresses(tmp_path):
+    """An index shows pictures of the repository only when their addresses are whole."""
+    pytest.importorskip("hatch_vcs")
+    build = (
+        "import sys\nfrom hatchling.build import prepare_metadata_for_build_wheel as prepare\n"
+        "print(prepare(sys.argv[1]))"
+    )
+    where = os.environ | {"MANYHEADS_REPOSITORY": "https://example.org/o/manyheads", "MANYHEADS_TAG": "v9"}
+    done = subprocess.run(
+        [sys.executable, "-c", build, tmp_path], cwd=ROOT, env=where, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    metadata = (tmp_path / done.stdout.split()[-1] / "METADATA").read_text(encoding="utf-8")
+    assert "](https://example.org/o/manyheads/raw/v9/docs/pictures/live.webp)" in metadata
+    assert "](https://example.org/o/manyheads/blob/v9/docs/compare.md)" in metadata
+    assert not re.search(r"\]\(docs/", metadata)
 
 
 def test_archive_and_wheel_have_the_version_of_the_checkout(wheel, python, tmp_path):

@@ -59,7 +59,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"]({up}{OUTSIDE[path]}{anchor})"
 
     known = "|".join([*map(re.escape, OUTSIDE), r"bench/results[\w./-]*"])
-    return re.sub(rf"\]\((?:\.\./)+({known})(#[^)]*)?\)", moved, markdown)
+    markdown = re.sub(rf"\]\((?:\.\./)+({known})(#[^)]*)?\)", moved, markdown)
+    return re.sub(r"\]\(((?:\.\./)?notebooks/[\w-]+)\.ipynb\)", r"](\1.md)", markdown)
 
 
 def notebook(path: Path) -> tuple[str, dict[str, bytes]]:

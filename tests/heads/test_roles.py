@@ -382,4 +382,4 @@ def test_what_cannot_be_looked_for_is_named() -> None:
     assert "rare, separator, duplicate, induction, copying, retrieval: the batches hold no token ids" in note
     note = mh.roles(models.bert(), [models.tokens()])["not_judged"][0]
     assert "copying: the model has no vocabulary head" in note
-    assert "retrieval: 0 tokens of text fit around a key; 64 are needed" in note
+    assert "retrieval: only 0 tokens of text fit around a key, and 64 are needed" in note

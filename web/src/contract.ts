@@ -23,6 +23,8 @@ export interface Packed {
 export interface Measured {
   mean: Numbers;
   se: Numbers;
+  /** of importance: what it is, and its unit */
+  measure?: string;
 }
 
 /** What the document is about. */
@@ -188,6 +190,8 @@ export interface Answer {
 
 /** For each head: how far the output changes without it, and what the model says then. */
 export interface Silenced {
+  /** what the change is, and its unit */
+  measure?: string;
   change: Numbers;
   answer: (Item[] | null)[] | null;
 }

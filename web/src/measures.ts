@@ -26,11 +26,26 @@ export interface Measure {
 // methods that ask the head alone: they say nothing about what the model would lose without it
 const OF_THE_HEAD_ALONE = new Set(["output-norm", "confidence", "random"]);
 
+/** What a comparison adds to the name of a metric. */
+const CHANGE = /_change$/;
+
 const SHARES = new Set(["entropy_normalised", "confidence", "self", "previous", "next", "first", "special", "rare", "frequent", "local"]);
 
-/** Whether a metric is a share of attention, to be written in percent. */
+/** Whether a metric is a share of attention, or the change of one, to be written in percent. */
 export function isShare(key: string): boolean {
-  return SHARES.has(key);
+  return SHARES.has(key.replace(CHANGE, ""));
+}
+
+/** Whether the document compares two models or two texts. */
+export function comparing(document: HeadDocument): boolean {
+  return Object.keys(document.heads.metrics).some((key) => CHANGE.test(key));
+}
+
+/** A metric's name, unit and meaning; those of a comparison are changes of another. */
+function about(key: string, words: Words): { name: string; unit: string; tells: string } {
+  const of = words.metrics[key.replace(CHANGE, "")];
+  if (CHANGE.test(key) && of) return { name: words.changeOf(of.name), unit: of.unit, tells: words.changeTells(of.name, of.tells) };
+  return words.metrics[key] ?? { name: key, tells: "", unit: "" };
 }
 
 export function measureKeys(document: HeadDocument): string[] {
@@ -45,12 +60,13 @@ export function measureKeys(document: HeadDocument): string[] {
 export function measure(document: HeadDocument, key: string, words: Words): Measure {
   const method = key.startsWith("importance:") ? key.slice("importance:".length) : null;
   if (method !== null && document.importance[method]) {
-    const { mean, se } = document.importance[method];
+    const { mean, se, measure: what = "" } = document.importance[method];
     const top = Math.max(0, ...known(mean));
     const share = (value: number) => (top > 0 ? Math.sqrt(Math.max(0, value) / top) : 0);
     const name = words.importanceBy(words.methods[method] ?? method);
     const tells = OF_THE_HEAD_ALONE.has(method) ? words.importanceAlone : words.importanceTells;
-    return { key, group: "importance", name, tells, unit: "", mean, se, domain: [0, top], share };
+    const measured = what ? `${tells} ${words.measuredAs(words.said(what))}` : tells;
+    return { key, group: "importance", name, tells: measured, unit: unitOf(method, what, words), mean, se, domain: [0, top], share };
   }
   if (key === "redundancy" && document.redundancy) {
     const mean = document.redundancy.twin_distance;
@@ -73,14 +89,26 @@ export function measure(document: HeadDocument, key: string, words: Words): Meas
     return kinds(key, words.role.name, words.role.tells, mean, order.map((name) => roleName(name, words)));
   }
   const found = document.heads.metrics[key] ?? Object.values(document.heads.metrics)[0] ?? { mean: [], se: [] };
-  const { name, tells, unit } = words.metrics[key] ?? { name: key, tells: "", unit: "" };
+  const { name, tells, unit } = about(key, words);
   const values = known(found.mean);
   let low = Math.min(...values);
   const high = Math.max(...values);
-  if (!values.length || isShare(key) || (low >= 0 && low < high / 2)) low = 0;
+  if (!values.length || (isShare(key) && low >= 0) || (low >= 0 && low < high / 2)) low = 0;
   const span = high - low;
   const share = (value: number) => (span > 0 ? (value - low) / span : value > 0 ? 1 : 0);
   return { key, group: "statistics", name, tells, unit, mean: found.mean, se: found.se, domain: [low, high], share };
+}
+
+/** The unit of what a method measures, read off its sentence. */
+function unitOf(method: string, what: string, words: Words): string {
+  if (method === "confidence") return words.redundancy.unit; // a share, of 1
+  const units = words.importanceUnits;
+  if (/nats a token/.test(what)) return units.token;
+  if (/nats a sequence/.test(what)) return units.sequence;
+  if (/cosine/.test(what)) return units.cosine;
+  if (/^slope/.test(what)) return units.slope;
+  if (/^increase/.test(what)) return units.increase;
+  return /^half the square/.test(what) ? units.square : "";
 }
 
 function kinds(key: string, name: string, tells: string, mean: Numbers, names: string[]): Measure {

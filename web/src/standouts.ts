@@ -44,6 +44,15 @@ export function standouts(document: HeadDocument, words: Words): Standout[] {
       return best ? [{ ...best, key }] : [];
     }).sort((a, b) => b.value - a.value)[0]; // prettier-ignore
 
+  if (document.heads.labels["moved"]) {
+    const { moved, matched } = document.heads.labels;
+    const by = metric("attention");
+    const far = by.map((value, head) => (moved[head] === "yes" ? value : null));
+    for (let best = top(far); best && chosen.length < MOST; best = top(far))
+      add("moved", [best.head], text.movedWhy(number(best.value), matched?.[best.head] ?? "–"));
+    return chosen;
+  }
+
   const position = share(["previous", "next", "self"]);
   if (position) add("position", [position.head], text.positionWhy(percent(position.value), text.position[position.key]));
 

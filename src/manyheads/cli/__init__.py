@@ -8,7 +8,7 @@ import io
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -35,6 +35,7 @@ from manyheads.common.commands import SETTINGS, unwrapped
 from manyheads.common.errors import FailedChangeError
 from manyheads.common.extras import missing_extra
 from manyheads.common.interrupts import EXIT_CODE, leave_at_once
+from manyheads.common.language import choose_language
 from manyheads.common.processes import share_one_heap
 from manyheads.tasks.options import RunOptions, SweepOptions
 from manyheads.view import terminal
@@ -99,8 +100,15 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
     ] = False,
+    language: Annotated[
+        Literal["en", "zh"] | None,
+        typer.Option(
+            "--language", help="The language of the output: en or zh; that of the locale by default."
+        ),
+    ] = None,
 ) -> None:
     """Options of the command itself."""
+    choose_language(language)
     if context.invoked_subcommand is None:
         terminal.greeting.print_greeting()
 

@@ -13,7 +13,7 @@ from manyheads.view import terminal
 
 def demo(
     sentence: Annotated[
-        str | None, "The sentence to send through the model; one of our own by default."
+        str | None, "The sentence to send through the model; a built-in one by default."
     ] = None,
     out: Annotated[Path, "The folder for the figure; created if it does not exist."] = Path("out/demo"),
     open: options.Figure = False,

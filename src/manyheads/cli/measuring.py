@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import manyheads as mh
 from manyheads.common.console import loading, say
 from manyheads.common.interrupts import interrupted, interruptible
+from manyheads.common.language import words
 from manyheads.common.out_folder import prepared
 from manyheads.common.processes import rank
 from manyheads.data.source import Source
@@ -25,7 +26,7 @@ def opened(source: Source, **how: Any) -> "tuple[Loaded, Corpus]":
     with loading(source.model):
         loaded, corpus = source.open(**how)
     if corpus.reading:
-        say(corpus.reading)
+        say(words(corpus.reading))
     return loaded, corpus
 
 

@@ -33,5 +33,6 @@ def study(
       manyheads study several_heads --set heads=1,2,4,8 --seeds 5
       manyheads study --all --out site
     """
-    choose_language(language)
+    if language is not None:
+        choose_language(language)
     return mh.view.study.run(name, how, out, every=all, as_json=json)

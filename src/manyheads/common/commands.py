@@ -62,8 +62,8 @@ def command(
 
     @wraps(verb)
     def run(**options: Any) -> None:
-        if not has_language:
-            choose_language(options.pop("language"))
+        if not has_language and (language := options.pop("language")) is not None:
+            choose_language(language)  # else that of the command itself, or of the locale
         for name, kind in groups.items():
             options[name] = kind(**{field.name: options.pop(field.name) for field in fields(kind)})
         load()

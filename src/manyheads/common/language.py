@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from functools import cache
 from importlib import resources
+from string import Formatter
 from typing import Any, Literal, get_args
 
 Language = Literal["en", "zh"]
@@ -30,24 +32,54 @@ def current_language() -> Language:
 def words(english: str, /, **values: Any) -> str:
     """A sentence in the language of the user, with values in it.
 
-    The key of a sentence is its English: where a table lacks it, English is what is shown.
+    The key of a sentence is its English: where a table lacks it, English is what is shown. Sentences that
+    lower rooms have put together (notes, measures, why something was not judged) are recognised with their
+    values in them.
 
     >>> choose_language("zh")
     >>> words("{count:,} steps", count=1200), words("no such sentence")
     ('1,200 步', 'no such sentence')
+    >>> words("labels are names of classes (0 bad, 1 good)")
+    '标签是类别的名称（0 bad, 1 good）'
     >>> choose_language("en")
     >>> words("{count:,} steps", count=1200)
     '1,200 steps'
     >>> choose_language(None)
     """
     language = current_language()
-    sentence = english if language == "en" else table(language).get(english, english)
-    return sentence.format(**values) if values else sentence
+    if language == "en":
+        return english.format(**values) if values else english
+    sentence = table(language).get(english)
+    if sentence is not None:
+        return sentence.format(**values) if values else sentence
+    return english.format(**values) if values else _recognised(english, language)
 
 
 @cache
-def table(language: Language) -> dict[str, str]:
-    """English sentences and what they are in another language, from common/files."""
-    file = resources.files("manyheads").joinpath(f"common/files/{language}.json")
+def table(language: Language, part: str = "") -> dict[str, str]:
+    """English sentences and what they are in another language, from common/files.
+
+    The part ``-notes`` has those that come put together: their values are whatever stands there.
+    """
+    file = resources.files("manyheads").joinpath(f"common/files/{language}{part}.json")
     sentences: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
     return sentences
+
+
+def _recognised(english: str, language: Language) -> str:
+    """A sentence with values in it, in another language; its values, too, as far as they have one."""
+    for pattern, sentence in _patterns(language):
+        if match := pattern.fullmatch(english):
+            return sentence.format(**{name: words(value) for name, value in match.groupdict().items()})
+    return english
+
+
+@cache
+def _patterns(language: Language) -> list[tuple[re.Pattern[str], str]]:
+    """What recognises each sentence of the notes."""
+    patterns = []
+    for english, sentence in table(language, "-notes").items():
+        parts = Formatter().parse(english)
+        pattern = "".join(re.escape(text) + (f"(?P<{name}>.+?)" if name else "") for text, name, *_ in parts)
+        patterns.append((re.compile(pattern, re.DOTALL), sentence))
+    return patterns

@@ -95,7 +95,7 @@ class Card:
             after = f"{b.cache:,} ({b.cache / a.cache - 1:+.1%})"
             rows.append((words("KV cache, bytes a token"), f"{a.cache:,}", after))
         for batch, seconds in a.seconds.items():
-            what = words("batch {batch} x {length}, ms", batch=batch, length=self.timed)
+            what = words("batch {batch} x {length}, ms", batch=batch, length=words(self.timed))
             faster = words("{factor:.2f}x as fast", factor=seconds / b.seconds[batch])
             rows.append((what, f"{seconds * 1e3:.1f}", f"{b.seconds[batch] * 1e3:.1f} ({faster})"))
         return rows + [_speed(each) for each in self.decoding]
@@ -119,7 +119,7 @@ class Card:
 def _speed(one: Decoding) -> tuple[str, str, str]:
     what = words("batch {batch} after {length:,} tokens, tokens/s", batch=one.batch, length=one.length)
     if one.why_not:
-        return what, words("not measured"), one.why_not
+        return what, words("not measured"), words(one.why_not)
     return what, f"{one.before:.1f}", f"{one.after:.1f} ({one.after / one.before:.2f}x)"
 
 

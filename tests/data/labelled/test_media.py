@@ -11,6 +11,7 @@ from tests.helpers.labelled import tokenizer, vit, wav2vec2, write_csv
 
 import manyheads as mh
 from manyheads.common.run_batch import run
+from manyheads.data.labelled.media import sound_tokens
 from manyheads.data.readers.audio import encode_wav
 
 SIZE = {"height": 8, "width": 8}
@@ -181,3 +182,11 @@ def test_an_encoder_decoder_writes_what_it_hears(tmp_path):
         alone = [model(**data.task.batch([example])).loss.item() for example in data.examples]
         assert data.loss(run(model, batch), batch).tolist() == pytest.approx(alone, rel=1e-3)
     assert {"word_error_rate", "perplexity"} <= set(data.evaluate(model).metrics)
+
+
+def test_a_sound_has_as_many_tokens_as_its_attention_has_queries(tmp_path):
+    model = wav2vec2(hf.Wav2Vec2ForSequenceClassification)
+    samples = torch.randn(1, 743)
+    with torch.no_grad(), mh.watch(model) as seen:
+        model(input_values=samples)
+    assert sound_tokens(model, samples.shape[1]) == int(seen.table["tokens"][0])

@@ -7,6 +7,7 @@ from torch import nn
 
 import manyheads as mh
 from manyheads.heads.effects.answers import Sentences, answer, kind_of, shown, token
+from manyheads.heads.effects.questions import ask
 from manyheads.nn.transformers import Decoder, Encoder, Seq2Seq
 from manyheads.tasks.language import MaskedLanguage
 
@@ -129,7 +130,7 @@ def test_a_single_score_is_said_as_it_is():
     ids = torch.randint(97, (1, 5))
     said = answer(model, Words(), {"input_ids": ids})
     assert said == {
-        "kind": "class",
+        "kind": "amount",
         "items": [["LABEL_0", pytest.approx(model(ids).logits.item(), abs=1e-6)]],
     }
 
@@ -138,11 +139,55 @@ def test_labels_of_tokens_that_stand_out():
     config = hf.BertConfig(vocab_size=97, num_labels=2, id2label={0: "O", 1: "NAME"}, **SMALL)
     model = hf.BertForTokenClassification(config).eval()
     ids = torch.randint(97, (1, 11))
+    with torch.no_grad():
+        model.classifier.bias.copy_(-model(ids).logits[0].mean(0))  # both classes occur
     said = answer(model, Words(), {"input_ids": ids}, top=11)
     chosen = model(ids).logits[0].argmax(-1).tolist()
     usual = max(set(chosen), key=chosen.count)
     wanted = [f"w{ids[0, i]}: {config.id2label[c]}" for i, c in enumerate(chosen) if c != usual]
+    assert wanted
     assert [name for name, _ in said["items"]] == wanted
+
+
+def test_classes_of_tokens_are_asked_again_without_a_head():
+    config = hf.BertConfig(vocab_size=97, num_labels=3, id2label={0: "O", 1: "NAME", 2: "DATE"}, **SMALL)
+    model = hf.BertForTokenClassification(config).eval()
+    with torch.no_grad():
+        model.classifier.weight.mul_(50)
+    batch = {"input_ids": torch.randint(4, 97, (1, 11))}
+    reply, question = ask(model, batch, Words())
+    chosen = model(**batch).logits[0].argmax(-1).tolist()
+    usual = max(set(chosen), key=chosen.count)
+    told = [i for i, one in enumerate(chosen) if one != usual][:5] or list(range(5))
+    with mh.silence(model, {0: [1], 1: [0, 2]}), torch.no_grad():
+        result = model(**question.batch)
+    best = result.logits[0].softmax(-1).max(-1)
+    wanted = [f"w{batch['input_ids'][0, i]}: {config.id2label[best.indices[i].item()]}" for i in told]
+    assert [name for name, _ in question.answer(result)] == wanted
+    assert [p for _, p in question.answer(result)] == pytest.approx(best.values[told].tolist(), abs=1e-6)
+    assert len(reply["items"]) == len(told)
+
+
+def test_tokens_that_all_have_one_class_are_still_named():
+    model = hf.BertForTokenClassification(hf.BertConfig(vocab_size=97, num_labels=2, **SMALL)).eval()
+    with torch.no_grad():
+        model.classifier.bias.copy_(torch.tensor([50.0, 0.0]))
+    reply, _ = ask(model, {"input_ids": torch.tensor([[0, 11, 13, 17]])}, Words())  # 0 is special
+    assert [name for name, _ in reply["items"]] == ["w11: LABEL_0", "w13: LABEL_0", "w17: LABEL_0"]
+
+
+def test_a_recogniser_of_speech_answers_with_what_it_hears():
+    from tests.helpers.labelled import LETTERS, VOCABULARY, tokenizer, wav2vec2
+
+    model, batch = wav2vec2(hf.Wav2Vec2ForCTC), {"input_values": torch.zeros(1, 500)}
+    assert kind_of(model, batch) == "transcript"
+    a, b = (VOCABULARY.index(letter) for letter in LETTERS[:2])
+    logits = torch.zeros(1, 6, len(VOCABULARY))
+    for frame, letter in enumerate([a, a, 0, a, b, 0]):  # 0 is no letter
+        logits[0, frame, letter] = 9.0
+    said = answer(model, tokenizer(), batch, kind="transcript", result={"logits": logits})
+    p = logits[0, 0].softmax(-1)[a].item()
+    assert said["items"] == [["a a b", pytest.approx(p, abs=1e-6)]]
 
 
 def test_pictures_have_classes_and_no_neighbours():

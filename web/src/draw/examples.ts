@@ -5,8 +5,8 @@ import { shorten, visible } from "./tokens";
 
 /** Its title; pictures have none unless somebody gave them one. */
 function named(page: Page, index: number): string {
-  const { title, label } = page.document.examples[index]!;
-  const name = shorten(visible(title), 70) || page.words.pictureNumber(index + 1);
+  const { title, label, kind } = page.document.examples[index]!;
+  const name = shorten(visible(title), 70) || (kind === "image" ? page.words.pictureNumber : page.words.inputNumber)(index + 1);
   return label ? `${name} · ${page.words.label(shorten(visible(label), 40))}` : name;
 }
 

@@ -1,11 +1,14 @@
 // What a first visitor reads before the map: what this is, what the marks mean, and which heads are worth a click.
 import { html, svg, unique, type Child } from "../draw/element";
+import { comparing } from "../measures";
 import type { Page } from "../page";
 import type { Standout } from "../standouts";
 
 /** One sentence, and the legend of the marks below. */
 export function about({ document, words }: Page): HTMLElement {
-  const { about, legend, legendLabel } = words.start;
+  const { legend, legendLabel } = words.start;
+  const about = comparing(document) ? words.start.aboutChanges : words.start.about;
+  const drawn = legend.slice(0, document.examples.length ? 3 : 2); // without an example there are no lines
   const box = (x: number, width: number, kind: string) => svg("rect", { x, y: 2, width, height: 12, rx: 2, class: `mark ${kind}` });
   const marks: Child[][] = [
     [box(3, 20, "")],
@@ -19,7 +22,7 @@ export function about({ document, words }: Page): HTMLElement {
     html(
       "dl",
       { class: "marks", "aria-label": legendLabel },
-      ...legend.map(([name, means], i) =>
+      ...drawn.map(([name, means], i) =>
         html("div", {}, html("dt", {}, svg("svg", { viewBox: "0 0 26 16", width: 26, height: 16, "aria-hidden": "true" }, ...marks[i]!), " ", name), html("dd", {}, means)),
       ),
     ),
@@ -56,7 +59,7 @@ export function outstanding(page: Page, some: readonly Standout[]): { element: H
     "section",
     { class: "standouts", "aria-labelledby": title },
     html("h3", { id: title }, text.standouts),
-    html("p", { class: "note" }, text.standoutsNote),
+    html("p", { class: "note" }, document.examples.length ? text.standoutsNote : text.standoutsBare),
     html("ol", {}, ...buttons.map((button) => html("li", {}, button))),
   );
   return { element, close: state.subscribe(mark, "selected") };

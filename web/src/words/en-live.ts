@@ -48,6 +48,8 @@ export const live = {
     mask: "masked token",
     neighbours: "nearest sentences",
     class: "class",
+    amount: "value",
+    transcript: "transcript",
     answer: "answer",
     translation: "translation",
   } as Record<string, string>,

@@ -3,6 +3,7 @@
 export const views = {
   example: "Example",
   pictureNumber: (number: number) => `Image ${number}`,
+  inputNumber: (number: number) => `Input ${number}`,
   label: (label: string) => `label: ${label}`,
 
   pipeline: {

@@ -26,7 +26,7 @@ export const en = {
     picture: "Image",
     alignment: "Alignment",
   },
-  units: { tokens: "tokens", patches: "patches", images: "images" } as Record<string, string>,
+  units: { tokens: "tokens", patches: "patches", images: "images", sounds: "sounds" } as Record<string, string>,
   summary: (layers: number, heads: number, units: string, unit: string, corpus: string) =>
     `${layers} ${layers === 1 ? "layer" : "layers"}, ${heads} ${heads === 1 ? "head" : "heads"} · measured on ${units} ${unit}${corpus ? ` of ${corpus}` : ""}`,
   someModel: "A model",
@@ -64,11 +64,16 @@ export const en = {
     local: { name: "Nearby", unit: "%", tells: "Share of attention on tokens close by." },
     output_norm: { name: "Output norm", unit: "", tells: "The length (Euclidean norm) of the head's output vector; it compares heads of this model only." },
     largest_logit: { name: "Largest logit", unit: "", tells: "The largest score before the softmax; very large ones make training unstable." },
+    attention: { name: "Attention moved", unit: "of 1", tells: "Distance between what the head attends to in the first and its counterpart in the second (Jensen-Shannon): 0 is the same, 1 is nothing in common." },
     twin_distance: { name: "Distance to its twin", unit: "of 1", tells: "How different its attention is from the most similar head's." },
     silhouette: { name: "Silhouette", unit: "of 1", tells: "How well the head fits into its cluster: 1 well, 0 on the border." },
     rank: { name: "Rank of the layer", unit: "directions", tells: "The number of directions that the outputs of all heads of the layer span together." },
     rank_99: { name: "Rank for 99%", unit: "directions", tells: "The number of directions that hold 99% of the variance of the layer's outputs." },
   } as Record<string, { name: string; unit: string; tells: string }>,
+  changeOf: (name: string) => `Change: ${name.toLowerCase()}`,
+  changeTells: (name: string, tells: string) => `${name} in the second minus in the first. ${tells}`,
+  measuredAs: (what: string) => `Measured: ${what}.`,
+  importanceUnits: { token: "nats/token", sequence: "nats/sequence", cosine: "1 − cosine", slope: "loss per head", increase: "loss", square: "output²/2" },
   importanceBy: (method: string) => `Importance: ${method}`,
   importanceAlone: "A property of the head alone: it does not measure what the model would lose without it.",
   importanceTells: "How much the model's output depends on the head. Colours follow the square root, so that small differences show.",
@@ -115,6 +120,8 @@ export const en = {
   start: {
     about: (heads: number, model: string) =>
       `This page shows what each of the ${heads} attention heads of ${model} attends to, and how much the model needs it. A head is a part of a layer that decides, for each token, which other tokens it reads.`,
+    aboutChanges: (heads: number, models: string) =>
+      `This page compares two models, or two texts on one model: ${models}. For ${heads} attention heads it shows how far each is from its counterpart, with standard errors.`,
     legend: [
       ["square", "one head: rows are layers, from the input (0) upwards; columns are the heads of a layer"],
       ["colour", "the number that is chosen above the map; the scale is below it"],
@@ -123,6 +130,7 @@ export const en = {
     legendLabel: "Legend",
     standouts: "What stands out",
     standoutsNote: "Click one to see it on the example.",
+    standoutsBare: "Click one to see its numbers.",
     kinds: {
       position: "Looks at a fixed place",
       important: "Most important",
@@ -131,7 +139,9 @@ export const en = {
       sink: "Attention sink",
       broad: "Broadest",
       sharp: "Sharpest",
+      moved: "Moved",
     },
+    movedWhy: (distance: string, now: string) => `its attention is at distance ${distance} from its counterpart, head ${now} (0 is the same, 1 is nothing in common)`,
     head: (name: string) => `head ${name}`,
     pairOf: (a: string, b: string) => `heads ${a} and ${b}`,
     position: { previous: "the previous token", next: "the next token", self: "the token itself" },
@@ -256,7 +266,8 @@ export const en = {
   silencedTitle: "Without this head",
   silencedNote: "What the model says on this example when the head is silenced.",
   right: (label: string) => `Its label: ${label}.`,
-  change: (change: string, place: number, all: number) => `The output changes by ${change}: rank ${place} of ${all} heads.`,
+  change: (change: string, what: string, place: number, all: number) => `The output changes by ${change}${what ? ` (${what})` : ""}: rank ${place} of ${all} heads.`,
+  saysNow: (kind: string, text: string, share: string) => `The model's ${kind}: “${text}” (${share}).`,
   noChange: "no change",
   mostChange: "the largest change of any head",
   beforeSilence: "before",

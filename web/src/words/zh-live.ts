@@ -48,6 +48,8 @@ export const live: typeof english = {
     mask: "填空",
     neighbours: "最相近的句子",
     class: "类别",
+    amount: "数值",
+    transcript: "转写文本",
     answer: "答案",
     translation: "译文",
   },

@@ -47,6 +47,21 @@ const EXACT: Record<string, string> = {
   "no vocabulary head": "没有词表输出层",
   "the batches hold no token ids": "输入中没有词元编号",
   "the model has no vocabulary head": "模型没有词表输出层",
+  "what enters the vocabulary head does not come from a norm": "进入词表输出层的内容不来自归一化层",
+
+  // heads/importance, heads/effects: what a number measures
+  "KL(full || silenced), nats a token": "KL(完整 || 消融)，奈特/词元",
+  "KL(full || silenced), nats a sequence": "KL(完整 || 消融)，奈特/序列",
+  "1 - cosine of the mean hidden state": "1 − 平均隐藏状态的余弦",
+  "half the square of the change of the output": "输出变化平方的一半",
+  "slope of the loss labels": "标签损失的斜率",
+
+  // data/labelled
+  "prompts and answers are read in the model's chat template; the answers are predicted": "提示和回答按模型的对话模板读入；预测的是回答",
+  "prompts and answers are read as plain text: the tokenizer has no chat template; the answers are predicted":
+    "提示和回答按纯文本读入：分词器没有对话模板；预测的是回答",
+  "the texts are read as they are, without the model's chat template; a column of messages, or of prompts and completions, is read with it":
+    "文本按原样读入，未用模型的对话模板；messages 列，或 prompt 和 completion 列，会按模板读入",
 
   // view/inspect.py
   "The counting ended early: these numbers are of a part of the corpus.": "统计提前结束：这些数字只来自语料的一部分。",
@@ -86,7 +101,7 @@ const PARTS: Record<string, string> = {
   elimination: "逐个淘汰",
 };
 
-const UNITS: Record<string, string> = { images: "张图像", texts: "段文本", queries: "个查询", pairs: "个词对" };
+const UNITS: Record<string, string> = { images: "张图像", sounds: "段声音", texts: "段文本", queries: "个查询", pairs: "个词对" };
 
 const sitesSaid = (sites: string) => sites.replace(/^(\d+) sites /, "$1 处");
 const part = (name: string) => PARTS[name] ?? name;
@@ -95,6 +110,14 @@ const unit = (name: string) => UNITS[name] ?? ` ${name}`;
 const PATTERNS: [RegExp, (...found: string[]) => string][] = [
   [/^roles, importance, redundancy and the curve are measured on (.+)$/, (on) => `角色、重要性、冗余度和剪枝曲线测自：${said(on!)}`],
   [/^([\d,]+) tokens in ([\d,]+) of ([\d,]+) texts$/, (tokens, some, all) => `${all} 段文本中的 ${some} 段，共 ${tokens} 个词元`],
+  [/^([\d,]+) of ([\d,]+) sounds$/, (some, all) => `${all} 段声音中的 ${some} 段`],
+  [/^labels are (names|numbers) of classes \((.+)\)$/, (by, names) => `标签是类别的${by === "names" ? "名称" : "编号"}（${names}）`],
+  [/^([\d.]+%) of the tokens are hidden, at least one of each text, drawn with the seed (\d+)$/, (share, seed) => `${share} 的词元被遮住，每段文本至少一个，随机种子为 ${seed}`],
+  [/^([\d,]+) of ([\d,]+) rows \((.+?)\) are longer than ([\d,]+) tokens and were cut to that length$/, (some, all, share, length) => `${all} 行中有 ${some} 行（${share}）超过 ${length} 个词元，已截断到该长度`],
+  [/^([\d,]+) of ([\d,]+) rows \((.+?)\) have no label and are left out$/, (some, all, share) => `${all} 行中有 ${some} 行（${share}）没有标签，未使用`],
+  [/^only (\d+) tokens of text fit around a key, and (\d+) are needed$/, (some, least) => `关键词周围只放得下 ${some} 个词元，至少需要 ${least} 个`],
+  [/^the text leaves (\d+) tokens of the vocabulary unused, and a key needs (\d+)$/, (some, least) => `文本只剩 ${some} 个未用到的词元，关键词需要 ${least} 个`],
+  [/^the batches hold '(.+)', which cannot be made up$/, (name) => `批次中有 ${name}，无法编造`],
   [/^([\d,]+) of ([\d,]+) images$/, (some, all) => `${all} 张图像中的 ${some} 张`],
   [/^([\d,]+) of ([\d,]+) held-out examples$/, (some, all) => `${all} 个留出样例中的 ${some} 个`],
   [/^the first batch \(up to ([\d,]+) tokens\)$/, (tokens) => `第一个批次（至多 ${tokens} 个词元）`],

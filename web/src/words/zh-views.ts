@@ -3,6 +3,7 @@ import type { views as english } from "./en-views";
 export const views: typeof english = {
   example: "示例",
   pictureNumber: (number) => `图像 ${number}`,
+  inputNumber: (number) => `输入 ${number}`,
   label: (label) => `标签：${label}`,
 
   pipeline: {

@@ -26,7 +26,7 @@ from manyheads.data.readers.records import Record, is_missing
 
 FILES = ("file", "path", "file_name", "filename", "file_path")
 TRANSCRIPTS = ("text", "transcription", "transcript", "sentence", *LABELS)
-FRAME = 320  # samples that count as a token, at most
+FRAME = 320  # samples that count as a token, where the model does not say
 TOKENS_OF_AN_IMAGE = 256  # where the config does not give the number of patches
 
 
@@ -61,6 +61,19 @@ def image_tokens(model: nn.Module) -> int:
     if isinstance(side, int) and isinstance(patch, int):
         return (side // patch) ** 2 + 1
     return TOKENS_OF_AN_IMAGE
+
+
+def sound_tokens(model: nn.Module, samples: int) -> int:
+    """How many tokens a sound is: by the model's convolutions, or as many as its encoder always reads.
+
+    >>> sound_tokens(nn.Identity(), 3200)
+    10
+    """
+    count: Any = getattr(model, "_get_feat_extract_output_lengths", None)
+    always = getattr(getattr(model, "config", None), "max_source_positions", None)
+    if isinstance(always, int) and getattr(model, "main_input_name", "") == "input_features":
+        return always
+    return max(1, int(count(samples)) if callable(count) else samples // FRAME)
 
 
 class ImageClasses(Classes):
@@ -109,7 +122,7 @@ class Sounds(Task):
         """An example of a sound, which is decoded again when it is needed."""
         example = Example({"file": file_of(row, self.reading)}, target, truth, 1, shown)
         length = len(self.samples(example))
-        example.size = max(1, length // FRAME)
+        example.size = sound_tokens(self.reading.loaded.model, length)
         if not self.has_mask and not self.pads:  # only sounds of equal lengths can share a batch
             example.group = (length,)
         return example

@@ -176,7 +176,7 @@ class SeveralClasses(TextClasses):
                 cells = [Cell(row.where, value) for value in values]
                 chosen = match_classes(cells, self.names, table.what, table.class_names.get(label)).classes
             ones = [float(n in chosen) for n in range(len(self.names))]
-            targets.append((ones, ", ".join(self.names[n] for n in chosen)))
+            targets.append((ones, ", ".join(self.names[n] for n in chosen) or "–"))
         return targets
 
     def loss(self, result: Any, batch: Any) -> Tensor:

@@ -17,7 +17,7 @@ from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import causal, classification, fitting, masked, seq2seq
 from manyheads.heads.model_outputs import is_span, main_tensor, read
 from manyheads.heads.observer import Forward, moved, observed
-from manyheads.models.task_head import class_names
+from manyheads.models.task_head import class_names, task_kind
 from manyheads.nn.generate import generate
 from manyheads.nn.transformers import Seq2Seq
 
@@ -29,6 +29,7 @@ LONGEST_ANSWER = 30  # tokens of an answer that is a part of the input
 WRITTEN = 48  # tokens of a translation, at most
 SAME = 1e-6  # a sentence this near is the input itself
 _IDS = ("input_ids", "ids", "x", "source")
+_UNJOINED = {"group_tokens": False}  # repeats were joined where blanks could still be seen
 _SEEN = {"\n": "⏎", "\r": "⏎", "\t": "⇥"}
 
 
@@ -56,8 +57,8 @@ class Sentences:
 
 
 def kind_of(model: nn.Module, batch: Batch) -> str | None:
-    """What a model says about a batch: ``next``, ``mask``, ``class``, ``answer``, ``translation`` or
-    ``neighbours``; None for outputs that cannot be put into words.
+    """What a model says about a batch: ``next``, ``mask``, ``class``, ``amount``, ``answer``,
+    ``transcript``, ``translation`` or ``neighbours``; None for outputs that cannot be put into words.
 
     The batch needs two tokens or more: one token alone does not show whether attention is causal.
 
@@ -76,6 +77,10 @@ def kind_of(model: nn.Module, batch: Batch) -> str | None:
     if is_span(forward.result):
         return "answer" if ids_of(batch) is not None else None
     value = main_tensor(forward.result)[1]
+    if task_kind(model) == "ctc":
+        return "transcript" if value.dim() == 3 else None
+    if forward.output.amounts:
+        return "amount"
     if loss is seq2seq:
         return "translation" if _writes(model) else None
     if loss is causal:
@@ -114,9 +119,9 @@ def answer(
     Returns
     -------
     Items, the likeliest first: ``next`` and ``mask`` tokens, ``class`` labels, and parts of the input that
-    are the ``answer`` to a question, with probabilities; the
-    nearest ``neighbours`` with cosines; one ``translation`` with the mean probability of its tokens (the
-    geometric one). For ``mask``, ``"place"`` is the position of the token that was filled in: the first
+    are the ``answer`` to a question, with probabilities; the ``amount`` of a regression; the nearest
+    ``neighbours`` with cosines; one ``translation`` or ``transcript`` with the mean probability of its tokens
+    (the geometric one). For ``mask``, ``"place"`` is the position of the token that was filled in: the first
     masked one, or else the last word, which is then masked. None where the output cannot be put into words.
 
     Examples
@@ -159,8 +164,9 @@ def answer(
                 named = forward_of(batch).output.named
                 both = named["start_logits"][0], named["end_logits"][0]
                 return {"kind": kind, "items": span_items(*both, ids[0], tokenizer, top)}
-            if kind == "class":
-                return {"kind": kind, "items": _classes(model, forward_of(batch), tokenizer, batch, top)}
+            if kind in ("class", "amount", "transcript"):
+                logits = main_tensor(forward_of(batch).result)[1][0]
+                return {"kind": kind, "items": output_items(kind, model, logits, tokenizer, ids, top=top)}
             if kind == "neighbours" and sentences is not None:
                 embedding = forward_of(batch).output.value[:1]
                 others = sentences.embeddings
@@ -233,25 +239,68 @@ def hidden(batch: Batch, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Bat
     return items, words[-1]
 
 
-def _classes(
-    model: nn.Module, forward: Forward, tokenizer: PreTrainedTokenizerBase | None, batch: Batch, top: int
+def output_items(
+    kind: str,
+    model: nn.Module,
+    logits: Tensor,
+    tokenizer: PreTrainedTokenizerBase | None,
+    ids: Tensor | None,
+    positions: Sequence[int] | None = None,
+    top: int = TOP,
 ) -> list[Item]:
-    """Labels with their probabilities; of tokens, where each of them is labelled, those that stand out."""
-    value = main_tensor(forward.result)[1]
-    if value.dim() == 2:
-        return class_items(model, value[0], top)
-    labels = class_names(model)
-    p = value[0].float().softmax(-1)
-    ids = ids_of(batch)
-    if ids is None or ids.shape[1] != len(p):
+    """What logits of one input say: its classes or amounts, the classes of its tokens, or a transcript.
+
+    Logits are (classes,) or (tokens, classes); ``positions`` are the tokens to name, `telling_tokens` by
+    default.
+    """
+    if kind == "transcript":
+        return [transcript(model, logits, tokenizer)]
+    if logits.dim() == 1:
+        return class_items(model, logits, top)
+    if ids is None or ids.shape[1] != len(logits):
         return []
-    likeliest, chosen = (x.tolist() for x in p.max(-1))
+    labels = class_names(model)
+    positions = telling_tokens(logits, tokenizer, ids, top) if positions is None else positions
+    best, chosen = (x.tolist() for x in logits.float().softmax(-1).max(-1))
+    names = {i: f"{token(tokenizer, int(ids[0, i]))}: {labels.get(chosen[i], chosen[i])}" for i in positions}
+    return [[name, round(best[i], 6)] for i, name in names.items()]
+
+
+def telling_tokens(
+    logits: Tensor, tokenizer: PreTrainedTokenizerBase | None, ids: Tensor, top: int = TOP
+) -> list[int]:
+    """The first tokens whose class is not the most frequent one; the first words where all have the same.
+
+    >>> telling_tokens(torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0]]), None, torch.tensor([[5, 6, 7]]))
+    [1]
+    """
+    chosen = logits.argmax(-1).tolist()
     usual = Counter(chosen).most_common(1)[0][0]
-    return [
-        [f"{token(tokenizer, int(ids[0, i]))}: {labels.get(chosen[i], chosen[i])}", round(likeliest[i], 6)]
-        for i in range(len(p))
-        if chosen[i] != usual
-    ][:top]
+    special = set(getattr(tokenizer, "all_special_ids", None) or [])
+    plain = [i for i, number in enumerate(ids[0].tolist()) if number not in special]
+    return ([i for i, one in enumerate(chosen) if one != usual] or plain)[:top]
+
+
+def transcript(model: nn.Module, logits: Tensor, tokenizer: PreTrainedTokenizerBase | None) -> Item:
+    """What logits (frames, letters) of connectionist temporal classification spell, and how sure they are.
+
+    The likeliest letter of each frame counts, repeats are joined and blanks are left out.
+
+    >>> logits = torch.tensor([[0.0, 9.0, 0.0], [0.0, 9.0, 0.0], [9.0, 0.0, 0.0], [0.0, 0.0, 9.0]])
+    >>> transcript(nn.Identity(), logits, None)[0]                                     # 0 is no letter
+    '1 2'
+    """
+    blank = int(getattr(getattr(model, "config", None), "pad_token_id", None) or 0)
+    best, chosen = logits.float().log_softmax(-1).max(-1)
+    letters = [n for n in torch.unique_consecutive(chosen).tolist() if n != blank]
+    decode: Any = getattr(tokenizer, "decode", None)
+    text = (
+        " ".join(map(str, letters))
+        if decode is None
+        else decode(letters, skip_special_tokens=True, **_UNJOINED)
+    )
+    heard = best[chosen != blank] if letters else best
+    return [shown(str(text).strip()) or "–", round(math.exp(float(heard.mean())), 6)]
 
 
 def class_items(model: nn.Module, logits: Tensor, top: int = TOP) -> list[Item]:

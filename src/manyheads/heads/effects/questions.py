@@ -17,13 +17,14 @@ from manyheads.heads.effects.answers import (
     Answer,
     Item,
     answer,
-    class_items,
     hidden,
     ids_of,
     kind_of,
     likeliest,
     nearest,
+    output_items,
     span_items,
+    telling_tokens,
 )
 from manyheads.heads.model_outputs import main_tensor, read
 
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
 class Question:
     """What a model is asked about an input, and how the answer is read from what it returns.
 
-    kind: ``next``, ``mask``, ``class``, ``answer`` or ``neighbours``.
+    kind: ``next``, ``mask``, ``class``, ``amount``, ``answer``, ``transcript`` or ``neighbours``.
     batch: what the model is to be run on: the input, perhaps with a token masked.
     position: of the token that is masked; -1 for none.
+    tokens: which tokens to name, where each has a class of its own.
     neighbours: the texts that can be named, and their embeddings (n, width).
     """
 
@@ -46,6 +48,7 @@ class Question:
     batch: Batch
     tokenizer: PreTrainedTokenizerBase | None = None
     position: int = -1
+    tokens: Sequence[int] | None = None
     neighbours: tuple[Sequence[str], Tensor] | None = None
 
     def answer(self, result: object, row: int = 0) -> list[Item]:
@@ -58,8 +61,8 @@ class Question:
             named = read(result, self.model).named
             return span_items(named["start_logits"][row], named["end_logits"][row], ids[0], self.tokenizer)
         logits = main_tensor(result)[1][row].float()
-        if self.kind == "class":
-            return class_items(self.model, logits)
+        if self.kind in ("class", "amount", "transcript"):
+            return output_items(self.kind, self.model, logits, self.tokenizer, ids, self.tokens)
         logits = logits[self.position].clone()  # -1: after the last token
         if self.position >= 0 and self.tokenizer is not None:
             logits[self.tokenizer.mask_token_id] = -torch.inf
@@ -75,8 +78,7 @@ def ask(
 ) -> tuple[Answer | None, Question | None]:
     """What a model says about an input of one sequence, and the question to ask again; None if neither.
 
-    A translation is written token by token, and classes of single tokens are many, so they are not asked
-    again. ``result`` is what the model returned for the batch, where it has run already.
+    A translation is written token by token, so it is not asked again. ``result`` is what the model returned for the batch, where it has run already.
 
     Examples
     --------
@@ -92,14 +94,13 @@ def ask(
     if result is None:
         result = _run(model, batch)
     question = _question(kind, model, batch, tokenizer, neighbours, result)
-    if question is None and kind == "class":
-        classes = answer(model, tokenizer, batch, kind=kind)
-        return (classes if classes and classes["items"] else None), None
     if question is None:
         return None, None
     if question.batch is not batch:  # a token is masked
         result = _run(model, question.batch)
     reply: Answer = {"kind": question.kind, "items": question.answer(result)}
+    if not reply["items"]:
+        return None, None
     if question.position >= 0:
         reply["place"] = question.position
     return reply, question
@@ -122,8 +123,11 @@ def _question(
             if neighbours
             else None
         )
-    if kind == "class" and main_tensor(result)[1].dim() != 2:
-        return None
+    ids, logits = ids_of(batch), main_tensor(result)[1][0]
+    if kind == "class" and logits.dim() == 2:  # a class for each token
+        if ids is None or ids.shape[1] != len(logits):
+            return None
+        return Question(kind, model, batch, tokenizer, tokens=telling_tokens(logits, tokenizer, ids))
     return None if kind is None else Question(kind, model, batch, tokenizer)
 
 

@@ -24,8 +24,12 @@ TOGETHER = 512
 
 
 class Silenced(TypedDict):
-    """What changes without each head: None for heads that were not silenced, or models that say nothing."""
+    """What changes without each head: None for heads that were not silenced, or models that say nothing.
 
+    ``measure`` says what the change is, and its unit.
+    """
+
+    measure: str
     change: list[float | None]
     answer: list[list[Item] | None] | None
 
@@ -81,7 +85,7 @@ def silenced(
                     answers[number] = question.answer(result, sequence)
             done += len(numbers)
             progress("silence", done, len(order))
-    return {"change": change, "answer": None if question is None else answers}
+    return {"measure": full.measure, "change": change, "answer": None if question is None else answers}
 
 
 def _runs(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.labelled_batch import without_labels
 from manyheads.common.types import Batch
 from manyheads.heads.roles.attention_rows import Facts
 
@@ -146,12 +147,12 @@ def _like(batch: Batch, ids: Tensor) -> Batch:
         parts = zip(masks, batch, strict=True)
         return tuple((ids >= 0).to(x) if mask else ids.clamp(min=0).to(x.device) for mask, x in parts)
     filled = {}
-    for name, value in batch.items():
+    for name, value in without_labels(batch).items():
         if name.endswith("input_ids"):
             filled[name] = ids.clamp(min=0).to(value.device)
         elif name.endswith("attention_mask"):
             filled[name] = (ids >= 0).to(value)
-        elif isinstance(value, Tensor) and name not in ("token_type_ids", "labels", "position_ids"):
+        elif isinstance(value, Tensor) and name not in ("token_type_ids", "position_ids"):
             raise ValueError(f"the batches hold {name!r}, which cannot be made up")
         elif not isinstance(value, Tensor):
             filled[name] = value
@@ -192,10 +193,12 @@ def planted(batch_facts: BatchFacts) -> Iterator[tuple[Batch, Facts]]:
     extra = 2 * (KEY + ANSWER) - 1 + len(batch_facts.prefix) + len(batch_facts.suffix)
     length = min(len(text), batch_facts.context - extra, (batch_facts.positions or 10**9) - extra)
     if length < LONG:
-        raise ValueError(f"{max(length, 0)} tokens of text fit around a key; {LONG} are needed")
+        raise ValueError(f"only {max(length, 0)} tokens of text fit around a key, and {LONG} are needed")
     unused = batch_facts.ordinary[~torch.isin(batch_facts.ordinary, text.unique())]
     if len(unused) < KEY + ANSWER:
-        raise ValueError(f"the text leaves {len(unused)} tokens unused; a key needs {KEY + ANSWER}")
+        raise ValueError(
+            f"the text leaves {len(unused)} tokens of the vocabulary unused, and a key needs {KEY + ANSWER}"
+        )
     for number in range(PLANTED):
         start = int(torch.randint(len(text) - length + 1, (1,), generator=generator))
         around = text[start : start + length]

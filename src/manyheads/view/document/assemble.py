@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -107,7 +108,7 @@ def document(
         "version": VERSION,
         "header": {
             "manyheads": __version__,
-            "model": about.model,
+            "model": Path(about.model).name if Path(about.model).is_absolute() else about.model,
             "fingerprint": table.model,
             "corpus": about.corpus,
             "units": about.units or int(table.tokens.max().item() if len(table) else 0),
@@ -139,7 +140,9 @@ def document(
             if not only_examples:
                 _judge(page, table, model, batches, rankings, tokenizer, parts)
             if examples.changes:
-                page["importance"]["leave-one-out"] = _leave_one_out(examples.changes)
+                page["importance"]["leave-one-out"] = _leave_one_out(
+                    examples.changes, examples.measure_of_changes
+                )
         page["examples"] = examples.fitted(Budget(room - byte_size(page)))
     return page
 
@@ -293,9 +296,9 @@ def _most_important(table: HeadTable, ranking: HeadTable | None) -> list[int]:
     return order
 
 
-def _leave_one_out(changes: Sequence[Sequence[float | None]]) -> Measured:
+def _leave_one_out(changes: Sequence[Sequence[float | None]], measure: str) -> Measured:
     """Leave-one-out as a method of importance: the mean over the examples on which heads were silenced."""
     values = torch.tensor([[torch.nan if x is None else x for x in one] for one in changes]).double()
     mean = values.nanmean(0)
     error = values.std(0) / len(changes) ** 0.5 if len(changes) > 1 else torch.full_like(mean, torch.nan)
-    return {"mean": plain(mean), "se": plain(error)}
+    return {"mean": plain(mean), "se": plain(error), "measure": measure}

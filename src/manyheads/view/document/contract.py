@@ -33,6 +33,8 @@ class Measured(TypedDict):
 
     mean: Numbers
     se: Numbers
+    # of importance: what it is, and its unit
+    measure: NotRequired[str]
 
 
 class Header(TypedDict):
@@ -215,6 +217,8 @@ class Answer(TypedDict):
 class Silenced(TypedDict):
     """For each head: how far the output changes without it, and what the model says then."""
 
+    # what the change is, and its unit
+    measure: NotRequired[str]
     change: Numbers
     answer: list[list[Item] | None] | None
 

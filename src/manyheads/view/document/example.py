@@ -168,7 +168,7 @@ def _title(
             return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
         except TypeError:
             return str(tokenizer.decode(ids)).strip()
-    return " ".join(token["shown"] for token in tokens[:20])
+    return " ".join(token["shown"] for token in tokens[:20]) if ids else ""  # a sound has no words
 
 
 def _site_maps(maps: SiteMaps, queries: str, keys: str) -> Maps:

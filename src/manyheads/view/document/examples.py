@@ -147,6 +147,12 @@ class Examples:
         return [visible(text, NEIGHBOUR_TEXT) for text in texts], embeddings
 
     @property
+    def measure_of_changes(self) -> str:
+        """What silencing changes, and its unit."""
+        measures = (each["silenced"].get("measure", "") for each in self._examples if each["silenced"])
+        return next(measures, "")
+
+    @property
     def changes(self) -> list[list[float | None]]:
         """What silencing each head changed, for each example on which that was measured."""
         return [each["silenced"]["change"] for each in self._examples if each["silenced"]]

@@ -96,9 +96,12 @@ def stacks(table: HeadTable) -> list[contract.Stack]:
 
 def importance(tables: Mapping[str, HeadTable], table: HeadTable) -> dict[str, contract.Measured]:
     """The importance of each head by each method, in the order of a table's rows."""
-    return {
-        method: measured(ranked, "importance", aligned(ranked, table)) for method, ranked in tables.items()
-    }
+    by_method: dict[str, contract.Measured] = {}
+    for method, ranked in tables.items():
+        by_method[method] = measured(ranked, "importance", aligned(ranked, table))
+        if "measure" in ranked.labels and len(ranked):
+            by_method[method]["measure"] = ranked.labels["measure"][0]
+    return by_method
 
 
 def redundancy(judged: HeadTable, table: HeadTable) -> contract.Redundancy | None:

@@ -72,7 +72,7 @@ def print_diversity(
     if "cluster" in table.sums:
         _print_groups(table, console, width)
     for note in (*doubts_in(table).sentences(), *notes):
-        console.print(Text("\n" + words("Note: {note}", note=note)), width=width)
+        console.print(Text("\n" + words("Note: {note}", note=words(note))), width=width)
 
 
 def diversity_text(table: HeadTable, *, title: str = "", notes: Sequence[str] = ()) -> str:
@@ -260,8 +260,8 @@ def _print_pairs(table: HeadTable, console: Console, name: str, largest: bool, s
             line += f" ± {table.matrices[f'{name}_se'][cell]:.3f}"
         others = [
             f"{heading} {table.matrices[other][cell]:.2f}"
-            for other, heading in (("js", "JS"), ("overlap", "overlap"), ("cka", "CKA"),
-                                   ("contribution_cosine", "contribution"))
+            for other, heading in (("js", "JS"), ("overlap", words("overlap")), ("cka", "CKA"),
+                                   ("contribution_cosine", words("contribution")))
             if other in table.matrices and other != name
         ]  # fmt: skip
         console.print(Text(f"{line}   {', '.join(others)}".rstrip()), width=width)

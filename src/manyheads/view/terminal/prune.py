@@ -70,6 +70,9 @@ def _print_card(pruned: PrunedFolder, console: Console) -> None:
             format=export["to"], out=export["out"], files=files, off=off,
         )  # fmt: skip
         console.print(Text(sentence), soft_wrap=True)
+    if pruned.has_curve:
+        sentence = words("Quality by heads kept, drawn: {file}", file=pruned.out / "curve.png")
+        console.print(Text(sentence), soft_wrap=True)
     console.print(Text(_how_to_load(pruned)), soft_wrap=True)
 
 

@@ -63,7 +63,7 @@ class RolesPresentation(MeasuredPresentation):
         if reasons:
             console.print(Text("\n" + words("Not judged:")))
         for reason in reasons:
-            console.print(Text(f"  {words(reason)}"), soft_wrap=True)
+            console.print(Text(f"  {_reason(reason)}"), soft_wrap=True)
 
     def document(self) -> dict[str, object]:
         """One row for each head, with the number of cases behind each score."""
@@ -96,6 +96,12 @@ class RolesPresentation(MeasuredPresentation):
     def ending(self, interrupted: bool) -> str | None:
         """The sentence for a search that Ctrl-C ended."""
         return words("Stopped: the roles are judged on what was read until then.") if interrupted else None
+
+
+def _reason(text: str) -> str:
+    """Why some roles were not judged, "copying, induction: why", in the language of the user."""
+    roles, _, why = text.partition(": ")
+    return f"{', '.join(map(words, roles.split(', ')))}: {words(why)}" if why else words(text)
 
 
 def claimed(table: HeadTable) -> dict[str, tuple[str, list[int]]]:

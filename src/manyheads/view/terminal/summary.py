@@ -118,7 +118,7 @@ def summary(
         show()
         show(Padding(_outstanding(rows, width - 2, shares), (0, 0, 0, 2), expand=False))
     for note in (*doubts_in(table).sentences(), *notes):
-        show(Text("\n" + words("Note: {note}", note=note)))
+        show(Text("\n" + words("Note: {note}", note=words(note))))
 
 
 def summary_text(table: HeadTable, **about: Any) -> str:

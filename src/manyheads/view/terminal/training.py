@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -117,7 +118,8 @@ def print_training(result: Result, data: str | None, valid: str | None, *, as_js
 def print_metrics(metrics: dict[str, float], console: Console) -> None:
     """The metrics of a task, a line each."""
     for metric, value in metrics.items():
-        console.print(f"  {metric:<14} {value:.4f}")
+        name = words(metric)
+        console.print(f"  {name}{' ' * max(1, 15 - cell_len(name))}{value:.4f}")
 
 
 def print_heads(dynamic: DynamicHeads, console: Console) -> None:
@@ -164,15 +166,16 @@ def print_evaluation(result: Evaluation, model: str, data: str | None, *, as_jso
         examples = words(
             "{count:,} examples of {data}", count=result.examples, data=data or words("what was held out")
         )
-        console.print(f"{model} ({result.task}), {examples}")
+        console.print(f"{model} ({words(result.task)}), {examples}")
         print_metrics(result.metrics, console)
         return
-    console.print(words("{model} on {corpus}", model=model, corpus=result.reading))
+    console.print(words("{model} on {corpus}", model=model, corpus=words(result.reading)))
     for name, one in result.intervals.items():
         ends = words("no interval")
         if math.isfinite(one.low):
             ends = words("95% interval {low:.4f} to {high:.4f}", low=one.low, high=one.high)
-        console.print(f"  {name.replace('_', ' '):<20} {one.mean:.4f}  ({ends})")
+        metric = words(name.replace("_", " "))
+        console.print(f"  {metric}{' ' * max(1, 21 - cell_len(metric))}{one.mean:.4f}  ({ends})")
     print_notes(result.notes, console)
 
 
@@ -189,7 +192,8 @@ def where_it_stopped(result: Evaluation) -> str | None:
 def draw_panels(title: str, panels: Sequence[tuple[str, Along, Sequence[str]]], path: Path) -> None:
     """Draw where heads look along sequences, and say where the figure is."""
     draw(panels, path, title)
-    Console(stderr=True).print(f"Where the heads look: {path}", soft_wrap=True, highlight=False)
+    sentence = words("Where the heads look: {file}", file=path)
+    Console(stderr=True).print(sentence, soft_wrap=True, highlight=False)
 
 
 def print_predictions(inputs: Sequence[str], outputs: Sequence[str], *, as_json: bool) -> None:

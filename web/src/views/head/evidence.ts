@@ -6,7 +6,7 @@ import { bottom, left } from "../../draw/axis";
 import { chart } from "../../draw/chart";
 import { html, svg } from "../../draw/element";
 import { measured, number, percent, whole } from "../../draw/number";
-import { isShare, known, roleName } from "../../measures";
+import { isShare, known, measure, roleName } from "../../measures";
 import type { Page } from "../../page";
 
 const WIDTH = 520;
@@ -225,7 +225,7 @@ export function importance(page: Page, head: number, name: string): HTMLElement 
     const place = rank(mean, head);
     drawing.append(
       svg("text", { x: 0, y: y + 12, style: "font-weight:560" }, words.methods[method] ?? method),
-      svg("text", { x: WIDTH - 4, y: y + 12, "text-anchor": "end" }, measured(own, error), svg("tspan", { class: "soft", dx: 10 }, place === null ? "" : words.rank(place, values.length))),
+      svg("text", { x: WIDTH - 4, y: y + 12, "text-anchor": "end" }, measured(own, error), svg("tspan", { class: "soft", dx: 4 }, measure(document, `importance:${method}`, words).unit), svg("tspan", { class: "soft", dx: 10 }, place === null ? "" : words.rank(place, values.length))),
       svg("path", { class: "others", d: values.map((value) => `M${x(value).toFixed(1)} ${y + 24}v14`).join("") }),
       svg("g", { class: "axis" }, svg("line", { x1: x(0), x2: WIDTH - 8, y1: y + 40, y2: y + 40 })),
     );

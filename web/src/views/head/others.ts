@@ -70,6 +70,9 @@ export function silenced(page: Page, head: number, name: string): HTMLElement | 
   const change = silenced.change[head] ?? null;
   const before = example.answer?.items ?? [];
   const after = silenced.answer?.[head] ?? null;
+  const kind = example.answer?.kind ?? "";
+  // a regression with one output has no name for it
+  const named = (label: string) => (kind === "amount" && /^(LABEL_0|0)$/.test(label) ? words.live.kinds["amount"]! : label);
   const place = rank(silenced.change, head);
   const labels = [...new Set([...before, ...(after ?? [])].map(([label]) => label))];
   const of = (items: [string, number][] | null, label: string) => items?.find(([one]) => one === label)?.[1] ?? null;
@@ -78,7 +81,8 @@ export function silenced(page: Page, head: number, name: string): HTMLElement | 
     note: [
       words.silencedNote,
       example.label ? `${words.right(shorten(visible(example.label), 80))}` : "",
-      place === null ? "" : words.change(number(change), place, known(silenced.change).length),
+      !after && before[0] ? words.saysNow(words.live.kinds[kind] ?? kind, shorten(visible(before[0][0]), 160), show(before[0][1], kind)) : "",
+      place === null ? "" : words.change(number(change), words.said(silenced.measure ?? ""), place, known(silenced.change).length),
     ].filter(Boolean).join(" "),
     name: `${name}-silenced`,
     words,
@@ -105,11 +109,11 @@ export function silenced(page: Page, head: number, name: string): HTMLElement | 
     labels.forEach((label, i) => {
       const y = 66 + 40 * i;
       drawing.append(
-        svg("text", { x: 288, y: y + 18, "text-anchor": "end" }, shorten(visible(label), 38)),
+        svg("text", { x: 288, y: y + 18, "text-anchor": "end" }, shorten(visible(named(label)), 38)),
         svg("rect", { class: "old", x: 300, y: y + 2, width: length(of(before, label)), height: 12, rx: 2 }),
         svg("rect", { class: "bar", x: 300, y: y + 16, width: length(of(after, label)), height: 12, rx: 2 }),
-        svg("text", { x: 306 + length(of(before, label)), y: y + 12, class: "soft", style: "font-size:11px" }, show(of(before, label))),
-        svg("text", { x: 306 + length(of(after, label)), y: y + 26, style: "font-size:11px" }, show(of(after, label))),
+        svg("text", { x: 306 + length(of(before, label)), y: y + 12, class: "soft", style: "font-size:11px" }, show(of(before, label), kind)),
+        svg("text", { x: 306 + length(of(after, label)), y: y + 26, style: "font-size:11px" }, show(of(after, label), kind)),
       );
     });
   }
@@ -117,6 +121,7 @@ export function silenced(page: Page, head: number, name: string): HTMLElement | 
   return figure.figure;
 }
 
-function show(score: number | null): string {
-  return score === null ? "–" : Math.abs(score) <= 1 ? percent(score) : number(score);
+/** A probability in percent, an amount or a cosine as it is. */
+function show(score: number | null, kind: string): string {
+  return score === null ? "–" : kind === "amount" || kind === "neighbours" ? number(score) : percent(score);
 }

@@ -57,7 +57,7 @@ export function answers(bench: Bench): Part {
       "li",
       { class: moved && `moved-${moved}`, "data-text": text, "data-value": value },
       html("span", { class: "what", title: text }, html("bdi", {}, shorten(visible(text), 110))),
-      html("span", { class: "worth" }, moved ? html("span", { class: "move", "aria-hidden": "true" }, { new: "+", up: "↑", down: "↓" }[moved]) : null, kind === "neighbours" ? number(value, 2) : percent(value)),
+      html("span", { class: "worth" }, moved ? html("span", { class: "move", "aria-hidden": "true" }, { new: "+", up: "↑", down: "↓" }[moved]) : null, kind === "neighbours" ? number(value, 2) : kind === "amount" ? number(value) : percent(value)),
       html("span", { class: "bar", "aria-hidden": "true" }, html("i", { style: `width:${(100 * share).toFixed(1)}%` })),
     );
   }
