@@ -101,5 +101,5 @@ def test_compare_two_texts_as_json(factory):
 
 
 def test_compare_needs_something_to_compare(factory):
-    with pytest.raises(ValueError, match="expected a second model, or --other-text"):
+    with pytest.raises(ValueError, match="expected a second model, --other-revision or --other-text"):
         CliRunner().invoke(app, ["compare", factory, "--text", "texts.txt"], catch_exceptions=False)

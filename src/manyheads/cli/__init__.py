@@ -31,7 +31,7 @@ from manyheads.cli.study import study
 from manyheads.cli.sweep import sweep
 from manyheads.cli.task_verb import task_verb
 from manyheads.cli.train import train
-from manyheads.common.commands import SETTINGS, unwrapped
+from manyheads.common.commands import LANGUAGE, SETTINGS, unwrapped
 from manyheads.common.errors import FailedChangeError
 from manyheads.common.extras import missing_extra
 from manyheads.common.interrupts import EXIT_CODE, leave_at_once
@@ -100,12 +100,7 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
     ] = False,
-    language: Annotated[
-        Literal["en", "zh"] | None,
-        typer.Option(
-            "--language", help="The language of the output: en or zh; that of the locale by default."
-        ),
-    ] = None,
+    language: Annotated[Literal["en", "zh"] | None, typer.Option("--language", help=LANGUAGE)] = None,
 ) -> None:
     """Options of the command itself."""
     choose_language(language)

@@ -25,9 +25,8 @@ SETTINGS: dict[str, Any] = {
 }
 Verb = Callable[..., str | None]  # returns what to say after Ctrl-C
 
-Spoken = Annotated[
-    Literal["en", "zh"] | None, "The language of the output: en or zh; that of the locale by default."
-]
+LANGUAGE = "The language of the output: en or zh; that of the locale by default."
+Spoken = Annotated[Literal["en", "zh"] | None, LANGUAGE]
 
 
 def command(
