@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyheads.capture import dependence, head_axes, probed_call, probing
+from manyheads.capture import destinations, head_axes, probed_call, probing
 from manyheads.capture.probe_inputs import Inputs, structure_copy
 from manyheads.capture.proof import Forward, Proof
 
@@ -62,7 +62,7 @@ def test_calls_are_the_same_in_pieces(
 
     whole = proved()
     monkeypatch.setattr(probed_call, "_PIECE", 7 * 9 * 2)  # two queries, or two heads
-    monkeypatch.setattr(dependence, "_PIECE", 5)
+    monkeypatch.setattr(destinations, "_PIECE", 5)
     monkeypatch.setattr(head_axes, "_ROWS", 1)
     assert proved() == whole
     assert whole["failed"] == ""

@@ -2,14 +2,11 @@
 
 `Marks` runs a model so that every product with weights starts a new history: its result is a *leaf*, whose
 axes are either of the weights (their rows) or of the data (sequences, tokens). A tensor that comes later is
-then differentiated by the leaves. Which index along an axis of the tensor an element of a leaf goes to is
-written
-into the cotangents: index i of n counts 1 + i / n times, and the ratio to the plain gradient says i.
+then differentiated by the leaves (`destinations`).
 """
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from manyheads.capture.call import SDPA
+from manyheads.capture.destinations import cotangent, in_double
 from manyheads.capture.tensor_mode import TensorMode
 from manyheads.capture.tensor_tags import memory_of
 from manyheads.common.nested_tensors import tensors_in
@@ -46,10 +44,6 @@ _NORMALISERS = {
     torch.mean, Tensor.mean, torch.sum, Tensor.sum, torch.norm, Tensor.norm, torch.linalg.vector_norm,
     torch.linalg.norm, torch.var, Tensor.var, torch.std, Tensor.std, torch.amax, Tensor.amax,
 }  # fmt: skip
-MIXED = -2  # an element that goes to several indices
-UNUSED = -1  # an element that goes nowhere
-_WHOLE = 512  # indices that the cotangents of one gradient can tell apart
-_PIECE = 2**22  # elements of a leaf that are looked at together
 NO_WEIGHTS = hash(())  # stands for the weights of what comes in from outside
 
 
@@ -224,109 +218,17 @@ class Marks(TensorMode):
             weights = cotangent(data)
             gradients = torch.autograd.grad(data, heads, weights, retain_graph=True, allow_unused=True)
             parts = [
-                _double(x.detach() * g).sum() for x, g in zip(heads, gradients, strict=True) if g is not None
+                in_double(x.detach() * g).sum()
+                for x, g in zip(heads, gradients, strict=True)
+                if g is not None
             ]
             whole, size = (
-                _double(data.detach() * weights).sum(),
-                _double(data.detach() * weights).abs().sum(),
+                in_double(data.detach() * weights).sum(),
+                in_double(data.detach() * weights).abs().sum(),
             )
             linear = bool((whole - sum(parts)).abs() <= 1e-3 * size + 1e-12)
         for leaf in heads:
             self.readers.setdefault(id(leaf), []).append(linear)
-
-
-def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) -> list[Tensor]:
-    """For each leaf, the index along each axis of ``tensor`` that each of its elements goes to: (axes, *shape
-    of the leaf), `UNUSED` or `MIXED` where there is no such one.
-    """
-    inputs = [leaf.tensor for leaf in leaves]
-    start = cotangent(tensor)
-    plain = _gradients(tensor, inputs, start)
-    sizes = [tensor.shape[axis] for axis in axes]
-    if math.prod(sizes) <= _WHOLE and torch.finfo(tensor.dtype).eps < 1e-5:
-        together = _indices(tensor, leaves, axes, start, plain)
-        if not any(_is_often_mixed(index) for index in together):  # few are, by rounding
-            return [_unravelled(index, sizes) for index in together]
-    alone = [_indices(tensor, leaves, [axis], start, plain) for axis in axes]
-    return [torch.stack([indices[number] for indices in alone]) for number in range(len(inputs))]
-
-
-def _gradients(tensor: Tensor, inputs: Sequence[Tensor], start: Tensor) -> Sequence[Tensor | None]:
-    gradients: Sequence[Tensor | None] = torch.autograd.grad(
-        tensor, inputs, start, retain_graph=True, allow_unused=True
-    )
-    return gradients
-
-
-def _indices(
-    tensor: Tensor,
-    leaves: Sequence[Leaf],
-    axes: Sequence[int],
-    start: Tensor,
-    plain: Sequence[Tensor | None],
-) -> list[Tensor]:
-    """The index that each element of each leaf goes to, counted over these axes of ``tensor`` together."""
-    inputs = [leaf.tensor for leaf in leaves]
-    base, slack = (_WHOLE, 0.05) if torch.finfo(tensor.dtype).eps < 1e-5 else (4, 0.3)
-    shape = [size if axis in axes else 1 for axis, size in enumerate(tensor.shape)]
-    size, unit = math.prod(shape), 1
-    order = sorted(range(len(axes)), key=lambda i: axes[i])
-    counted = torch.arange(size, device=tensor.device).view([tensor.shape[axis] for axis in axes])
-    counted = counted.permute(order).reshape(shape)
-    result = [torch.full(x.shape, UNUSED, dtype=torch.int32) for x in inputs]
-    used = [None if g is None else _is_used(g, leaf) for g, leaf in zip(plain, leaves, strict=True)]
-    while unit == 1 or unit < size:
-        factor = (1 + counted // unit % base / base).to(tensor.dtype)
-        coded = _gradients(tensor, inputs, start * factor)
-        for before, g, c, alive in zip(result, plain, coded, used, strict=True):
-            if g is None or c is None or alive is None:
-                continue
-            pieces = (x.flatten().split(_PIECE) for x in (before, g, c, alive))
-            for out, g_piece, c_piece, some in zip(*pieces, strict=True):
-                ratio = (_double(c_piece) / _double(torch.where(some, g_piece, 1)) - 1) * base
-                index = ratio.round()
-                index = torch.where((ratio - index).abs() < slack, index, -1).int()
-                index = torch.where((index >= 0) & (index < base), index, MIXED)
-                sums = torch.where((out == MIXED) | (index == MIXED), MIXED, out.clamp(min=0) + index * unit)
-                out.copy_(torch.where(some.cpu(), sums, UNUSED))
-        unit *= base
-    for index in result:
-        index[index >= size] = MIXED
-    return result
-
-
-def _is_often_mixed(index: Tensor) -> bool:
-    """Whether more elements go to several indices than rounding makes it seem."""
-    return int((index == MIXED).sum()) * 100 > int((index != UNUSED).sum())
-
-
-def _unravelled(index: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The index along each axis, of indices over all of them."""
-    steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    parts = [index // step % size for step, size in zip(steps, sizes, strict=True)]
-    return torch.stack([torch.where(index < 0, index, part) for part in parts])
-
-
-def _double(tensor: Tensor) -> Tensor:
-    """In float64, on the CPU: some devices have none."""
-    return tensor.detach().cpu().double()
-
-
-def _is_used(gradient: Tensor, leaf: Leaf) -> Tensor:
-    """Where a gradient is not zero but for rounding, among those of the same row of weights."""
-    size = gradient.abs()
-    if not size.numel():
-        return size.bool()
-    rows = {axis % size.dim() for axis in leaf.rows}
-    data = [axis for axis in range(size.dim()) if axis not in rows]
-    largest = size.amax(data, keepdim=True) if data else size
-    return (size > 1e-4 * largest) & (largest > 1e-6 * size.max())
-
-
-def cotangent(tensor: Tensor) -> Tensor:
-    """Positive numbers without pattern, the same each time, shaped like a tensor."""
-    steps = torch.arange(1, tensor.numel() + 1, device=tensor.device, dtype=torch.float32)
-    return torch.cos(steps * steps * 0.7 % 6.2831853).mul(0.45).add(1.0).to(tensor.dtype).view(tensor.shape)
 
 
 def leaves_of(tensor: Tensor) -> list[Tensor]:

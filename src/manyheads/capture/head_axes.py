@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from manyheads.capture.axes import Roles
-from manyheads.capture.dependence import MIXED, UNUSED, Leaf, destinations
+from manyheads.capture.dependence import Leaf
+from manyheads.capture.destinations import MIXED, UNUSED, destinations
 
 _ROWS = 64  # of weights that are looked at together
 _EVERYWHERE = 0.9  # of the indices; no head has more than half of them

@@ -25,6 +25,7 @@ from manyheads.capture.probe_inputs import Inputs
 from manyheads.capture.proof import Forward, Proof, Step, proof_of, proof_reaching, structure_of
 from manyheads.capture.site import Site, Sites
 from manyheads.capture.tensor_tags import Flow
+from manyheads.capture.thread_marks import internal
 from manyheads.common.quantised import is_quantised
 from manyheads.common.sharded_weights import check_whole_heads
 from manyheads.common.types import Arguments, Function, Keywords
@@ -111,43 +112,6 @@ class State:
             return frame.name
         count = self.counts.get(frame.path, 0) + 1
         return frame.path if count == 1 else f"{frame.path}#{count}"
-
-
-class _Internal(threading.local):
-    """What this thread does besides running models.
-
-    running: an interceptor computes something, which others must not take for the model's functions.
-    repeating: a forward that was seen before is repeated in part, so that its code path tells nothing.
-    unseen: a model runs to make the batches of a measurement, not to be measured.
-    """
-
-    running = repeating = unseen = False
-
-    @contextmanager
-    def marked(self, running: bool) -> Iterator[None]:
-        """A context in which functions are, or are not, an interceptor's."""
-        before, self.running = self.running, running
-        try:
-            yield
-        finally:
-            self.running = before
-
-
-internal = _Internal()
-
-
-@contextmanager
-def unwatched() -> Iterator[None]:
-    """A context in which the forwards of this thread are not seen, nor edited, by any `Interceptor`.
-
-    For batches that a model makes itself, such as the translations that it is then measured on: these may be
-    made one by one while a measurement goes on.
-    """
-    before, internal.unseen = internal.unseen, True
-    try:
-        yield
-    finally:
-        internal.unseen = before
 
 
 class Mode(TorchFunctionMode):

@@ -32,11 +32,12 @@ from manyheads.capture.axes import Roles
 from manyheads.capture.call import SDPA, Call
 from manyheads.capture.call_rows import is_fine
 from manyheads.capture.dependence import Marks
-from manyheads.capture.interceptor import internal, module_paths
+from manyheads.capture.interceptor import module_paths
 from manyheads.capture.probe_inputs import LONGER, Inputs, candidates, structure_copy
 from manyheads.capture.probed_call import NOTHING_TELLS, Record, record_call
 from manyheads.capture.proof import Forward, Proof, SiteProof, Step
 from manyheads.capture.second_run import Rows, probe_interceptor, second_run, token_run
+from manyheads.capture.thread_marks import internal
 from manyheads.capture.token_mixing import Baseline, is_beside_attention, reasons
 from manyheads.capture.torch_patches import without_checkpoints
 from manyheads.common.errors import describe_error

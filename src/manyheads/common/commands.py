@@ -154,7 +154,7 @@ def unwrapped(text: str) -> str:
 
 
 def names(text: str | None) -> list[str] | None:
-    """What an option lists, with commas between; None where it is not used.
+    """What an option lists, separated by commas; None where it is not used.
 
     >>> names("induction, retrieval")
     ['induction', 'retrieval']

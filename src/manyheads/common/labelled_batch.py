@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from manyheads.common.types import Batch
+from manyheads.common.types import Batch, Keywords, ModelOutput
 
 # The names under which models of transformers take what they are to answer.
 LABELS = frozenset({"labels", "start_positions", "end_positions"})
@@ -20,10 +20,10 @@ class LabelledTask(Protocol):
     def measure(self) -> str:
         """What the scores are, as "accuracy"."""
 
-    def loss(self, result: object, batch: object) -> Tensor:
+    def loss(self, result: ModelOutput, batch: Keywords) -> Tensor:
         """The loss of each sequence, (batch,), from what the model returned."""
 
-    def scores(self, result: object, batch: object) -> Tensor:
+    def scores(self, result: ModelOutput, batch: Keywords) -> Tensor:
         """The score of each sequence and its weight, (batch, 2) in float64."""
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from inspect import signature
-from typing import Any
 
 from torch import nn
 
 from manyheads.common.labelled_batch import LabelledBatch, without_labels
-from manyheads.common.types import Batch
+from manyheads.common.types import Batch, ModelOutput
 
 
-def run(model: nn.Module, batch: Batch) -> Any:
+def run(model: nn.Module, batch: Batch) -> ModelOutput:
     """Run a model on a batch: a dict as keyword arguments, a tuple or list as positional ones, anything
     else as one. The labels of a `LabelledBatch` are left out.
 
@@ -27,7 +26,7 @@ def run(model: nn.Module, batch: Batch) -> Any:
     return model(*batch) if isinstance(batch, tuple | list) else model(batch)
 
 
-def run_heads(model: nn.Module, batch: Batch) -> Any:
+def run_heads(model: nn.Module, batch: Batch) -> ModelOutput:
     """Run a model on a batch for the sake of its heads alone; what it returns may be less than from `run`.
 
     A language model of transformers is asked for the logits of the last token only: heads do not depend on

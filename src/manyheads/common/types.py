@@ -10,6 +10,9 @@ from torch import Tensor
 # What a model runs on: keyword arguments, positional arguments, or one tensor.
 Batch: TypeAlias = Mapping[str, Any] | tuple[Any, ...] | list[Any] | Tensor
 
+# What a model returns: a tensor, a tuple of them, an object with names.
+ModelOutput: TypeAlias = Any
+
 # Heads by layer number or site name: {3: [5, 7], "encoder.layer.4.attention.self": [0]}.
 Heads: TypeAlias = (
     Mapping[int | str, Iterable[int]] | Mapping[int, Iterable[int]] | Mapping[str, Iterable[int]]

@@ -23,7 +23,7 @@ class Columns:
     ] = None
     text_column: Annotated[
         str | None,
-        "The column of --data that the model reads, or two with a comma between; text, sentence1,sentence2, "
+        "The column of --data that the model reads, or two, separated by a comma; text, sentence1,sentence2, "
         "tokens, question,context, image ... by default.",
         "Corpus",
     ] = None

@@ -47,7 +47,7 @@ class Source(Opening, Columns):
 
     >>> loaded, corpus = Source(limit=5).open()
     >>> loaded.name, len(corpus.sizes)
-    ('all-MiniLM-L6-v2', 5)
+    ('MiniLM', 5)
     """
 
     model: Model = None

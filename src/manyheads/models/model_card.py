@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from manyheads.common.errors import describe_error
 from manyheads.common.json_files import read_json
@@ -87,11 +86,11 @@ def write_card(folder: Path, name: str | None = None, measured: Mapping[str, obj
     from huggingface_hub import ModelCard, ModelCardData
 
     about = _json(folder / "heads.json")
-    measured = _json(folder / "card.json") if measured is None else measured
+    facts = _json(folder / "card.json") if measured is None else dict(measured)
     name = folder.name if name is None else name
     kind = str(about.get("class", ""))
     theirs = kind.startswith("transformers.")
-    base = str(measured.get("model", ""))
+    base = str(facts.get("model", ""))
     data = ModelCardData(
         library_name="transformers" if theirs else "manyheads",
         tags=["manyheads", "attention-heads", "pruned"],
@@ -99,9 +98,9 @@ def write_card(folder: Path, name: str | None = None, measured: Mapping[str, obj
     )
     parts = [
         f"# {name.rpartition('/')[2]}",
-        _cut(about, measured, base),
-        _quality(measured),
-        _export(measured),
+        _cut(about, facts, base),
+        _quality(facts),
+        _export(facts),
         _heads(about),
     ]
     parts.append(_loading(name, kind.rpartition(".")[2] if theirs else "", bool(about.get("plain"))))
@@ -110,11 +109,11 @@ def write_card(folder: Path, name: str | None = None, measured: Mapping[str, obj
     write_whole(folder / CARD, f"---\n{data.to_yaml()}\n---\n\n{body}\n")
 
 
-def _json(path: Path) -> dict[str, object]:
+def _json(path: Path) -> JsonObject:
     return read_json(path, JsonObject, path.name) if path.is_file() else {}
 
 
-def _cut(about: Mapping[str, Any], measured: Mapping[str, Any], base: str) -> str:
+def _cut(about: JsonObject, measured: JsonObject, base: str) -> str:
     counts = about.get("changes", {}).get("counts", {})
     before, after = (sum(count[when][0] for count in counts.values()) for when in ("before", "after"))
     if not counts:
@@ -129,7 +128,7 @@ def _cut(about: Mapping[str, Any], measured: Mapping[str, Any], base: str) -> st
     return f"{sentence} were removed with manyheads.{text}"
 
 
-def _quality(measured: Mapping[str, Any]) -> str:
+def _quality(measured: JsonObject) -> str:
     """A table of the model before and after."""
     before, after = measured.get("before"), measured.get("after")
     if not before or not after or not {"measure", "sequences"} <= set(measured):
@@ -155,7 +154,7 @@ def _quality(measured: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _export(measured: Mapping[str, Any]) -> str:
+def _export(measured: JsonObject) -> str:
     """The files in another format that are beside the model."""
     export = measured.get("export")
     if not export:
@@ -167,7 +166,7 @@ def _export(measured: Mapping[str, Any]) -> str:
     )
 
 
-def _heads(about: Mapping[str, Any]) -> str:
+def _heads(about: JsonObject) -> str:
     removed = about.get("removed") or {}
     if not removed:
         return ""

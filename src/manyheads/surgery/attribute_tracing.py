@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from manyheads.common.types import Arguments, Keywords
+from manyheads.common.types import Arguments, Function, Keywords
 
 Reads = Mapping[str, frozenset[str]]  # module path -> names of attributes; "config." before those of a config
 
@@ -76,7 +76,7 @@ class Reading:
         self._mode.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._mode.__exit__(*error)
         self._undo()
 
@@ -210,7 +210,7 @@ class _Sizes(TorchFunctionMode):
     """A context in which torch functions record the traced numbers among their arguments."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Arguments = (), kwargs: Keywords | None = None
+        self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
     ) -> object:
         for number in _numbers((args, kwargs)):
             if func in _SIZES:

@@ -22,7 +22,7 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.run_batch import run
-from manyheads.common.types import Arguments, Batch, Keywords
+from manyheads.common.types import Arguments, Batch, Function, Keywords
 from manyheads.surgery.residual_streams import added
 
 _thread_state = threading.local()  # the Pass that runs in this thread
@@ -81,7 +81,7 @@ class Pass(TorchFunctionMode):
         self._pending[id(written)] = name, module, _version(module), read, written
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Arguments = (), kwargs: Keywords | None = None
+        self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
     ) -> Any:
         # both may have been written, by attention and feed-forward side by side
         for key in added(func, args, self._pending):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from manyheads.common.types import Arguments, Keywords
+from manyheads.common.types import Arguments, Function, Keywords
 
 _SUMS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 
@@ -62,14 +61,14 @@ class Streams(TorchFunctionMode):
         super().__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         for hook in self._hooks:
             hook.remove()
         self._written.clear()
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Arguments = (), kwargs: Keywords | None = None
+        self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
     ) -> object:
         result = func(*args, **(kwargs or {}))
         for key in added(func, args, self._written):

@@ -24,7 +24,7 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(DataOptions):
-    """Of a run, beside those of its task and of training."""
+    """Of a run, besides those of its task and of training."""
 
     resume: Annotated[bool, "Continue the run in that folder."] = False
     tracker: Annotated[str, "Where curves go (a tracker of Accelerate), or none."] = "tensorboard"
@@ -32,7 +32,7 @@ class RunOptions(DataOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(DataOptions):
-    """Of a sweep, beside those of its task and of training; lists are texts, with commas between."""
+    """Of a sweep, besides those of its task and of training; lists are texts, separated by commas."""
 
     heads: Annotated[str, "Numbers of heads to try."] = "1,2,4,8,16"
     kv_heads: Annotated[str | None, "Numbers of key and value heads to try; all by default."] = None
@@ -83,7 +83,7 @@ class EvaluateOptions(Opening, Columns):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `evaluate`, beside the model and the data."""
+        """The arguments of `evaluate`, besides the model and the data."""
         columns = {"text": names(self.text_column), "label": self.label_column, "split": self.split}
         sizes = {"max_length": self.max_length, "limit": self.limit, "batch_tokens": self.batch_tokens}
         return columns | sizes | {"beams": self.beams} | self.how

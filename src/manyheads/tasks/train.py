@@ -79,7 +79,7 @@ def sweep_task(name: str, options: Mapping[str, object], **settings: Any) -> Swe
 
 
 def _numbers(text: str, option: str) -> int | list[int]:
-    """A whole number, or several with commas between.
+    """A whole number, or several, separated by commas.
 
     >>> _numbers("3", "seeds"), _numbers("1, 2,4", "heads")
     (3, [1, 2, 4])

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from manyheads.capture.interceptor import unwatched
+from manyheads.capture.thread_marks import unwatched
 from manyheads.common.devices import device_of
 from manyheads.data.examples import Example, Examples
 from manyheads.data.labelled.metrics import sacrebleu_package

@@ -24,6 +24,7 @@ from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
+from manyheads.common.types import Keywords, ModelOutput
 from manyheads.data.batches import BATCH_TOKENS, Corpus, bucketed, groups, unknown_share
 from manyheads.data.labelled.answers import QuestionAnswers
 from manyheads.data.labelled.columns import choose_columns
@@ -78,7 +79,7 @@ class Labelled(Corpus):
     def __len__(self) -> int:
         return len(self.plan())
 
-    def loss(self, result: object, batch: object) -> Tensor:
+    def loss(self, result: ModelOutput, batch: Keywords) -> Tensor:
         """The loss of the task, one number for each sequence, from what the model returned and the batch."""
         return self.task.loss(result, batch)
 

@@ -6,14 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.common.intervals import Interval, interval
 from manyheads.common.labelled_batch import LabelledBatch
-from manyheads.common.types import Keywords
+from manyheads.common.types import Keywords, ModelOutput
 from manyheads.data.labelled import metrics as measured
 from manyheads.data.labelled.columns import Customs
 from manyheads.data.labelled.losses import span_cross_entropy
@@ -120,7 +119,7 @@ class QuestionAnswers(Task):
         starts, ends = (torch.tensor([example.target[side] for example in examples]) for side in (0, 1))
         return {**self.padded_inputs(examples), "start_positions": starts, "end_positions": ends}
 
-    def loss(self, result: Any, batch: Any) -> Tensor:
+    def loss(self, result: ModelOutput, batch: Keywords) -> Tensor:
         """Cross-entropy of start and end."""
         start, end = result["start_logits"], result["end_logits"]
         if "attention_mask" in batch:  # padding is no answer
@@ -141,7 +140,7 @@ class QuestionAnswers(Task):
         first, last = (answers.offsets[i] for i in divmod(best, len(inside)))
         return answers.context[first[0] : last[1]] if first and last else ""
 
-    def predictions(self, result: Any, batch: LabelledBatch) -> list[tuple[str, Answers]]:
+    def predictions(self, result: ModelOutput, batch: LabelledBatch) -> list[tuple[str, Answers]]:
         """The answer to each question of a batch, and the right ones."""
         rows = zip(result["start_logits"], result["end_logits"], batch.examples, strict=True)
         return [(self.answer(start, end, one.truth), one.truth) for start, end, one in rows]

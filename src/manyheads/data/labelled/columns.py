@@ -85,7 +85,7 @@ def _customary(table: Records, customs: Customs, label: str | None) -> tuple[str
     left = [name for name in table.columns if name != label and name.lower() not in customs.label]
     if len(left) == 1 and 1 in customs.counts:
         return (left[0],)
-    several = f", {max(customs.counts)} with a comma between" if max(customs.counts) > 1 else ""
+    several = f", {max(customs.counts)} separated by a comma" if max(customs.counts) > 1 else ""
     raise ValueError(
         f"text-column: which column of {table.what} does the model read? It has {_listed(table)}; name "
         f"it{several}"

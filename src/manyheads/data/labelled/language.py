@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.common.intervals import Interval
 from manyheads.common.labelled_batch import LabelledBatch, without_labels
-from manyheads.common.types import Keywords
+from manyheads.common.types import Keywords, ModelOutput
 from manyheads.data.batches import padded
 from manyheads.data.labelled import metrics as measured
 from manyheads.data.labelled.columns import Customs
@@ -30,11 +30,11 @@ class PredictedTokens(Task):
 
     measure = "perplexity"
 
-    def aligned(self, result: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    def aligned(self, result: ModelOutput, batch: Keywords) -> tuple[Tensor, Tensor]:
         """Logits (batch, tokens, vocabulary) and the labels (batch, tokens) that they predict."""
         return result["logits"], batch["labels"]
 
-    def loss(self, result: object, batch: object) -> Tensor:
+    def loss(self, result: ModelOutput, batch: Keywords) -> Tensor:
         """Cross-entropy of each predicted token."""
         return token_cross_entropy(*self.aligned(result, batch))
 
@@ -173,7 +173,7 @@ class NextTokens(PredictedTokens):
         labels = padded([example.target for example in examples], IGNORED)[0]
         return {**self.padded_inputs(examples), "labels": labels}
 
-    def aligned(self, result: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    def aligned(self, result: ModelOutput, batch: Keywords) -> tuple[Tensor, Tensor]:
         """Each position predicts the next token."""
         return result["logits"][:, :-1], batch["labels"][:, 1:]
 
@@ -272,7 +272,7 @@ class WrittenTexts(PredictedTokens):
             batch["decoder_attention_mask"] = real
         return batch
 
-    def parts(self, model: nn.Module, result: Any, batch: LabelledBatch) -> list[Part]:
+    def parts(self, model: nn.Module, result: ModelOutput, batch: LabelledBatch) -> list[Part]:
         """(sum of cross-entropies, right tokens, tokens, written text, right text)."""
         written = self.written(model, batch)
         numbers = super().parts(model, result, batch)

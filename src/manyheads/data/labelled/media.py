@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from manyheads.common.decompression import open_image
 from manyheads.common.intervals import Interval, interval
 from manyheads.common.labelled_batch import LabelledBatch
-from manyheads.common.types import Keywords
+from manyheads.common.types import Keywords, ModelOutput
 from manyheads.data.batches import padded
 from manyheads.data.labelled import metrics as measured
 from manyheads.data.labelled.columns import Customs
@@ -210,12 +210,12 @@ class HeardLetters(Sounds):
         frames: Tensor = count(mask.sum(1)).long()
         return frames.clamp(max=logits.shape[1])
 
-    def loss(self, result: Any, batch: Any) -> Tensor:
+    def loss(self, result: ModelOutput, batch: Keywords) -> Tensor:
         """The CTC loss by letter."""
         logits = result["logits"]
         return connectionist(logits, self.frames(logits, batch), batch["labels"], self.blank)
 
-    def heard(self, result: Any, batch: LabelledBatch) -> list[str]:
+    def heard(self, result: ModelOutput, batch: LabelledBatch) -> list[str]:
         """What the model hears: the likeliest letter of each frame, repeats joined, blanks left out."""
         logits = result["logits"]
         texts = []
@@ -233,7 +233,7 @@ class HeardLetters(Sounds):
         wrong = torch.tensor([measured.edits(truth, text) for truth, text in pairs])
         return stacked(wrong / words.clamp(min=1), words)
 
-    def _heard(self, result: Any, batch: LabelledBatch) -> list[tuple[Example, str]]:
+    def _heard(self, result: ModelOutput, batch: LabelledBatch) -> list[tuple[Example, str]]:
         return list(zip(batch.examples, self.heard(result, batch), strict=True))
 
     def parts(self, model: nn.Module, result: object, batch: LabelledBatch) -> list[Part]:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from manyheads.common.intervals import Interval, binomial, bootstrap
 
 RESAMPLES = 1000
-Numbers: TypeAlias = Sequence[float] | NDArray[Any]
+Array: TypeAlias = NDArray[Any]
+Numbers: TypeAlias = Sequence[float] | Array
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -55,7 +56,7 @@ def macro_f1(truths: Sequence[int], predictions: Sequence[int]) -> Interval:
     truth, prediction = (side[:, None] == classes for side in sides)  # (pairs, classes) each
     right, both = (truth & prediction).astype(float), truth.astype(float) + prediction
 
-    def value(weights: NDArray[Any]) -> NDArray[Any]:
+    def value(weights: Array) -> Array:
         counted = weights @ both
         each = 2 * (weights @ right) / np.maximum(counted, 1)
         return np.asarray(each.sum(-1) / (counted > 0).sum(-1))
@@ -66,9 +67,7 @@ def macro_f1(truths: Sequence[int], predictions: Sequence[int]) -> Interval:
     return Interval(float(value(counts)), float(low), float(high), int(counts.sum()))
 
 
-def several_f1(
-    truths: NDArray[Any], predictions: NDArray[Any], average: Literal["micro", "macro"]
-) -> Interval:
+def several_f1(truths: Array, predictions: Array, average: Literal["micro", "macro"]) -> Interval:
     """F1 where each example may have several classes, (examples, classes) each; as scikit-learn has it.
 
     >>> several_f1(np.array([[1, 0], [1, 1]]), np.array([[1, 0], [1, 0]]), "micro").mean
@@ -76,7 +75,7 @@ def several_f1(
     """
     right, both = truths * predictions, truths + predictions
 
-    def value(i: NDArray[Any]) -> float:
+    def value(i: Array) -> float:
         tp, counted = right[i].sum(0), both[i].sum(0)
         if average == "micro":
             tp, counted = tp.sum(), counted.sum()
@@ -95,7 +94,7 @@ def correlation(truths: Sequence[float], predictions: Sequence[float], ranks: bo
 
     truth, prediction = np.asarray(truths, float), np.asarray(predictions, float)
 
-    def value(i: NDArray[Any]) -> float:
+    def value(i: Array) -> float:
         a, b = (rankdata(x[i]) if ranks else x[i] for x in (truth, prediction))
         a, b = a - a.mean(), b - b.mean()
         size = float(np.sqrt((a @ a) * (b @ b)))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.common.intervals import Interval
 from manyheads.common.labelled_batch import LabelledBatch
-from manyheads.common.types import Keywords
+from manyheads.common.types import Keywords, ModelOutput
 from manyheads.data.batches import padded
 from manyheads.data.labelled.class_labels import Cell
 from manyheads.data.labelled.columns import Columns, Customs
@@ -111,7 +111,7 @@ class Task(ABC):
         """The arguments of the model, and the labels."""
 
     @abstractmethod
-    def loss(self, result: object, batch: object) -> Tensor:
+    def loss(self, result: ModelOutput, batch: Keywords) -> Tensor:
         """The loss of each sequence, (batch,)."""
 
     @abstractmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.common.intervals import Interval, interval
 from manyheads.common.labelled_batch import LabelledBatch
-from manyheads.common.types import Keywords
+from manyheads.common.types import Keywords, ModelOutput
 from manyheads.data.batches import padded
 from manyheads.data.labelled import metrics as measured
 from manyheads.data.labelled.class_labels import Cell, list_of, match_classes, number_of
@@ -50,15 +49,15 @@ class Classes(Task):
         self.notes.append(f"labels are {matched.by} of classes ({shown}{more})")
         return matched.classes
 
-    def loss(self, result: Any, batch: Any) -> Tensor:
+    def loss(self, result: ModelOutput, batch: Keywords) -> Tensor:
         """Cross-entropy of the class."""
         return token_cross_entropy(result["logits"].unsqueeze(1), batch["labels"].reshape(-1, 1))
 
-    def scores(self, result: Any, batch: LabelledBatch) -> Tensor:
+    def scores(self, result: ModelOutput, batch: LabelledBatch) -> Tensor:
         """Whether the likeliest class is right."""
         return stacked(result["logits"].argmax(-1) == batch["labels"])
 
-    def parts(self, model: nn.Module, result: Any, batch: LabelledBatch) -> list[Part]:
+    def parts(self, model: nn.Module, result: ModelOutput, batch: LabelledBatch) -> list[Part]:
         """(truth, prediction, loss)."""
         columns = batch["labels"], result["logits"].argmax(-1), self.loss(result, batch)
         return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -134,7 +133,7 @@ class TextAmounts(TextClasses):
             "labels": labels.squeeze(1) if labels.shape[1] == 1 else labels,
         }
 
-    def loss(self, result: Any, batch: Any) -> Tensor:
+    def loss(self, result: ModelOutput, batch: Keywords) -> Tensor:
         """The squared error."""
         return squared_error(result["logits"], batch["labels"])
 
@@ -142,7 +141,7 @@ class TextAmounts(TextClasses):
         """The squared error."""
         return stacked(self.loss(result, batch))
 
-    def parts(self, model: nn.Module, result: Any, batch: LabelledBatch) -> list[Part]:
+    def parts(self, model: nn.Module, result: ModelOutput, batch: LabelledBatch) -> list[Part]:
         """(true numbers, predicted numbers, loss)."""
         truths = batch["labels"].reshape(len(batch["labels"]), -1).tolist()
         return list(zip(truths, result["logits"].tolist(), self.loss(result, batch).tolist(), strict=True))
@@ -179,15 +178,15 @@ class SeveralClasses(TextClasses):
             targets.append((ones, ", ".join(self.names[n] for n in chosen) or "–"))
         return targets
 
-    def loss(self, result: Any, batch: Any) -> Tensor:
+    def loss(self, result: ModelOutput, batch: Keywords) -> Tensor:
         """Binary cross-entropy of every class."""
         return several_classes(result["logits"], batch["labels"])
 
-    def scores(self, result: Any, batch: LabelledBatch) -> Tensor:
+    def scores(self, result: ModelOutput, batch: LabelledBatch) -> Tensor:
         """Whether all classes of a text are right."""
         return stacked(((result["logits"] > 0) == (batch["labels"] > 0.5)).all(-1))
 
-    def parts(self, model: nn.Module, result: Any, batch: LabelledBatch) -> list[Part]:
+    def parts(self, model: nn.Module, result: ModelOutput, batch: LabelledBatch) -> list[Part]:
         """(true switches, predicted switches, loss)."""
         columns = batch["labels"] > 0.5, result["logits"] > 0, self.loss(result, batch)
         return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -275,17 +274,17 @@ class WordLabels(Task):
         labels = padded([example.target for example in examples], IGNORED)[0]
         return {**self.padded_inputs(examples), "labels": labels}
 
-    def loss(self, result: Any, batch: Any) -> Tensor:
+    def loss(self, result: ModelOutput, batch: Keywords) -> Tensor:
         """Cross-entropy of the words' classes."""
         return token_cross_entropy(result["logits"], batch["labels"])
 
-    def scores(self, result: Any, batch: LabelledBatch) -> Tensor:
+    def scores(self, result: ModelOutput, batch: LabelledBatch) -> Tensor:
         """The share of words whose class is right, weighted by words."""
         count = counted(batch["labels"])
         right = ((result["logits"].argmax(-1) == batch["labels"]) & (batch["labels"] >= 0)).sum(1)
         return stacked(right / count.clamp(min=1), count)
 
-    def parts(self, model: nn.Module, result: Any, batch: LabelledBatch) -> list[Part]:
+    def parts(self, model: nn.Module, result: ModelOutput, batch: LabelledBatch) -> list[Part]:
         """(true classes, predicted classes, loss) of the words of each sentence."""
         losses = self.loss(result, batch).tolist()
         rows = zip(batch["labels"], result["logits"].argmax(-1), losses, strict=True)

@@ -40,7 +40,7 @@ def read_sequences(data: str, part: str) -> Labelled | None:
         if not file.is_file() or not _class_of(file):
             raise ValueError(
                 f"data: there is no {file} to read; expected a folder of FASTA files named by class, such "
-                "files with commas between them, or a table (.tsv) of class and sequence"
+                "files separated by commas, or a table (.tsv) of class and sequence"
             )
     return _joined(files)
 

@@ -30,9 +30,7 @@ from manyheads.heads.table import HeadTable
 from manyheads.nn.attention import attention
 
 # A torch function and its arguments, which may be anything, and what to return instead.
-Arguments = Arguments
-Options = Keywords
-Rule = Callable[[Function, Arguments, Options], Any]
+Rule = Callable[[Function, Arguments, Keywords], Any]
 
 
 def relevance(request: Request) -> HeadTable:
@@ -82,19 +80,19 @@ class Linear(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Callable[..., object], types: object, args: Arguments = (), kwargs: Options | None = None
+        self, func: Callable[..., object], types: object, args: Arguments = (), kwargs: Keywords | None = None
     ) -> object:
         rule = _RULES.get(func)
         return func(*args, **(kwargs or {})) if rule is None else rule(func, args, kwargs or {})
 
 
-def _fixed(func: Function, args: Arguments, kwargs: Options) -> object:
+def _fixed(func: Function, args: Arguments, kwargs: Keywords) -> object:
     """The result is a constant factor: a weight, a scale."""
     out = func(*args, **kwargs)
     return out.detach() if isinstance(out, Tensor) else tuple(item.detach() for item in out)
 
 
-def _slope(func: Callable[..., object], args: Arguments, kwargs: Options) -> object:
+def _slope(func: Callable[..., object], args: Arguments, kwargs: Keywords) -> object:
     """An activation is its input times a slope."""
     x = args[0] if args else kwargs["input"]
     with torch.no_grad():
@@ -103,21 +101,21 @@ def _slope(func: Callable[..., object], args: Arguments, kwargs: Options) -> obj
     return x * slope
 
 
-def _attention(func: Callable[..., object], args: Arguments, kwargs: Options) -> object:
+def _attention(func: Callable[..., object], args: Arguments, kwargs: Keywords) -> object:
     """The values, weighted by attention that is held fixed."""
     held = [x.detach() for x in args[:2]] + list(args[2:])
     named = {k: v.detach() if k in ("query", "key") else v for k, v in kwargs.items()}
     return func(*held, **named)
 
 
-def _power(func: Callable[..., object], args: Arguments, kwargs: Options) -> object:
+def _power(func: Callable[..., object], args: Arguments, kwargs: Keywords) -> object:
     """A negative power is a scale."""
     exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
     negative = isinstance(exponent, int | float) and exponent < 0
     return _fixed(func, args, kwargs) if negative else func(*args, **kwargs)
 
 
-def _product(func: Function, args: Arguments, kwargs: Options) -> object:
+def _product(func: Function, args: Arguments, kwargs: Keywords) -> object:
     """Half to each factor, where both depend on the input."""
     a, b = args if len(args) == 2 else (args[0], kwargs["other"])
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.requires_grad and b.requires_grad:
@@ -125,14 +123,14 @@ def _product(func: Function, args: Arguments, kwargs: Options) -> object:
     return func(*args, **kwargs)
 
 
-def _quotient(func: Callable[..., object], args: Arguments, kwargs: Options) -> object:
+def _quotient(func: Callable[..., object], args: Arguments, kwargs: Keywords) -> object:
     """The divisor is a constant scale."""
     return func(
         *(x.detach() if i == 1 and isinstance(x, Tensor) else x for i, x in enumerate(args)), **kwargs
     )
 
 
-def _layer_norm(func: Callable[..., object], args: Arguments, kwargs: Options) -> object:
+def _layer_norm(func: Callable[..., object], args: Arguments, kwargs: Keywords) -> object:
     arguments = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | kwargs
     x, axes = arguments["input"], tuple(range(-len(arguments["normalized_shape"]), 0))
     centred = x - x.mean(axes, keepdim=True)
@@ -140,14 +138,14 @@ def _layer_norm(func: Callable[..., object], args: Arguments, kwargs: Options) -
     return _affine(centred * scale, arguments)
 
 
-def _rms_norm(func: Callable[..., object], args: Arguments, kwargs: Options) -> object:
+def _rms_norm(func: Callable[..., object], args: Arguments, kwargs: Keywords) -> object:
     arguments = dict(zip(("input", "normalized_shape", "weight", "eps"), args, strict=False)) | kwargs
     x, axes = arguments["input"], tuple(range(-len(arguments["normalized_shape"]), 0))
     eps = torch.finfo(x.dtype).eps if arguments.get("eps") is None else arguments["eps"]
     return _affine(x * (x.pow(2).mean(axes, keepdim=True) + eps).rsqrt().detach(), arguments)
 
 
-def _affine(x: Tensor, arguments: Options) -> Tensor:
+def _affine(x: Tensor, arguments: Keywords) -> Tensor:
     weight, bias = arguments.get("weight"), arguments.get("bias")
     x = x if weight is None else x * weight
     return x if bias is None else x + bias

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from manyheads.capture.interceptor import internal
+from manyheads.capture.thread_marks import internal
 
 
 class _Call:
