@@ -506,3 +506,34 @@ def test_plugins_add_methods_roles_and_tasks(monkeypatch) -> None:
     assert "chess" in mh.tasks.available()
     with pytest.raises(ValueError, match=r"task: the plugin chess \(nowhere.chess:Chess\) cannot be loaded"):
         mh.tasks.find("chess")
+
+
+@pytest.mark.parametrize("drops", ["window", "sinks", "padding", "packing"])
+def test_what_a_kernel_drops_is_not_reported_as_if_it_had_been_used(drops: str) -> None:
+    """A backend that leaves out something it is given: the site is named, and has no numbers."""
+
+    def careless(module, query, key, value, attention_mask, scaling=None, **others):
+        mask = attention_mask if drops == "sinks" else None
+        sinks = None if drops == "sinks" else others.get("s_aux")
+        out = opaque.opaque(query, key, value, mask, mask is None, -1, -1, scaling, 0.0, sinks)
+        return out.transpose(1, 2).contiguous(), None
+
+    kind, changes = "llama", {}
+    inputs = {"input_ids": torch.randint(5, 97, (2, 23), generator=torch.Generator().manual_seed(2))}
+    if drops == "window":
+        kind, changes = "mistral", {"sliding_window": 5}
+    elif drops == "sinks":
+        kind, changes = "gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 2}
+    elif drops == "padding":
+        inputs["attention_mask"] = torch.arange(23) >= torch.tensor([[0], [9]])
+    else:
+        positions = torch.cat([torch.arange(11), torch.arange(12)])[None]
+        inputs = {"input_ids": inputs["input_ids"][:1], "position_ids": positions}
+    model = build(kind, **changes)
+    for module in model.modules():
+        if getattr(module, "sinks", None) is not None:
+            nn.init.uniform_(module.sinks, -1, 2)
+    _, _, seen = watched(model, inputs, register_backend(f"manyheads_tests_drops_{drops}", careless))
+    assert {"layers.0.self_attn", "layers.1.self_attn"} <= set(seen.missed), seen.missed
+    with pytest.raises(ValueError, match="no attention was seen"):
+        _ = seen.table
