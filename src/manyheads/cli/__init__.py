@@ -32,8 +32,8 @@ from manyheads.cli.sweep import OF_SWEEP, sweep
 from manyheads.cli.train import OF_RUN, task_verb, train
 from manyheads.common.errors import FailedChangeError
 from manyheads.common.extras import missing_extra
-from manyheads.common.language import choose_language
 from manyheads.common.interrupts import EXIT_CODE, leave_at_once
+from manyheads.common.language import choose_language
 from manyheads.common.processes import share_one_heap
 from manyheads.view import terminal
 
@@ -99,7 +99,9 @@ def _options(
     ] = False,
     language: Annotated[
         Literal["en", "zh"] | None,
-        typer.Option("--language", help="The language of the output: en or zh; that of the locale by default."),
+        typer.Option(
+            "--language", help="The language of the output: en or zh; that of the locale by default."
+        ),
     ] = None,
 ) -> None:
     """Options of the command itself."""

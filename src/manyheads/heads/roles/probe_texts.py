@@ -193,9 +193,7 @@ def planted(batch_facts: BatchFacts) -> Iterator[tuple[Batch, Facts]]:
     extra = 2 * (KEY + ANSWER) - 1 + len(batch_facts.prefix) + len(batch_facts.suffix)
     length = min(len(text), batch_facts.context - extra, (batch_facts.positions or 10**9) - extra)
     if length < LONG:
-        raise ValueError(
-            f"only {max(length, 0)} tokens of text fit around a key, and {LONG} are needed"
-        )
+        raise ValueError(f"only {max(length, 0)} tokens of text fit around a key, and {LONG} are needed")
     unused = batch_facts.ordinary[~torch.isin(batch_facts.ordinary, text.unique())]
     if len(unused) < KEY + ANSWER:
         raise ValueError(
