@@ -28,8 +28,8 @@ class ReadmeHook(MetadataHookInterface):
 def with_whole_addresses(text: str, repository: str, tag: str) -> str:
     """A page with pictures and links that lead to a tag of a repository on GitHub.
 
-    >>> with_whole_addresses("![a](docs/a.png) [b](docs/b.md#c) [d](https://d.org) [e](#f)", "https://g.h/o/r/", "v1")
-    '![a](https://g.h/o/r/raw/v1/docs/a.png) [b](https://g.h/o/r/blob/v1/docs/b.md#c) [d](https://d.org) [e](#f)'
+    >>> with_whole_addresses("![a](docs/a.png) [b](b.md#c) [d](https://d.org)", "https://g.h/r/", "v1")
+    '![a](https://g.h/r/raw/v1/docs/a.png) [b](https://g.h/r/blob/v1/b.md#c) [d](https://d.org)'
     """
     base = repository.rstrip("/")
 

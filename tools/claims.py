@@ -1,6 +1,10 @@
 """docs/claims.md and docs/zh/claims.md, and their figures, from the recorded results of the full studies.
 
     python tools/claims.py
+    python tools/claims.py DIR
+
+Between <!-- claim NAME --> and <!-- end -->, docs/concepts.md and docs/zh/concepts.md have the figure and the
+verdict of a claim: those on record, or else those that `manyheads study NAME --out DIR` left in a folder.
 
 Records are made by `manyheads study NAME --full --out DIR`; DIR/NAME/result.json is the record: copy it to
 src/manyheads/studies/records/NAME.json.
@@ -9,12 +13,14 @@ src/manyheads/studies/records/NAME.json.
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from manyheads.common.whole_files import write_whole
 from manyheads.studies import NAMES, find
 from manyheads.studies.drawing import as_svg
-from manyheads.studies.result import Result, summary
+from manyheads.studies.result import Result, read_result, summary
 from manyheads.studies.run import recorded
 from manyheads.studies.study import VERDICTS, Language, Words
 
@@ -31,6 +37,9 @@ INTRODUCTION = Words(
 )
 HEADER = Words("| claim | verdict |\n|---|---|", "| 说法 | 结论 |\n|---|---|")
 RULE = Words("Rule", "规则")
+CONCEPTS: dict[Language, str] = {"en": "concepts.md", "zh": "zh/concepts.md"}
+SHORT = Words("a short run", "短实验")
+BLOCK = re.compile(r"(<!-- claim (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MOST_ROWS = 40
 
 
@@ -66,6 +75,26 @@ def _section(result: Result, language: Language) -> str:
     )
 
 
+def illustrated(text: str, language: Language, results: Mapping[str, Result]) -> str:
+    """A page with the figures and the verdicts of the claims that it names, as far as there are results."""
+
+    def block(match: re.Match[str]) -> str:
+        result = results.get(match[2])
+        return match[0] if result is None else f"{match[1]}\n{_figure(result, language)}\n\n{match[3]}"
+
+    return BLOCK.sub(block, text)
+
+
+def _figure(result: Result, language: Language) -> str:
+    study, judgement = find(result.study), find(result.study).verdict(result)
+    caption, verdict = study.claim.caption[language], VERDICTS[judgement.verdict][language]
+    size = f"{SHORT[language]}, `manyheads study {result.study}`"
+    if result.size == "full":
+        size = f"`{_command(result)}`"
+    sentence = f"*{study.claim.sentence[language]}* **{verdict}** ({size}). {judgement.because[language]}"
+    return f"![{caption}]({PICTURES[language]}/{result.study}.{language}.svg)\n\n{sentence}"
+
+
 def anchor(title: str) -> str:
     """What MkDocs and GitHub make of a heading.
 
@@ -95,13 +124,19 @@ def main() -> None:
     """Write the pages and their figures."""
     pictures = DOCS / "pictures" / "claims"
     pictures.mkdir(parents=True, exist_ok=True)
+    records = {name: result for name in NAMES if (result := recorded(name)) is not None}
+    paths = Path(sys.argv[1]).glob("*/result.json") if sys.argv[1:] else ()
+    short = {result.study: result for result in map(read_result, paths) if result.complete}
+    pages = "".join((DOCS / file).read_text(encoding="utf-8") for file in CONCEPTS.values())
+    named = {name for _, name, _ in BLOCK.findall(pages)}
+    results = {name: result for name, result in short.items() if name in named} | records
     for language, file in FILES.items():
         write_whole(DOCS / file, written(language))
-        for name in NAMES:
-            result = recorded(name)
-            if result is not None:
-                figure = as_svg(find(name).figure(result, language))
-                write_whole(pictures / f"{name}.{language}.svg", figure)
+        page = DOCS / CONCEPTS[language]
+        write_whole(page, illustrated(page.read_text(encoding="utf-8"), language, results))
+        for name, result in results.items():
+            figure = as_svg(find(name).figure(result, language))
+            write_whole(pictures / f"{name}.{language}.svg", figure)
 
 
 if __name__ == "__main__":

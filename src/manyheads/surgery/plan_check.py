@@ -13,7 +13,7 @@ from manyheads.common.labelled_batch import without_labels
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint, rows_of
+from manyheads.heads.watch import rows_of
 from manyheads.surgery.plan import plan
 
 
@@ -32,4 +32,4 @@ def check_plan(model: nn.Module, batch: Batch, keep: float, **options: Any) -> N
     rows = rows_of(model, list(interceptor.sites.by_name.values()))
     count = len(rows)
     ranking = {"importance": torch.ones(3, count, dtype=torch.float64)}
-    plan(HeadTable(rows, torch.ones(count), ranking, fingerprint(model)), keep, **options)
+    plan(HeadTable(rows, torch.ones(count), ranking), keep, **options)

@@ -29,7 +29,6 @@ LONGEST_ANSWER = 30  # tokens of an answer that is a part of the input
 WRITTEN = 48  # tokens of a translation, at most
 SAME = 1e-6  # a sentence this near is the input itself
 _IDS = ("input_ids", "ids", "x", "source")
-_UNJOINED = {"group_tokens": False}  # repeats were joined where blanks could still be seen
 _SEEN = {"\n": "⏎", "\r": "⏎", "\t": "⇥"}
 
 
@@ -294,11 +293,9 @@ def transcript(model: nn.Module, logits: Tensor, tokenizer: PreTrainedTokenizerB
     best, chosen = logits.float().log_softmax(-1).max(-1)
     letters = [n for n in torch.unique_consecutive(chosen).tolist() if n != blank]
     decode: Any = getattr(tokenizer, "decode", None)
-    text = (
-        " ".join(map(str, letters))
-        if decode is None
-        else decode(letters, skip_special_tokens=True, **_UNJOINED)
-    )
+    text = " ".join(map(str, letters))
+    if decode is not None:  # repeats were joined where blanks could still be seen
+        text = decode(letters, skip_special_tokens=True, group_tokens=False)
     heard = best[chosen != blank] if letters else best
     return [shown(str(text).strip()) or "–", round(math.exp(float(heard.mean())), 6)]
 

@@ -78,7 +78,8 @@ def ask(
 ) -> tuple[Answer | None, Question | None]:
     """What a model says about an input of one sequence, and the question to ask again; None if neither.
 
-    A translation is written token by token, so it is not asked again. ``result`` is what the model returned for the batch, where it has run already.
+    A translation is written token by token, so it is not asked again. ``result`` is what the model returned
+    for the batch, where it has run already.
 
     Examples
     --------

@@ -51,8 +51,8 @@ class ImportancePresentation(MeasuredPresentation):
         )
         console.print(Text(title, "bold"), soft_wrap=True)
         for name, table in tables.items():
-            about = f"{name}: {words(table['measure'][0])}; {words('{seconds:.1f} s', seconds=self.comparison.seconds[name])}"
-            console.print(Text(about), soft_wrap=True)
+            time = words("{seconds:.1f} s", seconds=self.comparison.seconds[name])
+            console.print(Text(f"{name}: {words(table['measure'][0])}; {time}"), soft_wrap=True)
         console.print()
         console.print(_both_ends(tables))
         for pair in self.comparison.agreements:
