@@ -105,7 +105,7 @@ def test_serve_says_how_to_name_what_a_folder_was_trained_on(folders):
         call("serve", folders / "language")
     said = str(raised.value)
     assert said.endswith(
-        "it is read only if you name it; give what to measure on: --text FILE, one text a line"
+        "it is read only if you name it; give what to measure on: --text FILE, one text per line"
     )
     assert "--data" not in said  # which serve does not have
 

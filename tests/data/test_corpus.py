@@ -245,7 +245,7 @@ def test_ids_as_one_stream(tmp_path):
         (numpy.array([[0.5]]), r"holds float64 \(1, 1\); expected integers"),
         (numpy.ones((1, 1, 1), int), r"holds int64 \(1, 1, 1\); expected integers"),
         (numpy.ones((0, 3), int), "holds no tokens"),
-        (numpy.array([object()]), r"is no \.npy file of numbers"),
+        (numpy.array([object()]), r"is not a \.npy file of numbers"),
     ],
 )
 def test_bad_ids(tmp_path, ids, words):
@@ -258,7 +258,7 @@ def test_files_that_hold_no_ids(tmp_path):
     with pytest.raises(ValueError, match="there is no file"):
         corpus.tokens(bert(), str(tmp_path / "none.npy"))
     (tmp_path / "text.npy").write_text("some text")
-    with pytest.raises(ValueError, match=r"is no \.npy file of numbers"):
+    with pytest.raises(ValueError, match=r"is not a \.npy file of numbers"):
         corpus.tokens(bert(), str(tmp_path / "text.npy"))
 
 
@@ -290,7 +290,7 @@ def test_bad_pictures(tmp_path):
         corpus.images(loaded(Plain(), reader), str(tmp_path / "none"))
     (tmp_path / "a.png").write_bytes(b"no picture")
     read = corpus.images(loaded(Plain(), reader), str(tmp_path))
-    with pytest.raises(ValueError, match=r"a\.png is no image that can be read; repair it or take it away"):
+    with pytest.raises(ValueError, match=r"a\.png is not a readable image; repair it or take it away"):
         list(read.batches())
 
 
@@ -377,7 +377,7 @@ def test_texts_are_streamed_from_lines_json_and_parquet(tmp_path):
         ("rows.jsonl", "id", "column: 'id' of .* holds a int; expected texts"),
         ("lines.txt", "words", "column: got 'words', and .* has lines of text"),
         ("none-*.txt", None, "text: no file is called .*; expected a pattern that some files match"),
-        ("bad.jsonl", None, "text: row 2 of .* is no JSON object"),
+        ("bad.jsonl", None, "text: row 2 of .* is not a JSON object"),
         ("bad.parquet", None, "text: .* is no Parquet file that can be read"),
         ("empty.jsonl", "a", "text: .* holds no text; expected at least one"),
     ],

@@ -14,7 +14,7 @@ OPTIONS = {"d_model": 12, "heads": 3, "layers": 1, "vocabulary": 101}
     "name", ["manyheads.nn.transformers:Decoder", "os:system", "tasks.restore", "decoder"]
 )
 def test_only_registered_models_are_made(name):
-    with pytest.raises(ValueError, match="is no model of this manyheads; update it"):
+    with pytest.raises(ValueError, match="is not a model of this manyheads; update it"):
         build({"class": name, "options": OPTIONS})
 
 

@@ -190,7 +190,7 @@ def test_weights_with_surprises_are_refused(saved, surprise):
 
 
 def test_a_factory_must_fit(saved):
-    with pytest.raises(ValueError, match=r"factory: .* no class of transformers or manyheads"):
+    with pytest.raises(ValueError, match=r"factory: .* not a class of transformers or manyheads"):
         mh.load(saved)
     with pytest.raises(TypeError, match=r"factory: expected it to return"):
         mh.load(saved, lambda: 3)
@@ -203,7 +203,7 @@ def test_code_is_never_taken_from_the_folder(saved):
     with pytest.raises(ValueError, match=r"has no model Evil"):
         mh.load(saved)
     rewrite(saved, **{"class": "os.system"})
-    with pytest.raises(ValueError, match=r"no class of transformers or manyheads"):
+    with pytest.raises(ValueError, match=r"not a class of transformers or manyheads"):
         mh.load(saved)
 
 

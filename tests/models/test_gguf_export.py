@@ -111,7 +111,7 @@ def scaled_embedding():
         ),
         (lambda: qwen3(rope_parameters=SCALED), {0: [2, 3]}, "its rotary positions are scaled"),
         (models.gpt2, {0: [1]}, "cannot take GPT2LMHeadModel: its layers compute None, not silu"),
-        (models.bert, {0: [1]}, "cannot take BertModel: it is no language model"),
+        (models.bert, {0: [1]}, "cannot take BertModel: it is not a language model"),
         (mistral, {0: [2, 3]}, "attend to the last 8 tokens only"),
         (scaled_embedding, {0: [2, 3]}, "what llama.cpp computes from these weights differs by"),
     ],

@@ -67,7 +67,7 @@ def test_bad_options_are_one_sentence(saved) -> None:
     assert "only models of transformers on the hub take it" in refused(saved, revision="v1")
     assert "give one of them" in refused(saved, device="cpu", device_map="auto")
     assert refused(saved, device_map="moon").startswith("device-map: got 'moon'; expected auto, balanced")
-    assert "which is no JSON" in refused(saved, device_map="{moon")
+    assert "which is not JSON" in refused(saved, device_map="{moon")
     assert "for MiniLM; only models of transformers" in refused_embedded(device_map="auto")
     assert "for MiniLM; only models of transformers on the hub" in refused_embedded(revision="main")
 

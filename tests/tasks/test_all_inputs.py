@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_told(folders, tmp_path):
         choose(loaded, "a", None, None, None, None, 4096, "b")
     with pytest.raises(ValueError, match="there is no nowhere"):
         choose(loaded, None, None, None, None, None, 4096, "nowhere")
-    with pytest.raises(ValueError, match="is no file here, and no dataset that can be read"):
+    with pytest.raises(ValueError, match="is neither a file here nor a dataset that can be read"):
         choose(open_model(), None, None, None, None, None, 4096, "nowhere")
     path = tmp_path / "t.tsv"
     path.write_text("a\tACGT\nb\tGGG\n" * 10)

@@ -92,12 +92,12 @@ def test_parts_of_folders_and_tables(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("x.fa", ">1\nACGT\nACXT\n", r"line 3 of .*x\.fa has 'X', which is no base"),
+        ("x.fa", ">1\nACGT\nACXT\n", r"line 3 of .*x\.fa has 'X', which is not a base"),
         ("x.fa", "ACGT\n>1\nACGT\n", r"line 1 of .*x\.fa comes before any header"),
         ("x.fa", "", r"x\.fa is empty"),
         ("x.fa", ">1\n>2\n", "holds headers and no sequence"),
         ("x.fa", "\x1f\x8bnothing", "is damaged|before any header"),
-        ("x.tsv", "a\tACGT\nb\tAC-T\n", r"line 2 of .*x\.tsv has '-', which is no base"),
+        ("x.tsv", "a\tACGT\nb\tAC-T\n", r"line 2 of .*x\.tsv has '-', which is not a base"),
         ("x.tsv", "a\tACGT\nb ACGT\n", r"line 2 of .*x\.tsv has 1 columns; expected 2"),
         ("x.tsv", "\n", r"x\.tsv holds no sequence"),
     ],
@@ -133,7 +133,7 @@ def test_predict_names_classes_and_refuses_other_letters(tmp_path):
     alone = [task.predict(model, [sequence])[0] for sequence in ("ACGT", "ttgaca" * 3)]
     assert named == alone
     assert set(named) <= set(task.labels)
-    with pytest.raises(ValueError, match="'ACGE' has 'E', which is no base"):
+    with pytest.raises(ValueError, match="'ACGE' has 'E', which is not a base"):
         task.predict(model, ["ACGE"])
     with pytest.raises(ValueError, match="at least one base"):
         task.predict(model, [" "])

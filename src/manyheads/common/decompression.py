@@ -53,7 +53,7 @@ def open_archive(path: Path, name: str) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(regular_file(path, name))
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{name}: {path} is no zip archive that can be read ({first_line(error)})") from None
+        raise ValueError(f"{name}: {path} is not a readable zip archive ({first_line(error)})") from None
 
 
 def check_archive(content: bytes, name: str) -> None:
@@ -62,7 +62,7 @@ def check_archive(content: bytes, name: str) -> None:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             total = sum(info.file_size for info in archive.infolist())
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{name} is no archive that can be read ({first_line(error)})") from None
+        raise ValueError(f"{name} is not a readable archive ({first_line(error)})") from None
     check_growth(total, len(content), name)
 
 
@@ -101,7 +101,7 @@ def open_image(file: File | bytes, name: str) -> Iterator[Image]:
     content = file if isinstance(file, bytes) else content_of(file, name)
     called = "an image of the data" if isinstance(file, bytes) else file
     with (
-        in_one_sentence(f"{name}: {called} is no image that can be read; repair it or take it away"),
+        in_one_sentence(f"{name}: {called} is not a readable image; repair it or take it away"),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # about damage that Pillow can live with

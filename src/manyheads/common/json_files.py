@@ -327,7 +327,7 @@ def _once(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
 def _finite(number: str) -> float:
     value = float(number)
     if not math.isfinite(value):
-        raise ValueError(f"{number[:40]} is no number that can be kept")
+        raise ValueError(f"{number[:40]} is not a number that can be kept")
     return value
 
 

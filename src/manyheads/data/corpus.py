@@ -47,7 +47,7 @@ def text(
     sample: int = 0,
     batch_tokens: int = BATCH_TOKENS,
 ) -> Corpus:
-    """Texts, read one at a time: of a text file, one text a line, or of what else `read_texts` reads; ``-``
+    """Texts, read one at a time: of a text file, one text per line, or of what else `read_texts` reads; ``-``
     for standard input; without a path, the built-in sample text.
 
     Texts longer than ``max_length`` (or than the model's positions) are cut into pieces; ``limit`` is the
@@ -120,7 +120,7 @@ def tokens(
 ) -> Corpus:
     """Token ids from a NumPy file: (sequences, length), or one long stream that is cut into pieces."""
     content = read_bytes(path, "tokens")
-    with in_one_sentence(f"tokens: {path} is no .npy file of numbers; write it with numpy.save"):
+    with in_one_sentence(f"tokens: {path} is not a .npy file of numbers; write it with numpy.save"):
         ids = numpy.load(BytesIO(content), allow_pickle=False)
     if not isinstance(ids, numpy.ndarray) or ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
         kind = f"{ids.dtype} {ids.shape}" if isinstance(ids, numpy.ndarray) else "several arrays"

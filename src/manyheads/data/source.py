@@ -22,8 +22,8 @@ Model = Annotated[
 ]
 Text = Annotated[
     str | None,
-    "A text file, one text a line, or a pattern of files; FILE.jsonl, FILE.parquet or the name of a dataset "
-    "with --column; - for standard input; an embedded text by default.",
+    "A text file, one text per line, or a pattern of files; FILE.jsonl, FILE.parquet or the name of a "
+    "dataset with --column; - for standard input; an embedded text by default.",
     "Corpus",
 ]
 TextColumn = Annotated[

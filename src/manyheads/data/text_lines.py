@@ -32,7 +32,7 @@ def read_lines(path: str | None, limit: int | None) -> Iterator[str]:
         return
     if not Path(path).is_file():
         kind = "a folder" if Path(path).is_dir() else "no file"
-        raise ValueError(f"text: {path} is {kind}; expected a text file, one text a line")
+        raise ValueError(f"text: {path} is {kind}; expected a text file, one text per line")
     with open(path, "rb") as file:
         yield from _checked(file, path, limit)
 
@@ -46,7 +46,7 @@ def _checked(file: BinaryIO, name: str, limit: int | None) -> Iterator[str]:
         number += 1
         if len(line) > LONGEST_LINE:
             raise ValueError(
-                f"text: line {number} of {name} has over {LONGEST_LINE:,} bytes; expected one text a line: "
+                f"text: line {number} of {name} has over {LONGEST_LINE:,} bytes; expected one text per line: "
                 "break it into lines first, for instance with `fold -s`"
             )
         try:

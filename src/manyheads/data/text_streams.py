@@ -29,7 +29,7 @@ def read_texts(
 
     Parameters
     ----------
-    source: a text file, one text a line; a .jsonl or .parquet file; a pattern such as ``"part-*.jsonl"``,
+    source: a text file, one text per line; a .jsonl or .parquet file; a pattern such as ``"part-*.jsonl"``,
         whose files are read in the order of their names; ``-`` for standard input; the name of a dataset,
         ``owner/name`` or ``owner/name:config``, which is streamed; None for the built-in sample text.
     column: of JSON lines, Parquet files and datasets: text, sentence, review and the like by default.
@@ -135,7 +135,7 @@ def _json_lines(file: str) -> Iterator[dict[str, object]]:
             yield parse_json(line, dict[str, object])
         except ValueError as error:
             raise ValueError(
-                f"text: row {number} of {file} is no JSON object ({first_line(error)}); expected one on "
+                f"text: row {number} of {file} is not a JSON object ({first_line(error)}); expected one on "
                 'every line, as {"text": "..."}'
             ) from None
 
@@ -167,7 +167,7 @@ def _of_dataset(name: str, column: str | None, split: str | None) -> Iterator[st
         rows: Any = datasets.load_dataset(repository, config or None, split=split or "train", streaming=True)
     except Exception as error:
         raise ValueError(
-            f"text: {name!r} is no file here, and no dataset that can be streamed ({describe_error(error)}); "
-            "expected a file, a pattern of files, or the name of a dataset"
+            f"text: {name!r} is neither a file here nor a dataset that can be streamed "
+            f"({describe_error(error)}); expected a file, a pattern of files, or the name of a dataset"
         ) from error
     yield from _in_column(rows, name, column)

@@ -25,7 +25,7 @@ def silence(
     mean_of: Iterable[Batch] | None = None,
     unverified: Unverified = "refuse",
 ) -> AbstractContextManager[None]:
-    """A context in which the chosen heads put out zeros: ``with silence(model, {3: [5, 7]}): ...``
+    """A context in which the chosen heads output zeros: ``with silence(model, {3: [5, 7]}): ...``
 
     The attention output of those heads, weights times values, is zero. Where an output projection reads
     nothing else, this equals setting its columns for those heads to zero. Where something else flows into
@@ -36,7 +36,7 @@ def silence(
     ----------
     model: any torch.nn.Module.
     heads: ``{layer number or site: [head numbers]}``.
-    mean_of: batches for mean ablation: the heads put out their mean output over these batches instead of
+    mean_of: batches for mean ablation: the heads give their mean output over these batches instead of
         zeros, so that what does not depend on the input stays (a bias, for what reads the head). It is
         measured now, when `silence` is called.
     unverified: ``"allow"`` to silence heads at unverified sites, too (`Site.verified`).

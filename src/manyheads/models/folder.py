@@ -234,7 +234,8 @@ def _read(folder: Path) -> _Description:
     path = folder / _PLAN
     if not path.is_file():
         raise ValueError(
-            f"dir: {folder} has no {_PLAN}: it is no folder that manyheads.save wrote, or an incomplete one"
+            f"dir: {folder} has no {_PLAN}: it is not a folder that manyheads.save wrote, or an incomplete "
+            "one"
         )
     description = read_json(path, _Description, "heads.json", format=_FORMAT, version=_VERSION)
     if description.pop("sha256", None) != _hash_of(description):
@@ -273,8 +274,8 @@ def _uncut_model(
         if package.startswith("transformers."):
             return transformers_config.build(folder, name, description["attention"])
     raise ValueError(
-        f"factory: {folder} holds a {kind}, which is no class of transformers or manyheads; give a function "
-        "that makes the uncut model"
+        f"factory: {folder} holds a {kind}, which is not a class of transformers or manyheads; give a "
+        "function that makes the uncut model"
     )
 
 

@@ -94,7 +94,7 @@ def _tensors(model: Any) -> tuple[str, dict[str, Tensor], list[tuple[int, int]]]
     import gguf
 
     if not is_transformers(model) or not hasattr(model, "lm_head"):
-        raise _refuse(model, "it is no language model of transformers")
+        raise _refuse(model, "it is not a language model of transformers")
     _check_config(model)
     layers = {int(match[1]) for name, _ in model.named_modules() if (match := _LAYER.search(f"{name}."))}
     state = model.state_dict()

@@ -20,8 +20,8 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 def push(folder: str | PathLike[str], repo: str, *, private: bool = False) -> str:
     """Upload a folder that `save` or ``manyheads prune`` wrote to the Hugging Face hub.
 
-    If the folder has no README.md, its model card is written first. Who you are there is for
-    ``hf auth login`` to know.
+    If the folder has no README.md, its model card is written first. Log in with
+    ``hf auth login`` first.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ def build(name: str, options: Keywords) -> nn.Module:
     2
     """
     if name not in CLASSES:
-        raise ValueError(f"heads.json: {name!r} is no model of manyheads; known are {', '.join(CLASSES)}")
+        raise ValueError(f"heads.json: {name!r} is not a model of manyheads; known are {', '.join(CLASSES)}")
     options = dict(options)
     for key in ("rotary", "positions"):
         if isinstance(options.get(key), dict):

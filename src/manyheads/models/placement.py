@@ -105,7 +105,7 @@ def _device_map(wanted: str | dict[str, object] | None) -> str | dict[str, objec
         try:
             parsed = json.loads(wanted)
         except json.JSONDecodeError as error:
-            raise ValueError(f"device-map: got {wanted!r}, which is no JSON ({error})") from None
+            raise ValueError(f"device-map: got {wanted!r}, which is not JSON ({error})") from None
         return {str(name): device for name, device in parsed.items()}
     try:
         return {"": str(choose_device(wanted))}

@@ -37,7 +37,7 @@ def generate(
     """Continue prompts with a `Decoder`, or generate the target of a source with a `Seq2Seq`.
 
     Greedy unless ``beams`` is above 1 (beam search) or one of ``temperature``, ``top_k``, ``top_p`` is set
-    (sampling). Dropout is off meanwhile.
+    (sampling). Dropout is off.
 
     Parameters
     ----------

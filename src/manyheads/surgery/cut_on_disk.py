@@ -72,7 +72,7 @@ def cut_on_disk(
 
     Which weights belong to a head is found on a small twin, a model of the same class with the same layers
     and heads but narrow ones, by the means of `cut`, and the twin's copy is checked as `cut` checks it. Then
-    each tensor is read, sliced and written. At last every attention module that lost heads is read back and
+    each tensor is read, sliced and written. Finally, every attention module that lost heads is read back and
     compared, at full width, with the uncut one whose heads are silenced (1e-5 in float32).
 
     Parameters

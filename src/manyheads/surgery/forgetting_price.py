@@ -206,7 +206,7 @@ class _PricedLayer(HeadwiseLayer):
 
     @property
     def output(self) -> Tensor:
-        """What its heads put out, (batch, heads, length, width)."""
+        """The outputs of its heads, (batch, heads, length, width)."""
         if self._output is None:
             raise ValueError("model: one of its layers never attended; expected all of them to")
         return self._output

@@ -52,7 +52,9 @@ class Scale:
     def of(self, size: int) -> int:
         """A width of the twin in the large model."""
         if size * self.large % self.small:
-            raise ValueError(f"a width of {size} in the small twin is no multiple of its heads' {self.small}")
+            raise ValueError(
+                f"a width of {size} in the small twin is not a multiple of its heads' {self.small}"
+            )
         return size * self.large // self.small
 
     def blocks(self, indices: list[int], size: int) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Real work for heads: one file a task, each with its data, model, loss, metric and prediction.
+"""Real work for heads: one file per task, each with its data, model, loss, metric and prediction.
 
 `TASKS` lists them by name, and `find` gives the class of one. Its fields are its options: of the data and of
 the model. `manyheads.train` trains it.

@@ -268,7 +268,7 @@ def build(description: Mapping[str, object]) -> Task:
     options = dict(description)
     kind: Any = find(str(options.pop("name")))  # a dataclass, which the protocol cannot say
     if unknown := sorted(set(options) - {field.name for field in fields(kind)}):
-        raise ValueError(f"{unknown[0]:.60} is no option of this manyheads; update it")
+        raise ValueError(f"{unknown[0]:.60} is not an option of this manyheads; update it")
     check_fields(options, get_type_hints(kind), "task")
     task: Task = kind(**options)
     return task

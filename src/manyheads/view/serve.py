@@ -46,7 +46,7 @@ def serve(
     ----------
     model: what `open_model` opens (a folder, a name on the hub, ``package.module:factory``), or what it
         returned with ``head=True``; without it the embedded MiniLM.
-    text: a text file, one text a line; the page measures on its first texts. By default a built-in text.
+    text: a text file, one text per line; the page measures on its first texts. By default a built-in text.
     images: a folder of images to measure on, for models that read images.
     data: a file with labels, or a dataset, to measure on instead, for a model with a task head; its columns
         and its split, as for `labelled`.

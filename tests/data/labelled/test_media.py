@@ -77,7 +77,7 @@ def test_a_file_that_is_not_there_or_no_image_is_one_sentence(tmp_path):
     with pytest.raises(ValueError, match=r"line 2 of .* names none.png, and there is no file"):
         mh.labelled(path, model, processor)
     (tmp_path / "none.png").write_text("no image")
-    with pytest.raises(ValueError, match="is no image that can be read"):
+    with pytest.raises(ValueError, match="is not a readable image"):
         mh.labelled(path, model, processor).evaluate(model)
 
 

@@ -72,15 +72,15 @@ def test_what_is_written_is_what_other_programs_read():
     ("content", "words"),
     [
         (b"", "a.wav is empty"),
-        (b"ID3\x03 something else", r"a.wav is no sound that can be read \(.*It begins with b'ID3"),
+        (b"ID3\x03 something else", r"a.wav is not a readable sound file \(.*It begins with b'ID3"),
         (encode_wav(SOUND, 8000)[:-3], "a.wav is cut off: 14 bytes of sound are announced, and 11 are there"),
         (encode_wav(SOUND, 8000)[:40], "a.wav is cut off: it has no sound"),
         (encode_wav(SOUND, 8000)[:20], "a.wav is cut off: it has no format"),
         (encode_wav(SOUND[:0], 8000), "a.wav holds no sound"),
-        (wav(99, 8, b"abc"), "a.wav is no sound that can be read"),
-        (wav(1, 16, b"ab", rate=0), "a.wav is no sound that can be read"),
+        (wav(99, 8, b"abc"), "a.wav is not a readable sound file"),
+        (wav(1, 16, b"ab", rate=0), "a.wav is not a readable sound file"),
         (wav(1, 16, b"ab", rate=999), "a.wav has 1 channels at 999 Hz; expected one or more at 1,000 to"),
-        (wav(3, 32, struct.pack("<f", math.nan)), "a.wav has samples that are no numbers"),
+        (wav(3, 32, struct.pack("<f", math.nan)), "a.wav has samples that are not numbers"),
     ],
 )
 def test_bad_files_are_named(content, words):
@@ -180,7 +180,10 @@ def test_tables(tmp_path):
     [
         ("name\tlabel\n", "labels.tsv has no column 'file' in its first line; it has name, label"),
         ("file\tlabel\na.wav\n", "line 2 of .*labels.tsv has 1 columns; expected 2"),
-        ("file\tlabel\nb.wav\tone\n", "line 2 of .*labels.tsv names 'b.wav', which is no sound file there"),
+        (
+            "file\tlabel\nb.wav\tone\n",
+            "line 2 of .*labels.tsv names 'b.wav', which is not a sound file there",
+        ),
         ("file\tlabel\na.wav\t\n", "labels.tsv has no row with a label"),
     ],
 )
@@ -205,7 +208,7 @@ def test_what_is_not_there_or_damaged(tmp_path):
         with pytest.raises(ValueError, match=r"names: expected {label}"):
             read_recordings(str(tmp_path), 8000, names, 9.0)
     (tmp_path / "one_ann.wav").write_bytes(b"RIFF")
-    with pytest.raises(ValueError, match=r"one_ann.wav is no sound that can be read"):
+    with pytest.raises(ValueError, match=r"one_ann.wav is not a readable sound file"):
         read_recordings(str(tmp_path), 8000, "{label}_{speaker}", 9.0)
 
 
@@ -242,7 +245,7 @@ def test_compressed_sounds(suffix, near, tmp_path):
         ("one", "ann", "0")
     ]
     half = path.read_bytes()[: path.stat().st_size // 2]
-    with pytest.raises(ValueError, match=r"a.flac is (cut off|no sound that can be read)"):
+    with pytest.raises(ValueError, match=r"a.flac is (cut off|not a readable sound file)"):
         decode_sound(half, "a.flac")
 
 

@@ -95,7 +95,7 @@ def test_idx_files_that_are_wrong(mnist):
     with pytest.raises(ValueError, match="idx1-ubyte has 3 bytes after its header, which says 5"):
         read_set(str(folder), "train")
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match="is no IDX file of bytes with 1 axes"):
+    with pytest.raises(ValueError, match="is not an IDX file of bytes with 1 axes"):
         read_set(str(folder), "train")
     path.unlink()
     with pytest.raises(ValueError, match=r"has no train-labels-idx1-ubyte\.gz beside it"):
@@ -134,7 +134,7 @@ def test_npz_files_that_are_wrong(tmp_path):
         with pytest.raises(ValueError, match=why):
             read_set(str(path), "all")
     path.write_bytes(path.read_bytes()[:60])
-    with pytest.raises(ValueError, match=r"d\.npz is no archive that can be read"):
+    with pytest.raises(ValueError, match=r"d\.npz is not a readable archive"):
         read_set(str(path), "all")
     with pytest.raises(ValueError, match="there is no "):
         read_set(str(tmp_path / "nothing"), "all")

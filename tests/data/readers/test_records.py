@@ -79,12 +79,12 @@ def test_a_column_called_split_chooses_rows(tmp_path):
     [
         ("t.csv", "", "is empty"),
         ("t.csv", "text,label\n", "has no row"),
-        ("t.csv", 'text,label\n"a,1\n', "line 2 of .* is no row of a table"),
+        ("t.csv", 'text,label\n"a,1\n', "line 2 of .* is not a row of a table"),
         ("t.csv", "text,label\na,1\nb\n", "line 3 of .* has 1 cells; expected 2"),
         ("t.csv", "text,text\na,1\n", "two columns called 'text'"),
         ("t.csv", b"text\n\xff\n", "line 2 of .* is not UTF-8"),
-        ("t.jsonl", '{"text": "a"}\n{"text": \n', "line 2 of .* is no JSON object"),
-        ("t.jsonl", '{"text": "a"}\n[1]\n', "line 2 of .* is no JSON object"),
+        ("t.jsonl", '{"text": "a"}\n{"text": \n', "line 2 of .* is not a JSON object"),
+        ("t.jsonl", '{"text": "a"}\n[1]\n', "line 2 of .* is not a JSON object"),
         ("t.jsonl", "\n\n", "is empty"),
         ("t.parquet", "no", "is no Parquet file that can be read"),
         ("t.xlsx", "no", "ends in .xlsx; expected a .csv"),
@@ -119,7 +119,9 @@ def test_what_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(
         datasets, "load_dataset", lambda *names: (_ for _ in ()).throw(ConnectionError("offline"))
     )
-    with pytest.raises(ValueError, match="'owner/name' is no file here, and no dataset that can be read"):
+    with pytest.raises(
+        ValueError, match="'owner/name' is neither a file here nor a dataset that can be read"
+    ):
         read_records("owner/name")
 
 

@@ -61,7 +61,7 @@ def decode_sound(content: bytes, name: str = "the sound") -> tuple[Tensor, int]:
             samples = file.read(dtype="float32", always_2d=True)  # (samples, channels)
     except soundfile.LibsndfileError as error:
         raise ValueError(
-            f"data: {name} is no sound that can be read ({error.error_string} It begins "
+            f"data: {name} is not a readable sound file ({error.error_string} It begins "
             f"with {content[:4]!r}); expected WAV, FLAC or OGG"
         ) from None
     if len(samples) < frames:
@@ -72,7 +72,7 @@ def decode_sound(content: bytes, name: str = "the sound") -> tuple[Tensor, int]:
     if not len(samples):
         raise ValueError(f"data: {name} holds no sound; expected at least one sample")
     if not numpy.isfinite(samples).all():
-        raise ValueError(f"data: {name} has samples that are no numbers; expected finite ones")
+        raise ValueError(f"data: {name} has samples that are not numbers; expected finite ones")
     return torch.from_numpy(samples).mean(1), rate
 
 

@@ -55,7 +55,8 @@ def check(sequence: str, where: str) -> str:
     wrong = next((letter for letter in written if letter not in _KNOWN), None)
     if wrong is not None:
         raise ValueError(
-            f"data: {where} has {wrong!r}, which is no base; expected {BASES}, or {UNSURE} for one of several"
+            f"data: {where} has {wrong!r}, which is not a base; expected {BASES}, or {UNSURE} for one of "
+            "several"
         )
     return written.replace("U", "T")
 

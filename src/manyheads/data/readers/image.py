@@ -138,7 +138,7 @@ def read_set(data: str, part: str, size: int | None = None) -> Labelled | None:
         return _npz(path, part)
     if "idx" in path.name and "images" in _words(path):
         return _idx(path) if part == "all" else None
-    raise ValueError(f"data: {data} is no .npz and no IDX file of images; expected one, or a folder")
+    raise ValueError(f"data: {data} is neither an .npz nor an IDX file of images; expected one, or a folder")
 
 
 def _folder(path: Path, part: str, size: int | None) -> Labelled | None:
@@ -200,7 +200,7 @@ def _read_idx(path: Path, axes: int) -> Tensor:
     raw = unpacked(content_of(path, "data"), f"data: {path}")
     header = 4 + 4 * axes
     if len(raw) < header or raw[:4] != bytes([0, 0, _BYTES, axes]):
-        raise ValueError(f"data: {path} is no IDX file of bytes with {axes} axes; expected one")
+        raise ValueError(f"data: {path} is not an IDX file of bytes with {axes} axes; expected one")
     shape = struct.unpack(f">{axes}I", raw[4:header])
     if len(raw) - header != math.prod(shape):
         raise ValueError(

@@ -146,7 +146,7 @@ def _from_table(files: Files, labels: File) -> tuple[Labelled, list[str]]:
     for number, row in read_named_rows(labels, ("file", "label")):
         if row["file"] not in files:
             raise ValueError(
-                f"data: line {number} of {labels} names {row['file']!r}, which is no sound file there"
+                f"data: line {number} of {labels} names {row['file']!r}, which is not a sound file there"
             )
         if row["label"]:
             rows.append((files[row["file"]], {field: row[field] for field in FIELDS if field in row}))

@@ -145,7 +145,7 @@ def _separated(path: Path) -> Records:
                 cells = next(reader, None)
             except csv.Error as error:
                 raise ValueError(
-                    f"data: line {start} of {path} is no row of a table ({error}); {_QUOTES}"
+                    f"data: line {start} of {path} is not a row of a table ({error}); {_QUOTES}"
                 ) from None
             if cells is None:
                 break
@@ -196,7 +196,7 @@ def _json_lines(path: Path) -> Records:
             for number, values in enumerate(parse_json(text, list[dict[str, object]]), 1):
                 rows.append(Record(f"row {number}", values))
         except ValueError as error:
-            raise ValueError(f"data: {path} is no list of objects ({first_line(error)})") from None
+            raise ValueError(f"data: {path} is not a list of objects ({first_line(error)})") from None
     else:
         for number, line in enumerate(text.split("\n"), 1):
             if not line.strip():
@@ -205,7 +205,7 @@ def _json_lines(path: Path) -> Records:
                 rows.append(Record(f"line {number}", parse_json(line, dict[str, object])))
             except ValueError as error:
                 raise ValueError(
-                    f"data: line {number} of {path} is no JSON object ({first_line(error)}); expected one "
+                    f"data: line {number} of {path} is not a JSON object ({first_line(error)}); expected one "
                     "on every "
                     'line, as {"text": "...", "label": 1}'
                 ) from None
@@ -290,8 +290,8 @@ def _from_datasets(name: str, split: str | None, limit: int | None, folder: Path
         )
     except Exception as error:
         raise ValueError(
-            f"data: {name!r} is no file here, and no dataset that can be read ({describe_error(error)}); "
-            f"expected {EXPECTED}"
+            f"data: {name!r} is neither a file here nor a dataset that can be read "
+            f"({describe_error(error)}); expected {EXPECTED}"
         ) from error
     if isinstance(read, Mapping):
         chosen = split or next((part for part in SPLITS if part in read), next(iter(read), ""))

@@ -79,7 +79,7 @@ def from_hub(name: str, split: str, columns: list[str]) -> Dataset:
         rows = datasets.load_dataset(name, split=split)
     except Exception as error:
         raise ValueError(
-            f"data: {name!r} is no file here, and the hub gave no dataset ({describe_error(error)})"
+            f"data: {name!r} is not a file here, and the hub gave no dataset ({describe_error(error)})"
         ) from error
     if missing := [column for column in columns if column not in rows.column_names]:
         raise ValueError(f"data: {name} has no column {missing[0]!r}; it has {', '.join(rows.column_names)}")

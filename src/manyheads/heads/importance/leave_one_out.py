@@ -41,7 +41,7 @@ def leave_one_out(request: Request) -> HeadTable:
 
 
 def mean_ablation(request: Request) -> HeadTable:
-    """What changes when each head puts out its mean over all batches, whatever the input: as leave-one-out,
+    """What changes when each head gives its mean over all batches, whatever the input: as leave-one-out,
     without counting what a head adds to every token alike.
     """
     request = replace(request, batches=list(request.batches), state=None)

@@ -88,7 +88,7 @@ class Shard:
         try:
             document = load_tensors(path)
             if not isinstance(document, dict) or document.pop("format", None) != _FORMAT:
-                raise ValueError(f"{path} is no shard")
+                raise ValueError(f"{path} is not a shard")
             if (version := document.pop("version", None)) != _VERSION:
                 raise ValueError(f"{path} has version {version} of shards, this manyheads reads {_VERSION}")
             corpus = CorpusSummary(**document.pop("corpus"))

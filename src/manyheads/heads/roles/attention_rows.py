@@ -38,7 +38,7 @@ class Facts:
     targets: for a role the place (batch, length) that each query should look at, -1 for none.
     copy: where the first copy of the random tokens stands, which a second one follows at once.
     begin: queries before this one are of no interest.
-    lens: from what a head puts out to logits, for models with a vocabulary head.
+    lens: from the output of a head to logits, for models with a vocabulary head.
     words: which tokens are which word, and the dependencies between words.
     """
 
@@ -61,7 +61,7 @@ class Rows:
     counted: (batch, heads, rows) False for padding and for queries that have no choice.
     position: (rows,) where the queries stand among the keys.
     sequences, heads: which of the call's batch and heads these are.
-    output: (batch, heads, rows, d_value) what the heads put out, where the call shows it.
+    output: (batch, heads, rows, d_value) the outputs of the heads, where the call shows it.
     value_norm: (batch, heads, keys) the length of each key's value, likewise.
     tokens: (batch, length) ids of all keys of the call, where they are known.
     sinks: (batch, heads, rows, n) weights on learned sinks, which are no keys.

@@ -44,7 +44,7 @@ class Lens:
 def lens(model: nn.Module, batch: Batch, vocabulary: int) -> Lens:
     """Run the model once on a short batch to find its parts. Raises a ValueError that says what is missing.
 
-    What reads the heads is the next module that is given just what they put out.
+    What reads the heads is the next module that is given just their outputs.
     """
     search = _Search(model, vocabulary)
     leaves = [module for module in model.modules() if next(module.children(), None) is None]

@@ -182,7 +182,7 @@ def begin(
         try:
             read = corpus.examples(loaded, limit=limit, batch_tokens=BATCH_TOKENS)
         except UnreadDataError as error:
-            measured = "--text FILE, one text a line" if processor is None else "--images FOLDER"
+            measured = "--text FILE, one text per line" if processor is None else "--images FOLDER"
             raise ValueError(f"{error.why}; give what to measure on: {measured}") from error
     elif processor is None:
         length = min(LENGTH, loaded.positions or LENGTH)
