@@ -63,7 +63,7 @@ def replace_quantised(copied: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def _dtype(module: nn.Module, model: nn.Module) -> torch.dtype:
-    """The dtype of what a quantised map reads: that of its weights, or of the others where they are packed."""
+    """The dtype of what a quantised map reads: that of its weights, or of others where they are packed."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     if weight.is_floating_point():
