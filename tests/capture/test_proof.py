@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import transformers
 from tests.zoo.handwritten import CASES
 from torch import Tensor, nn
 
@@ -158,3 +159,25 @@ def test_attention_between_the_sequences_of_a_batch_is_noted() -> None:
             case.model(case.inputs)
         notes.append([note for note in seen.sites[0].notes if "sequences of the batch" in note])
     assert (len(notes[0]), len(notes[1])) == (1, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+def test_rotated_heads_are_proved_in_half_precision(kind, dtype):
+    """Rounding hides where products nearly cancel: the rest tells heads apart, and silence takes them."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
+    others = {"intermediate_size": 31, "num_hidden_layers": 2, "vocab_size": 97, "pad_token_id": 0}
+    config = getattr(transformers, f"{kind}Config")(**sizes, **others)
+    model = getattr(transformers, f"{kind}Model")(config).to(dtype).eval()
+    ids = torch.randint(3, 97, (3, 17))
+    with torch.no_grad(), mh.watch(model) as seen:
+        whole = model(ids).last_hidden_state
+    assert seen.missed == {}
+    assert [(site.heads, max(site.kv_heads)) for site in seen.sites] == [(6, 1), (6, 1)]
+    with torch.no_grad(), mh.silence(model, {1: [2, 5]}):
+        silenced = model(ids).last_hidden_state
+    assert not torch.allclose(whole, silenced)
+    small = mh.cut(model, {1: [2, 5]})
+    with torch.no_grad():
+        torch.testing.assert_close(small(ids).last_hidden_state, silenced, rtol=0.05, atol=0.05)

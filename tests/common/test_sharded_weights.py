@@ -124,8 +124,8 @@ dist.destroy_process_group()
 
 
 def test_two_processes_see_all_heads_or_refuse(tmp_path):
-    """FSDP2: the table of one process. Tensor parallelism: one sentence, and never two heads as one. Stages of
-    a pipeline: the rows of their layers, which are numbered as in the whole model.
+    """FSDP2: the table of one process. Tensor parallelism: one sentence, and never two heads as one. Stages
+    of a pipeline: the rows of their layers, which are numbered as in the whole model.
     """
     model = llama()
     model.save_pretrained(tmp_path / "model")

@@ -251,6 +251,16 @@ def test_quantised_weights_are_watched_silenced_and_ranked(saved) -> None:
         mh.cut(model, {1: [2, 3]})
 
 
+def test_packed_weights_in_a_half_precision_model(saved) -> None:
+    """What packed weights are multiplied with is what the rest of the model is made of."""
+    model, _ = packed_model(saved)
+    model.bfloat16()
+    with torch.no_grad(), mh.watch(model) as seen:
+        model(**batch())
+    assert seen.missed == {}
+    assert all(site.verified for site in seen.sites)
+
+
 def test_weights_without_a_gradient_are_ranked_by_silencing_alone(saved) -> None:
     model, _ = packed_model(saved, gradient=False)
     for method in ("fisher", "gradient", "elimination"):

@@ -107,7 +107,9 @@ def _is_used(gradient: Tensor, leaf: Leaf) -> Tensor:
     rows = {axis % size.dim() for axis in leaf.rows}
     data = [axis for axis in range(size.dim()) if axis not in rows]
     largest = size.amax(data, keepdim=True) if data else size
-    return (size > 1e-4 * largest) & (largest > 1e-6 * size.max())
+    # Where products nearly cancel, as in rotations, half precision leaves nothing to divide.
+    least = 1e-4 if torch.finfo(gradient.dtype).eps < 1e-5 else 0.2
+    return (size > least * largest) & (largest > 1e-6 * size.max())
 
 
 def cotangent(tensor: Tensor) -> Tensor:

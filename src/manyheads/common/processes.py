@@ -74,8 +74,9 @@ def process_group() -> Iterator[None]:
         return
     # A second group under the names of the first would read addresses that nobody listens at any more.
     if not _meetings:
-        _meetings.append(next(distributed.rendezvous("env://"))[0])
-    store = distributed.PrefixStore(f"manyheads {next(_numbers)}", _meetings[0])
+        _meetings.append(next(distributed.rendezvous("env://"))[0])  # type: ignore[attr-defined]
+    name = f"manyheads {next(_numbers)}"
+    store = distributed.PrefixStore(name, _meetings[0])  # type: ignore[attr-defined]
     distributed.init_process_group("gloo", store=store, rank=rank(), world_size=processes())
     try:
         yield

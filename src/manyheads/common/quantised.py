@@ -54,7 +54,7 @@ def replace_quantised(copied: nn.Module, model: nn.Module) -> nn.Module:
     they first run.
     """
     for name, part in quantised_modules(model).items():
-        plain = _plain(part)
+        plain = _plain(part, _dtype(part, model))
         if not name:
             return plain
         holder, _, attribute = name.rpartition(".")
@@ -62,12 +62,21 @@ def replace_quantised(copied: nn.Module, model: nn.Module) -> nn.Module:
     return copied
 
 
+def _dtype(module: nn.Module, model: nn.Module) -> torch.dtype:
+    """The dtype of what a quantised map reads: that of its weights, or of others where they are packed."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    if weight.is_floating_point():
+        return weight.dtype
+    plain = (p.dtype for p in model.parameters() if p.is_floating_point() and type(p) in _PLAIN)
+    return next(plain, torch.float32)
+
+
 @torch.no_grad()
-def _plain(module: nn.Module) -> nn.Linear:
+def _plain(module: nn.Module, dtype: torch.dtype) -> nn.Linear:
     """The linear map of a quantised one."""
     weight, bias = module.weight, getattr(module, "bias", None)
     assert isinstance(weight, Tensor)
-    dtype = weight.dtype if weight.is_floating_point() else torch.float32
     columns, rows = int(module.in_features), int(module.out_features)  # type: ignore[arg-type]
     units = torch.eye(columns, dtype=dtype, device=weight.device)
     images = module.forward(units).detach()  # (columns, rows); without its hooks, which may be ours
@@ -89,9 +98,8 @@ def without_gradient(model: nn.Module) -> str | None:
     """
     kinds = {type(part): (name, part) for name, part in quantised_modules(model).items()}
     for name, part in kinds.values():
-        weight = part.weight
+        weight, dtype = part.weight, _dtype(part, model)
         assert isinstance(weight, Tensor)
-        dtype = weight.dtype if weight.is_floating_point() else torch.float32
         with torch.enable_grad():
             # with three axes, as models have them: bitsandbytes takes other kernels for two
             x = torch.zeros(2, 3, int(part.in_features), dtype=dtype, device=weight.device)  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ _RIDGE = 3.0
 # Square matrices of a site's width, in float64: those that are summed up, and those that pricing makes.
 _SUMMED, _PRICING = 2, 4
 
+Price = Callable[[list[int]], float]  # of a set of heads
 Order = list[tuple[float, list[int]]]  # which heads of a module leave together, and the cost of each of them
 
 
@@ -178,7 +179,7 @@ class _SiteMoments:
             empty = isinstance(before, Tensor) and not before.numel()
             setattr(self, name, numbers[name].clone() if empty else before + numbers[name])
 
-    def price(self) -> Callable[[list[int]], float]:
+    def price(self) -> Price:
         """The cost of a set of heads when the others are refitted."""
         mean = self.first / self.count
         covariance = self.second / self.count - mean.outer(mean)
@@ -235,15 +236,20 @@ def _orders(table: HeadTable, moments: dict[str, _SiteMoments]) -> dict[str, Ord
     for path, module in _modules(table).items():
         if not all(site in moments for site in module.sites):
             continue
-        each = [moments.pop(site).price() for site in module.sites]
+        price = _sum_of([moments.pop(site).price() for site in module.sites])
         paid, order = 0.0, []
         while module.left:
-            share, move = _next(module, lambda heads, each=each: sum(one(heads) for one in each), paid)
+            share, move = _next(module, price, paid)
             module.leave(move)
             paid += share * len(move)
             order.append((share, move))
         orders[path] = order
     return orders
+
+
+def _sum_of(prices: list[Price]) -> Price:
+    """The price of heads at all sites of a module."""
+    return lambda heads: sum(price(heads) for price in prices)
 
 
 def _ranked(table: HeadTable, orders: Mapping[str, Order]) -> HeadTable:
@@ -262,7 +268,7 @@ def _ranked(table: HeadTable, orders: Mapping[str, Order]) -> HeadTable:
     )
 
 
-def _next(module: ModuleHeads, price: Callable[[list[int]], float], paid: float) -> tuple[float, list[int]]:
+def _next(module: ModuleHeads, price: Price, paid: float) -> tuple[float, list[int]]:
     """The heads that leave a module next, and the cost of each of them."""
     removed = module.removed
 

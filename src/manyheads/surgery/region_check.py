@@ -77,6 +77,7 @@ def check_regions(
         worst = max(worst, off)
         if region.path in makers:
             outputs[region.path] = expected, actual
+        del uncut_module, cut_module, expected, actual  # before the next ones are read
     progress("check", len(checked), len(checked))
     return worst
 
