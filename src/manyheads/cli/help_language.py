@@ -35,7 +35,7 @@ def runnable(app: typer.Typer, arguments: Sequence[str] | None = None) -> Any:
     for name, title in _PANELS.items():
         setattr(rich_utils, name, title)
     for module in (rich_utils, columns):  # helps are columns inside of a table
-        setattr(module, "Table", _FoldingTable)
+        setattr(module, Table.__name__, _FoldingTable)
     command = typer.main.get_command(app)
     _translate(command, table("zh", "-help"))
     return command
@@ -44,7 +44,7 @@ def runnable(app: typer.Typer, arguments: Sequence[str] | None = None) -> Any:
 def translated(text: str, chinese: dict[str, str]) -> str:
     """A help in Chinese, paragraph by paragraph; commands stay as they are.
 
-    >>> translated("One head.\\n\\n  manyheads demo\\n      try it", {"One head.": "一个头。", "try it": "试试"})
+    >>> translated("A head.\\n\\n  manyheads demo\\n      try", {"A head.": "一个头。", "try": "试试"})
     '一个头。\\n\\n  manyheads demo\\n      试试'
     """
     return re.sub(r"(?m)^( *)(\S.*)$", lambda line: line[1] + chinese.get(line[2], line[2]), text)
