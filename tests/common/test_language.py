@@ -68,6 +68,9 @@ UNKNOWN = "{share} of the tokens are unknown to the tokenizer: {why}"
             "KL(full || silenced), nats a token, the rest refitted",
             "KL(完整 || 消融)，奈特/词元，其余部分重新拟合",
         ),
+        ("46,505 characters, 1 of them held out", "46,505 个字符，其中 1 个留出"),
+        ("2, 8 and 16 heads are the best and not distinguishable", "2, 8 和 16 个头 最好，彼此无法区分"),
+        ("heads and tokens", "heads and tokens"),  # only numbers of them
         ("a sentence that is in no table", "a sentence that is in no table"),
     ],
 )

@@ -159,7 +159,7 @@ def test_what_cannot_be_split_says_so(loaded):
     for method in ("mean-ablation", "gates", "random"):
         with pytest.raises(ValueError, match=f"method: {method} needs the whole text in one process"):
             measurements.measure_part(Importance([method]), loaded, a_text(), Share(0, 2))
-    with pytest.raises(ValueError, match="shard: got 1/7, and the text has 5 batches"):
+    with pytest.raises(ValueError, match="shard: got 1/7, and the text is read in 5 batches"):
         measurements.measure_part(Inspect(), loaded, a_text(), Share(0, 7))
     for wrong in ("3", "0/2", "3/2", "1/0", "-1/2", "a/b", "1/2/3"):
         with pytest.raises(ValueError, match=f"shard: got '{wrong}'; expected one of several, as 3/20"):

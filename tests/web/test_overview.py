@@ -240,3 +240,66 @@ def test_the_pipeline_shows_the_heads_of_every_layer(show: Show) -> None:
     # heads 8 to 10 of all: on seven tokens they attend as 1 to 3 do
     assert page.eval_on_selector_all(f"{tiles} image", pictures) == first[1:4]
     assert len(set(first)) == SIZES[0]
+
+
+def compared() -> dict[str, Any]:
+    """A document as `manyheads compare` writes it: changes of heads, no example."""
+    made = document()
+    numbers = {"mean": [0.01 * i for i in range(N)], "se": [0.001] * N}
+    made["heads"]["metrics"] = {"attention": numbers, "entropy_change": numbers, "first_change": numbers}
+    moved = ["yes" if i in (2, 5) else "no" for i in range(N)]
+    made["heads"]["labels"] = {"moved": moved, "matched": [f"9.{i}" for i in range(N)]}
+    made |= {"examples": [], "roles": None, "redundancy": None, "importance": {}, "curve": None}
+    made["header"]["model"] = "base → fine-tuned"
+    return made
+
+
+def test_a_comparison_says_what_it_compares_and_which_heads_moved(show: Show) -> None:
+    page = show(compared())
+    lead = page.inner_text("[data-part=about] .lead")
+    assert "compares two models, or two texts on one model: base → fine-tuned" in lead
+    names = compared()["heads"]["name"]
+    assert [(kind, heads) for kind, heads, _ in standouts(page)] == [
+        ("moved", names[5]),
+        ("moved", names[2]),
+    ]
+    assert "0.050 from its counterpart, head 9.5" in standouts(page)[0][2]
+    assert page.inner_text("[data-control=metric] option:checked") == "Attention moved"
+    assert "0.070 ± 0.001 of 1" in page.get_attribute(f"[data-head='{names[7]}']", "aria-label")
+
+
+def test_changes_have_the_unit_of_what_changed(show: Show) -> None:
+    for locale, entropy in (("en-US", "Change: entropy"), ("zh-CN", "变化：熵")):
+        page = show(compared(), locale=locale)
+        page.select_option("[data-control=metric]", "entropy_change")
+        assert page.inner_text("[data-control=metric] option:checked") == entropy
+        page.select_option("[data-control=metric]", "first_change")
+        assert "%" in page.get_attribute("[data-head='0.1']", "aria-label")
+
+
+def test_importance_and_what_silencing_changes_have_units(show: Show) -> None:
+    made = document()
+    made["importance"]["fisher"]["measure"] = "KL(full || silenced), nats a token"
+    made["examples"][0]["silenced"]["measure"] = "1 - cosine of the mean hidden state"
+    page = show(made, "#head/0.2")
+    assert "nats/token" in page.inner_text("figure:has-text('Importance by each method')")
+    assert "(1 - cosine of the mean hidden state)" in page.inner_text("figure:has-text('Without this head')")
+
+
+def test_a_regression_answers_with_an_amount_not_a_share(show: Show) -> None:
+    made = document()
+    made["examples"][0]["answer"] = {"kind": "amount", "items": [["LABEL_0", -0.45]]}
+    made["examples"][0]["silenced"]["answer"] = [[["LABEL_0", -0.89]]] * N
+    text = show(made, "#head/0.2").inner_text("figure:has-text('Without this head')")
+    assert "−0.450" in text
+    assert "−0.890" in text
+    assert "%" not in text
+    assert "LABEL_0" not in text
+
+
+def test_an_answer_that_is_not_asked_again_is_shown_once(show: Show) -> None:
+    made = document()
+    made["examples"][0]["answer"] = {"kind": "translation", "items": [["ein Hund läuft", 0.31]]}
+    made["examples"][0]["silenced"]["answer"] = None
+    text = show(made, "#head/0.2").inner_text("figure:has-text('Without this head')")
+    assert "The model's translation: “ein Hund läuft” (31%)" in text

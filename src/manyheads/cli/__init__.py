@@ -19,6 +19,7 @@ from manyheads.cli.demo import demo
 from manyheads.cli.diversity import diversity
 from manyheads.cli.evaluate import evaluate
 from manyheads.cli.export import export, push
+from manyheads.cli.help_language import runnable
 from manyheads.cli.importance import importance
 from manyheads.cli.inspect import inspect
 from manyheads.cli.merge import merge
@@ -127,7 +128,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character still gets the rest
     try:
-        app()
+        runnable(app)()
     except (ValueError, ImportError, OSError, FailedChangeError) as error:
         extra = missing_extra(error) if isinstance(error, ImportError) else None
         typer.echo(f"manyheads: {extra or error}", err=True)

@@ -11,6 +11,7 @@ from string import Formatter
 from typing import Any, Literal, get_args
 
 Language = Literal["en", "zh"]
+_NUMBERS = r"\d[\d.,]*(?:, \d[\d.,]*)*(?: and \d[\d.,]*)?"
 _chosen: list[Language] = []  # by an option; the locale counts where there is none
 
 
@@ -76,10 +77,12 @@ def _recognised(english: str, language: Language) -> str:
 
 @cache
 def _patterns(language: Language) -> list[tuple[re.Pattern[str], str]]:
-    """What recognises each sentence of the notes."""
+    """What recognises each sentence of the notes; ``{count:n}`` stands for numbers."""
     patterns = []
     for english, sentence in table(language, "-notes").items():
-        parts = Formatter().parse(english)
-        pattern = "".join(re.escape(text) + (f"(?P<{name}>.+?)" if name else "") for text, name, *_ in parts)
+        pattern = ""
+        for text, name, spec, _ in Formatter().parse(english):
+            value = _NUMBERS if spec == "n" else ".+?"
+            pattern += re.escape(text) + (f"(?P<{name}>{value})" if name else "")
         patterns.append((re.compile(pattern, re.DOTALL), sentence))
     return patterns

@@ -44,7 +44,8 @@ def measure_part(
     batches = corpus.numbered(share)
     if share.parts > batches.total:
         raise ValueError(
-            f"shard: got {share}, and the text has {batches.total} batches; expected at most as many shards: "
+            f"shard: got {share}, and the text is read in {batches.total} "
+            f"{'batch' if batches.total == 1 else 'batches'}; expected at most as many shards: "
             "take fewer, or a smaller --batch-tokens"
         )
     state = measurement.state(loaded, corpus, share, progress)

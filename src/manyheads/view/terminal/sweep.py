@@ -65,7 +65,8 @@ class SweepPresentation:
             console.print(Text(words("? cannot be told apart from the best"), "dim"))
         console.print()
         console.print(costs)
-        console.print(Text(f"\n{result.answer}"), soft_wrap=True)
+        answer = "; ".join(map(words, result.answer.split("; ")))  # its parts are sentences of the table
+        console.print(Text(f"\n{answer}"), soft_wrap=True)
         print_notes(result.notes, console)
 
     def write(self) -> list[str]:

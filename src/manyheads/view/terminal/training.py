@@ -96,7 +96,7 @@ def print_training(result: Result, data: str | None, valid: str | None, *, as_js
         return
     console = Console(highlight=False, soft_wrap=True)
     for note in result.notes:
-        console.print(words("Data: {note}.", note=note))
+        console.print(words("Data: {note}.", note=words(note)))
     if result.ended == "interrupted":
         return
     done = words("{count:,} steps", count=result.step)
