@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from typer import rich_utils
 
 from manyheads.cli import app
-from manyheads.cli.help_language import runnable, translated
+from manyheads.common.help_language import runnable, translated
 from manyheads.common.language import table
 
 

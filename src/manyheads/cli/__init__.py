@@ -19,7 +19,6 @@ from manyheads.cli.demo import demo
 from manyheads.cli.diversity import diversity
 from manyheads.cli.evaluate import evaluate
 from manyheads.cli.export import export, push
-from manyheads.cli.help_language import runnable
 from manyheads.cli.importance import importance
 from manyheads.cli.inspect import inspect
 from manyheads.cli.merge import merge
@@ -35,6 +34,7 @@ from manyheads.cli.train import train
 from manyheads.common.commands import LANGUAGE, SETTINGS, unwrapped
 from manyheads.common.errors import FailedChangeError
 from manyheads.common.extras import missing_extra
+from manyheads.common.help_language import runnable
 from manyheads.common.interrupts import EXIT_CODE, leave_at_once
 from manyheads.common.language import choose_language
 from manyheads.common.processes import share_one_heap
