@@ -52,8 +52,8 @@ def translated(text: str, chinese: dict[str, str]) -> str:
 
 def _asked(arguments: Sequence[str]) -> Language:
     """The language of --language among arguments that are not parsed yet, else that of the locale."""
-    said = re.search(r"(?:^|\0)--language[=\0](en|zh)(?:\0|$)", "\0".join(arguments))
-    return current_language() if said is None else "zh" if said[1] == "zh" else "en"
+    option = re.search(r"(?:^|\0)--language[=\0](en|zh)(?:\0|$)", "\0".join(arguments))
+    return current_language() if option is None else "zh" if option[1] == "zh" else "en"
 
 
 def _translate(command: Any, chinese: dict[str, str]) -> None:
