@@ -23,7 +23,7 @@ def print_address(live: Live, address: str, *, loading: Status, browser: bool, a
     else:
         console = Console()
         if live.read is not None and live.read.reading:
-            console.print(Text(live.read.reading), soft_wrap=True)
+            console.print(Text(words(live.read.reading)), soft_wrap=True)
         console.print(
             Text(
                 words(
