@@ -30,7 +30,6 @@ class Entry(NamedTuple):
     file: Path
     shape: tuple[int, ...]
     dtype: torch.dtype
-    start: int  # its first byte
 
 
 class Checkpoint:
@@ -51,7 +50,6 @@ class Checkpoint:
         self.entries: dict[str, Entry] = {}
         for path in _files(folder):
             try:
-                starts = _starts(path)
                 with safe_open(path, "pt") as file:
                     for name in file.keys():  # noqa: SIM118
                         part = file.get_slice(name)
@@ -60,26 +58,15 @@ class Checkpoint:
                                 f"{path}: {name} is of the dtype {part.get_dtype()}, unknown here"
                             )
                         shape = tuple(part.get_shape())
-                        self.entries[name] = Entry(path, shape, DTYPES[part.get_dtype()], starts[name])
-            except (OSError, SafetensorError, json.JSONDecodeError, UnicodeDecodeError) as error:
+                        self.entries[name] = Entry(path, shape, DTYPES[part.get_dtype()])
+            except (OSError, SafetensorError) as error:
                 raise ValueError(f"{path}: damaged, or no weights ({error}); get the model again") from error
 
     def read(self, name: str) -> Tensor:
-        """A tensor, read from its file: mapped into memory, it would be there twice."""
-        entry = self.entries[name]
-        tensor = torch.empty(entry.shape, dtype=entry.dtype)
-        if not tensor.numel():
+        """A tensor. Its file is closed again, so that no page of it stays in memory."""
+        with safe_open(self.entries[name].file, "pt") as file:
+            tensor: Tensor = file.get_tensor(name)
             return tensor
-        numbers: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-        with entry.file.open("rb", buffering=0) as file:
-            file.seek(entry.start)
-            view, done = memoryview(numbers), 0
-            while done < len(view):
-                step = file.readinto(view[done:])
-                if not step:
-                    raise ValueError(f"{entry.file}: damaged, {name} is not whole; get the model again")
-                done += step
-        return tensor
 
     def numbers(self, name: str, positions: Iterable[list[int]]) -> list[object]:
         """Some numbers of a tensor, without the rest."""
@@ -88,18 +75,6 @@ class Checkpoint:
             if not self.entries[name].shape:
                 return [self.read(name).item() for _ in positions]
             return [part[tuple(slice(i, i + 1) for i in position)].item() for position in positions]
-
-
-def _starts(path: Path) -> dict[str, int]:
-    """The first byte of each tensor in a safetensors file."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if not 0 < size <= path.stat().st_size:
-            raise SafetensorError("its header is longer than the file")
-        header = json.loads(file.read(size))
-    return {
-        name: 8 + size + each["data_offsets"][0] for name, each in header.items() if "data_offsets" in each
-    }
 
 
 def _files(folder: Path) -> list[Path]:

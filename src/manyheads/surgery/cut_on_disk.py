@@ -138,7 +138,7 @@ def cut_on_disk(
                 if path.is_file() and any(fnmatch(path.name, pattern) for pattern in _BESIDE):
                     shutil.copyfile(path, folder / path.name)
             saved.describe(cut, folder, _as_twin(rebuilt))
-    numbers = [entry[1:3] for entry in large.checkpoint.entries.values()], layout.values()
+    numbers = [entry[1:] for entry in large.checkpoint.entries.values()], layout.values()
     before, after = (sum(bytes_of(*each) for each in sizes) for sizes in numbers)
     arrangement = rebuilt.arrangement
     every = sum(site.heads for site in arrangement.sites.values())
