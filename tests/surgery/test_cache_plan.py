@@ -230,6 +230,6 @@ def test_the_command_in_chinese(command):
     code, printed = command("model", *SMALL, "--budget", "0.5", "-o", "plan.json", "--language", "zh")
     choose_language(None)
     assert code == 0, printed.err
-    for word in ("6 个键/值头", "困惑度", "会遗忘的头", "计划在 plan.json"):
+    for word in ("6 个键/值头", "困惑度", "会遗忘的头", "方案在 plan.json"):
         assert word in printed.out
     assert "perplexity" not in printed.out

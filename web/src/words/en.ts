@@ -49,7 +49,7 @@ export const en = {
   measureGroups: { statistics: "Statistics", importance: "Importance", comparison: "Comparison" },
   metrics: {
     entropy: { name: "Entropy", unit: "nats", tells: "How spread out the attention is, in nats: 0 means one key only." },
-    entropy_normalised: { name: "Relative entropy", unit: "%", tells: "Entropy divided by its maximum: 1 means uniform attention to all visible keys." },
+    entropy_normalised: { name: "Normalised entropy", unit: "%", tells: "Entropy divided by its maximum: 1 means uniform attention to all visible keys." },
     effective_keys: { name: "Effective keys", unit: "keys", tells: "The effective number of keys that share the attention." },
     confidence: { name: "Confidence", unit: "%", tells: "The largest attention weight of a query, on average: 1 means one key only." },
     distance: { name: "Distance", unit: "tokens", tells: "The mean distance from the query to the keys it attends to, in tokens." },

@@ -88,7 +88,7 @@ export const live: typeof english = {
   quality: "在一小段文本上的质量",
   qualityPictures: "在几张图像上的质量",
   metrics: {
-    cosine: "与完整模型嵌入的余弦",
+    cosine: "与完整模型嵌入向量的余弦",
     perplexity: "困惑度（越低越好）",
     agreement: "保持不变的预测所占比例",
     accuracy: "准确率",
@@ -100,7 +100,7 @@ export const live: typeof english = {
   allHeads: (value) => `全部头：${value}`,
   measuredOn: (sequences, corpus) => `${corpus}中的 ${sequences} 个序列`,
   noise: "变化在噪声范围内：文本太少，无法与没有变化区分。",
-  qualityNote: "每个点是您试过的一组头；曲线是各种排名在相同保留比例下的质量。",
+  qualityNote: "每个点是你试过的一组头；曲线是各种排名在相同保留比例下的质量。",
   keptAxis: "保留的头",
   tried: (kept, value) => `保留 ${kept} 的头：${value}`,
   random: "随机",

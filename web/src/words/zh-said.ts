@@ -12,7 +12,7 @@ const EXACT: Record<string, string> = {
   "It looks less than half as far as a uniform reader (local), or as far as one and farther (global).":
     "看得不到均匀注意者的一半远（局部），或与其一样远甚至更远（全局）",
   "It leaves most of its attention on the first token, on special tokens, or on a learned sink.":
-    "大部分注意力停留在首个词元、特殊词元或学到的注意力汇上",
+    "大部分注意力停留在首个词元、特殊词元或可学习的注意力汇上",
   "Its entropy is at least nine tenths of that of a uniform reader: it averages over all it sees.":
     "熵至少是均匀注意者的十分之九：对看到的一切取平均",
   "Its largest weight is on the rarest token that the query may see.": "最大权重落在查询可见的最罕见词元上",
@@ -117,12 +117,12 @@ const PATTERNS: [RegExp, (...found: string[]) => string][] = [
   [/^([\d,]+) of ([\d,]+) rows \((.+?)\) have no label and are left out$/, (some, all, share) => `${all} 行中有 ${some} 行（${share}）没有标签，未使用`],
   [/^only (\d+) tokens of text fit around a key, and (\d+) are needed$/, (some, least) => `关键词周围只放得下 ${some} 个词元，至少需要 ${least} 个`],
   [/^the text leaves (\d+) tokens of the vocabulary unused, and a key needs (\d+)$/, (some, least) => `文本只剩 ${some} 个未用到的词元，关键词需要 ${least} 个`],
-  [/^the batches hold '(.+)', which cannot be made up$/, (name) => `批次中有 ${name}，无法编造`],
+  [/^the batches hold '(.+)', which cannot be made up$/, (name) => `批次中有 ${name}，无法自行构造`],
   [/^([\d,]+) of ([\d,]+) images$/, (some, all) => `${all} 张图像中的 ${some} 张`],
   [/^([\d,]+) of ([\d,]+) held-out examples$/, (some, all) => `${all} 个留出样例中的 ${some} 个`],
   [/^the first batch \(up to ([\d,]+) tokens\)$/, (tokens) => `第一个批次（至多 ${tokens} 个词元）`],
   [/^the first (\d+) batches \(up to ([\d,]+) tokens\)$/, (batches, tokens) => `前 ${batches} 个批次（至多 ${tokens} 个词元）`],
-  [/^([\d.]+%) of the tokens are unknown to the tokenizer: .*$/, (share) => `${share} 的词元是分词器不认识的：所有这些词共用一个词元，头对它的注意说明不了这些词`],
+  [/^([\d.]+%) of the tokens are unknown to the tokenizer: .*$/, (share) => `${share} 的词元是分词器不认识的：所有这些词共用一个词元，头对它的注意力说明不了这些词`],
   [/^of each of these texts no more than the first (\d+) tokens were read$/, (tokens) => `这些文本每篇至多读前 ${tokens} 个词元`],
   [/^silenced one by one: the (\d+) most important of (\d+) heads$/, (some, all) => `逐个消融：${all} 个头中最重要的 ${some} 个`],
   [/^(.+): left out \((.+)\)$/, (name, why) => `${part(name!)}：未能测量（${why}）`],

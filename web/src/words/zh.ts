@@ -46,7 +46,7 @@ export const zh: Words = {
   measureGroups: { statistics: "统计量", importance: "重要性", comparison: "比较" },
   metrics: {
     entropy: { name: "熵", unit: "奈特", tells: "注意力的分散程度（单位：奈特）：0 表示只看一个键，越大表示看的键越多。" },
-    entropy_normalised: { name: "相对熵", unit: "%", tells: "熵与其可能最大值之比：1 表示对所有可见的键一视同仁。" },
+    entropy_normalised: { name: "归一化熵", unit: "%", tells: "熵与其可能最大值之比：1 表示对所有可见的键一视同仁。" },
     effective_keys: { name: "有效键数", unit: "个键", tells: "若注意力平均分配，相当于分给了多少个键。" },
     confidence: { name: "置信度", unit: "%", tells: "每个查询的最大权重的平均值：1 表示只看一个键。" },
     distance: { name: "距离", unit: "个词元", tells: "注意力平均落在多少个词元之外。" },
@@ -184,7 +184,7 @@ export const zh: Words = {
   kinds: { self: "自注意力", causal: "因果自注意力", cross: "交叉注意力" },
   layer: "层",
   headTitle: (layer, head) => `第 ${layer} 层，头 ${head}`,
-  once: (head) => `剪掉前为头 ${head}`,
+  once: (head) => `剪枝前为头 ${head}`,
   unitless: "无单位",
   whatIsThis: "这些数值是什么意思？",
   standardError: "A ± B：平均值及其标准误。",

@@ -32,7 +32,7 @@ def map_picture(shown: Any) -> bytes:
 
 
 def table_picture(table: HeadTable, metric: str | None = None) -> bytes:
-    """A PNG with a cell for each head, a row for each layer: relative entropy, or another metric.
+    """A PNG with a cell for each head, a row for each layer: normalised entropy, or another metric.
 
     >>> import torch
     >>> from manyheads.heads.table import Row
