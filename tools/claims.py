@@ -38,7 +38,8 @@ INTRODUCTION = Words(
 HEADER = Words("| claim | verdict |\n|---|---|", "| 说法 | 结论 |\n|---|---|")
 RULE = Words("Rule", "规则")
 CONCEPTS: dict[Language, str] = {"en": "concepts.md", "zh": "zh/concepts.md"}
-SHORT = Words("a short run", "短实验")
+SHORT = Words("a short run, ", "短实验，")
+IN_BRACKETS = Words(" ({}). ", "（{}）。")
 BLOCK = re.compile(r"(<!-- claim (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MOST_ROWS = 40
 
@@ -88,10 +89,11 @@ def illustrated(text: str, language: Language, results: Mapping[str, Result]) ->
 def _figure(result: Result, language: Language) -> str:
     study, judgement = find(result.study), find(result.study).verdict(result)
     caption, verdict = study.claim.caption[language], VERDICTS[judgement.verdict][language]
-    size = f"{SHORT[language]}, `manyheads study {result.study}`"
+    size = f"{SHORT[language]}`manyheads study {result.study}`"
     if result.size == "full":
         size = f"`{_command(result)}`"
-    sentence = f"*{study.claim.sentence[language]}* **{verdict}** ({size}). {judgement.because[language]}"
+    sentence = f"*{study.claim.sentence[language]}* **{verdict}**" + IN_BRACKETS[language].format(size)
+    sentence += judgement.because[language]
     return f"![{caption}]({PICTURES[language]}/{result.study}.{language}.svg)\n\n{sentence}"
 
 
