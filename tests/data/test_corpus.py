@@ -290,7 +290,7 @@ def test_bad_pictures(tmp_path):
         corpus.images(loaded(Plain(), reader), str(tmp_path / "none"))
     (tmp_path / "a.png").write_bytes(b"no picture")
     read = corpus.images(loaded(Plain(), reader), str(tmp_path))
-    with pytest.raises(ValueError, match=r"a\.png is not a readable image; repair it or take it away"):
+    with pytest.raises(ValueError, match=r"a\.png is not a readable image; repair or remove it"):
         list(read.batches())
 
 
