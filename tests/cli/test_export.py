@@ -48,7 +48,7 @@ def test_mistakes_are_one_sentence(command, tmp_path, monkeypatch):
     assert printed.err.count("\n") == 1
     code, printed = command("export", "small", "--to", "gguf", "--out", "small")
     assert code == 2
-    assert "out: small exists already" in printed.err
+    assert "out: small already exists" in printed.err
 
     def refuse(*args, **kwargs):
         raise OSError("no network")

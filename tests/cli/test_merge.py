@@ -124,7 +124,7 @@ def test_what_cannot_be_split(here, monkeypatch, capsys):
     run = partial(command, monkeypatch, capsys)
     for arguments, sentence in (
         (["importance", *SOURCE, "--method", "gates", "--shard", "1/2"], "gates needs the whole text"),
-        (["inspect", *SOURCE, "--shard", "4/3"], "shard: got '4/3'; expected one of several, as 3/20"),
+        (["inspect", *SOURCE, "--shard", "4/3"], "shard: got '4/3'; expected one of several, such as 3/20"),
         (["inspect", *SOURCE, "--shard", "1/3", "--ray", "local"], "got --shard and --ray; expected one way"),
         (["inspect", *SOURCE, "--workers", "2"], "workers: it is for --ray"),
         (["inspect", *SOURCE, "--ray", "nowhere"], "ray: got 'nowhere'; expected local, auto, or the"),

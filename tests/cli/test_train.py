@@ -49,7 +49,7 @@ def folders(tmp_path_factory):
 
 
 def test_training_again_needs_resume(folders):
-    with pytest.raises(ValueError, match="holds a run already"):
+    with pytest.raises(ValueError, match="already holds a run"):
         call("train", "language", "--out", folders / "language")
     again = ["train", "language", "--out", folders / "language", "--resume"]
     with pytest.raises(ValueError, match=r"names .*text.txt, which is not in the folder; name it yourself"):
@@ -165,10 +165,10 @@ def test_predict(folders):
     assert json.loads(told.stdout)["output"].startswith("a few")
     with pytest.raises(
         ValueError,
-        match="beams: no option of language; expected one of its own: new_tokens, ",
+        match="beams: not an option of language; expected one of its own: new_tokens, ",
     ):
         call("predict", folders / "language", "a few", "--beams", 3)
-    with pytest.raises(ValueError, match="no model that manyheads trained"):
+    with pytest.raises(ValueError, match="not a model that manyheads trained"):
         call("predict", folders, "a few")
 
 

@@ -88,12 +88,12 @@ def test_a_wrong_type_is_said_with_its_place(change, said):
     [
         ("[" * 100_000, "nested deeper"),
         ("[" * 40 + "]" * 40, "nested deeper"),
-        ('{"a": 1, "a": 2}', "a is there twice"),
+        ('{"a": 1, "a": 2}', "a appears twice"),
         ("[NaN]", "NaN is not a number"),
         ("[1e999]", "1e999 is not a number"),
         ('["\\ud800"]', "half of a character"),
-        ("{", "no JSON"),
-        (b"\xff\xfe\xff", "no JSON"),
+        ("{", "not JSON"),
+        (b"\xff\xfe\xff", "not JSON"),
         ("[" + "9" * 5000 + "]", "digits"),
     ],
 )

@@ -174,20 +174,20 @@ def test_a_mark_at_the_start_of_the_file_is_no_text(tmp_path):
 def test_a_text_that_is_no_file(tmp_path):
     with pytest.raises(ValueError, match="is a folder; expected a text file"):
         corpus.text(bert(), str(tmp_path))
-    with pytest.raises(ValueError, match="is no file; expected a text file"):
+    with pytest.raises(ValueError, match="is not a file; expected a text file"):
         corpus.text(bert(), str(tmp_path / "none"))
 
 
 def test_lengths_past_the_positions(tmp_path):
     path = write(tmp_path, "a")
-    with pytest.raises(ValueError, match="max-length: got 8, and the model has 7 positions; give at most 7"):
+    with pytest.raises(ValueError, match="max-length: got 8, but the model has 7 positions; give at most 7"):
         corpus.text(bert(), path, max_length=8)
     with pytest.raises(ValueError, match="max-length: got 2; this tokenizer needs at least 3"):
         corpus.text(bert(), path, max_length=2)
     ids = tmp_path / "ids.npy"
     numpy.save(ids, numpy.ones((2, 9), int))
     with pytest.raises(
-        ValueError, match="sequences of 9 tokens, and the model has 7 positions; --max-length 7"
+        ValueError, match="sequences of 9 tokens, but the model has 7 positions; --max-length 7"
     ):
         corpus.tokens(bert(), str(ids))
     assert [len(x) for x in all_ids(corpus.tokens(bert(), str(ids), max_length=7))] == [2, 2, 7, 7]
@@ -290,7 +290,7 @@ def test_bad_pictures(tmp_path):
         corpus.images(loaded(Plain(), reader), str(tmp_path / "none"))
     (tmp_path / "a.png").write_bytes(b"no picture")
     read = corpus.images(loaded(Plain(), reader), str(tmp_path))
-    with pytest.raises(ValueError, match=r"a\.png is not a readable image; repair it or take it away"):
+    with pytest.raises(ValueError, match=r"a\.png is not a readable image; repair or remove it"):
         list(read.batches())
 
 
@@ -375,10 +375,10 @@ def test_texts_are_streamed_from_lines_json_and_parquet(tmp_path):
         ("rows.jsonl", "text", "column: a row of .* has no 'text'; it has id, words"),
         ("rows.parquet", "text", "column: .* has no 'text'; it has id, words"),
         ("rows.jsonl", "id", "column: 'id' of .* holds a int; expected texts"),
-        ("lines.txt", "words", "column: got 'words', and .* has lines of text"),
-        ("none-*.txt", None, "text: no file is called .*; expected a pattern that some files match"),
+        ("lines.txt", "words", "column: got 'words', but .* has lines of text"),
+        ("none-*.txt", None, "text: no file matches .*; expected a pattern that some files match"),
         ("bad.jsonl", None, "text: row 2 of .* is not a JSON object"),
-        ("bad.parquet", None, "text: .* is no Parquet file that can be read"),
+        ("bad.parquet", None, "text: .* is not a readable Parquet file"),
         ("empty.jsonl", "a", "text: .* holds no text; expected at least one"),
     ],
 )

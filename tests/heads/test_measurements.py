@@ -151,7 +151,7 @@ def test_files_that_are_no_shards(tmp_path, shards):
     assert file.name == "shard-1-of-2.safetensors"
     assert Shard.load(file).numbers == shards[0].numbers
     file.write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(ValueError, match="is damaged, or no file that manyheads wrote"):
+    with pytest.raises(ValueError, match="is damaged, or not a file that manyheads wrote"):
         mh.merge_shards([file])
 
 
@@ -162,7 +162,7 @@ def test_what_cannot_be_split_says_so(loaded):
     with pytest.raises(ValueError, match="shard: got 1/7, and the text is read in 5 batches"):
         measurements.measure_part(Inspect(), loaded, a_text(), Share(0, 7))
     for wrong in ("3", "0/2", "3/2", "1/0", "-1/2", "a/b", "1/2/3"):
-        with pytest.raises(ValueError, match=f"shard: got '{wrong}'; expected one of several, as 3/20"):
+        with pytest.raises(ValueError, match=f"shard: got '{wrong}'; expected one of several, such as 3/20"):
             Share.read(wrong)
 
 

@@ -248,7 +248,7 @@ def test_arguments() -> None:
     model = Nano()
     for wrong, message in (
         ({"statistics": "all"}, "expected 'core', 'logits' or 'full', got 'all'"),
-        ({"tokens": {"entropy": [1]}}, "'entropy' is the name of a column already"),
+        ({"tokens": {"entropy": [1]}}, "'entropy' is already the name of a column"),
     ):
         with pytest.raises(ValueError, match=message):
             watch(model, **wrong)  # type: ignore[arg-type]

@@ -116,7 +116,7 @@ def test_bad_arguments(tmp_path, monkeypatch):
         mh.export(layer, to="torch-export", out=tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
-    with pytest.raises(ValueError, match=r"out: .*full exists already"):
+    with pytest.raises(ValueError, match=r"out: .*full already exists"):
         mh.export(layer, to="torch-export", out=tmp_path / "full", batch={"input": TENSOR})
     monkeypatch.setitem(exporting._PACKAGES, "openvino", ("a_package_that_is_not_there",))
     with pytest.raises(

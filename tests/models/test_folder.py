@@ -210,7 +210,7 @@ def test_code_is_never_taken_from_the_folder(saved):
 def test_an_existing_folder_is_not_touched(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine.txt").write_text("keep")
-    with pytest.raises(ValueError, match=r"exists already"):
+    with pytest.raises(ValueError, match=r"already exists"):
         mh.save(models.bert(), tmp_path / "there")
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["mine.txt"]
     with pytest.raises(TypeError, match=r"expected a torch.nn.Module, got int"):

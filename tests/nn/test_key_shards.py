@@ -126,7 +126,7 @@ def test_parts_that_do_not_fit():
         merge_statistics([parts[0], parts[0]])
     with pytest.raises(ValueError, match="expected keys from 0 on, got 5 to 11: a part is missing"):
         merge_statistics([parts[1]])
-    with pytest.raises(ValueError, match="reach to key 5, and there are 11"):
+    with pytest.raises(ValueError, match="reach to key 5, but there are 11"):
         merge_statistics([parts[0]], keys=11)
     with pytest.raises(ValueError, match="received of part 0 cannot be merged"):
         merge_statistics([parts[0] | {"received": torch.zeros(1)}])

@@ -136,5 +136,5 @@ def test_what_has_no_counterpart_here(options):
     ],
 )
 def test_what_has_no_counterpart_there(options, said):
-    with pytest.raises(ValueError, match=f"nn.MultiheadAttention cannot say what this module does: {said}"):
+    with pytest.raises(ValueError, match=f"nn.MultiheadAttention cannot express this module: {said}"):
         MultiHeadAttention(30, **({"heads": 6} | options)).to_torch()

@@ -276,7 +276,7 @@ def test_groups_are_of_equal_size_and_close():
         ({"kv_heads": 8}, "does not divide"),
         ({"kv_heads": 0}, "at least 1"),
         ({"kv_heads": True}, "at least 1"),
-        ({"kv_heads": 4}, "as few key heads already"),
+        ({"kv_heads": 4}, "already has as few key heads"),
         ({"kv_heads": {}}, "got none"),
         ({"kv_heads": {7: 2}}, "7"),
         ({"kv_heads": 2, "how": "sum"}, "how: got 'sum'"),

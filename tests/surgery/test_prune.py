@@ -293,7 +293,7 @@ def test_heads_with_a_role_are_protected(folder, model):
         (["--keep", "1.5"], "keep: got 1.5"),
         (["--plan", "x.json"], "there is no file"),
         (["--keep", "0.5", "--limit", "5"], "expected at least 20"),
-        (["--keep", "0.5", "-o", "."], "exists already"),
+        (["--keep", "0.5", "-o", "."], "already exists"),
         (["--keep", "0.5", "--protect", "three"], "layer.head"),
         (["--keep", "0.5", "--protect", "7.0"], "never called"),
         (["--keep", "0.5", "--recover", "-1"], "recover: got -1"),

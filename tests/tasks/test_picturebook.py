@@ -350,7 +350,7 @@ def test_a_trained_folder_describes(book, tmp_path_factory, kind):
         ({"size": 12, "patch": 6}, "patch: expected 2, 4, 8 ... with convolutions, got 6"),
         ({"stem": "pixels"}, "stem: expected convolutions or patches, got 'pixels'"),
         ({"max_tokens": 3}, "max_tokens: expected 4 or more"),
-        ({"jitter": 1.0}, "jitter: expected from 0 and below 1"),
+        ({"jitter": 1.0}, "jitter: expected 0 or more and below 1"),
     ],
 )
 def test_options_are_checked(options, words):

@@ -176,7 +176,7 @@ def test_which_column_says_when(tmp_path):
     [
         ({"split": "0.5,0.5"}, "split: expected three shares"),
         ({"split": "0.9,0.2,0.2"}, "split: expected three shares"),
-        ({"split": "8,8,80"}, "are more rows than the 40 there are"),
+        ({"split": "8,8,80"}, "asks for more rows than the 40 there are"),
         ({"split": "20,2,12"}, "2 rows to validate on are too few; expected 3 or more"),
         ({"split": "9,8,8"}, "9 rows to train on are too few; expected 10 or more"),
         ({"patch": 8}, "patch: expected at most the context, 7, got 8"),

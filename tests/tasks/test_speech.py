@@ -228,7 +228,7 @@ def test_a_trained_folder_hears_again(takes, tmp_path, kind):
 def test_labels_that_were_not_there_in_training(takes, tmp_path):
     task, _ = opened()
     (tmp_path / "9_ann_0.wav").write_bytes(encode_wav(tone(9), RATE))
-    with pytest.raises(ValueError, match="'9' is said, which no recording of training says"):
+    with pytest.raises(ValueError, match="'9' is spoken, but not in any training recording"):
         task.read(str(tmp_path))
     (tmp_path / "9_ann_0.wav").rename(tmp_path / "2_ann_0.wav")
     assert len(task.read(str(tmp_path))) == 1

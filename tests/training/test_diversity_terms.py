@@ -298,8 +298,8 @@ def refused(match, model=None, batch=None, **weights):
 
 def test_bad_input_is_refused_in_a_sentence():
     refused("a weight above 0 for at least one of orthogonality, outputs, values, attention")
-    refused("attention: expected a number from 0 on, got -1", attention=-1)
-    refused("attention: expected a number from 0 on, got nan", attention=float("nan"))
+    refused("attention: expected a number, 0 or more, got -1", attention=-1)
+    refused("attention: expected a number, 0 or more, got nan", attention=float("nan"))
     refused("outputs: expected a number, got True", outputs=True)
     refused("roles: expected some of query, key, value, output, got 'keys'", attention=1, roles=["keys"])
     refused(

@@ -217,9 +217,9 @@ def test_clipping_keeps_a_run_below_the_clip():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, "every: expected a number of steps from 1 on, got 0"),
+        ({"every": 0}, "every: expected a number of steps, 1 or more, got 0"),
         ({"clip": -1.0}, "clip: expected a largest logit above 0, or None, got -1.0"),
-        ({"clip": 5.0, "clip_every": 0}, "clip_every: expected a number of steps from 1 on, got 0"),
+        ({"clip": 5.0, "clip_every": 0}, "clip_every: expected a number of steps, 1 or more, got 0"),
     ],
 )
 def test_bad_options(options, message):

@@ -255,7 +255,7 @@ def test_the_best_weights_are_kept_and_patience_ends(text, tmp_path):
 
 def test_a_folder_with_a_run_is_not_overwritten(text, tmp_path):
     run(text, tmp_path / "out", steps=1)
-    with pytest.raises(ValueError, match=r"out: .* holds a run already"):
+    with pytest.raises(ValueError, match=r"out: .* already holds a run"):
         run(text, tmp_path / "out", steps=1)
 
 
@@ -279,7 +279,7 @@ def test_a_loss_that_is_no_number_ends_the_run(text, tmp_path):
 
 
 def test_unknown_options_are_refused(text, tmp_path):
-    with pytest.raises(TypeError, match="stepz: no option of training"):
+    with pytest.raises(TypeError, match="stepz: not an option of training"):
         run(text, tmp_path / "out", stepz=3)
     with pytest.raises(ValueError, match="decay: expected one of"):
         run(text, tmp_path / "out", decay="exponential")

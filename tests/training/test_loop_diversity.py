@@ -115,7 +115,7 @@ def test_resuming_checks_the_options(text, tmp_path):
             "diversity: got 'orthogonality'; expected terms with their weights, as",
         ),
         ("diversity", "angles=1", "diversity: expected some of orthogonality, outputs, .*, got 'angles'"),
-        ("diversity", "outputs=-1", "outputs: expected a number from 0 on, got -1.0"),
+        ("diversity", "outputs=-1", "outputs: expected a number, 0 or more, got -1.0"),
         ("diversity", "outputs=1,outputs=2", "got outputs twice"),
         ("diversity", "outputs=0", "expected a weight above 0"),
         ("orthogonal", "query,keys", "orthogonal: expected some of query, key, value, output, got 'keys'"),

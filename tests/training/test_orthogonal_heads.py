@@ -197,7 +197,7 @@ def test_what_cannot_be_constrained_is_refused_in_a_sentence():
     refused("roles: expected some of .*, got none", models.gpt2(), [])
     refused("batch: Nano is not a transformers model", models.Nano())
     refused("heads of 'layers.1' are could not be proved", unproved(), batch=ids())
-    refused("its heads are orthogonal already", mh.orthogonal_heads(models.gpt2()))
+    refused("its heads are already orthogonal", mh.orthogonal_heads(models.gpt2()))
     weight_normed = mh.MultiHeadAttention(12, heads=3)
     nn.utils.parametrizations.weight_norm(weight_normed.query)
     refused("query weights of ''", weight_normed, batch=x)

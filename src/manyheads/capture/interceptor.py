@@ -424,8 +424,8 @@ def module_paths(model: nn.Module, prefix: str = "") -> dict[int, str]:
     """
     if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         raise TypeError(
-            f"model: got a traced or scripted {type(model).__name__}, which shows nothing of what it does; "
-            "give the module it was made from"
+            f"model: got a traced or scripted {type(model).__name__}, which hides what it does; "
+            "pass the module it was made from"
         )
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")

@@ -35,16 +35,16 @@ class AttentionArguments:
     ----------
     query, key, value: the tensors that attend, are attended to, and are averaged. Key heads may be fewer.
     layout: the axes of those three: ``"batch heads length width"``, ``"batch length heads width"``, or
-        ``"tokens heads width"`` for sequences that stand one behind the other.
-    output_layout: the axes of what the function returns, where they are others.
+        ``"tokens heads width"`` for sequences that are packed one after the other.
+    output_layout: the axes of what the function returns, if they differ.
     starts: for packed sequences: where each begins, and where the last ends, (sequences + 1,), as
         flash-attention's ``cu_seqlens_q``. Dense layouts may have it too, with a batch of one.
-    key_starts: the same for the keys, where they are others.
+    key_starts: the same for the keys, if they differ.
     mask: a tensor that broadcasts to (batch, heads, queries, keys): boolean, True may attend; floating,
         added to the scores.
-    real: (batch, keys), True or 1 for a key that is no padding; a padded query counts as attending to
+    real: (batch, keys), True or 1 for a key that is not padding; a padded query counts as attending to
         nothing.
-    causal: no query sees past its own position; the last query stands at the last key.
+    causal: no query sees past its own position; the last query is aligned with the last key.
     window: how many positions before and after its own a query sees, ``(before, after)``; -1 for all.
     scale: of the scores. Default: 1 / sqrt(d_key).
     softcap: scores s become ``softcap * tanh(s / softcap)``.

@@ -68,11 +68,11 @@ class Reading:
 
 
 def register_attention(function: Function, reader: Reader) -> None:
-    """Tell manyheads what a function computes that runs an attention kernel of its own.
+    """Tell manyheads what is computed by a function that runs its own attention kernel.
 
     Afterwards watch, silence, cut and all other verbs see its calls as they see torch's own attention. What
     the reader says is checked: on a probe of the model, and on a few rows of every kind of call; what does
-    not hold is in `missed`.
+    not hold is listed in `missed`.
 
     Parameters
     ----------

@@ -101,14 +101,14 @@ def open_image(file: File | bytes, name: str) -> Iterator[Image]:
     content = file if isinstance(file, bytes) else content_of(file, name)
     called = "an image of the data" if isinstance(file, bytes) else file
     with (
-        in_one_sentence(f"{name}: {called} is not a readable image; repair it or take it away"),
+        in_one_sentence(f"{name}: {called} is not a readable image; repair or remove it"),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # about damage that Pillow can live with
         try:
             opened = Image.open(io.BytesIO(content))
         except PIL.UnidentifiedImageError:
-            raise ValueError("of no kind that Pillow knows") from None
+            raise ValueError("not in a format that Pillow knows") from None
         with opened as image:
             if math.prod(image.size) > MOST_PIXELS:
                 raise ValueError(f"{image.size[0]:,} x {image.size[1]:,} pixels, over {MOST_PIXELS:,}")

@@ -93,7 +93,7 @@ def read_json(
             _check_format(value, format, version)
         check(value, kind)
     except ValueError as error:
-        raise ValueError(f"{name}: {path} is damaged, or something else ({error})") from None
+        raise ValueError(f"{name}: {path} is damaged, or is something else ({error})") from None
     return typing.cast(Kind, value)
 
 
@@ -120,7 +120,7 @@ def _parsed(content: bytes | str, infinite: bool) -> object:
     except RecursionError:
         raise ValueError(f"it is nested deeper than {DEEPEST}") from None
     except (UnicodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"no JSON: {error}") from None
+        raise ValueError(f"not JSON: {error}") from None
     _check_depth(value)
     return value
 
@@ -319,7 +319,7 @@ def _once(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
     values: dict[str, object] = {}
     for key, value in pairs:
         if key in values:
-            raise ValueError(f"{_inside('', key)} is there twice; expected it once")
+            raise ValueError(f"{_inside('', key)} appears twice; expected it once")
         values[key] = value
     return values
 

@@ -34,7 +34,7 @@ def prepared(out: Path, only: str = "") -> Iterator[None]:
 def check_free(out: Path, name: str = "out") -> None:
     """Raise a ValueError, which begins with ``name``, unless a new folder can be written there."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{name}: {out} exists already; choose another folder, or remove it first")
+        raise ValueError(f"{name}: {out} already exists; choose another folder, or remove it first")
 
 
 def check_file(out: Path) -> None:

@@ -38,7 +38,7 @@ def load_tensors(path: Path) -> object:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return _decoded(json.loads(words), tensors)
     except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged, or no file that manyheads wrote ({error})") from None
+        raise ValueError(f"{path} is damaged, or not a file that manyheads wrote ({error})") from None
 
 
 def _encoded(value: object, tensors: dict[str, Tensor]) -> object:

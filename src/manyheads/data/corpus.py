@@ -142,7 +142,7 @@ def tokens(
         and ids.shape[1] > loaded.positions
     ):
         raise ValueError(
-            f"tokens: {path} holds sequences of {ids.shape[1]} tokens, and the model has {loaded.positions} "
+            f"tokens: {path} holds sequences of {ids.shape[1]} tokens, but the model has {loaded.positions} "
             f"positions; --max-length {loaded.positions} cuts them into pieces"
         )
     length = loaded.longest(max_length)

@@ -31,7 +31,7 @@ def read_lines(path: str | None, limit: int | None) -> Iterator[str]:
         yield from _checked(sys.stdin.buffer, "standard input", limit)
         return
     if not Path(path).is_file():
-        kind = "a folder" if Path(path).is_dir() else "no file"
+        kind = "a folder" if Path(path).is_dir() else "not a file"
         raise ValueError(f"text: {path} is {kind}; expected a text file, one text per line")
     with open(path, "rb") as file:
         yield from _checked(file, path, limit)

@@ -51,7 +51,7 @@ def read_texts(
     if not path.exists() and has_magic(source):
         files = sorted(file for file in glob(source, recursive=True) if Path(file).is_file())
         if not files:
-            raise ValueError(f"text: no file is called {source}; expected a pattern that some files match")
+            raise ValueError(f"text: no file matches {source}; expected a pattern that some files match")
         texts = (text for file in files for text in _of_file(file, column, split))
         yield from islice(texts, limit)
     elif not path.exists() and not path.suffix and HUB_NAME.fullmatch(source) and "/" in source:
@@ -93,7 +93,7 @@ def _refuse(column: str | None, split: str | None, source: str) -> None:
     for name, value in (("column", column), ("split", split)):
         if value is not None:
             raise ValueError(
-                f"{name}: got {value!r}, and {source} has lines of text; expected it only with a .jsonl or "
+                f"{name}: got {value!r}, but {source} has lines of text; expected it only with a .jsonl or "
                 ".parquet file, or with a dataset"
             )
 
@@ -145,7 +145,7 @@ def _parquet(file: str, column: str | None) -> Iterator[dict[str, object]]:
         import pyarrow.parquet
     except ImportError:
         raise ImportError("Parquet files need pyarrow: pip install 'manyheads[tables]'") from None
-    with in_one_sentence(f"text: {file} is no Parquet file that can be read"):
+    with in_one_sentence(f"text: {file} is not a readable Parquet file"):
         opened = pyarrow.parquet.ParquetFile(file)
     with opened:
         names = opened.schema_arrow.names

@@ -94,7 +94,7 @@ def _table(seen: Watch) -> HeadTable:
         return seen.table
     except IndexError as error:
         raise ValueError(
-            "MODEL: it has other heads than those that its original_heads name; get the model again"
+            "MODEL: its heads are not those that its original_heads name; get the model again"
         ) from error
     except ValueError as error:
         raise ValueError(

@@ -52,17 +52,17 @@ def maps(
     model: any torch.nn.Module; run as it is, without gradients.
     batch: a dict (passed by name), a tuple or list (passed in order), or one tensor.
     heads: ``{layer number or site: [head numbers]}``.
-    queries: positions of the queries wanted, negative ones counted from the end; all without it.
+    queries: positions of the queries wanted, negative ones counted from the end; all by default.
     size: maps with more rows or columns than this are pooled down to it; None for never.
 
     Returns
     -------
-    ``{site: Map}``; pieces of one site's attention, where a model loops over them, stand one after the other
-    in the batch, as they come, if they are of one shape; otherwise the last is kept.
+    ``{site: Map}``; pieces of one site's attention, where a model loops over them, are placed
+    one after the other in the batch, in order, if they have the same shape; otherwise the last is kept.
 
     See Also
     --------
-    watch: numbers of every head.
+    watch: statistics of every head.
     silence: switch heads off.
 
     References

@@ -164,9 +164,9 @@ def gates(
     Parameters
     ----------
     model: any torch.nn.Module.
-    values: ``{layer number or site: gates}`` with gates (heads,), or (batch, heads) for one number a
-        sequence; only these sites are gated. Without it every site gets ones that require a gradient, when
-        it is first called.
+    values: ``{layer number or site: gates}`` with gates (heads,), or (batch, heads) for one number per
+        sequence; only these sites are gated. Without it every site gets ones that require a gradient, when it
+        is first called.
     unverified: ``"allow"`` to gate heads at unverified sites, too.
 
     Returns

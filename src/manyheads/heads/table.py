@@ -38,9 +38,9 @@ class HeadTable:
     sums: for each metric its count, sum and sum of squares over queries (or batches), (3, heads) in float64.
     model: a fingerprint; tables of different models do not merge.
     profiles: for each site, for each metric its count and sum by position, (2, heads, positions).
-    labels: text columns, a list as long as the rows each: ``roles``, ``twin``. `merge` leaves them out, but
-        for ``verified`` and ``notes``, which are there where a site was not proved or needs a word to be
-        read.
+    labels: text columns, each a list as long as the rows: ``roles``, ``twin``. `merge` leaves them out,
+        except for ``verified`` and ``notes``, which are present where a site was not proved or needs an
+        explanation.
     matrices: numbers for each pair of heads, (heads, heads): ``js``, ``cka``. `merge` leaves them out, too.
 
     See Also

@@ -125,7 +125,7 @@ def _csv_columns(content: bytes) -> Mapping[str, Sequence[_Cell]]:
     try:
         rows = list(csv.reader(io.StringIO(content.decode(), newline="")))
     except (csv.Error, UnicodeError) as error:
-        raise ValueError(f"no CSV: {error}") from None
+        raise ValueError(f"not CSV: {error}") from None
     names = [from_cell(name) for name in rows[0]] if rows else []
     if len(set(names)) < len(names):
         raise ValueError("two of its columns have the same name")

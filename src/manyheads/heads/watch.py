@@ -34,15 +34,15 @@ def watch(
 ) -> Watch:
     """See what the heads of a model do while it runs: ``with watch(model) as seen: model(**batch)``.
 
-    What the model computes does not change by one bit, whatever kernel it uses; nothing of the size
-    (length, length) is made. The one exception is torch's native fast path of nn.TransformerEncoder, which
-    shows nothing and is off while watching (1e-5 at positions that are not padding). Compiled models run
-    uncompiled while they are watched.
+    The model's output stays the same to the bit, whatever kernel it uses; nothing of the size (length,
+    length) is allocated. The one exception is torch's native fast path of nn.TransformerEncoder, which shows
+    nothing and is off while watching (1e-5 at positions that are not padding). Compiled models run uncompiled
+    while they are watched.
 
     Parameters
     ----------
     model: any torch.nn.Module.
-    statistics: ``"core"``, ``"logits"`` or ``"full"``; logits adds largest_logit, and full besides
+    statistics: ``"core"``, ``"logits"`` or ``"full"``; logits adds largest_logit; full also adds
         effective_keys, confidence, distance, distance_spread and local, and costs more time.
     tokens: token ids by name, e.g. ``{"special": [101, 102], "rare": rarest}``: adds for each name the
         share of attention on keys with those tokens.
@@ -98,7 +98,7 @@ class Watch:
         for name in (*tokens, *segments):
             if name in FULL or name in Row._fields or name == "tokens" or name.endswith("_se"):
                 raise ValueError(
-                    f"{name!r} is the name of a column already: choose another for these tokens or segment"
+                    f"{name!r} is already the name of a column: choose another for these tokens or segment"
                 )
         self._tokens = {
             name: torch.tensor(sorted(set(ids)), dtype=torch.long) for name, ids in tokens.items()

@@ -268,7 +268,7 @@ def restructure(model: nn.Module, record: Record, shapes: Mapping[str, Sequence[
     changes = Changes(**record["changes"])
     for name, shape in changes.shapes.items():
         if list(shapes.get(name, ())) != list(shape):
-            raise ValueError(f"changes: {name!r:.60} is {shape}, and its weights are {shapes.get(name)}")
+            raise ValueError(f"changes: {name!r:.60} is {shape}, but its weights are {shapes.get(name)}")
     model = reshape(model, changes)
     setattr(model, "original_heads", record["original_heads"])  # noqa: B010
     return model

@@ -60,7 +60,7 @@ class Checkpoint:
                         shape = tuple(part.get_shape())
                         self.entries[name] = Entry(path, shape, DTYPES[part.get_dtype()])
             except (OSError, SafetensorError) as error:
-                raise ValueError(f"{path}: damaged, or no weights ({error}); get the model again") from error
+                raise ValueError(f"{path}: damaged, or not weights ({error}); get the model again") from error
 
     def read(self, name: str) -> Tensor:
         """A tensor. Its file is closed again, so that no page of it stays in memory."""

@@ -53,7 +53,7 @@ def build(description: Mapping[str, object]) -> nn.Module:
         raise ValueError(f"class: {name!r:.60} is not a model of this manyheads; update it") from None
     if not isinstance(kind, type) or not issubclass(kind, nn.Module):
         raise ValueError(f"class: {name!r:.60} is not a model of this manyheads; update it")
-    with in_one_sentence(f"options: {name} cannot be made with them"):
+    with in_one_sentence(f"options: {name} cannot be built with them"):
         check_fields(options, get_type_hints(kind.__init__), "options")
         model: nn.Module = kind(**options)
     model.description = dict(description)  # type: ignore[assignment]

@@ -63,7 +63,7 @@ def export(
 ) -> Exported:
     """Write a model in another format, run what was written, and compare it with the model.
 
-    The folder appears complete, with outputs that agree to 1e-4, or not at all. Weights are written as
+    The folder is written completely, with outputs that agree to 1e-4, or not at all. Weights are written as
     float32.
 
     Parameters
@@ -79,8 +79,8 @@ def export(
 
     Raises
     ------
-    ImportError if the packages that the format needs are not installed; ValueError if the format cannot take
-    the model, or runs to other outputs. The message names the module.
+    ImportError if the packages that the format needs are not installed; ValueError if the
+    format cannot take the model, or gives other outputs. The message names the module.
 
     See Also
     --------

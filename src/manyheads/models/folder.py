@@ -39,9 +39,9 @@ def save(
 ) -> None:
     """Write a model, cut or not, to a folder: weights as safetensors, its config, and ``heads.json``.
 
-    The folder appears complete or not at all. After ``import manyheads``, ``from_pretrained`` of transformers
-    loads it, too; and without it, if the config of the class can express the new numbers of heads, as most
-    can where every layer has the same ("plain" in ``heads.json``).
+    The folder is written completely or not at all. After ``import manyheads``, ``from_pretrained`` of
+    transformers loads it, too; and without it, if the config of the class can express the new numbers of
+    heads, as most can where every layer has the same ("plain" in ``heads.json``).
 
     Parameters
     ----------
@@ -50,14 +50,14 @@ def save(
     tokenizer: written beside the model; anything with ``save_pretrained``. Default: ``model.tokenizer``, if
         there is one.
     card: also write a model card, README.md: what was cut, and how to load it; with the measurements of
-        `compare` (``Card.as_json()``) also the quality before and after.
+        `card` (``Card.as_json()``) also the quality before and after.
 
     See Also
     --------
     load : read the folder back.
     push : upload it to the hub.
     export : other formats.
-    prune : remove heads, and what to save afterwards.
+    prune : makes a smaller model to save.
     open_model : open the folder with its tokenizer.
 
     References
@@ -265,7 +265,7 @@ def _uncut_model(
             raise TypeError(f"factory: expected it to return a torch.nn.Module, got {type(model).__name__}")
         return model
     package, _, name = kind.rpartition(".")
-    with in_one_sentence(f"{folder}: no {name} can be made of it"), no_larger_than(folder / _WEIGHTS):
+    with in_one_sentence(f"{folder}: no {name} can be built from it"), no_larger_than(folder / _WEIGHTS):
         trained = config.read(folder)
         if trained is not None:
             return config.build(trained)
@@ -287,11 +287,11 @@ def _check_shapes(folder: Path, changes: Changes) -> None:
     for name, shape in changes.shapes.items():
         if name in held and held[name] != tuple(shape):
             raise ValueError(
-                f"{folder}: heads.json says that {name} is {tuple(shape)}, and it is {held[name]}; get the "
+                f"{folder}: heads.json says that {name} is {tuple(shape)}, but it is {held[name]}; get the "
                 "model again"
             )
         if name not in held and math.prod(shape) > _NAMELESS:
-            raise ValueError(f"{folder}: heads.json says that {name} is {tuple(shape)}, and it is not there")
+            raise ValueError(f"{folder}: heads.json says that {name} is {tuple(shape)}, but it is missing")
 
 
 def _fill(model: nn.Module, folder: Path, description: _Description) -> None:

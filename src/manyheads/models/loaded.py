@@ -83,7 +83,7 @@ class Loaded:
             return min((n for n in limits if n is not None and n < 10**9), default=None)
         if self.positions is not None and max_length > self.positions:
             raise ValueError(
-                f"max-length: got {max_length}, and the model has {self.positions} positions; give at most "
+                f"max-length: got {max_length}, but the model has {self.positions} positions; give at most "
                 f"{self.positions}"
             )
         return max_length

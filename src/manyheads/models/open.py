@@ -153,7 +153,7 @@ def _from_factory(name: str) -> Loaded:
     model, *others = result if isinstance(result, tuple | list) and result else [result]
     if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         raise ValueError(
-            f"MODEL: {name} returned a traced or scripted model, which shows nothing of what it does; "
+            f"MODEL: {name} returned a traced or scripted model, which hides what it does; "
             "return the module it was made from"
         )
     if not isinstance(model, nn.Module):

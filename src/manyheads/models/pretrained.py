@@ -187,8 +187,8 @@ def _why_not(name: str, local: bool, error: Exception, placement: Placement) -> 
     if not local:
         if "couldn't connect" in message or "offline" in message.lower():
             return (
-                f"MODEL: {name!r} is no folder here, and the hub cannot be reached to look it up; go online, "
-                "or give the folder of a model that is on this machine"
+                f"MODEL: {name!r} is not a folder here, and the hub cannot be reached to look it up; go "
+                "online, or give the folder of a model that is on this machine"
             )
         return f"MODEL: {name!r} is neither a folder here nor a model the hub gives ({describe_error(error)})"
     return f"MODEL: the folder {name} is damaged ({describe_error(error)}); expected {EXPECTED}"

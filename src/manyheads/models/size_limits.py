@@ -29,7 +29,7 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(path, "pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path}: damaged, or no weights ({error}); get the model again") from error
+        raise ValueError(f"{path}: damaged, or not weights ({error}); get the model again") from error
 
 
 @contextmanager

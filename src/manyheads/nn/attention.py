@@ -43,7 +43,7 @@ def attention(
     v: (batch, kv_heads, keys, d_value).
     mask: a `Mask` (see `manyheads.mask`), or a tensor that broadcasts to (batch, heads, queries, keys):
         boolean, True may attend; floating, added to the scores.
-    causal: no query sees past its own position; the last query stands at the last key.
+    causal: no query sees past its own position; the last query is aligned with the last key.
     window: only positions less than ``window`` away; costs O(length * window).
     chunk: only inside consecutive pieces of ``chunk`` positions; costs O(length * chunk).
     scale: of the scores. Default: 1 / sqrt(d_key).

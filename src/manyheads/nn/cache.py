@@ -44,7 +44,7 @@ class KVCache:
         self._values: Tensor | None = None
 
     def belongs_to(self, module: nn.Module) -> None:
-        """Tie the cache to the module that uses it first; raise when another one comes."""
+        """Tie the cache to the module that uses it first; raise if another one uses it."""
         if self._owner is None:
             self._owner = weakref.ref(module)
         elif self._owner() is not module:

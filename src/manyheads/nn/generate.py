@@ -66,12 +66,12 @@ def generate(
     generator
         The random generator for sampling; the same seed gives the same text.
     cache
-        An empty cache to use for a `Decoder`, as a `HeadwiseCache`; by default a full one.
+        An empty cache to use for a `Decoder`, such as a `HeadwiseCache`; by default a full one.
 
     Returns
     -------
     Tensor
-        The new tokens, ``(batch, new_tokens)``, without the prompt; fewer columns if all texts end before.
+        The new tokens, ``(batch, new_tokens)``, without the prompt; fewer columns if all texts end earlier.
 
     Examples
     --------
@@ -244,7 +244,7 @@ def _read_prompt(
         return prompt, decoder.new_cache(room, left=left)
     if cache.length:
         raise ValueError(
-            f"cache: it holds {cache.length} tokens already; expected a new cache, or a reset one"
+            f"cache: it already holds {cache.length} tokens; expected a new cache, or a reset one"
         )
     cache.left = left
     return prompt, cache

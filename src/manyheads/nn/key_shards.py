@@ -125,7 +125,7 @@ def _ordered(parts: Sequence[Mapping[str, Tensor]], keys: int | None) -> list[Ma
         unknown = part.keys() - _MERGEABLE
         if "shard" not in part:
             raise ValueError(
-                f"parts: part {n} does not say which keys it is of; measure each shard with "
+                f"parts: part {n} does not say which keys it covers; measure each shard with "
                 "statistics(..., positions=(first query, first key))"
             )
         if unknown:
@@ -150,7 +150,7 @@ def _ordered(parts: Sequence[Mapping[str, Tensor]], keys: int | None) -> list[Ma
             raise ValueError(f"parts: expected keys from {reached} on, got {start} to {stop}: {fault}")
         reached = stop
     if keys is not None and reached != keys:
-        raise ValueError(f"parts: they reach to key {reached}, and there are {keys}: a part is missing")
+        raise ValueError(f"parts: they reach to key {reached}, but there are {keys}: a part is missing")
     return list(parts)
 
 

@@ -274,7 +274,7 @@ def padding(lengths: Tensor, queries: Tensor | None = None) -> Mask:
 def alibi(heads: int) -> Mask:
     """Attention with linear biases: ``-slope * |i - j|`` is added, slopes 2^(-8/heads) down to 2^-8.
 
-    For a number of heads that is no power of two, the slopes of the next lower power are followed by every
+    For a number of heads that is not a power of two, the slopes of the next lower power are followed by every
     second one of the next higher, as in the paper (Press et al. 2022).
 
     >>> alibi(2).dense(1, 3)[:, 0]

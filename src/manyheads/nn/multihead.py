@@ -37,8 +37,8 @@ class MultiHeadAttention(nn.Module):
     kernel: see `attention`.
 
     The projections are ``query``, ``key``, ``value`` and ``output``, plain `nn.Linear` modules; rows
-    ``h * d_key`` to ``(h + 1) * d_key`` of ``query.weight`` are head h's. They start such that the variance
-    of the output does not depend on the number of heads.
+    ``h * d_key`` to ``(h + 1) * d_key`` of ``query.weight`` are head h's. They are initialised so that the
+    variance of the output does not depend on the number of heads.
 
     Examples
     --------
@@ -145,7 +145,7 @@ class MultiHeadAttention(nn.Module):
         value: (batch, keys, d_context). Default: ``key``.
         mask: a `Mask`, or a tensor that broadcasts to (batch, heads, queries, keys): boolean, True may
             attend; floating, added.
-        causal: no query sees past its own position; the last query stands at the last key.
+        causal: no query sees past its own position; the last query is aligned with the last key.
         cache: keys and values of earlier tokens, grown in place by this call; or what `remember` made.
         return_weights: also return the weights (batch, heads, queries, keys), before dropout.
         return_statistics: also return what `statistics` measures: True or "core", or "full".
@@ -182,7 +182,7 @@ class MultiHeadAttention(nn.Module):
         torch.Size([3, 1, 16])
         """
         if self.rotary is not None:
-            raise ValueError("rotary: it rotates by positions in one sequence, and a memory is another one")
+            raise ValueError("rotary: it rotates by positions in one sequence, but a memory is another one")
         k, v = self.keys_values(key, value, 0)
         cache = KVCache(k.shape[2])
         cache.belongs_to(self)
@@ -285,7 +285,7 @@ class MultiHeadAttention(nn.Module):
         }
         against = [reason for reason, holds in reasons.items() if holds]
         if against:
-            raise ValueError(f"nn.MultiheadAttention cannot say what this module does: {'; '.join(against)}")
+            raise ValueError(f"nn.MultiheadAttention cannot express this module: {'; '.join(against)}")
         weight = self.output.weight
         bias = self.output.bias is not None
         theirs = nn.MultiheadAttention(

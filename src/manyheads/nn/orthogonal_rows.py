@@ -137,8 +137,8 @@ def without_constraints(model: nn.Module) -> list[nn.Module]:
 
 @torch.no_grad()
 def fold_orthogonal(model: nn.Module) -> nn.Module:
-    """Make plain weights of those that `orthogonal_heads` constrains; they are orthogonal as they were, and
-    free from now on.
+    """Turn the weights that `orthogonal_heads` constrains into plain ones: still orthogonal, but free from
+    now on.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def fold_orthogonal(model: nn.Module) -> nn.Module:
     See Also
     --------
     orthogonal_heads : the constraint.
-    save, cut : do this by themselves, on a copy.
+    save, cut : do this automatically, on a copy.
 
     References
     ----------

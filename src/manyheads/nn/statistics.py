@@ -58,15 +58,15 @@ def statistics(
         the weight on positions at most 8 away; and ``received`` (batch, heads, keys), the weight each key
         gets from all queries.
 
-    ``features`` (batch, keys, n) adds ``features`` (batch, heads, queries, n), their mean under p: give 0/1
-    columns to know the share of attention on special tokens, on rare ones, on a segment.
+    ``features`` (batch, keys, n) adds ``features`` (batch, heads, queries, n), their mean under p: pass 0/1
+    columns to get the share of attention on special tokens, on rare ones, on a segment.
     Queries that may attend to nothing have zero everywhere (and a logsumexp of -inf).
 
     ``positions``, of the first query and the first key in the whole sequence, says that these keys are a
     shard: the softmax is over them alone, and `merge_statistics` makes the statistics of all keys from those
     of all shards. Mask tensors and features are those of the shard; key lengths count from the first key of
     the whole. There is no ``received``, which cannot be merged; ``shard`` and, in the full set,
-    ``displacement`` E[j - i] are what merging needs besides, and logsumexp and largest_logit are in float64.
+    ``displacement`` E[j - i] are what merging also needs, and logsumexp and largest_logit are in float64.
 
     Examples
     --------
@@ -199,7 +199,7 @@ def statistics_of_scores(
 
     ``keys`` counts those whose weight is not zero: a score of -inf, or one a thousand below its query's
     largest, where exp underflows in every dtype, hides its key. A query whose scores are all -1e9 attends to
-    all keys alike, as a softmax of them does.
+    all keys equally, as a softmax of them does.
 
     Examples
     --------

@@ -32,7 +32,7 @@ class Encoder(Stack):
     vocabulary
         Number of token ids; None for an encoder of vectors.
     positions
-        "sinusoidal", "learned" (needs max_length), "rotary", "alibi", "none", or a `Rotary` of your own.
+        "sinusoidal", "learned" (needs max_length), "rotary", "alibi", "none", or your own `Rotary`.
     max_length
         How many learned positions there are.
     block

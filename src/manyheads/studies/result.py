@@ -137,7 +137,9 @@ def read_result(path: str | PathLike[str]) -> Result:
     for number, row in enumerate(document["rows"]):
         for name, value in row.items():
             if not isinstance(value, float | int | str | bool | None):
-                raise ValueError(f"result: {Path(path)} is damaged: rows[{number}].{name} is no plain value")
+                raise ValueError(
+                    f"result: {Path(path)} is damaged: rows[{number}].{name} is not a plain value"
+                )
         rows.append(row)  # type: ignore[arg-type]
     return Result(
         document["study"], document["size"], document["settings"], rows, document["code"],

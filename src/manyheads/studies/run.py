@@ -47,11 +47,11 @@ def study(
         "tiny" is for tests.
     seeds: how many repetitions. Default: that of the size.
     data: what to run it on, where the study takes data. Default: embedded data.
-    settings: other settings of the study, as texts: ``{"heads": "1,2,4"}``.
-    out: a folder. What was measured is kept there, part by part, and a run that was ended continues.
+    settings: other settings of the study, as strings: ``{"heads": "1,2,4"}``.
+    out: a folder. What was measured is kept there, part by part, and an interrupted run continues.
     progress: called after every part.
 
-    Ctrl-C ends the run after the part at hand; the result is then not ``complete``.
+    Ctrl-C ends the run after the current part; the result is then not ``complete``.
 
     Returns
     -------

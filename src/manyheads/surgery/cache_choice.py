@@ -57,7 +57,7 @@ def cache_plan(
     --------
     HeadwiseCache: follows the plan.
     CachePlan: what is returned.
-    importance: what a head costs that is silenced.
+    importance: what silencing a head costs.
 
     References
     ----------
@@ -172,7 +172,7 @@ def cheapest(
     if count > len(free):
         least = len(every) - len(free)
         raise ValueError(
-            f"budget: {budget} lets {count} of {len(every)} key/value heads forget, and {least} must keep "
+            f"budget: {budget} lets {count} of {len(every)} key/value heads forget, but {least} must keep "
             f"everything (they read far back, or are protected); expected at least "
             f"{math.ceil(1000 * least / len(every)) / 1000}, or a higher `protected`"
         )

@@ -243,7 +243,7 @@ def _prove(
     tolerance = TOLERANCE.get(expected.dtype, 1e-5) * _TOLERANCE_BESIDE_MODEL
     if got.shape != expected.shape or not error <= tolerance:
         raise ValueError(
-            f"model: {type(model).__name__} computes something else with a headwise cache (difference "
+            f"model: {type(model).__name__} gives other outputs with a headwise cache (difference "
             f"{float(error):.1e} on a probe where no head forgets); it cannot be used with this model"
         )
 

@@ -55,7 +55,7 @@ class CachePlan:
     def of(
         model: nn.Module, forget: Mapping[int, Iterable[int]], *, first: int = 4, window: int = 256
     ) -> CachePlan:
-        """A plan of your own for a model: these heads forget.
+        """Your own plan for a model: these heads forget.
 
         >>> from manyheads.nn.transformers import Decoder
         >>> CachePlan.of(Decoder(12, heads=3, layers=2, vocabulary=101), {1: [0, 2]}, window=5)

@@ -139,7 +139,7 @@ def card(
 ) -> Card:
     """Compare a cut model with the uncut one: quality, size, memory and speed, before and after.
 
-    Take batches that neither refit nor recovery has seen.
+    Use batches that neither refit nor recovery has seen.
 
     Parameters
     ----------

@@ -71,16 +71,16 @@ def cut_on_disk(
     tensor.
 
     Which weights belong to a head is found on a small twin, a model of the same class with the same layers
-    and heads but narrow ones, by the means of `cut`, and the twin's copy is checked as `cut` checks it. Then
-    each tensor is read, sliced and written. Finally, every attention module that lost heads is read back and
-    compared, at full width, with the uncut one whose heads are silenced (1e-5 in float32).
+    and heads but narrow ones, with the methods of `cut`, and the twin's copy is checked as `cut` checks it.
+    Then each tensor is read, sliced and written. Finally, every attention module that lost heads is read back
+    and compared, at full width, with the uncut one whose heads are silenced (1e-5 in float32).
 
     Parameters
     ----------
     dir: a folder with config.json and safetensors files, one or several.
-    heads: as for `cut`: ``{layer number or site: [head numbers]}``, or a `Plan`, which must be of this very
-        model.
-    out: the folder for the smaller model; it must not exist yet. It appears complete or not at all.
+    heads: as for `cut`: ``{layer number or site: [head numbers]}``, or a `Plan`, which must have been made
+        for this model.
+    out: the folder for the smaller model; it must not exist yet. It is written completely or not at all.
     unverified: as for `cut`.
     progress: gets ("twin" | "write" | "check", done, total).
 
@@ -90,9 +90,10 @@ def cut_on_disk(
 
     Raises
     ------
-    ValueError for heads that do not exist or cannot go (as `cut`), a plan of another model, a folder without
-    safetensors, quantised or already cut weights, a disk with too little room, and for classes of which no
-    small twin can be made; RuntimeError when a module differs from the silenced one. Nothing is written then.
+    ValueError for heads that do not exist or cannot be removed (as `cut`), a plan of another
+    model, a folder without safetensors, quantised or already cut weights, a disk with too little room, and
+    for classes of which no small twin can be made; RuntimeError when a module differs from the silenced one.
+    In all these cases nothing is written.
 
     Examples
     --------

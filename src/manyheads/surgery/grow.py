@@ -35,8 +35,8 @@ def grow(
 
     Which weights a head has is found by running the model, whatever its class, and the copy is checked as
     that of `cut` is: its outputs equal those of the model (1e-5 in float32), also when it generates with a
-    cache, and on a much longer batch. What is set for each head (windows, slopes, tables) is copied from the
-    head that a new one stands behind.
+    cache, and on a much longer batch. Per-head settings (windows, slopes, tables) are copied from the head
+    that precedes the new one.
 
     Parameters
     ----------
@@ -46,12 +46,12 @@ def grow(
         every group.
     batch: a small input of the model: a dict (passed by name), a tuple or list (passed in order), or a
         tensor. transformers models need none.
-    how: ``"zero"``: new heads that count for nothing yet, behind the last one (of each group). Their queries,
-        keys and values are drawn anew, as large as those of the other heads, with biases of zero; the
-        columns that read them are zero. ``"split"``: a head becomes two that stand side by side and together
-        say what it said: the same queries and keys, and columns that are half of its own plus and minus a
-        random part, so that the two learn different things. Of a number, those heads are split whose
-        columns have the largest norm.
+    how: ``"zero"``: new heads that have no effect yet, after the last one (of each group). Their queries,
+        keys and values are drawn at random, on the scale of those of the other heads, with biases of zero;
+        the columns that read them are zero. ``"split"``: a head becomes two that are side by side and
+        together compute what it computed: the same queries and keys, and columns that are half of its own
+        plus and minus a random part, so that the two learn different things. Given a number, the heads whose
+        columns have the largest norm are split.
     seed: of the random numbers. Random generators of the caller are left alone.
     unverified: ``"allow"`` to grow at unverified sites, too (`Site.verified`); the copy is still checked.
 

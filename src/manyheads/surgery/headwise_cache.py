@@ -16,11 +16,11 @@ from manyheads.surgery.cache_plan import CachePlan
 class HeadwiseCache(Cache, DecoderCache):
     """A cache in which each key/value head keeps everything, or the first few and the last tokens.
 
-    What is forgotten takes no memory. Pass it as ``past_key_values`` to a causal transformers model or its
+    Forgotten tokens take no memory. Pass it as ``past_key_values`` to a causal transformers model or its
     `generate` (greedy, sampling, beams, padded batches, prefill in chunks), or as ``cache`` to a `Decoder` or
     `mh.generate`. Outputs are those of the same model under a mask that hides the forgotten keys from these
-    heads; without forgetting heads, those of a full cache. A model whose layers slide or hold states besides
-    keeps those as they are.
+    heads; without forgetting heads, those of a full cache. Layers with a sliding window or a state stay as
+    they are.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class HeadwiseCache(Cache, DecoderCache):
         plan.check(model)
         if sizes != plan.sizes:
             raise ValueError(
-                f"plan: it is for key/value heads {plan.sizes} by layer, and the model has {sizes}; make a "
+                f"plan: it is for key/value heads {plan.sizes} by layer, but the model has {sizes}; make a "
                 "plan for this model with mh.cache_plan"
             )
         layers: list[Any]

@@ -110,7 +110,7 @@ def _config(folder: Path) -> PretrainedConfig:
         raise ValueError(f"MODEL: {folder} has no config.json; expected a folder that transformers wrote")
     if (folder / "heads.json").is_file():
         raise ValueError(
-            f"MODEL: {folder} was cut already; remove all heads at once from the uncut model, or use cut"
+            f"MODEL: {folder} was already cut; remove all heads at once from the uncut model, or use cut"
         )
     try:
         config: Any = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)

@@ -51,14 +51,14 @@ def merge(
     progress: Progress = no_progress,
 ) -> nn.Module:
     """A copy of a model with fewer key and value heads, which its heads share: multi-head attention becomes
-    grouped-query attention, or with one key head multi-query attention. No head goes.
+    grouped-query attention, or with one key head multi-query attention. No head is removed.
 
     Key heads that lose least together form a group. Each group gets one key and one value head, the best
     approximation of low rank to all of them over the inputs that were seen; queries and output projections
-    are adjusted so that they read it in place of their own. Where positions are rotary, only turns and scales
-    of the pairs that they turn are used, and where something else forbids a change, as a norm over keys does,
-    none is: every kind of change is tried on the module first. Then the maps that write into the residual
-    stream are refitted (`refit`), and the model may learn for some steps (`recover`).
+    are adjusted so that they read it in place of their own. Where positions are rotary, only rotations and
+    scalings of the pairs that they rotate are used, and where something else forbids a change, as a norm over
+    keys does, none is: every kind of change is tried on the module first. Then the linear layers that write
+    into the residual stream are refitted (`refit`), and the model may train for some steps (`recover`).
 
     The copy is checked: its outputs, before the refit, equal those of the model in which all key heads of a
     group are the merged one (1e-5 in float32), also with a cache and on a longer batch. Where the class
@@ -87,7 +87,7 @@ def merge(
 
     Returns
     -------
-    The copy. Heads may stand in another order, which its ``original_heads`` gives. It can be trained, saved
+    The copy. Heads may be in another order, which its ``original_heads`` gives. It can be trained, saved
     (`save`), cut and merged again.
 
     Raises
@@ -190,7 +190,7 @@ def _wanted(
         if number < present:
             wanted[name] = number
     if not wanted:
-        raise ValueError("kv_heads: every site has as few key heads already; expected a smaller number")
+        raise ValueError("kv_heads: every site already has as few key heads; expected a smaller number")
     return wanted
 
 

@@ -146,8 +146,8 @@ def plan(
     groups: bool = False,
 ) -> Plan:
     """The heads to remove so that at least the share ``keep`` stays: the least important ones. Or with
-    ``save``, so that this share of the cache, of the parameters or of the time is saved: those that give most
-    back for the least loss.
+    ``save``, so that this share of the cache, of the parameters or of the time is saved: those that save most
+    for the least loss.
 
     Grouped heads, which share a key head, leave a site as a whole group or as one head of every group,
     whichever costs less per head; so the groups of a site always stay equal, as `cut` requires.
@@ -201,7 +201,7 @@ def plan(
         raise ValueError(f"floor: got {floor}; expected 0 or more heads that each site keeps")
     if save is not None:
         if keep is not None:
-            raise ValueError("keep: got it and save; expected one of them")
+            raise ValueError("keep: got both keep and save; expected one of them")
         return _saving(table, check_save(save), prices, scope, floor, protect or {})
     keep = 0.5 if keep is None else keep
     if not isinstance(keep, int | float) or isinstance(keep, bool) or not 0 < keep < 1:

@@ -47,8 +47,8 @@ def prune(
 ) -> nn.Module:
     """A smaller copy of a model that keeps a share of its heads, and stays as close to it as possible.
 
-    Ranks the heads (`importance`), plans which go (`plan`), removes them
-    (`cut`), fits the remaining maps by least squares (`refit`), and trains for some steps (`recover`).
+    Ranks the heads (`importance`), plans which to remove (`plan`), removes them (`cut`), fits the remaining
+    linear layers by least squares (`refit`), and trains for some steps (`recover`).
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def prune(
     if save is not None:
         check_save(save)
         if keep is not None or using is not None or rounds > 1:
-            raise ValueError("save: got it with keep, a plan or several rounds; expected it alone")
+            raise ValueError("save: got save with keep, a plan or several rounds; expected save alone")
     keep = 0.5 if keep is None else keep
     every = list(batches)
     fitted = every if calibration is None else list(calibration)

@@ -72,7 +72,7 @@ class PruneOptions:
         if self.kv_heads is not None and self.kv_heads < 1:
             raise ValueError(f"kv_heads: got {self.kv_heads}; expected a number of key heads, at least 1")
         if self.kv_heads is not None and self.curve:
-            raise ValueError("curve: it is of heads that are removed, and --kv-heads removes none")
+            raise ValueError("curve: it is for heads that are removed, and --kv-heads removes none")
         if self.on_disk and (self.plan is None or self.recover or self.curve or self.export or self.metric):
             raise ValueError(
                 "on_disk: it follows a plan and does nothing else; expected --plan, and none of --recover, "

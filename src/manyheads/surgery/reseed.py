@@ -79,7 +79,7 @@ def _new_entries(
         head, reading = of_site.heads[number], readers(of_site, number)
         shared = {part for other in others for part in _split(readers(of_site, other))}
         if not reading or not head.query or shared & set(_split(reading)):
-            raise ValueError(f"heads: head {number} of {of_site.site.name!r} cannot begin anew by itself")
+            raise ValueError(f"heads: head {number} of {of_site.site.name!r} cannot be reseeded alone")
         for role in _MAKERS:
             for part in getattr(head, role):
                 rest = [p for other in others for p in getattr(of_site.heads[other], role)]

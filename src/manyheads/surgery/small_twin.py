@@ -61,7 +61,7 @@ class Scale:
         """The ranges of the large model that these indices out of ``size`` stand for: heads are whole."""
         width, blocks = self.small, []
         if size % width or len(indices) % width:
-            raise ValueError(f"{len(indices)} of {size} rows are no whole heads of width {width}")
+            raise ValueError(f"{len(indices)} of {size} rows are not whole heads of width {width}")
         for n in range(0, len(indices), width):
             first = indices[n]
             if first % width or indices[n : n + width] != list(range(first, first + width)):

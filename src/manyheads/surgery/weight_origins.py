@@ -46,7 +46,8 @@ def origins(model: nn.Module) -> dict[str, Origin]:
     noted: dict[str, Origin] | None = getattr(model, _ATTRIBUTE, None)
     if noted is None:
         raise ValueError(
-            f"model: expected what cut or grow returned, got a {type(model).__name__} that neither did"
+            f"model: expected what cut or grow returned, got a {type(model).__name__} that neither "
+            "of them returned"
         )
     return dict(noted)
 

@@ -44,7 +44,7 @@ class Classification(Architecture):
         if self.pooling not in POOLING:
             raise ValueError(f"pooling: expected {' or '.join(POOLING)}, got {self.pooling!r}")
         if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing: expected from 0 and below 1, got {self.label_smoothing}")
+            raise ValueError(f"label_smoothing: expected 0 or more and below 1, got {self.label_smoothing}")
         self.labels: list[str] = []
 
     def numbers(self, names: Sequence[str], learn: bool = False) -> Tensor:

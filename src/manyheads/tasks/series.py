@@ -275,7 +275,7 @@ class Series(Architecture):
             return first, left if sum(self.parts) > 1 - 1e-9 else int(total * self.parts[1]), third
         first, second, third = (int(part) for part in self.parts)
         if first + second + third > total:
-            raise ValueError(f"split: {self.split} are more rows than the {total:,} there are")
+            raise ValueError(f"split: {self.split} asks for more rows than the {total:,} there are")
         return first, second, third
 
     def _all(self, table: Table) -> Examples:
@@ -312,6 +312,7 @@ def _parts(split: str) -> list[float]:
     integers = all(part == int(part) for part in parts)
     if len(parts) != 3 or min(parts) < 0 or (sum(parts) > 1 + 1e-9 and not integers):
         raise ValueError(
-            f"split: expected three shares of 1, as 0.7,0.1,0.2, or three numbers of rows, got {split!r}"
+            "split: expected three shares of at most 1 together, as in 0.7,0.1,0.2, or three "
+            f"numbers of rows, got {split!r}"
         )
     return parts

@@ -82,7 +82,7 @@ def evaluate(
     measured on rows with labels, by the metrics of its task with 95% intervals: see `labelled`.
 
     Of ``data``, the test part is read if there is one; of the data that the model was trained on, the part
-    that was held out. Files outside of the folder are read only if you name them.
+    that was held out. Files outside the folder are read only if you name them.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def evaluate(
         )
     if unused := [name for name, value in options.items() if value is not None]:
         raise ValueError(
-            f"{unused[0]}: {folder} was trained by manyheads, whose task knows how its data are read; "
+            f"{unused[0]}: {folder} was trained by manyheads, whose task knows how its data is read; "
             "leave it out"
         )
     if unused := [name for name, value in opening.items() if value is not None]:
@@ -250,7 +250,7 @@ def predict(
     ]
     if unknown := [name for name in options if name not in accepted]:
         expected = ", ".join(accepted) or "none"
-        raise ValueError(f"{unknown[0]}: no option of {task.name}; expected one of its own: {expected}")
+        raise ValueError(f"{unknown[0]}: not an option of {task.name}; expected one of its own: {expected}")
     return task.predict(model, list(inputs), **options)
 
 

@@ -69,7 +69,7 @@ class Translation(LearnedTokenizer, Architecture):
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing: expected from 0 and below 1, got {self.label_smoothing}")
+            raise ValueError(f"label_smoothing: expected 0 or more and below 1, got {self.label_smoothing}")
         if self.max_tokens < 4:
             raise ValueError(f"max_tokens: expected 4 or more, got {self.max_tokens}")
 

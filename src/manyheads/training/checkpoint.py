@@ -98,7 +98,7 @@ def load(path: Path) -> tuple[State, dict[str, dict[str, Tensor]]]:
         tensors = {file.stem: read_weights(file) for file in sorted(path.glob("*.safetensors"))}
     except ValueError as error:
         raise ValueError(
-            f"{path}: damaged, or no checkpoint of this manyheads ({error}); remove it to continue from "
+            f"{path}: damaged, or not a checkpoint of this manyheads ({error}); remove it to continue from "
             "the one before"
         ) from error
     return state, tensors

@@ -69,7 +69,7 @@ def diversity_terms(
     -------
     A context to run the model in, which has `loss` (the sum of the terms with their weights), `values` (the
     terms as numbers, without weights, for logs) and `notes` (what was left out). Several runs in one context
-    are averaged; each new ``with`` begins anew.
+    are averaged; each new ``with`` starts afresh.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def check_weights(weights: Mapping[str, float]) -> None:
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise TypeError(f"{name}: expected a number, got {weight!r}")
         if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"{name}: expected a number from 0 on, got {weight}")
+            raise ValueError(f"{name}: expected a number, 0 or more, got {weight}")
     if not any(weights.values()):
         raise ValueError(f"diversity: expected a weight above 0 for at least one of {', '.join(TERMS)}")
 
@@ -219,7 +219,7 @@ class DiversityTerms:
         if not sums:
             why = f" ({'; '.join(self.notes)})" if self.notes else ""
             raise ValueError(
-                f"{name}: there was nothing to compare{why}; expected a run of the model inside of "
+                f"{name}: there was nothing to compare{why}; expected a run of the model inside "
                 "`with terms`, with two heads or more at a site"
             )
         device = next(iter(sums.values()))[0].device

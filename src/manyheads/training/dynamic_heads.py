@@ -66,10 +66,10 @@ class DynamicHeads:
 
     Every few steps, heads are priced on the last batches: by the gradients of their gates, then by the loss
     with them silenced, batch by batch. Heads whose removal costs less than the noise of the training loss are
-    cut, and so are the cheapest ones that the budget has no room for. Of heads that stay, the dead and those
-    that say what another one says begin anew, in directions orthogonal to those of the others, and count for
-    nothing at first. Where every head of a site costs well more than the noise, a head is added or split, if
-    the budget has room. Several processes take the same decisions.
+    cut, and so are the cheapest ones that the budget has no room for. Of heads that stay, the dead ones and
+    those that duplicate another are reseeded, in directions orthogonal to those of the others, and have no
+    effect at first. Where every head of a site costs well more than the noise, a head is added or split, if
+    the budget has room. Several processes make the same decisions.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class DynamicHeads:
 
     See Also
     --------
-    cut, grow: the same on a copy, at one time.
+    cut, grow: the same on a copy, in one step.
     prune: remove heads after training.
 
     References

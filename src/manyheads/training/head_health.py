@@ -55,9 +55,9 @@ class HeadHealth:
 
     Every ``every`` steps it looks at each head during an ordinary step: ``entropy``, ``largest_logit`` (over
     all queries of the step), ``redundancy`` with its nearest ``twin`` (on 256 tokens), ``gradient_norm`` and
-    ``gradient_share``, ``dead``, and ``spectral_norm`` of scale W_q' W_k. From the last looks it derives what
-    these tend to, and raises alarms in words. Unless ``clip`` acts, the run is the same to the bit: weights,
-    losses, random numbers. Other steps cost a counter.
+    ``gradient_share``, ``dead``, and ``spectral_norm`` of scale W_q' W_k. From the last looks it derives
+    trends, and raises alarms in words. Unless ``clip`` acts, the run is the same to the bit: weights, losses,
+    random numbers. All other steps only increment a counter.
 
     Parameters
     ----------
@@ -76,12 +76,12 @@ class HeadHealth:
 
     Notes
     -----
-    Of several processes only the first looks, at its own share of the batch; with ``clip`` all do, and agree
-    on the largest. A step covers all forward passes between the two calls (gradient accumulation). Under
-    mixed precision the numbers are computed in float32. Activation checkpointing is fine; where it is the
-    re-entrant kind, the gradients of heads are not seen and are NaN. A compiled model runs uncompiled in the
-    steps that are looked at, which may round differently. Sharded parameters (FSDP, tensor parallelism) are
-    refused.
+    With several processes, only the first looks, at its own share of the batch; with ``clip`` all
+    do, and agree on the largest. A step covers all forward passes between the two calls (gradient
+    accumulation). Under mixed precision the numbers are computed in float32. Activation checkpointing is
+    fine; where it is the re-entrant kind, the gradients of heads are not seen and are NaN. A compiled model
+    runs uncompiled in the steps that are looked at, which may round differently. Sharded parameters (FSDP,
+    tensor parallelism) are refused.
 
     Examples
     --------
@@ -106,7 +106,7 @@ class HeadHealth:
 
     See Also
     --------
-    train : our own loop, whose ``watch_every`` uses it.
+    train : the built-in loop, whose ``watch_every`` uses it.
     watch : the heads of a model that is not being trained.
     diversity : how alike heads are, in full.
 
@@ -128,7 +128,7 @@ class HeadHealth:
     ) -> None:
         for name, value in (("every", every), ("clip_every", clip_every)):
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: expected a number of steps from 1 on, got {value!r}")
+                raise ValueError(f"{name}: expected a number of steps, 1 or more, got {value!r}")
         if clip is not None and not (math.isfinite(clip) and clip > 0):
             raise ValueError(f"clip: expected a largest logit above 0, or None, got {clip!r}")
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
@@ -179,7 +179,7 @@ class HeadHealth:
             return [] if monitor.logits_only else self._look()
 
     def note_loss(self, loss: Tensor | float) -> None:
-        """Take a loss for the alarms about it, where it comes apart from the step."""
+        """Record a loss for the alarms about it, where it comes separately from the step."""
         self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
 
     @property
@@ -188,7 +188,7 @@ class HeadHealth:
         return self._table
 
     def trends(self, metric: str) -> list[Trend | None]:
-        """What a metric of each head (of ``history.rows``) tends to; None before three looks.
+        """The trend of a metric for each head (of ``history.rows``); None before three looks.
 
         Slope per step, steps in which it doubles, and its value after as many steps as the last looks cover.
         """

@@ -62,12 +62,12 @@ class Options:
         for name in ("learning_rate", "weight_decay", "clip"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name}: expected a number from 0 on, got {value}")
+                raise ValueError(f"{name}: expected a number, 0 or more, got {value}")
         if not (math.isfinite(self.final_heads) and self.final_heads > 0):
             raise ValueError(f"final_heads: expected a share above 0, got {self.final_heads}")
         for name in ("ema", "beta2"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected a number from 0 and below 1, got {getattr(self, name)}")
+                raise ValueError(f"{name}: expected 0 or more and below 1, got {getattr(self, name)}")
         for name, names in (("decay", DECAYS), ("precision", PRECISIONS)):
             if getattr(self, name) not in names:
                 raise ValueError(f"{name}: expected one of {', '.join(names)}, got {getattr(self, name)!r}")
@@ -107,7 +107,7 @@ def with_options(defaults: Mapping[str, object], chosen: Mapping[str, object]) -
     names = [f.name for f in fields(Options)]
     unknown = sorted(set(chosen) - set(names))
     if unknown:
-        raise TypeError(f"{unknown[0]}: no option of training; expected one of {', '.join(names)}")
+        raise TypeError(f"{unknown[0]}: not an option of training; expected one of {', '.join(names)}")
     values: Keywords = {**defaults, **chosen}  # checked by Options
     return Options(**values)
 

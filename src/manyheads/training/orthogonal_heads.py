@@ -47,8 +47,8 @@ def orthogonal_heads(
 
     Returns
     -------
-    The model. `save`, `cut` and `train` make plain weights of a copy by themselves; `fold_orthogonal` does it
-    in place.
+    The model. `save`, `cut` and `train` make the weights plain on a copy; `fold_orthogonal`
+    does it in place.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def orthogonal_heads(
     See Also
     --------
     diversity_terms : the same as a term of the loss.
-    fold_orthogonal : take the constraint off.
+    fold_orthogonal : removes the constraint.
     diversity : how orthogonal heads are.
 
     References
@@ -76,7 +76,7 @@ def orthogonal_heads(
     """
     check_choices("roles", roles, ROLES)
     if next(constrained(model), None) is not None:
-        raise ValueError("model: its heads are orthogonal already; fold_orthogonal takes that off")
+        raise ValueError("model: its heads are already orthogonal; fold_orthogonal removes the constraint")
     weights = head_projections(model, probe_batch(model) if batch is None else batch)
     for projections in weights.values():
         projections.site.check("orthogonal_heads", unverified)
@@ -127,7 +127,7 @@ def _rows(
     parameter, axis = heads[0][0].parameter, heads[0][0].axis
     names = _names(model, parameter)
     if len(names) > 1:
-        raise ValueError(f"{what} are shared: {' and '.join(names)} are one; expected weights of their own")
+        raise ValueError(f"{what} are shared: {' and '.join(names)} are one; expected separate weights")
     if "parametrizations" in parameter.split("."):
         raise ValueError(f"{what} are computed from {parameter} already; expected plain weights")
     rows = tuple(parts[0].indices for parts in heads)

@@ -51,7 +51,7 @@ class Run:
         """Raise a ValueError for a folder that holds a run."""
         if self.config.exists() or self.checkpoints.exists():
             raise ValueError(
-                f"out: {self.out} holds a run already; --resume continues it, or give another folder"
+                f"out: {self.out} already holds a run; --resume continues it, or give another folder"
             )
 
     def begin(self, task: Task, options: Options, data: str | None, valid: str | None) -> None:
@@ -84,7 +84,7 @@ def read_config(folder: Path) -> JsonObject:
     """The config.json of a run; a ValueError says what is wrong with it."""
     config = described.read(folder)
     if config is None or "task" not in config or "training" not in config:
-        raise ValueError(f"{folder}: no model that manyheads trained; expected a folder that train wrote")
+        raise ValueError(f"{folder}: not a model that manyheads trained; expected a folder that train wrote")
     where = f"{folder / described.CONFIG}: "
     check(config["task"].get("name"), str, f"{where}task.name")
     check_fields(config["training"], get_type_hints(Options), f"{where}training")

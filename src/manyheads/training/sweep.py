@@ -50,7 +50,7 @@ def sweep(
 ) -> SweepResult:
     """How many heads? Train a task with several numbers of heads, each with several seeds, and compare them.
 
-    Every run is an ordinary `train` in a folder of its own, such as ``out/heads=4-seed=1``. Ctrl-C keeps a
+    Every run is an ordinary `train` in its own folder, such as ``out/heads=4-seed=1``. Ctrl-C keeps a
     checkpoint of the current run. The same call continues where the sweep stopped, also after a crash or
     ``kill -9``. Called by several processes at once with the same ``out``, on one machine or on several that
     share the folder, they divide the runs between them. Later calls may name more heads, widths or seeds.
@@ -68,7 +68,7 @@ def sweep(
     equal: what is held equal while heads vary. ``"parameters"``: a head is d_model / heads wide, so that
         heads x d_key stays the same; the numbers of parameters are checked to be within 1%. ``"compute"``:
         widths as before unless you name others, and each setting gets the number of steps that takes as many
-        floating-point operations as the task as it is, within 1%. ``"nothing"``: only the number of heads
+        floating-point operations as the unchanged task, within 1%. ``"nothing"``: only the number of heads
         changes, a head stays as wide as in the task, and the model grows.
     sampler: ``"grid"`` runs all combinations, first all of them with one seed. ``"tpe"`` and ``"random"``
         let Optuna propose ``trials`` runs out of them.

@@ -100,7 +100,7 @@ class Runs:
         with self._alone():
             self.folder = _folder(out, sweep)
             where = str(out / JOURNAL) if url is None else url
-            with in_one_sentence(f"storage: {where} cannot be opened, or is no storage of Optuna"):
+            with in_one_sentence(f"storage: {where} cannot be opened, or is not a storage of Optuna"):
                 self.storage = _journal(out / JOURNAL) if url is None else optuna.storages.get_storage(url)
                 self.study = optuna.create_study(
                     storage=self.storage,

@@ -58,7 +58,7 @@ def inspect(
     See Also
     --------
     watch : the same statistics, collected while you run the model yourself.
-    report : writes the page of a table that you have already.
+    report : writes the page of a table that you already have.
     roles, diversity, importance : measure more about the heads.
 
     References

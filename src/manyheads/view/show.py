@@ -29,7 +29,7 @@ def show(
 ) -> object:
     """What every head of a model attends to on a text: the interactive page, in one line of a notebook.
 
-    Only the attention is measured, which takes seconds also for a large model; `widget` and `inspect` measure
+    Only the attention is measured, which takes seconds even for a large model; `widget` and `inspect` measure
     roles, importance and redundancy, too.
 
     Parameters
@@ -39,7 +39,7 @@ def show(
     text: a text, or several, which need a tokenizer; or a batch as the model takes it: a dict, a tuple or a
         tensor.
     tokenizer: the model's. Default: what `open_model` opens with the model; for a transformers model that was
-        loaded by `from_pretrained`, the one that lies beside it.
+        loaded by `from_pretrained`, the one stored beside it.
 
     Returns
     -------

@@ -74,7 +74,7 @@ def test_images_of_folders_files_and_bytes_are_the_same(tmp_path, pictures):
 def test_a_file_that_is_not_there_or_no_image_is_one_sentence(tmp_path):
     model, processor = vit(id2label=NAMES), hf.ViTImageProcessor(size=SIZE)
     path = write_csv(tmp_path / "t.csv", {"image": ["none.png"], "label": ["cat"]})
-    with pytest.raises(ValueError, match=r"line 2 of .* names none.png, and there is no file"):
+    with pytest.raises(ValueError, match=r"line 2 of .* names none.png, but there is no file"):
         mh.labelled(path, model, processor)
     (tmp_path / "none.png").write_text("no image")
     with pytest.raises(ValueError, match="is not a readable image"):

@@ -73,7 +73,7 @@ def test_what_is_written_is_what_other_programs_read():
     [
         (b"", "a.wav is empty"),
         (b"ID3\x03 something else", r"a.wav is not a readable sound file \(.*It begins with b'ID3"),
-        (encode_wav(SOUND, 8000)[:-3], "a.wav is cut off: 14 bytes of sound are announced, and 11 are there"),
+        (encode_wav(SOUND, 8000)[:-3], "a.wav is cut off: 14 bytes of sound are announced, but 11 are there"),
         (encode_wav(SOUND, 8000)[:40], "a.wav is cut off: it has no sound"),
         (encode_wav(SOUND, 8000)[:20], "a.wav is cut off: it has no format"),
         (encode_wav(SOUND[:0], 8000), "a.wav holds no sound"),
@@ -201,7 +201,7 @@ def test_what_is_not_there_or_damaged(tmp_path):
         read_recordings(str(tmp_path), 8000, "{label}", 9.0)
     write(tmp_path, ["one_ann.wav"])
     with pytest.raises(
-        ValueError, match=r"no sound file .* is called like {label}_{speaker}_{take} \(there is one_ann.wav"
+        ValueError, match=r"no sound file .* is named like {label}_{speaker}_{take} \(there is one_ann.wav"
     ):
         read_recordings(str(tmp_path), 8000, "{label}_{speaker}_{take}", 9.0)
     for names in ("{speaker}", "{label}_{label}", "{label}_{age}"):
@@ -226,7 +226,7 @@ def test_takes_and_speakers_are_held_out():
     assert {one.speaker for one in train} == {"x"}
     assert len(valid) == 46
     assert len(hold_out(takes[:7], "takes")[1]) == 1  # nobody has ten takes
-    with pytest.raises(ValueError, match=r"one of two speakers or more \(x, y\), got 'z'"):
+    with pytest.raises(ValueError, match=r"one of at least two speakers \(x, y\), got 'z'"):
         hold_out(takes, "z")
     with pytest.raises(ValueError, match="1 recordings are too few"):
         hold_out(takes[:1], "takes")

@@ -86,7 +86,7 @@ def test_a_column_called_split_chooses_rows(tmp_path):
         ("t.jsonl", '{"text": "a"}\n{"text": \n', "line 2 of .* is not a JSON object"),
         ("t.jsonl", '{"text": "a"}\n[1]\n', "line 2 of .* is not a JSON object"),
         ("t.jsonl", "\n\n", "is empty"),
-        ("t.parquet", "no", "is no Parquet file that can be read"),
+        ("t.parquet", "no", "is not a readable Parquet file"),
         ("t.xlsx", "no", "ends in .xlsx; expected a .csv"),
     ],
 )

@@ -162,9 +162,9 @@ def labelled(
 ) -> Labelled:
     """Your rows with labels, as batches for a model with a task head.
 
-    The task is read off the model: sequence classification (of one text or two; regression; several classes),
-    token classification, question answering, causal and masked language models, encoder-decoders, image and
-    audio classification, speech recognition.
+    The task is read from the model: sequence classification (of one text or two; regression; several
+    classes), token classification, question answering, causal and masked language models, encoder-decoders,
+    image and audio classification, speech recognition.
 
     Parameters
     ----------
@@ -174,26 +174,26 @@ def labelled(
     tokenizer: the model's tokenizer; its image processor, for images; its feature extractor, or a processor
         that has both, for sounds. Not needed with what `open_model` returned.
     text: the column that the model reads; two names for two texts, or for question and context. Default:
-        customary names, such as text, sentence, sentence1 and sentence2, tokens, question and context,
+        common names, such as text, sentence, sentence1 and sentence2, tokens, question and context,
         source, image, audio.
     label: the column with the labels. Default: label, ner_tags, answers, target, transcription and the like.
         Classes are matched with ``model.config.id2label``, all by name or all by number.
     split: which part of a dataset, or of a file with a column ``split``.
     limit: read at most this many rows, evenly over all.
-    max_length: cut longer texts to this many tokens.
-    batch_tokens: the most tokens of a batch, padding included.
+    max_length: truncate longer texts to this many tokens.
+    batch_tokens: the largest number of tokens in a batch, padding included.
 
     Returns
     -------
     Labelled
         Iterate it for batches with labels; ``data.loss`` is the loss of the task, ``data.evaluate(model)``
-        its metrics with intervals, ``data.notes`` what was cut or left out, ``data.reading`` what was read as
-        what.
+        its metrics with intervals, ``data.notes`` what was truncated or left out, ``data.reading`` which
+        column was read as what.
 
     See Also
     --------
     importance : with labels, the methods that take a loss take the task's.
-    compare, prune : quality is the task's.
+    card, prune : quality is the task's.
     evaluate : the metrics of a model that is in a folder.
 
     References

@@ -139,7 +139,7 @@ def number_of(label: Cell, what: str) -> float:
     if not math.isfinite(value):
         raise ValueError(
             f"data: {label.where} of {what} has the label {str(label.value)[:60]!r}; expected a number: the "
-            "model has one output, and its labels are amounts"
+            "model has one output, and its labels are quantities"
         )
     return value
 

@@ -164,7 +164,7 @@ class NextTokens(PredictedTokens):
             raise ValueError(
                 f"data: {row.where} of {self.reading.table.what} has no conversation in {column!r}; "
                 "expected turns "
-                '{"role": "user", "content": "..."} with an answer of the role assistant'
+                '{"role": "user", "content": "..."} with an answer from the role assistant'
             )
         return turns
 

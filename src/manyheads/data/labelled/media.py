@@ -45,7 +45,7 @@ def file_of(row: Record, reading: Reading) -> object:
     path = (reading.table.folder or Path()) / Path(cell).expanduser()
     if not path.is_file():
         raise ValueError(
-            f"data: {row.where} of {reading.table.what} names {cell}, and there is no file {path}"
+            f"data: {row.where} of {reading.table.what} names {cell}, but there is no file {path}"
         )
     return path
 

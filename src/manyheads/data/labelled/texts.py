@@ -230,7 +230,7 @@ class WordLabels(Task):
         """One example for each row: its words through the tokenizer."""
         if not getattr(self.tokenizer(), "is_fast", False):
             raise ValueError(
-                "data: this tokenizer does not say which token is of which word; expected a fast one of "
+                "data: this tokenizer does not say which word each token belongs to; expected a fast one of "
                 "transformers"
             )
         rows = self.labelled_rows(records)

@@ -66,7 +66,7 @@ def decode_sound(content: bytes, name: str = "the sound") -> tuple[Tensor, int]:
         ) from None
     if len(samples) < frames:
         raise ValueError(
-            f"data: {name} is cut off: {frames:,} samples are announced, and {len(samples):,} are there; get "
+            f"data: {name} is cut off: {frames:,} samples are announced, but {len(samples):,} are there; get "
             "the file again"
         )
     if not len(samples):
@@ -84,7 +84,7 @@ def _check_wav(content: bytes, name: str) -> None:
         there = min(size, len(content) - position - 8)
         if kind == b"data" and there < size < UNKNOWN_SIZE:
             raise ValueError(
-                f"data: {name} is cut off: {size:,} bytes of sound are announced, and {there:,} are there; "
+                f"data: {name} is cut off: {size:,} bytes of sound are announced, but {there:,} are there; "
                 "get the file again"
             )
         if there == size or kind == b"data":

@@ -100,7 +100,7 @@ def _files(folder: Path) -> list[Path]:
     files = [file for file in sorted(folder.iterdir()) if _class_of(file)]
     if not files:
         raise ValueError(
-            f"data: {folder} holds no FASTA file; expected one for each class, that ends in "
+            f"data: {folder} holds no FASTA file; expected one for each class, ending in "
             f"{', '.join(sorted(FASTA))}"
         )
     return files

@@ -173,7 +173,7 @@ def _classes(path: Path, size: int | None) -> Labelled:
         if images and pixels.shape[1:] != images[0].shape[1:]:
             one, other = (f"{x.shape[1]} x {x.shape[2]}" for x in (pixels, images[0]))
             raise ValueError(
-                f"data: {file} has {one} pixels, and {files[0][0]} has {other}; expected one size: --size "
+                f"data: {file} has {one} pixels, but {files[0][0]} has {other}; expected one size: --size "
                 "scales all to one"
             )
         images.append(pixels)
@@ -191,7 +191,8 @@ def _idx(path: Path) -> Labelled:
     pixels, labels = _read_idx(path, 3), _read_idx(beside, 1)
     if len(pixels) != len(labels):
         raise ValueError(
-            f"data: {path} has {len(pixels):,} images and {beside} {len(labels):,} labels; expected as many"
+            f"data: {path} has {len(pixels):,} images and {beside} {len(labels):,} labels; "
+            "expected equal numbers"
         )
     return pixels.unsqueeze(1), [str(label) for label in labels.tolist()]
 
@@ -216,7 +217,7 @@ def _npz(path: Path, part: str) -> Labelled | None:
     content = content_of(path, "data")
     check_archive(content, f"data: {path}")
     with (
-        in_one_sentence(f"data: {path} is no .npz file that can be read"),
+        in_one_sentence(f"data: {path} is not a readable .npz file"),
         numpy.load(io.BytesIO(content), allow_pickle=False) as file,
     ):
         read = {name: file[name] for name in file.files}
@@ -233,12 +234,12 @@ def _npz(path: Path, part: str) -> Labelled | None:
                 "and y_test, or images and labels"
             )
         return None
-    with in_one_sentence(f"data: {pair[0]} in {path} is no array of images"):
+    with in_one_sentence(f"data: {pair[0]} in {path} is not an array of images"):
         pixels, labels = _levels(arrays[pair[0]], f"{pair[0]} in {path}"), arrays[pair[1]].reshape(-1)
     if len(pixels) != len(labels):
         raise ValueError(
             f"data: {path} has {len(pixels):,} images in {pair[0]} and {len(labels):,} labels in {pair[1]}"
-            "; expected as many"
+            "; expected equal numbers"
         )
     return pixels, [str(label) for label in labels.tolist()]
 

@@ -57,8 +57,8 @@ def _two_files(prefix: Path, source: str, target: str) -> Pairs:
     one, other = (text.read_text(file).removesuffix("\n").split("\n") for file in files)
     if len(one) != len(other):
         raise ValueError(
-            f"data: {files[0]} has {len(one):,} lines and {files[1]} has {len(other):,}; expected as many, "
-            "each the translation of its line"
+            f"data: {files[0]} has {len(one):,} lines and {files[1]} has {len(other):,}; "
+            "expected equal numbers, each line the translation of the other"
         )
     return list(zip(one, other, strict=True))
 

@@ -115,7 +115,7 @@ def hold_out(recordings: Sequence[Recording], part: str) -> tuple[list[Recording
         if part not in speakers or len(speakers) < 2:
             names = ", ".join(speakers) or "none"
             raise ValueError(
-                f"held_out: expected takes, or one of two speakers or more ({names}), got {part!r}"
+                f"held_out: expected takes, or one of at least two speakers ({names}), got {part!r}"
             )
         held = {id(one) for one in recordings if one.speaker == part}
     else:
@@ -166,7 +166,7 @@ def _from_names(files: Files, names: str, data: str) -> tuple[Labelled, list[str
             rows.append((file, match.groupdict()))
     if not rows:
         raise ValueError(
-            f"data: no sound file in {data} is called like {names} (there is {next(iter(files))}); give "
+            f"data: no sound file in {data} is named like {names} (there is {next(iter(files))}); give "
             f"names, or a {LABELS} with the columns file and label"
         )
     other = len(files) - len(rows)

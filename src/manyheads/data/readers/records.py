@@ -107,7 +107,7 @@ def read_records(data: str, split: str | None = None, limit: int | None = None) 
 def _part(table: Records, split: str) -> list[Record]:
     if "split" not in table.columns:
         raise ValueError(
-            f"split: got {split!r}, and {table.what} has no column 'split'; it has "
+            f"split: got {split!r}, but {table.what} has no column 'split'; it has "
             f"{', '.join(table.columns)}: leave the option out, or give the file of that part"
         )
     parts = Counter(str(row.values["split"]) for row in table.rows)
@@ -220,7 +220,7 @@ def _parquet(path: Path) -> Records:
     except ImportError:
         raise ImportError("Parquet files need pyarrow: pip install 'manyheads[tables]'") from None
     content = read_bytes(path, "data")
-    with in_one_sentence(f"data: {path} is no Parquet file that can be read"):
+    with in_one_sentence(f"data: {path} is not a readable Parquet file"):
         table = pyarrow.parquet.read_table(io.BytesIO(content))
         rows = [Record(f"row {number}", values) for number, values in enumerate(table.to_pylist(), 1)]
     records = _with_columns(Records(str(path), list(table.column_names), rows, path.parent))
@@ -300,7 +300,7 @@ def _from_datasets(name: str, split: str | None, limit: int | None, folder: Path
         read = read[chosen]
         name = f"{name}, {chosen}"
     elif split is not None:
-        raise ValueError(f"split: got {split!r}, and {name} has no splits; leave the option out")
+        raise ValueError(f"split: got {split!r}, but {name} has no splits; leave the option out")
     names = {
         column: list(feature.names) for column, feature in read.features.items() if hasattr(feature, "names")
     }

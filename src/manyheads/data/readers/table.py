@@ -52,7 +52,7 @@ def read_rows(
     [Row(line=1, cells=['one "1"', 'eins']), Row(line=3, cells=['two', 'zwei'])]
     """
     text = read_text(path)
-    with in_one_sentence(f"data: {path} is no table that can be read"):
+    with in_one_sentence(f"data: {path} is not a readable table"):
         cells: Iterator[list[str]] = (
             csv.reader(text.splitlines(), delimiter=delimiter)
             if quoted

@@ -125,7 +125,7 @@ def compare(
 
     Heads are matched by what they do: the assignment with the least total distance between their profiles
     and, where both models read the same tokens, between their attention. A change is tested against the
-    smallest that counts, a twentieth of the spread between heads, and all tests together keep a false
+    smallest change that counts, a twentieth of the spread between heads, and all tests together keep a false
     discovery rate whatever their dependence.
 
     Parameters
@@ -139,7 +139,7 @@ def compare(
     tokens: token ids by name, as in `watch`.
     match: ``"function"``, or ``"number"`` for heads with the same site and number (before cuts).
     rows: queries of each batch on which attention is compared.
-    rate: the false discovery rate: the share of heads said to have moved, among all said to, by chance.
+    rate: the false discovery rate: among the heads said to have moved, the share that did so by chance.
     seed: of the sampled queries.
     progress: called after each batch.
 
@@ -180,8 +180,8 @@ def compare(
         raise ValueError("batches: expected at least one on each side, got none")
     if paired and len(first) != len(second):
         raise ValueError(
-            f"paired: got {len(first)} batches and {len(second)}; expected as many, the same texts in the "
-            "same order, or paired=False"
+            f"paired: got {len(first)} batches and {len(second)}; expected equal numbers, the same texts in "
+            "the same order, or paired=False"
         )
     side, other_side, distances = run_both(
         (model, other), (first, second), tokens, rows=rows, seed=seed, progress=progress
@@ -190,7 +190,8 @@ def compare(
     pairs = matched_heads(side.table, other_side.table, distance, match)
     if not pairs:
         raise ValueError(
-            "compare: no head of one model can be matched with one of the other: other kinds of attention"
+            "compare: no head of one model can be matched with one of the other: "
+            "their kinds of attention differ"
         )
     return replace(_compared(side, other_side, pairs, distances, paired, rate), match=match)
 

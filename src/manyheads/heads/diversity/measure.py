@@ -51,7 +51,7 @@ def diversity(
         ``attention``: ``js``, the Jensen-Shannon distance between the rows of attention (0 the same, 1
         nothing in common), with ``js_se``; ``js_divergence``, its square; ``overlap``, the chance that both
         heads look at the same key, with ``overlap_se``;
-        ``outputs``: ``cka``, linear CKA of what heads give (1 the same up to rotation);
+        ``outputs``: ``cka``, linear CKA of the heads' outputs (1 the same up to rotation);
         ``subspaces``: ``query_angle``, ``key_angle``, ``value_angle``, the mean principal angle in degrees
         between what heads read, and ``query_orthogonality`` and so on, its mean squared sine; from weights;
         ``contributions``: ``contribution_cosine``, between what heads add to the residual stream after the
@@ -69,7 +69,7 @@ def diversity(
     -------
     A `HeadTable` with `matrices` by the names above, in the order of its rows, and with the columns ``twin``
     (the head with the nearest attention), ``twin_distance`` with its standard error, ``cluster`` (groups of
-    heads with like attention) and its ``silhouette``, ``x`` and ``y`` (a map of all heads); ``rank`` and
+    heads with similar attention) and its ``silhouette``, ``x`` and ``y`` (a map of all heads); ``rank`` and
     ``rank_99`` of a layer's outputs together. `layers` sums it up.
 
     See Also

@@ -90,7 +90,7 @@ def importance(
         needs no labels; ``elimination`` is what a head costs when heads are removed one after the other and
         those that stay are refitted, also without labels; ``leave-one-out`` silences one head after the
         other, exact and slow, and ``mean-ablation`` replaces it by its mean output instead of zeros;
-        ``gradient`` is the slope of a loss by each head's gate; ``gates`` learns which
+        ``gradient`` is the slope of a loss with respect to each head's gate; ``gates`` learns which
         heads to keep; ``relevance`` follows the output back to the heads; ``confidence`` and ``output-norm``
         look at the heads alone; ``random`` is the control.
     loss: a name (``causal``, ``masked``, ``classification``, ``seq2seq``, ``embedding``, ``labels``) or a

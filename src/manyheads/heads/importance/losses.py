@@ -222,7 +222,7 @@ def _logits(result: object, name: str, axes: int) -> Tensor:
     expected = "(batch, classes)" if axes == 2 else "(batch, length, vocabulary)"
     if what == "last_hidden_state" or value.dim() != axes:
         raise ValueError(
-            f"model: loss {name!r} needs logits {expected}, and the model returned {what or 'a tensor'} "
+            f"model: loss {name!r} needs logits {expected}, but the model returned {what or 'a tensor'} "
             f"{tuple(value.shape)}; load it with its head, or take another loss"
         )
     return value

@@ -161,7 +161,7 @@ def _masked(loaded: Loaded, batches: Numbered[Any], seed: int) -> Numbered[Any]:
     mask = getattr(tokenizer, "mask_token_id", None)
     if mask is None:
         raise ValueError(
-            f"loss: masked needs a tokenizer with a mask token, and that of {loaded.name} has none; use "
+            f"loss: masked needs a tokenizer with a mask token, but that of {loaded.name} has none; use "
             "another loss"
         )
     special = tokenizer.all_special_ids

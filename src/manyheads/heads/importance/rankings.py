@@ -25,7 +25,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(tables: Mapping[str, HeadTable], column: str = "importance") -> list[Agreement]:
-    """Spearman's rank correlation between each two tables, over the heads that both have a number for.
+    """Spearman's rank correlation between each pair of tables, over the heads that both rank.
 
     A model inside another one has the same heads: ``encoder.layer.0`` of a base model is
     ``bert.encoder.layer.0`` of one fine-tuned from it. Tables without a head in common raise a ValueError.
@@ -35,7 +35,7 @@ def agreement(tables: Mapping[str, HeadTable], column: str = "importance") -> li
 
     Parameters
     ----------
-    tables: by the name that each is to have in the result.
+    tables: by the name that each has in the result.
     column: which column is ranked.
 
     See Also

@@ -33,7 +33,7 @@ class Share(NamedTuple):
         """From what people write: 3/20 is the third of twenty."""
         number, slash, count = text.partition("/")
         if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-            raise ValueError(f"shard: got {text!r}; expected one of several, as 3/20 for the third of twenty")
+            raise ValueError(f"shard: got {text!r}; expected one of several, such as 3/20, third of twenty")
         return cls(int(number) - 1, int(count))
 
 

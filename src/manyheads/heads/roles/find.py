@@ -56,15 +56,15 @@ def roles(
     ----------
     model: any torch.nn.Module. It runs in eval mode, without gradients.
     batches: dicts (passed by name), tuples (passed in order) or tensors, as the model takes them. Batches of
-        token ids also show how to feed it what was made up: random tokens that come twice, a planted key.
+        token ids also show how to feed it synthetic input: repeated random tokens, a planted key.
     treebank: a CoNLL-U file, for the syntactic role; needs the tokenizer.
     tokenizer: the model's, of transformers: says which tokens are special, punctuation or part of a word.
-    only: names of roles; all without it.
+    only: names of roles; all by default.
     least: with fewer cases than this, nothing is claimed.
     context: the tokens of the texts in which a key is planted, for the role retrieval.
     progress: called with what is read and how many of its batches are done.
 
-    Ctrl-C ends the reading after the batch that runs; roles are then judged on what was read.
+    Ctrl-C ends the reading after the current batch; roles are then judged on what was read.
 
     Returns
     -------

@@ -91,7 +91,7 @@ class Picturebook(LearnedTokenizer, Architecture):
             raise ValueError(f"max_tokens: expected 4 or more, got {self.max_tokens}")
         for name in ("jitter", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected from 0 and below 1, got {getattr(self, name)}")
+                raise ValueError(f"{name}: expected 0 or more and below 1, got {getattr(self, name)}")
 
     def open(self, data: str | None, valid: str | None = None) -> Data:
         """Every caption of every image, to train on or to validate on."""

@@ -242,7 +242,7 @@ class Speech(Architecture):
         if len(words) < 2 and self.kind == "class":
             raise ValueError(f"data: all recordings have the label {words[0]!r}; expected two labels or more")
         if special := [word for word in words if word in (BLANK, START, END)]:
-            raise ValueError(f"data: {special[0]!r} is a label, which means something else here; rename it")
+            raise ValueError(f"data: {special[0]!r} is a label, but has another meaning here; rename it")
         return [*SPECIAL[self.kind], *words]
 
     def _spoken(self, recording: Recording) -> list[str]:
@@ -251,7 +251,7 @@ class Speech(Architecture):
     def _ids(self, recordings: Sequence[Recording]) -> Tensor:
         words = [word for one in recordings for word in self._spoken(one)]
         if unknown := [word for word in words if word not in self.vocabulary]:
-            raise ValueError(f"data: {unknown[0]!r} is said, which no recording of training says")
+            raise ValueError(f"data: {unknown[0]!r} is spoken, but not in any training recording")
         if self.kind == "decoder":
             words = [START, *words, END]
         return torch.tensor([self.vocabulary.index(word) for word in words])

@@ -221,7 +221,7 @@ def quality_batches(live: Live) -> list[Batch]:
 def _batch(live: Live, request: Input) -> tuple[Batch, int]:
     """What the model takes, and how many tokens a text has, of which it takes the first."""
     if sum(one is not None for one in request) != 1:
-        raise ValueError("expected a text or an image, one of them")
+        raise ValueError("expected either a text or an image")
     if request.text is not None:
         if live.tokenizer is None:
             raise ValueError(f"text: {live.loaded.name} reads images; drop one on the page")
@@ -241,7 +241,7 @@ def decoded_image(data: str) -> Image:
     try:
         file = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError("image: expected base64; send it so") from None
+        raise ValueError("image: expected base64; encode it") from None
     if len(file) > IMAGE_BYTES:
         raise ValueError(
             f"image: it has {len(file):,} bytes; expected at most {IMAGE_BYTES:,}: give a smaller one"

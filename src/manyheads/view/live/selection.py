@@ -22,7 +22,7 @@ TWINS = 0.25
 def selected_heads(live: Live, rule: str | None, ranking: str | None, keep: float) -> SiteHeads:
     """The heads that a rule names, or the least important ones by a ranking."""
     if (rule is None) == (ranking is None):
-        raise ValueError("expected a rule or a ranking, one of them")
+        raise ValueError("expected either a rule or a ranking")
     if rule is not None:
         return by_rule(live, rule)
     assert ranking is not None
