@@ -15,6 +15,7 @@ import manyheads as mh
 from manyheads import cli
 from manyheads.common import quantised
 from manyheads.heads.comparison import sides
+from manyheads.heads.options import CompareOptions
 from manyheads.models.loaded import Loaded
 from manyheads.models.opening import Opening
 from manyheads.models.placement import placed
@@ -127,12 +128,12 @@ def test_two_revisions_are_compared(monkeypatch) -> None:
 
     monkeypatch.setattr(sides, "open_model", opened)
     monkeypatch.setattr(sides.corpora, "choose", lambda loaded, *options: loaded)
-    how = {"max_length": None, "limit": 3, "opening": Opening(dtype="bfloat16", revision="v1")}
-    both = sides.open_sides(("owner/name", None), (None, None), None, other_revision="v2", **how)
+    opening = Opening(dtype="bfloat16", revision="v1")
+    both = sides.open_sides("owner/name", None, CompareOptions(other_revision="v2"), opening)
     assert asked == [("owner/name", "bfloat16", "v1"), ("owner/name", "bfloat16", "v2")]
     assert both.names == ("name@v1", "name@v2")
     asked.clear()
-    sides.open_sides(("owner/name", "folder"), (None, None), None, **how)
+    sides.open_sides("owner/name", "folder", CompareOptions(), opening)
     assert asked == [("owner/name", "bfloat16", "v1"), ("folder", "bfloat16", None)]
 
 
