@@ -260,5 +260,5 @@ def test_a_state_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is of another measured \(difference, here causal\)"):
         importance(models.llama(), [tokens()], "leave-one-out", "causal", state=state)
     state.write_text(state.read_text()[:-20])
-    with pytest.raises(ValueError, match=r"state.json is damaged, or something else"):
+    with pytest.raises(ValueError, match=r"state.json is damaged, or is something else"):
         importance(models.llama(), [tokens()], "leave-one-out", state=state)

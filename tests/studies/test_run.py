@@ -76,7 +76,7 @@ def test_bad_input_is_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="seeds: expected 1 or more, got 0"):
         study(NAME, seeds=0)
     (tmp_path / "result.json").write_text("[]")
-    with pytest.raises(ValueError, match="is damaged, or something else"):
+    with pytest.raises(ValueError, match="is damaged, or is something else"):
         study(NAME, "tiny", out=tmp_path)
 
 

@@ -174,7 +174,7 @@ def test_a_model_without_attention():
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_traced_model():
     traced = torch.jit.trace(nn.Linear(2, 3), torch.ones(1, 2))
-    with pytest.raises(TypeError, match=r"traced or scripted .* give the module it was made from"):
+    with pytest.raises(TypeError, match=r"traced or scripted .* pass the module it was made from"):
         inspect(traced, [torch.ones(1, 2)])
 
 
@@ -376,7 +376,7 @@ def test_the_command_on_a_full_disk_loses_nothing(here, monkeypatch, capsys):
         (["tiny_models:llama"], "text: tiny_models:llama comes without a tokenizer; give --tokens"),
         (["tiny_models:llama", "--images", "."], "images: . holds no images;"),
         (["tiny_models:llama", "--tokens", "none.npy"], "tokens: there is no file none.npy"),
-        (["tiny_models:llama", "--tokens", "ids.npy", "--max-length", "33"], "max-length: got 33, and the"),
+        (["tiny_models:llama", "--tokens", "ids.npy", "--max-length", "33"], "max-length: got 33, but the"),
         (["tiny_models:llama", "--tokens", "ids.npy", "--limit", "0"], "limit: got 0; expected 1 or more"),
         (["--tokens", "a", "--text", "b"], "got --text and --tokens; expected one of"),
     ],

@@ -165,7 +165,7 @@ def cheapest(
     {0: [0], 1: [0]}
     >>> cheapest({0: [3.0, 1.0]}, {}, {(0, 1)}, 2, budget=0.0)
     Traceback (most recent call last):
-    ValueError: budget: 0.0 lets 2 of 2 key/value heads forget, and 1 must keep everything ...
+    ValueError: budget: 0.0 lets 2 of 2 key/value heads forget, but 1 must keep everything ...
     """
     every = [(price, layer, head) for layer, row in prices.items() for head, price in enumerate(row)]
     free = sorted(one for one in every if one[1:] not in kept)

@@ -115,7 +115,7 @@ def check_weights(weights: Mapping[str, float]) -> None:
 
     >>> check_weights({"attention": -1.0})
     Traceback (most recent call last):
-    ValueError: attention: expected a number from 0 on, got -1.0
+    ValueError: attention: expected a number, 0 or more, got -1.0
     """
     for name, weight in weights.items():
         if name not in TERMS:
