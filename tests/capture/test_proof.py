@@ -150,6 +150,59 @@ def test_what_is_refuted_is_named_and_not_measured(monkeypatch: pytest.MonkeyPat
         model(x)
 
 
+class Repeated(nn.Module):
+    """Three key heads, each for two heads in turn, repeated for a softmax by hand or for a fused kernel."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(18, size) for size in (18, 9, 9, 18))
+        self.fused = fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x).unflatten(-1, (6, 3)).transpose(1, 2)
+        k, v = (
+            linear(x).unflatten(-1, (3, 3)).transpose(1, 2).repeat_interleave(2, 1)
+            for linear in (self.k, self.v)
+        )
+        if self.fused:
+            out = nn.functional.scaled_dot_product_attention(q, k, v)
+        else:
+            out = (q @ k.mT * 3**-0.5).softmax(-1) @ v
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("later", [False, True])  # after the proof was made
+def test_equal_key_heads_are_not_one_key_head(fused: bool, dtype: torch.dtype, later: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Repeated(fused).to(dtype).eval(), torch.randn(2, 11, 18).to(dtype)
+    if later:
+        with torch.no_grad(), mh.watch(model):
+            model(x)
+    with torch.no_grad():
+        for linear in (model.k, model.v):
+            linear.weight[3:6] = linear.weight[:3]
+            linear.bias[3:6] = linear.bias[:3]
+    with torch.no_grad(), mh.watch(model) as seen:
+        model(x)
+    assert seen.sites[0].verified
+    assert list(seen.table["kv_head"]) == [0, 0, 1, 1, 2, 2]
+
+
+def test_one_of_two_twins_can_be_cut() -> None:
+    torch.manual_seed(0)
+    layer, x = mh.MultiHeadAttention(12, heads=4).eval(), torch.randn(2, 11, 12)
+    with torch.no_grad():
+        for projection in (layer.query, layer.key, layer.value):
+            for each in (projection.weight, projection.bias):
+                each[3:6], each[9:] = each[:3], each[6:9]
+    small = mh.cut(layer, {0: [1]}, batch=x)  # of two groups, this would leave one and two heads
+    with mh.silence(layer, {0: [1]}):
+        expected = layer(x)
+    assert torch.allclose(small(x), expected, atol=1e-6)
+
+
 def test_attention_between_the_sequences_of_a_batch_is_noted() -> None:
     """Positions are those of sequences there, which nobody would guess."""
     between, within = CASES["samples attend to each other (SAINT)"](), CASES["textbook, fused"]()

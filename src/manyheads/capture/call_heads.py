@@ -81,7 +81,7 @@ def _attributes(frame: Frame) -> list[int]:
 
 def _kv_heads(key: Tensor | None, value: Tensor, heads: int) -> tuple[int, ...]:
     """Which key head each head reads. Heads whose keys and values are the same to the bit read a repeated
-    one.
+    one, unless the proof shows that weights of their own made them (`SiteProof.separate_keys`).
     """
     kv_heads = value.shape[1]
     if kv_heads != heads:

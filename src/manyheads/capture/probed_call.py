@@ -34,6 +34,7 @@ class Record:
     wanted: what the axes of its product are and the heads in a merged one, where custom has it wrong.
     tokens: its keys are tokens.
     readers: for each product with weights that reads its output, whether it reads nothing else.
+    kv_heads: the key head that each head reads.
     """
 
     call: Call
@@ -45,6 +46,7 @@ class Record:
     wanted: tuple[Roles, int] | None = None
     tokens: bool = True
     readers: list[bool] = field(default_factory=list)
+    kv_heads: tuple[int, ...] | None = None
     query: Tensor | None = None
     key: Tensor | None = None
     hidden: bytes | None = None  # stands for which scores are not those of a mask
@@ -75,6 +77,7 @@ def _prove(record: Record, marks: Marks, products: Tensor | None, alive: Tensor)
     record.tokens = call.partial or keys_are_tokens(call.value, value_leaves)
     if not record.tokens:
         return
+    record.kv_heads = _kv_heads(call, marks)
     axes = [axis for axis, role in enumerate(origin.roles) if role not in ("k", "d")]
     leaves = marks.leaves(origin.tensor)
     sources = origins(origin.tensor, axes, leaves)
@@ -113,6 +116,26 @@ def _emptied(call: Call) -> Call:
         weights=maybe(call.weights), logits=maybe(call.logits),
         origin=replace(call.origin, tensor=empty(call.origin.tensor)),
     )  # fmt: skip
+
+
+def _kv_heads(call: Call, marks: Marks) -> tuple[int, ...]:
+    """The key head that each head reads. Where some have equal keys and values, the weights tell: a key head
+    that is repeated is made by the same rows each time, twins are made by rows of their own.
+    """
+    equal = call.site.kv_heads  # as the numbers have it
+    tensors = [x for x in (call.value, call.key) if x is not None and x.shape[1] == len(equal)]
+    if len(set(equal)) == len(equal) or not tensors:
+        return equal
+    leaves = [marks.leaves(x) for x in tensors]
+
+    def rows(heads: list[int]) -> tuple[frozenset[object], ...]:
+        sources = (origins(x[:, heads], [1], behind) for x, behind in zip(tensors, leaves, strict=True))
+        return tuple(frozenset() if source is None else source.rows for source in sources)
+
+    if rows([equal.index(key_head) for key_head in set(equal)]) == rows(list(range(len(equal)))):
+        return equal  # the others are made by no rows but these
+    key_heads: dict[object, int] = {}
+    return tuple(key_heads.setdefault(rows([head]), len(key_heads)) for head in range(len(equal)))
 
 
 def _heads_of_values(call: Call, leaves: list[Leaf]) -> str:

@@ -287,6 +287,7 @@ def _second_runs(
             proof.cycles.get(path) == 1 and record.call.queries < record.call.keys and not site.memory
         )
         site.content_masks |= sequence.hidden[number]
+        site.kv_heads = record.kv_heads
     for name, rows in zip(names, sequence.rows, strict=False):
         if rows is not None and not bool(rows[1].any()):
             proof.sites[name].scattered = False  # its calls are for one sequence each, not for pieces of all

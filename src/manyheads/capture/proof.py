@@ -35,6 +35,7 @@ class SiteProof:
     scattered: each call has some of the queries, standing somewhere among the keys; ``causal``: none reads
         ahead; ``in_order``: they come in the order of the keys.
     content_masks: which keys are hidden depends on the tokens.
+    kv_heads: the key head that each head reads.
     """
 
     verified: bool = True
@@ -47,6 +48,7 @@ class SiteProof:
     in_order: bool = False
     causal: bool = False
     content_masks: bool = False
+    kv_heads: tuple[int, ...] | None = None
 
 
 @dataclass(eq=False)
@@ -94,6 +96,8 @@ class Proof:
         if before is None or site.verified:
             site.verified, site.reason = proved.verified, proved.reason
         site.key_margins, site.in_order = proved.key_margins, proved.in_order
+        if proved.kv_heads is not None and len(proved.kv_heads) == site.heads:
+            site.kv_heads = proved.kv_heads
         site.refuted |= proved.refuted
         site.causal |= proved.causal
         site.memory, site.scattered, site.content_masks = (

@@ -18,7 +18,7 @@ from manyheads.nn.tiles import Hidden, Tile, exp_of_difference, exp_of_weighty, 
 
 # "local" counts the attention to positions at most this far away.
 LOCAL = 8
-# Keys whose moments are taken together. In float32 a spread is then right to 0.005 positions, at any length.
+# Keys whose moments are taken together. In float32 a spread is then right to 0.01 positions, at any length.
 SEGMENT = 32
 # Scores of a tile: 2^18 of them and their exp would stay in the processor's own cache, but so small a tile is
 # done before the next operations have started. 2^21 is where the full set was fastest.
