@@ -375,7 +375,7 @@ def files(out):
 )
 def test_killed_runs_go_on_to_the_bit(text, tmp_path, options):
     """Checkpoints are kept after steps 3 and 6, acts follow steps 5 and 7: there are losses in between."""
-    options |= {"steps": 30}
+    options |= {"steps": 22}
     whole = run_loop(text, tmp_path / "whole", **options)
     changed = [line["step"] for line in read(tmp_path / "whole" / "log.jsonl") if "acts" in line]
     assert min(changed) < 6 < max(changed)
