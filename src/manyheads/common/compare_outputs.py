@@ -47,13 +47,13 @@ def tensors(value: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from tensors(item, f"{name}[{index}]")
 
 
-def difference(expected: object, got: object) -> float:
+def difference(expected: object, actual: object) -> float:
     """The largest difference of two outputs, relative to the largest number, or to 1 if that is larger.
 
     The first tensors must have the same shape; others that do not (weights of each head) do not count.
     """
     worst, first = 0.0, True
-    for (_, a), (_, b) in zip(tensors(expected), tensors(got), strict=False):
+    for (_, a), (_, b) in zip(tensors(expected), tensors(actual), strict=False):
         if a.shape == b.shape and a.numel():
             finite = a.isfinite()
             if not torch.equal(finite, b.isfinite()):
