@@ -20,13 +20,13 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-2, torc
 class Captured:
     """A call of a module in the silenced model: its arguments and its output.
 
-    ``handed`` names the arguments that are outputs of another of the modules, and that module.
+    ``producers`` names the arguments that are outputs of another of the modules, and that module.
     """
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
     output: object = None
-    handed: dict[str | int, str] = field(default_factory=dict)
+    producers: dict[str | int, str] = field(default_factory=dict)
 
     def arguments(self) -> tuple[tuple[object, ...], dict[str, object]]:
         """The arguments, copied: caches change when they are used."""
