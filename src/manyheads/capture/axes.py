@@ -37,15 +37,15 @@ def roles_after(
     """The roles of the result's axes, or None when it is no longer one weight per query and key."""
     if func in SWAPS:
         first, second = (*args[1:], *(value for name, value in sorted(kwargs.items()) if name != "input"))
-        return _swapped(roles, first, second)
+        return _swap(roles, first, second)
     if func in LAST_SWAPS:
-        return _swapped(roles, -1, -2)
+        return _swap(roles, -1, -2)
     if func in PERMUTES:
         dims = args[1] if len(args) == 2 and not isinstance(args[1], int) else args[1:] or kwargs["dims"]
         return tuple(roles[dim] for dim in dims)
     if func in MOVEDIMS:
-        named = dict(zip(("input", "source", "destination"), args, strict=False)) | kwargs
-        return _moved(roles, named["source"], named["destination"])
+        options = dict(zip(("input", "source", "destination"), args, strict=False)) | kwargs
+        return _move(roles, options["source"], options["destination"])
     if func in _LOSES:
         return None
     if before.shape == after.shape:
@@ -69,23 +69,23 @@ def has_blocks(roles: Roles) -> bool:
     return sum(role in ("b", "n", "m") for role in roles) > 1
 
 
-def _swapped(roles: Roles, first: int, second: int) -> Roles:
-    swapped = list(roles)
-    swapped[first], swapped[second] = roles[second], roles[first]
-    return tuple(swapped)
+def _swap(roles: Roles, first: int, second: int) -> Roles:
+    result = list(roles)
+    result[first], result[second] = roles[second], roles[first]
+    return tuple(result)
 
 
-def _moved(roles: Roles, source: int | Sequence[int], destination: int | Sequence[int]) -> Roles:
+def _move(roles: Roles, source: int | Sequence[int], destination: int | Sequence[int]) -> Roles:
     """The roles after `torch.movedim`.
 
-    >>> _moved(("b", "h", "q", "k"), 3, 0)
+    >>> _move(("b", "h", "q", "k"), 3, 0)
     ('k', 'b', 'h', 'q')
     """
-    taken, placed = ([x] if isinstance(x, int) else list(x) for x in (source, destination))
-    taken = [axis % len(roles) for axis in taken]
-    rest = [role for axis, role in enumerate(roles) if axis not in taken]
+    sources, targets = ([x] if isinstance(x, int) else list(x) for x in (source, destination))
+    sources = [axis % len(roles) for axis in sources]
+    rest = [role for axis, role in enumerate(roles) if axis not in sources]
     for target, axis in sorted(
-        (target % len(roles), axis) for target, axis in zip(placed, taken, strict=True)
+        (target % len(roles), axis) for target, axis in zip(targets, sources, strict=True)
     ):
         rest.insert(target, roles[axis])
     return tuple(rest)
@@ -105,9 +105,9 @@ def regroup(roles: Roles, before: tuple[int, ...], after: tuple[int, ...]) -> Ro
     i = j = 0
     while i < len(before) or j < len(after):
         olds, news = before[i : i + 1], after[j : j + 1]
-        left, right = _size(olds), _size(news)
-        while left != right or not olds or not news:
-            if (left < right or not olds) and i + len(olds) < len(before):
+        old_size, new_size = _size(olds), _size(news)
+        while old_size != new_size or not olds or not news:
+            if (old_size < new_size or not olds) and i + len(olds) < len(before):
                 olds = before[i : i + len(olds) + 1]
             elif j + len(news) < len(after):
                 news = after[j : j + len(news) + 1]
@@ -115,13 +115,13 @@ def regroup(roles: Roles, before: tuple[int, ...], after: tuple[int, ...]) -> Ro
                 olds = before[i : i + len(olds) + 1]
             else:
                 break
-            left, right = _size(olds), _size(news)
-        if left != right:
+            old_size, new_size = _size(olds), _size(news)
+        if old_size != new_size:
             return None
-        named = _group(roles[i : i + len(olds)], olds, news)
-        if named is None:
+        new_roles = _group(roles[i : i + len(olds)], olds, news)
+        if new_roles is None:
             return None
-        out += named
+        out += new_roles
         i, j = i + len(olds), j + len(news)
     return tuple(out)
 
@@ -139,10 +139,10 @@ def _group(roles: Roles, olds: tuple[int, ...], news: tuple[int, ...]) -> list[s
         return list(roles)
     if not olds or not news:  # axes of size 1 that came or went
         return ["b"] * len(news)
-    kept = tuple(role for role, size in zip(roles, olds, strict=True) if size != 1) or roles[-1:]
-    real = [axis for axis, size in enumerate(news) if size != 1] or [len(news) - 1]
-    if len(kept) > 1 and len(real) == 1:
-        joined = {
+    old_roles = tuple(role for role, size in zip(roles, olds, strict=True) if size != 1) or roles[-1:]
+    new_axes = [axis for axis, size in enumerate(news) if size != 1] or [len(news) - 1]
+    if len(old_roles) > 1 and len(new_axes) == 1:
+        merged_role = {
             "bh": "n",
             "hb": "m",
             "bb": "b",
@@ -151,26 +151,26 @@ def _group(roles: Roles, olds: tuple[int, ...], news: tuple[int, ...]) -> list[s
             "ng": "n",
             "bbh": "n",
             "hbb": "m",
-        }.get("".join(kept))
-        into = [joined] if joined else None
-    elif len(kept) == 1 and len(real) == 2 and kept[0] in "nmhb":
-        into = {"n": ["b", "h"], "m": ["h", "b"], "h": ["h", "g"], "b": ["b", "b"]}[kept[0]]
-    elif len(kept) == 1 and len(real) == 1:
-        into = [kept[0]]
-        if kept[0] == "n" and real[0] + 1 < len(news):  # (batch * 1 head) -> (batch, 1)
-            into = ["b"]
-        elif kept[0] == "n" and len(news) > 1:  # (1 * heads) -> (1, heads)
-            into = ["h"]
-        elif kept[0] == "h" and len(news) == 1 and "b" in roles:  # (1, heads) -> (1 * heads)
-            into = ["n"]
+        }.get("".join(old_roles))
+        group_roles = [merged_role] if merged_role else None
+    elif len(old_roles) == 1 and len(new_axes) == 2 and old_roles[0] in "nmhb":
+        group_roles = {"n": ["b", "h"], "m": ["h", "b"], "h": ["h", "g"], "b": ["b", "b"]}[old_roles[0]]
+    elif len(old_roles) == 1 and len(new_axes) == 1:
+        group_roles = [old_roles[0]]
+        if old_roles[0] == "n" and new_axes[0] + 1 < len(news):  # (batch * 1 head) -> (batch, 1)
+            group_roles = ["b"]
+        elif old_roles[0] == "n" and len(news) > 1:  # (1 * heads) -> (1, heads)
+            group_roles = ["h"]
+        elif old_roles[0] == "h" and len(news) == 1 and "b" in roles:  # (1, heads) -> (1 * heads)
+            group_roles = ["n"]
     else:
-        into = None
-    if into is None:
+        group_roles = None
+    if group_roles is None:
         return None
-    named = ["b"] * len(news)
-    for axis, role in zip(real, into, strict=True):
-        named[axis] = role
-    return named
+    new_roles = ["b"] * len(news)
+    for axis, role in zip(new_axes, group_roles, strict=True):
+        new_roles[axis] = role
+    return new_roles
 
 
 def canonical(tensor: Tensor, roles: Roles, heads: int) -> Tensor:

@@ -28,8 +28,8 @@ def proved_roles(mode: Mode, kind: str, out: Tensor) -> tuple[str, handwritten.P
     frames = mode.state.frames
     path = frames[-1].path if frames else ""
     if frames:
-        ran, frames[-1].functions = frames[-1].functions, 0
-        mode.owner.reach(mode.state, (path, kind, out.dim(), ran))
+        functions, frames[-1].functions = frames[-1].functions, 0
+        mode.owner.reach(mode.state, (path, kind, out.dim(), functions))
     proof = mode.owner.proof
     roles = proof.roles.get((path, kind, out.dim())) if proof is not None and proof.roles else None
     return path, None if roles is None else handwritten.Proved(*roles)
@@ -48,9 +48,9 @@ def site_of(
     count = heads if proof is None else proof.heads.get(frame.path, heads)
 
     def kv_heads() -> tuple[int, ...]:
-        here = _kv_heads(key, value, heads)
-        step = max(here) + 1 if here else 0
-        return tuple(number + step * part for part in range(count // max(1, heads)) for number in here)
+        numbers = _kv_heads(key, value, heads)
+        step = max(numbers) + 1 if numbers else 0
+        return tuple(number + step * part for part in range(count // max(1, heads)) for number in numbers)
 
     return mode.owner.site(name, count, kv_heads, cross)
 
@@ -93,12 +93,12 @@ def _kv_heads(key: Tensor | None, value: Tensor, heads: int) -> tuple[int, ...]:
     if value.device.type == "meta" or not sample.numel():
         return tuple(range(heads))
     with torch._C.DisableTorchFunction():  # many small steps, which no mode around this one needs to see
-        same = (sample[:, None] == sample).all(-1).tolist()  # (heads, heads)
-        some = sample.any(-1).tolist()
+        is_equal = (sample[:, None] == sample).all(-1).tolist()  # (heads, heads)
+        is_nonzero = sample.any(-1).tolist()
     key_heads: list[int] = []
     first: list[int] = []  # one head of each key head
     for head in range(heads):
-        twin = next((i for i, other in enumerate(first) if some[head] and same[head][other]), None)
+        twin = next((i for i, other in enumerate(first) if is_nonzero[head] and is_equal[head][other]), None)
         if twin is None:
             twin = len(first)
             first.append(head)

@@ -11,30 +11,30 @@ from manyheads.capture.call import Call
 from manyheads.nn.mask import Mask
 
 
-def weight_rows(call: Call, numbers: Sequence[int], wanted: Sequence[int]) -> Tensor:
+def weight_rows(call: Call, numbers: Sequence[int], queries: Sequence[int]) -> Tensor:
     """Rows of the softmax (batch, heads, rows, keys), in float32 at least. Queries without any key have
     zeros. Heads or rows that are a range are not copied.
     """
     exact = torch.promote_types(call.output.dtype, torch.float32)
     if call.weights is not None:
-        return call.weights[:, _index(numbers)][:, :, _index(wanted)].to(exact)
+        return call.weights[:, _index(numbers)][:, :, _index(queries)].to(exact)
     left = call.sinks[0]
-    return score_rows(call, numbers, wanted).softmax(-1).nan_to_num(0.0)[..., left : left + call.keys]
+    return score_rows(call, numbers, queries).softmax(-1).nan_to_num(0.0)[..., left : left + call.keys]
 
 
-def score_rows(call: Call, numbers: Sequence[int], wanted: Sequence[int]) -> Tensor:
+def score_rows(call: Call, numbers: Sequence[int], queries: Sequence[int]) -> Tensor:
     """Rows of the scores (batch, heads, rows, keys and sinks) with masks and biases added, in float32 at
     least."""
     exact = torch.promote_types(call.output.dtype, torch.float32)
     if call.scores is not None:
-        return call.scores[:, _index(numbers)][:, :, _index(wanted)].to(exact)
+        return call.scores[:, _index(numbers)][:, :, _index(queries)].to(exact)
     if call.query is None or call.key is None:
         raise ValueError(f"{call.site.name}: a call with neither scores nor queries and keys")
     group = call.query.shape[1] // call.key.shape[1]
-    q = call.query[:, _index(numbers)][:, :, _index(wanted)].to(exact)
+    q = call.query[:, _index(numbers)][:, :, _index(queries)].to(exact)
     k = call.key[:, [number // group for number in numbers]].to(exact)
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if call.scale is None else call.scale)
-    return _masked(scores, call, numbers, wanted)
+    return _add_mask(scores, call, numbers, queries)
 
 
 def _index(numbers: Sequence[int]) -> slice | list[int]:
@@ -44,19 +44,19 @@ def _index(numbers: Sequence[int]) -> slice | list[int]:
     return list(numbers)
 
 
-def _masked(scores: Tensor, call: Call, numbers: Sequence[int], wanted: Sequence[int]) -> Tensor:
+def _add_mask(scores: Tensor, call: Call, numbers: Sequence[int], queries: Sequence[int]) -> Tensor:
     mask: Mask = call.mask
-    first, last = min(wanted), max(wanted) + 1
-    rows = [i - first for i in wanted]
+    first, last = min(queries), max(queries) + 1
+    rows = [i - first for i in queries]
     allowed, bias = mask.rectangle(
         range(first, last), range(call.keys), call.keys - call.queries, scores.device
     )
     if bias is not None:
-        scores = scores + _chosen(bias, numbers, rows)
-    return scores if allowed is None else scores.masked_fill(~_chosen(allowed, numbers, rows), -torch.inf)
+        scores = scores + _select(bias, numbers, rows)
+    return scores if allowed is None else scores.masked_fill(~_select(allowed, numbers, rows), -torch.inf)
 
 
-def _chosen(part: Tensor, numbers: Sequence[int], rows: list[int]) -> Tensor:
+def _select(part: Tensor, numbers: Sequence[int], rows: list[int]) -> Tensor:
     part = part[(None,) * (4 - part.dim())]
     part = part if part.shape[1] == 1 else part[:, _index(numbers)]
     return part if part.shape[2] == 1 else part[:, :, rows]
@@ -84,6 +84,6 @@ def is_output(products: Tensor, output: Tensor, alive: Tensor) -> bool:
     """
     slack = 1e-3 if is_fine(output) else 5e-2
     output = output.detach().to(products.dtype)
-    there = torch.isfinite(output).all(-1) & alive
-    size = float(output[there].abs().max()) if bool(there.any()) else 0.0
-    return bool(torch.allclose(products[there], output[there], rtol=slack, atol=slack * max(size, 1e-6)))
+    valid = torch.isfinite(output).all(-1) & alive
+    size = float(output[valid].abs().max()) if bool(valid.any()) else 0.0
+    return bool(torch.allclose(products[valid], output[valid], rtol=slack, atol=slack * max(size, 1e-6)))

@@ -151,8 +151,8 @@ class Marks(TensorMode):
 
     def leaves(self, tensor: Tensor) -> list[Leaf]:
         """The leaves that a tensor was made of."""
-        behind = leaves_of(tensor)
-        return [Leaf(leaf, *self._leaves[leaf]) for leaf in behind if leaf in self._leaves]
+        sources = leaves_of(tensor)
+        return [Leaf(leaf, *self._leaves[leaf]) for leaf in sources if leaf in self._leaves]
 
     def output(self, out: Tensor) -> Tensor:
         """Start a new history with what an attention call gave: a leaf."""

@@ -28,14 +28,14 @@ def destinations(tensor: Tensor, axes: Sequence[int], leaves: Sequence[Leaf]) ->
     """
     inputs = [leaf.tensor for leaf in leaves]
     start = cotangent(tensor)
-    plain = _gradients(tensor, inputs, start)
+    gradients = _gradients(tensor, inputs, start)
     sizes = [tensor.shape[axis] for axis in axes]
     if math.prod(sizes) <= _WHOLE and torch.finfo(tensor.dtype).eps < 1e-5:
-        together = _indices(tensor, leaves, axes, start, plain)
-        if not any(_is_often_mixed(index) for index in together):  # few are, by rounding
-            return [_unravelled(index, sizes) for index in together]
-    alone = [_indices(tensor, leaves, [axis], start, plain) for axis in axes]
-    return [torch.stack([indices[number] for indices in alone]) for number in range(len(inputs))]
+        joint_indices = _indices(tensor, leaves, axes, start, gradients)
+        if not any(_is_often_mixed(index) for index in joint_indices):  # few are, by rounding
+            return [_unravel(index, sizes) for index in joint_indices]
+    axis_indices = [_indices(tensor, leaves, [axis], start, gradients) for axis in axes]
+    return [torch.stack([indices[number] for indices in axis_indices]) for number in range(len(inputs))]
 
 
 def _gradients(tensor: Tensor, inputs: Sequence[Tensor], start: Tensor) -> Sequence[Tensor | None]:
@@ -50,7 +50,7 @@ def _indices(
     leaves: Sequence[Leaf],
     axes: Sequence[int],
     start: Tensor,
-    plain: Sequence[Tensor | None],
+    gradients: Sequence[Tensor | None],
 ) -> list[Tensor]:
     """The index that each element of each leaf goes to, counted over these axes of ``tensor`` together."""
     inputs = [leaf.tensor for leaf in leaves]
@@ -58,24 +58,24 @@ def _indices(
     shape = [size if axis in axes else 1 for axis, size in enumerate(tensor.shape)]
     size, unit = math.prod(shape), 1
     order = sorted(range(len(axes)), key=lambda i: axes[i])
-    counted = torch.arange(size, device=tensor.device).view([tensor.shape[axis] for axis in axes])
-    counted = counted.permute(order).reshape(shape)
+    positions = torch.arange(size, device=tensor.device).view([tensor.shape[axis] for axis in axes])
+    positions = positions.permute(order).reshape(shape)
     result = [torch.full(x.shape, UNUSED, dtype=torch.int32) for x in inputs]
-    used = [None if g is None else _is_used(g, leaf) for g, leaf in zip(plain, leaves, strict=True)]
+    used = [None if g is None else _is_used(g, leaf) for g, leaf in zip(gradients, leaves, strict=True)]
     while unit == 1 or unit < size:
-        factor = (1 + counted // unit % base / base).to(tensor.dtype)
-        coded = _gradients(tensor, inputs, start * factor)
-        for before, g, c, alive in zip(result, plain, coded, used, strict=True):
+        factor = (1 + positions // unit % base / base).to(tensor.dtype)
+        coded_gradients = _gradients(tensor, inputs, start * factor)
+        for indices, g, c, alive in zip(result, gradients, coded_gradients, used, strict=True):
             if g is None or c is None or alive is None:
                 continue
-            pieces = (x.flatten().split(_PIECE) for x in (before, g, c, alive))
-            for out, g_piece, c_piece, some in zip(*pieces, strict=True):
-                ratio = (in_double(c_piece) / in_double(torch.where(some, g_piece, 1)) - 1) * base
+            pieces = (x.flatten().split(_PIECE) for x in (indices, g, c, alive))
+            for out, g_piece, c_piece, alive_piece in zip(*pieces, strict=True):
+                ratio = (in_double(c_piece) / in_double(torch.where(alive_piece, g_piece, 1)) - 1) * base
                 index = ratio.round()
                 index = torch.where((ratio - index).abs() < slack, index, -1).int()
                 index = torch.where((index >= 0) & (index < base), index, MIXED)
                 sums = torch.where((out == MIXED) | (index == MIXED), MIXED, out.clamp(min=0) + index * unit)
-                out.copy_(torch.where(some.cpu(), sums, UNUSED))
+                out.copy_(torch.where(alive_piece.cpu(), sums, UNUSED))
         unit *= base
     for index in result:
         index[index >= size] = MIXED
@@ -87,7 +87,7 @@ def _is_often_mixed(index: Tensor) -> bool:
     return int((index == MIXED).sum()) * 100 > int((index != UNUSED).sum())
 
 
-def _unravelled(index: Tensor, sizes: Sequence[int]) -> Tensor:
+def _unravel(index: Tensor, sizes: Sequence[int]) -> Tensor:
     """The index along each axis, of indices over all of them."""
     steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     parts = [index // step % size for step, size in zip(steps, sizes, strict=True)]

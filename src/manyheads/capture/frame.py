@@ -12,8 +12,8 @@ class Frame:
     """One running module."""
 
     __slots__ = (
-        "asked", "calls", "contractions", "functions", "is_leaf", "module", "name", "number", "parts", "path",
-        "piece", "quantised",
+        "calls", "contractions", "functions", "is_leaf", "module", "name", "number", "parts", "path", "piece",
+        "quantised", "queries_seen",
     )  # fmt: skip
 
     def __init__(self, module: nn.Module, path: str, number: int, quantised: bool = False) -> None:
@@ -22,7 +22,7 @@ class Frame:
         self.number = number  # which run of the module this is
         self.piece: Piece | None = None  # the queries last seen here
         self.calls = 0  # attention calls seen here
-        self.asked = 0  # queries of a sequence seen here, where they come in pieces
+        self.queries_seen = 0  # queries of a sequence seen here, where they come in pieces
         self.contractions = 0  # products of weights and values seen here, attention or not
         self.name: str | None = None  # of the site, where all calls are of one
         self.parts: list[Call] = []  # calls for some heads each, until all are there

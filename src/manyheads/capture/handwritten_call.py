@@ -70,7 +70,7 @@ def emit_handwritten(
     ):  # blocks that all read the same keys
         value = value.repeat_interleave(output.shape[0] // value.shape[0], 0)
     partial = product is not None and product.joint and contraction.factor.shape != weights.scores.shape
-    scores, modified, signed = _used(contraction, heads, partial)
+    scores, modified, signed = _used_scores(contraction, heads, partial)
     query = key = None
     if product is not None and not product.joint:
         query, key = (
@@ -104,7 +104,7 @@ def emit_handwritten(
         call.weights = canonical(contraction.factor, contraction.tag.roles, heads)
     if (
         modified
-        and not _overwritten(contraction)
+        and not _is_overwritten(contraction)
         and memory_of(weights.scores) != memory_of(contraction.factor)
     ):
         logits = canonical(weights.scores, weights.roles, heads)
@@ -168,7 +168,9 @@ def _note(call: Call, contraction: handwritten.Contraction) -> None:
                 )
 
 
-def _used(contraction: handwritten.Contraction, heads: int, partial: bool) -> tuple[Tensor, bool, bool]:
+def _used_scores(
+    contraction: handwritten.Contraction, heads: int, partial: bool
+) -> tuple[Tensor, bool, bool]:
     """The scores whose softmax is the weights that multiply the values, (batch, heads, queries, keys);
     whether the model changed its weights after its own softmax, and whether some are negative.
 
@@ -176,22 +178,31 @@ def _used(contraction: handwritten.Contraction, heads: int, partial: bool) -> tu
     logarithm of the weights.
     """
     weights, tag = contraction.weights, contraction.tag
-    scores, overwritten = canonical(weights.scores, weights.roles, heads), _overwritten(contraction)
-    if partial or not (tag.modified or overwritten):
+    scores, is_overwritten = canonical(weights.scores, weights.roles, heads), _is_overwritten(contraction)
+    if partial or not (tag.modified or is_overwritten):
         return scores, False, False
     factor, roles = tag.kept or (contraction.factor, tag.roles)
     assert roles is not None  # the weights have axes, or there were no contraction
-    used = canonical(factor.detach(), roles, heads)
-    used = used.to(torch.promote_types(used.dtype, torch.float32))
-    signed = bool((used < 0).any()) if used.device.type != "meta" else False
-    if not (overwritten or signed) and used.shape == scores.shape and used.device.type != "meta":
-        kept = scores.detach().to(used.dtype).softmax(-1).masked_fill_(~used.any(-1, keepdim=True), 0.0)
-        if torch.allclose(kept, used, rtol=1e-3, atol=1e-6):
+    used_weights = canonical(factor.detach(), roles, heads)
+    used_weights = used_weights.to(torch.promote_types(used_weights.dtype, torch.float32))
+    signed = bool((used_weights < 0).any()) if used_weights.device.type != "meta" else False
+    if (
+        not (is_overwritten or signed)
+        and used_weights.shape == scores.shape
+        and used_weights.device.type != "meta"
+    ):
+        softmax_weights = (
+            scores.detach()
+            .to(used_weights.dtype)
+            .softmax(-1)
+            .masked_fill_(~used_weights.any(-1, keepdim=True), 0.0)
+        )
+        if torch.allclose(softmax_weights, used_weights, rtol=1e-3, atol=1e-6):
             return scores, False, False
-    return used.clamp(min=0.0).log(), True, signed
+    return used_weights.clamp(min=0.0).log(), True, signed
 
 
-def _overwritten(contraction: handwritten.Contraction) -> bool:
+def _is_overwritten(contraction: handwritten.Contraction) -> bool:
     """Whether the memory of the scores was written to after the softmax had read them."""
     scores, version = contraction.weights.scores, contraction.weights.version
     if version >= 0:
@@ -203,10 +214,14 @@ def _overwritten(contraction: handwritten.Contraction) -> bool:
         or contraction.tag.kept is not None
     ):
         return False
-    where, keys = roles.index("q"), roles.index("k")
-    last = [x.detach().select(where, -1) for x in (rows, contraction.factor)] if rows.shape[where] else []
-    keys -= keys > where
-    return bool(last) and not torch.allclose(last[0].float().softmax(keys), last[1].float(), atol=1e-2)
+    query_axis, key_axis = roles.index("q"), roles.index("k")
+    last = (
+        [x.detach().select(query_axis, -1) for x in (rows, contraction.factor)]
+        if rows.shape[query_axis]
+        else []
+    )
+    key_axis -= key_axis > query_axis
+    return bool(last) and not torch.allclose(last[0].float().softmax(key_axis), last[1].float(), atol=1e-2)
 
 
 def _common(state: State, then_running: tuple[Frame, ...]) -> Frame | None:

@@ -102,9 +102,9 @@ def _often_reached(targets: Tensor, size: int) -> Tensor:
     counts = torch.zeros(targets.shape[0], size + 2)
     index = torch.where(targets >= 0, targets, torch.where(targets == MIXED, size, size + 1))
     counts.scatter_add_(1, index.long(), torch.ones(index.shape))
-    counted = counts[:, :size]
-    often = counted >= (_OFTEN * counted.amax(1, keepdim=True)).clamp(min=1)
-    mixed = counts[:, size] > counted.sum(1)  # most of them go to several
+    index_counts = counts[:, :size]
+    often = index_counts >= (_OFTEN * index_counts.amax(1, keepdim=True)).clamp(min=1)
+    mixed = counts[:, size] > index_counts.sum(1)  # most of them go to several
     return often | mixed.unsqueeze(1)
 
 
@@ -121,10 +121,10 @@ def _axis(sets: Tensor, slack: _Slack = _EXACT) -> Axis:
     size = sets.shape[1]
     reached = sets.any(0)  # the others are padding
     # Rows of keys that several heads read go everywhere; of many tokens, a rotation may hide one by chance.
-    some = sets[:, reached].float().mean(1) <= slack.everywhere
-    if float(some.float().mean()) <= slack.strays:
+    is_local = sets[:, reached].float().mean(1) <= slack.everywhere
+    if float(is_local.float().mean()) <= slack.strays:
         return Axis("b", 1)
-    kinds = sets[some].unique(dim=0)
+    kinds = sets[is_local].unique(dim=0)
     if bool((kinds.sum(0) != 1).any()) or len({int(count) for count in kinds.sum(1)}) != 1:
         return Axis("?", 0)
     heads = len(kinds)

@@ -139,11 +139,11 @@ class Packing:
     """Sequences that stand one behind the other, and the same as rows of a padded batch.
 
     index: (sequences, longest) the token that stands at each place of the batch.
-    there: (sequences, longest) whether there is one; ``lengths`` (sequences,) how many.
+    is_token: (sequences, longest) whether there is one; ``lengths`` (sequences,) how many.
     """
 
     index: Tensor
-    there: Tensor
+    is_token: Tensor
     lengths: Tensor
 
     @classmethod
@@ -160,23 +160,23 @@ class Packing:
         longest = max(1, max(b - a for a, b in pairwise(ends)))
         steps = torch.arange(longest, device=starts.device)
         steps = steps - (longest - lengths[:, None]) if at_end else steps.expand(len(lengths), -1)
-        there = (steps >= 0) & (steps < lengths[:, None])
-        return cls(torch.where(there, first + steps, 0), there, lengths)
+        is_token = (steps >= 0) & (steps < lengths[:, None])
+        return cls(torch.where(is_token, first + steps, 0), is_token, lengths)
 
     def padded(self, x: Tensor) -> Tensor:
         """(1, heads, tokens, width) as (sequences, heads, longest, width), zeros where there is no token."""
         rows = x[0][:, self.index].transpose(0, 1)
-        return rows.masked_fill(~self.there[:, None, :, None], 0.0)
+        return rows.masked_fill(~self.is_token[:, None, :, None], 0.0)
 
     def packed(self, x: Tensor) -> Tensor:
         """The way back, (1, heads, tokens, width)."""
-        return x.transpose(0, 1)[:, self.there][None]
+        return x.transpose(0, 1)[:, self.is_token][None]
 
 
 def as_heads(arguments: AttentionArguments, out: Tensor) -> Heads:
     """A call with the axes (batch, heads, length, width), packed sequences as rows of a batch."""
     layout = arguments.output_layout or arguments.layout
-    query, key, value = (_heads_first(x, arguments.layout) for x in _three(arguments))
+    query, key, value = (_heads_first(x, arguments.layout) for x in _query_key_value(arguments))
     output = _output(out, layout, query, value)
     window, causal = _window(arguments)
     mask = Mask(causal=causal, window=window, slopes=_slopes(arguments.slopes))
@@ -185,43 +185,58 @@ def as_heads(arguments: AttentionArguments, out: Tensor) -> Heads:
         if query.shape[0] != 1:
             raise UnreadableError(f"starts: packed sequences need a batch of one, got {query.shape[0]}")
         key_starts = arguments.starts if arguments.key_starts is None else arguments.key_starts
-        same = key_starts is arguments.starts or torch.equal(key_starts, arguments.starts)
-        at_end = not same and (causal or window is not None)
+        is_shared = key_starts is arguments.starts or torch.equal(key_starts, arguments.starts)
+        at_end = not is_shared and (causal or window is not None)
         packing = Packing.of(arguments.starts, query.shape[2], "starts", at_end)
-        of_keys = packing if same else Packing.of(key_starts, key.shape[2], "key_starts", at_end)
+        key_packing = packing if is_shared else Packing.of(key_starts, key.shape[2], "key_starts", at_end)
         if int(packing.lengths.sum()) != query.shape[2]:
             raise UnreadableError(
                 f"starts: the last sequence ends before the last of {query.shape[2]} tokens"
             )
         query, output, key, value = (
-            packing.padded(query), packing.padded(output), of_keys.padded(key), of_keys.padded(value)
+            packing.padded(query), packing.padded(output), key_packing.padded(key), key_packing.padded(value)
         )  # fmt: skip
         if at_end:
-            mask = mask & (packing.there[:, None, :, None] & of_keys.there[:, None, None])
-        elif not bool(packing.there.all() & of_keys.there.all()):
-            mask = mask & Mask(lengths=of_keys.lengths, queries=packing.lengths)
+            mask = mask & (packing.is_token[:, None, :, None] & key_packing.is_token[:, None, None])
+        elif not bool(packing.is_token.all() & key_packing.is_token.all()):
+            mask = mask & Mask(lengths=key_packing.lengths, queries=packing.lengths)
     if arguments.real is not None:
         key, value, padding = _padding(arguments.real, query, key, value, causal)
         mask = mask & padding
     mask = mask & Mask(tensors=() if arguments.mask is None else (arguments.mask,))
     sinks = 0 if arguments.sinks is None else 1
     fused = Fused(
-        query, key, value, mask, arguments.scale, arguments.dropout, sinks=sinks, opaque=_form(arguments)
+        query,
+        key,
+        value,
+        mask,
+        arguments.scale,
+        arguments.dropout,
+        sinks=sinks,
+        opaque=_reading_key(arguments),
     )
     scores = None if arguments.sinks is None and not arguments.softcap else _scores(fused, arguments)
     return Heads(fused, output, scores, Back(out.shape, layout, packing))
 
 
-def _three(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor]:
+def _query_key_value(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor]:
     return arguments.query, arguments.key, arguments.value
 
 
-def _form(arguments: AttentionArguments) -> tuple[object, ...]:
+def _reading_key(arguments: AttentionArguments) -> tuple[object, ...]:
     """What calls have in common whose arguments are read in the same way."""
     kinds = (None if x is None else (x.dim(), x.dtype) for x in (arguments.mask, arguments.real))
-    packed = arguments.starts is None, arguments.key_starts is None
-    alone = _heads_first(arguments.query, arguments.layout).shape[2] == 1
-    return (*kinds, *packed, arguments.causal, arguments.window, arguments.scale, arguments.softcap, alone)
+    unpacked = arguments.starts is None, arguments.key_starts is None
+    is_single = _heads_first(arguments.query, arguments.layout).shape[2] == 1
+    return (
+        *kinds,
+        *unpacked,
+        arguments.causal,
+        arguments.window,
+        arguments.scale,
+        arguments.softcap,
+        is_single,
+    )
 
 
 def _heads_first(x: Tensor, layout: str) -> Tensor:
@@ -233,11 +248,11 @@ def _heads_first(x: Tensor, layout: str) -> Tensor:
 def _output(out: Tensor, layout: str, query: Tensor, value: Tensor) -> Tensor:
     """The output with the axes (batch, heads, queries, d_value); the last two may be one when it comes."""
     batch, heads, queries = query.shape[:3]
-    wanted = batch, heads, queries, value.shape[3]
-    joined = layout != HEADS_FIRST and out.dim() == (2 if layout == PACKED else 3)
-    split = out.unflatten(-1, (heads, -1)) if joined and out.shape[-1] % heads == 0 else out
-    output = _heads_first(split, layout) if split.dim() == (3 if layout == PACKED else 4) else split
-    if output.shape != wanted:
+    shape = batch, heads, queries, value.shape[3]
+    is_flat = layout != HEADS_FIRST and out.dim() == (2 if layout == PACKED else 3)
+    by_head = out.unflatten(-1, (heads, -1)) if is_flat and out.shape[-1] % heads == 0 else out
+    output = _heads_first(by_head, layout) if by_head.dim() == (3 if layout == PACKED else 4) else by_head
+    if output.shape != shape:
         raise UnreadableError(
             f"it returned the shape {tuple(out.shape)}; expected the axes {layout!r} of {batch} x {queries} "
             f"queries, {heads} heads and {value.shape[3]} numbers"

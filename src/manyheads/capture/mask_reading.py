@@ -47,13 +47,13 @@ def without_dead_rows(call: Call) -> Call:
     return replace(call, scores=call.scores.masked_fill(dead, -torch.inf)) if bool(dead.any()) else call
 
 
-def shown(scores: Tensor) -> Tensor:
+def find_unmasked(scores: Tensor) -> Tensor:
     """Which scores, or biases, (..., queries, keys), are not those of a mask.
 
     A mask's are far below the largest of their query. A query whose largest is far below that of the others
     has nothing but a mask's, whatever a softmax makes of them.
 
-    >>> shown(torch.tensor([[-7000.0, -7001.0, -1e9], [-1e9, -1e9, -1e9]]))
+    >>> find_unmasked(torch.tensor([[-7000.0, -7001.0, -1e9], [-1e9, -1e9, -1e9]]))
     tensor([[ True,  True, False],
             [False, False, False]])
     """
@@ -71,40 +71,40 @@ def visible(call: Call) -> Visible:
     A cache that was made longer than it is filled has hidden keys at its end: queries stand before them.
     Learned keys (`Call.memory`) stand nowhere, and are left out.
     """
-    look, site = _look_at_call(call), call.site
-    if site.content_masks and (call.logits is None or bool(shown(call.logits).all())):
-        look = look._replace(real=None)
+    visibility, site = _read_call(call), call.site
+    if site.content_masks and (call.logits is None or bool(find_unmasked(call.logits).all())):
+        visibility = visibility._replace(real=None)
     keys = call.keys - sum(call.memory)
     if site.key_margins is not None and site.key_margins[1] is None and call.queries < keys:
-        return look._replace(offset=site.key_margins[0], ahead=True, keys=keys, aligned=False)
+        return visibility._replace(offset=site.key_margins[0], ahead=True, keys=keys, aligned=False)
     if site.scattered and call.queries < keys:
-        return look._replace(ahead=None, keys=keys, aligned=False)
-    if call.queries == keys or not (call.blocked or look.ahead):
-        return look
-    keys, mask = (look.keys, look.mask) if look.keys == keys else (keys, call.mask)
-    return Visible(look.real, keys - call.queries, True, keys, mask, aligned=False)
+        return visibility._replace(ahead=None, keys=keys, aligned=False)
+    if call.queries == keys or not (call.blocked or visibility.ahead):
+        return visibility
+    keys, mask = (visibility.keys, visibility.mask) if visibility.keys == keys else (keys, call.mask)
+    return Visible(visibility.real, keys - call.queries, True, keys, mask, aligned=False)
 
 
-def _look_at_call(call: Call) -> Visible:
+def _read_call(call: Call) -> Visible:
     queries, keys, mask = call.queries, call.keys - sum(call.memory), call.mask
     if call.scores is not None:
         left = call.sinks[0] + call.memory[0]
-        allowed = shown(call.scores)
-        masked = None if call.logits is None else shown(call.logits)
+        allowed = find_unmasked(call.scores)
+        masked = None if call.logits is None else find_unmasked(call.logits)
         if masked is not None and not bool(masked.all()):
             # what got no weight later on, as by a choice of the largest, is no mask; a query without any is
             # dead
             allowed = masked & allowed.any(-1, keepdim=True)
-        return _look(allowed[..., left : left + keys], queries, keys, Mask())
+        return _read_allowed(allowed[..., left : left + keys], queries, keys, Mask())
     if mask.tensors:
-        return _look_at(mask, call.value.shape[0], queries, keys, call.value.device)
+        return _read_mask(mask, call.value.shape[0], queries, keys, call.value.device)
     real = None
     if mask.lengths is not None:
         real = torch.arange(keys, device=mask.lengths.device) < mask.lengths[:, None]
     return Visible(real, keys - queries, None if queries == 1 else _looks_ahead(mask), keys, mask)
 
 
-def update_site(call: Call, look: Visible) -> Tensor | None:
+def update_site(call: Call, visibility: Visible) -> Tensor | None:
     """Let the site of a call know what the call tells of its kind; which queries are no padding.
 
     (batch or 1, queries) on the device of the call, or None when every query counts.
@@ -114,33 +114,37 @@ def update_site(call: Call, look: Visible) -> Tensor | None:
         is_proved = (
             site.memory or site.scattered or (site.key_margins is not None and site.key_margins[1] is None)
         )
-        site.cross = call.queries != call.keys and bool(look.ahead) and not call.blocked and not is_proved
-    site.ahead |= bool(look.ahead)
-    site.causal |= look.ahead is False
-    site.cached |= call.queries < call.keys and not site.cross and look.aligned
-    first = look.offset if look.aligned else call.own_start
-    if look.real is None or site.cross or first < 0:
+        site.cross = (
+            call.queries != call.keys and bool(visibility.ahead) and not call.blocked and not is_proved
+        )
+    site.ahead |= bool(visibility.ahead)
+    site.causal |= visibility.ahead is False
+    site.cached |= call.queries < call.keys and not site.cross and visibility.aligned
+    first = visibility.offset if visibility.aligned else call.own_start
+    if visibility.real is None or site.cross or first < 0:
         return None
-    return look.real[:, first : first + call.queries].to(call.output.device)
+    return visibility.real[:, first : first + call.queries].to(call.output.device)
 
 
-def _look_at(mask: Mask, batch: int, queries: int, keys: int, device: torch.device) -> Visible:
+def _read_mask(mask: Mask, batch: int, queries: int, keys: int, device: torch.device) -> Visible:
     if queries > 1 and all(tensor.dim() < 2 or tensor.shape[-2] == 1 for tensor in mask.tensors):
         of_keys, rest = (
             Mask(lengths=mask.lengths, tensors=mask.tensors),
             replace(mask, lengths=None, tensors=()),
         )
         allowed, adds = _allowed(of_keys, 1, keys, device)
-        there = allowed.any(2).any(1).expand(-1, keys)
+        is_token = allowed.any(2).any(1).expand(-1, keys)
         words = of_keys if adds else in_words(allowed, batch, 1, keys)
-        real = None if bool(there.all()) else there
+        real = None if bool(is_token.all()) else is_token
         return Visible(real, keys - queries, _looks_ahead(rest), keys, words & rest)
     allowed, adds = _allowed(mask, queries, keys, device)
-    look = _look(allowed, queries, keys, mask)
+    visibility = _read_allowed(allowed, queries, keys, mask)
     if not adds:
-        return look._replace(mask=in_words(allowed[..., : look.keys], batch, queries, look.keys))
-    tensors = tuple(x[..., : look.keys] if x.shape[-1] > 1 else x for x in mask.tensors)
-    return look._replace(mask=replace(mask, tensors=tensors))
+        return visibility._replace(
+            mask=in_words(allowed[..., : visibility.keys], batch, queries, visibility.keys)
+        )
+    tensors = tuple(x[..., : visibility.keys] if x.shape[-1] > 1 else x for x in mask.tensors)
+    return visibility._replace(mask=replace(mask, tensors=tensors))
 
 
 def _allowed(mask: Mask, queries: int, keys: int, device: torch.device) -> tuple[Tensor, bool]:
@@ -152,7 +156,7 @@ def _allowed(mask: Mask, queries: int, keys: int, device: torch.device) -> tuple
     if bias is not None:
         whole = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
         whole = whole.expand(*whole.shape[:-1], keys) if whole.shape[-1] != keys else whole
-        allowed = shown(whole)
+        allowed = find_unmasked(whole)
         largest = whole.amax(-1, keepdim=True) if keys else whole
         # a query that is hidden from all keys by a number gets its weights all the same: no words say that
         adds = bool(
@@ -167,7 +171,7 @@ def _looks_ahead(mask: Mask) -> bool:
     return not mask.causal and (mask.window is None or mask.window > 1) and mask.chunk != 1
 
 
-def _look(allowed: Tensor, queries: int, keys: int, mask: Mask) -> Visible:
+def _read_allowed(allowed: Tensor, queries: int, keys: int, mask: Mask) -> Visible:
     """From ``allowed``, a boolean that broadcasts to (batch, heads, queries, keys)."""
     real = _without_padding(allowed.expand(-1, -1, queries, keys)) if keys else allowed.any(2).any(1)
     offset = keys - queries
@@ -220,15 +224,15 @@ def in_words(allowed: Tensor, batch: int, queries: int, keys: int) -> Mask:
     if allowed.shape[1] > 1:
         return Mask(tensors=(allowed,))
     allowed = allowed.expand(-1, -1, queries, keys)
-    shown = allowed.any(2)[:, 0]  # (batch or 1, keys)
+    unmasked = allowed.any(2)[:, 0]  # (batch or 1, keys)
     for geometry in _geometries(allowed):
-        if _says(geometry, shown, allowed):
-            lengths = shown.sum(-1)
-            if bool(shown.all()):
+        if _says(geometry, unmasked, allowed):
+            lengths = unmasked.sum(-1)
+            if bool(unmasked.all()):
                 return geometry
-            if torch.equal(torch.arange(keys, device=shown.device) < lengths[:, None], shown):
+            if torch.equal(torch.arange(keys, device=unmasked.device) < lengths[:, None], unmasked):
                 return replace(geometry, lengths=lengths.expand(batch))
-            return replace(geometry, tensors=(shown[:, None, None],))
+            return replace(geometry, tensors=(unmasked[:, None, None],))
     return Mask(tensors=(allowed,))
 
 
@@ -250,15 +254,15 @@ def _geometries(allowed: Tensor) -> Iterator[Mask]:
         yield Mask(causal=True, window=max(0, back) + 1)
 
 
-def _says(geometry: Mask, shown: Tensor, allowed: Tensor) -> bool:
+def _says(geometry: Mask, unmasked: Tensor, allowed: Tensor) -> bool:
     """Whether ``allowed`` is what the geometry allows of the keys that are shown at all."""
     batch, _, queries, keys = allowed.shape
     rows = max(1, PIECE // max(1, batch * keys))
     for start in range(0, queries, rows):
         block = range(start, min(queries, start + rows))
-        drawn = geometry.rectangle(block, range(keys), keys - queries, allowed.device)[0]
-        wanted = shown[:, None] if drawn is None else shown[:, None] & drawn
+        geometric = geometry.rectangle(block, range(keys), keys - queries, allowed.device)[0]
+        expected = unmasked[:, None] if geometric is None else unmasked[:, None] & geometric
         part = allowed[:, 0, block.start : block.stop]
-        if not torch.equal(wanted.expand(part.shape), part):
+        if not torch.equal(expected.expand(part.shape), part):
             return False
     return True

@@ -90,8 +90,10 @@ def candidates(called: Inputs, lengths: tuple[int, ...] = (LENGTH,)) -> Iterator
             yield called.changed(partial(_ends, batch=batch, length=length, rows=rows))
         for short in lengths:
             if length > max(short, _LONG):
-                yield called.changed(lambda x, short=short: _few(_short(x, length, short), batch))  # type: ignore[misc]
-        yield called.changed(lambda x: _few(x, batch))
+                yield called.changed(
+                    lambda x, short=short: _sample_sequences(_shorten(x, length, short), batch)  # type: ignore[misc]
+                )
+        yield called.changed(lambda x: _sample_sequences(x, batch))
     yield called.changed(lambda x: x.detach().clone())
 
 
@@ -103,7 +105,7 @@ def replaced(
     says which index, given the size; the middle without it. Without ``ids`` whole numbers stay: they may be
     sizes, of packed images, say.
     """
-    chosen = at or position
+    choose_index = at or position
     shown = False
 
     def change(x: Tensor) -> Tensor:
@@ -118,24 +120,24 @@ def replaced(
             return x.detach().clone()
         index: list[int | slice] = [slice(None)] * x.dim()
         if axis == 0 or x.dim() < 4:
-            index[axis] = chosen(x.shape[axis])
+            index[axis] = choose_index(x.shape[axis])
             if x.shape[axis] < 2:
                 return x.detach().clone()
         else:
-            index[-1], index[-2] = chosen(x.shape[-1]), chosen(x.shape[-2])
-        other = x.detach().clone()
-        part = other[tuple(index)]
+            index[-1], index[-2] = choose_index(x.shape[-1]), choose_index(x.shape[-2])
+        changed_copy = x.detach().clone()
+        part = changed_copy[tuple(index)]
         if x.is_floating_point():
             noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(7)).to(part)
-            other[tuple(index)] = part + (x.detach().float().std(correction=0).to(x) + 0.5) * (
+            changed_copy[tuple(index)] = part + (x.detach().float().std(correction=0).to(x) + 0.5) * (
                 1 + noise.abs()
             )
         elif x.dim() == 3:  # boxes and the like, whose numbers belong together
-            other[tuple(index)] = _of_another(x, axis, chosen(x.shape[axis]))
+            changed_copy[tuple(index)] = _other_slice(x, axis, choose_index(x.shape[axis]))
         else:
-            other[tuple(index)] = _other_ids(part, x)
-        shown = shown or not torch.equal(other, x)
-        return other
+            changed_copy[tuple(index)] = _other_ids(part, x)
+        shown = shown or not torch.equal(changed_copy, x)
+        return changed_copy
 
     changed = inputs.changed(change)
     return changed if shown else None
@@ -212,32 +214,32 @@ def _length(tensors: list[Tensor]) -> int:
     return 0
 
 
-def _few(x: Tensor, batch: int) -> Tensor:
+def _sample_sequences(x: Tensor, batch: int) -> Tensor:
     """A few of the sequences; the first one again where there are fewer, with other contents."""
     x = x.detach()
     if x.dim() < 1 or x.shape[0] != batch or batch == SAMPLES:
         return x.clone()
     if batch > SAMPLES:
         return x[:SAMPLES].clone()
-    missing = SAMPLES - batch
-    more = x[:1].expand(missing, *x.shape[1:]).clone()
+    count = SAMPLES - batch
+    copies = x[:1].expand(count, *x.shape[1:]).clone()
     if x.is_floating_point() and x.dim() > 1 and not _is_mask(x):
-        noise = torch.randn(more.shape, generator=torch.Generator().manual_seed(3)).to(more)
-        more = more + noise * (x.float().std(correction=0).to(more) + 0.1)
+        noise = torch.randn(copies.shape, generator=torch.Generator().manual_seed(3)).to(copies)
+        copies = copies + noise * (x.float().std(correction=0).to(copies) + 0.1)
     elif x.dtype != torch.bool and x.dim() > 1 and not _is_mask(x):
         if x.dim() > 2:
-            more = torch.stack([row.roll(step + 1, 0) for step, row in enumerate(more)])
+            copies = torch.stack([row.roll(step + 1, 0) for step, row in enumerate(copies)])
         else:
-            more = torch.stack([_other_ids(row.roll(step + 1), x) for step, row in enumerate(more)])
-    return torch.cat([x, more])
+            copies = torch.stack([_other_ids(row.roll(step + 1), x) for step, row in enumerate(copies)])
+    return torch.cat([x, copies])
 
 
-def _short(x: Tensor, length: int, short: int) -> Tensor:
+def _shorten(x: Tensor, length: int, short: int) -> Tensor:
     """The first ``short`` of ``length`` tokens, or the last ones, where the first are padding."""
     for axis in range(1, x.dim()):
         if x.shape[axis] == length:
-            left = axis == 1 and _is_mask(x) and not bool(x[:, :short].any(1).all())
-            x = x.narrow(axis, length - short if left else 0, short)
+            is_left_padded = axis == 1 and _is_mask(x) and not bool(x[:, :short].any(1).all())
+            x = x.narrow(axis, length - short if is_left_padded else 0, short)
     return x
 
 
@@ -277,13 +279,13 @@ def _is_mask(x: Tensor) -> bool:
     )
 
 
-def _of_another(x: Tensor, axis: int, index: int) -> Tensor:
+def _other_slice(x: Tensor, axis: int, index: int) -> Tensor:
     """What stands at another index along an axis and differs from what stands at ``index``, if anything
     does.
     """
-    here = x.select(axis, index)
+    current = x.select(axis, index)
     others = (x.select(axis, (index + step) % x.shape[axis]) for step in range(1, x.shape[axis]))
-    return next((other for other in others if not torch.equal(other, here)), here)
+    return next((other for other in others if not torch.equal(other, current)), current)
 
 
 def _other_ids(ids: Tensor, among: Tensor) -> Tensor:
@@ -292,13 +294,13 @@ def _other_ids(ids: Tensor, among: Tensor) -> Tensor:
     """
     ends = torch.cat([among[..., 0].flatten(), among[..., -1].flatten()]).unique()
     values = among.unique()
-    plain = values[~torch.isin(values, ends)]
-    if len(plain) < 2:
-        plain, ends = values, ends[:0]
-    if len(plain) < 2:
+    inner = values[~torch.isin(values, ends)]
+    if len(inner) < 2:
+        inner, ends = values, ends[:0]
+    if len(inner) < 2:
         return ids.clone()
-    positions = torch.searchsorted(plain, ids.contiguous()).clamp(max=len(plain) - 1)
-    others = plain[(positions + 1 + len(plain) // 3) % len(plain)]
+    positions = torch.searchsorted(inner, ids.contiguous()).clamp(max=len(inner) - 1)
+    others = inner[(positions + 1 + len(inner) // 3) % len(inner)]
     return torch.where(torch.isin(ids, ends), ids, others)
 
 

@@ -16,7 +16,7 @@ from manyheads.capture.call import Call, Origin
 from manyheads.capture.call_rows import is_output, weight_rows
 from manyheads.capture.dependence import NO_WEIGHTS, Leaf, Marks
 from manyheads.capture.head_axes import Axis, agree, keys_are_tokens, origins, roles_from
-from manyheads.capture.mask_reading import shown
+from manyheads.capture.mask_reading import find_unmasked
 from manyheads.nn.mask import Mask
 
 _PIECE = 2**24  # scores that are looked at together
@@ -96,7 +96,7 @@ def shown_digest(scores: Tensor) -> bytes:
     """Bytes that stand for which scores (batch, heads, queries, keys) are those of a mask."""
     digest = blake2b(repr(scores.shape).encode())
     for piece in scores.flatten(0, 1).split(max(1, _PIECE // max(1, scores.shape[2] * scores.shape[3]))):
-        digest.update(shown(piece).cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(find_unmasked(piece).cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.digest()
 
 

@@ -211,11 +211,11 @@ def _cycle(calls: list[Record]) -> int:
     own."""
     sequence = [(record.rows, record.origin.key) for record in calls]  # the same code, for other tokens
     cycle = sequence.index(sequence[0], 1) if sequence[0] in sequence[1:] else len(calls)
-    if any(each != sequence[i % cycle] for i, each in enumerate(sequence)) or not all(r.rows for r in calls):
+    if any(key != sequence[i % cycle] for i, key in enumerate(sequence)) or not all(r.rows for r in calls):
         return 0
     for number, record in enumerate(calls):  # the same heads again must be for other tokens
-        before = calls[number % cycle : number : cycle]
-        if any(record.data & other.data or _same_queries(record, other) for other in before):
+        earlier = calls[number % cycle : number : cycle]
+        if any(record.data & other.data or _same_queries(record, other) for other in earlier):
             return 0
     if cycle == 1:
         return 1

@@ -179,10 +179,13 @@ class Selection:
                 )
         missing = [key for key in self.heads if key not in self._site_of]
         if missing:
-            seen = ", ".join(f"{site.name!r} (layer {site.layer})" for site in sites) or "none"
-            named = ", ".join(repr(key) if isinstance(key, str) else f"layer {key}" for key in missing)
+            site_names = ", ".join(f"{site.name!r} (layer {site.layer})" for site in sites) or "none"
+            unknown_names = ", ".join(
+                repr(key) if isinstance(key, str) else f"layer {key}" for key in missing
+            )
             raise ValueError(
-                f"heads: {named} was never called, so nothing was done there. Attention seen: {seen}"
+                f"heads: {unknown_names} was never called, so nothing was done there. "
+                f"Attention seen: {site_names}"
             )
 
 

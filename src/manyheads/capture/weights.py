@@ -140,9 +140,11 @@ def _projections(trace: Trace) -> Projections:
             if part.indices:
                 _put(head, role, part, name in trace.factors, name in trace.added)
     for head in heads:  # what has a role of its own, in a call seen before or after, is no extra
-        named = {part.parameter for role in ROLES for part in getattr(head, role)}
-        named |= {part.parameter for parts in head.biases.values() for part in parts}
-        head.extras = tuple(part for part in dict.fromkeys(head.extras) if part.parameter not in named)
+        used_parameters = {part.parameter for role in ROLES for part in getattr(head, role)}
+        used_parameters |= {part.parameter for parts in head.biases.values() for part in parts}
+        head.extras = tuple(
+            part for part in dict.fromkeys(head.extras) if part.parameter not in used_parameters
+        )
     readers = {name for role, name in trace.touched if role == "output" and name in trace.reading}
     makers = {name for role, name in trace.touched if role in ("query", "key", "value")}
     alone = any(head.query for head in heads)

@@ -55,9 +55,9 @@ def measure(
             )
         if result is None:  # another process has it
             return None
-        shown = terminal.shards.presentation(measurement.verb, result, loaded, corpus, out, bool(page))
-        if not shown.empty:
-            terminal.presentation.present(shown, as_json=json)
+        presentation = terminal.shards.presentation(measurement.verb, result, loaded, corpus, out, bool(page))
+        if not presentation.empty:
+            terminal.presentation.present(presentation, as_json=json)
         if open and page and not split.file:
             terminal.presentation.open_file(out / "report.html")
-        return shown.ending(interrupted())
+        return presentation.ending(interrupted())

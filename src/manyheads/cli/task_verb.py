@@ -33,15 +33,15 @@ def _command(name: str, run: Verb, how: type, out: Path) -> TyperCommand:
     """The command of a task: the options of the run, those of the task, and those of training."""
     json = optional("json", *get_args(options.Json))
     of_run = [*optional_fields(how), json, optional("out", Path, "The folder for the results.", out)]
-    taken = {each.name for each in of_run}
-    taken |= {"seed"} if "seeds" in taken else set()
+    run_names = {each.name for each in of_run}
+    run_names |= {"seed"} if "seeds" in run_names else set()
     with loading("torch"):
-        of_task = [optional(*each) for each in mh.tasks.task_options(name) if each.name not in taken]
+        of_task = [optional(*each) for each in mh.tasks.task_options(name) if each.name not in run_names]
 
     def verb(**passed: Any) -> str | None:
-        chosen = {key: value for key, value in passed.items() if value is not None}
-        settings = {each.name: chosen.pop(each.name) for each in of_run if each.name in chosen}
-        return run(name, chosen, **{"out": out, **settings})
+        values = {key: value for key, value in passed.items() if value is not None}
+        settings = {each.name: values.pop(each.name) for each in of_run if each.name in values}
+        return run(name, values, **{"out": out, **settings})
 
     verb.__signature__ = Signature([*of_run, *of_task])  # type: ignore[attr-defined]
     about = cleandoc(mh.tasks.find(name).__doc__ or "").split("Examples\n")[0].replace("`", "").strip()

@@ -67,11 +67,11 @@ def command(
             options[name] = kind(**{field.name: options.pop(field.name) for field in fields(kind)})
         load()
         try:
-            stopped = verb(**options)
+            message = verb(**options)
         except Interrupted:
-            stopped = words("Stopped before there was a result; nothing was written.")
-        if stopped:
-            say(stopped)
+            message = words("Stopped before there was a result; nothing was written.")
+        if message:
+            say(message)
             raise typer.Exit(EXIT_CODE)
 
     run.__doc__ = unwrapped(verb.__doc__ or "")
@@ -82,10 +82,10 @@ def command(
 
 def option(name: str, default: object, hint: Any) -> Parameter:
     """A parameter for Typer: beside its type, its help and its panel; only what is True has a --no-NAME."""
-    kind, *beside = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    if beside and isinstance(beside[0], str):
+    kind, *details = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if details and isinstance(details[0], str):
         flags = [f"--{name.replace('_', '-')}"] if default is not True else []
-        hint = Annotated[kind, typer.Option(*flags, help=beside[0], rich_help_panel=[*beside, None][1])]
+        hint = Annotated[kind, typer.Option(*flags, help=details[0], rich_help_panel=[*details, None][1])]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
@@ -108,14 +108,14 @@ def optional_fields(group: Any) -> list[Parameter]:
 
 
 def late_commands(
-    name: str, help: str, listed: Callable[[], Mapping[str, str]], build: Callable[[str], TyperCommand]
+    name: str, help: str, helps: Callable[[], Mapping[str, str]], build: Callable[[str], TyperCommand]
 ) -> typer.Typer:
     """A group of commands that are built when they are called, because that needs torch.
 
     Parameters
     ----------
     name, help: of the group.
-    listed: the commands by name, each with its help in one line.
+    helps: the commands by name, each with its help in one line.
     build: makes the command of a name.
     """
 
@@ -123,15 +123,15 @@ def late_commands(
         """What Typer asks for its commands."""
 
         def list_commands(self, ctx: object) -> list[str]:
-            return list(listed())
+            return list(helps())
 
         def get_command(self, ctx: object, cmd_name: str) -> TyperCommand | None:
-            commands = listed()
+            commands = helps()
             return built(cmd_name, lambda: None, commands[cmd_name]) if cmd_name in commands else None
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-            wanted, shown, rest = super().resolve_command(ctx, args)
-            return wanted, build(wanted) if wanted and wanted in listed() else shown, rest
+            name, stub, rest = super().resolve_command(ctx, args)
+            return name, build(name) if name and name in helps() else stub, rest
 
     return typer.Typer(name=name, cls=Group, no_args_is_help=True, help=help, **SETTINGS)
 

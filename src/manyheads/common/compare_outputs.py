@@ -20,13 +20,13 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-2, torc
 class Captured:
     """A call of a module in the silenced model: its arguments and its output.
 
-    ``handed`` names the arguments that are outputs of another of the modules, and that module.
+    ``producers`` names the arguments that are outputs of another of the modules, and that module.
     """
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
     output: object = None
-    handed: dict[str | int, str] = field(default_factory=dict)
+    producers: dict[str | int, str] = field(default_factory=dict)
 
     def arguments(self) -> tuple[tuple[object, ...], dict[str, object]]:
         """The arguments, copied: caches change when they are used."""
@@ -47,13 +47,13 @@ def tensors(value: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from tensors(item, f"{name}[{index}]")
 
 
-def difference(expected: object, got: object) -> float:
+def difference(expected: object, actual: object) -> float:
     """The largest difference of two outputs, relative to the largest number, or to 1 if that is larger.
 
     The first tensors must have the same shape; others that do not (weights of each head) do not count.
     """
     worst, first = 0.0, True
-    for (_, a), (_, b) in zip(tensors(expected), tensors(got), strict=False):
+    for (_, a), (_, b) in zip(tensors(expected), tensors(actual), strict=False):
         if a.shape == b.shape and a.numel():
             finite = a.isfinite()
             if not torch.equal(finite, b.isfinite()):

@@ -77,11 +77,11 @@ def unpacked(content: bytes, name: str) -> bytes:
     most = max(FLOOR, GROWTH * len(content))
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            plain = file.read(most + 1)
+            unpacked_content = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{name} is damaged ({first_line(error)}); get it again") from None
-    check_growth(len(plain), len(content), name)
-    return plain
+    check_growth(len(unpacked_content), len(content), name)
+    return unpacked_content
 
 
 @contextmanager
@@ -99,9 +99,9 @@ def open_image(file: File | bytes, name: str) -> Iterator[Image]:
     except ImportError:
         raise ImportError("images need Pillow: pip install 'manyheads[train]'") from None
     content = file if isinstance(file, bytes) else content_of(file, name)
-    called = "an image of the data" if isinstance(file, bytes) else file
+    label = "an image of the data" if isinstance(file, bytes) else file
     with (
-        in_one_sentence(f"{name}: {called} is not a readable image; repair or remove it"),
+        in_one_sentence(f"{name}: {label} is not a readable image; repair or remove it"),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # about damage that Pillow can live with

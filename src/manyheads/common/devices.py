@@ -19,8 +19,8 @@ def device_of(model: nn.Module) -> torch.device:
     >>> device_of(nn.Linear(2, 3)), device_of(nn.Identity())
     (device(type='cpu'), device(type='cpu'))
     """
-    held = (tensor.device for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
-    device = next(held, CPU)
+    devices = (tensor.device for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
+    device = next(devices, CPU)
     return (_execution_device(model) or device) if device.type == "meta" else device
 
 
@@ -38,8 +38,8 @@ def _execution_device(model: nn.Module) -> torch.device | None:
     """Where the hooks of accelerate bring the weights."""
     for module in model.modules():
         hook = getattr(module, "_hf_hook", None)
-        for each in (hook, *getattr(hook, "hooks", ())):
-            device = getattr(each, "execution_device", None)
+        for part in (hook, *getattr(hook, "hooks", ())):
+            device = getattr(part, "execution_device", None)
             if device is not None:
                 return torch.device(device)
     return None
@@ -77,8 +77,8 @@ def choose_device(name: str | None = None) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError):
-        there = "none" if kind is None else f"{torch.accelerator.device_count()} x {kind.type}"
+        kinds = "none" if kind is None else f"{torch.accelerator.device_count()} x {kind.type}"
         raise ValueError(
-            f"device: got {name!r}; expected cpu, or the name of an accelerator that torch has here ({there})"
+            f"device: got {name!r}; expected cpu, or the name of an accelerator that torch has here ({kinds})"
         ) from None
     return device

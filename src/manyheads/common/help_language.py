@@ -23,14 +23,14 @@ class _FoldingTable(Table):
     def add_row(self, *cells: Any, **options: Any) -> None:
         """As in rich."""
         super().add_row(*cells, **options)
-        for each in self.columns:
-            each.overflow = "fold"
+        for column in self.columns:
+            column.overflow = "fold"
 
 
 def runnable(app: typer.Typer, arguments: Sequence[str] | None = None) -> Any:
     """The app to run: with its help in Chinese if help is what a reader of Chinese asks for."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if not {"-h", "--help"} & set(arguments) or _asked(arguments) != "zh":
+    if not {"-h", "--help"} & set(arguments) or _read_language(arguments) != "zh":
         return app
     for name, title in _PANELS.items():
         setattr(rich_utils, name, title)
@@ -50,7 +50,7 @@ def translated(text: str, chinese: dict[str, str]) -> str:
     return re.sub(r"(?m)^( *)(\S.*)$", lambda line: line[1] + chinese.get(line[2], line[2]), text)
 
 
-def _asked(arguments: Sequence[str]) -> Language:
+def _read_language(arguments: Sequence[str]) -> Language:
     """The language of --language among arguments that are not parsed yet, else that of the locale."""
     option = re.search(r"(?:^|\0)--language[=\0](en|zh)(?:\0|$)", "\0".join(arguments))
     return current_language() if option is None else "zh" if option[1] == "zh" else "en"

@@ -14,7 +14,7 @@ def import_from_here(module: str) -> ModuleType:
     >>> import_from_here("math").__name__
     'math'
     """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     return import_module(module)

@@ -23,7 +23,7 @@ EXIT_CODE = 130
 # torchrun sends its processes a SIGINT that the terminal has sent them already.
 _SAME = 1.0  # second
 
-_noted: threading.Event | None = None  # of the outermost `interruptible`
+_ctrl_c: threading.Event | None = None  # of the outermost `interruptible`
 Item = TypeVar("Item")
 
 
@@ -40,21 +40,21 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     ...     before, interrupted()
     (False, True)
     """
-    global _noted
-    if _noted is not None or threading.current_thread() is not threading.main_thread():
-        noted = _noted or threading.Event()
-        yield noted.is_set
+    global _ctrl_c
+    if _ctrl_c is not None or threading.current_thread() is not threading.main_thread():
+        ctrl_c = _ctrl_c or threading.Event()
+        yield ctrl_c.is_set
         return
-    noted, at = threading.Event(), 0.0
-    before: dict[int, signal.Handlers | Callable[[int, FrameType | None], object] | int | None] = {}
+    ctrl_c, first_time = threading.Event(), 0.0
+    handlers: dict[int, signal.Handlers | Callable[[int, FrameType | None], object] | int | None] = {}
 
     def note(kind: int, frame: FrameType | None) -> None:
-        nonlocal at
-        if not noted.is_set():
-            at = time.monotonic()
-            noted.set()
-        elif int(os.environ.get("WORLD_SIZE", 1)) == 1 or time.monotonic() - at > _SAME:
-            previous = before[kind]
+        nonlocal first_time
+        if not ctrl_c.is_set():
+            first_time = time.monotonic()
+            ctrl_c.set()
+        elif int(os.environ.get("WORLD_SIZE", 1)) == 1 or time.monotonic() - first_time > _SAME:
+            previous = handlers[kind]
             if callable(previous):
                 previous(kind, frame)
             else:
@@ -62,14 +62,14 @@ def interruptible() -> Iterator[Callable[[], bool]]:
                 signal.raise_signal(kind)
 
     for kind in (signal.SIGINT, signal.SIGTERM):
-        before[kind] = signal.getsignal(kind)
+        handlers[kind] = signal.getsignal(kind)
         signal.signal(kind, note)
-    _noted = noted
+    _ctrl_c = ctrl_c
     try:
-        yield noted.is_set
+        yield ctrl_c.is_set
     finally:
-        _noted = None
-        for number, handler in before.items():
+        _ctrl_c = None
+        for number, handler in handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
 
@@ -79,7 +79,7 @@ class Interrupted(KeyboardInterrupt):
 
 def interrupted() -> bool:
     """Whether Ctrl-C was pressed inside the current `interruptible`, if there is one."""
-    return _noted is not None and _noted.is_set()
+    return _ctrl_c is not None and _ctrl_c.is_set()
 
 
 def stop_if_interrupted() -> None:

@@ -102,9 +102,9 @@ def bootstrap(
     if count < 2:
         return Interval(point, math.nan, math.nan, count)
     generator = np.random.default_rng(seed)
-    drawn = np.array([value(generator.integers(count, size=count)) for _ in range(resamples)])
-    drawn = drawn[np.isfinite(drawn)]
-    if not len(drawn):
+    values = np.array([value(generator.integers(count, size=count)) for _ in range(resamples)])
+    values = values[np.isfinite(values)]
+    if not len(values):
         return Interval(point, math.nan, math.nan, count)
-    low, high = np.percentile(drawn, [50 * (1 - level), 50 * (1 + level)])
+    low, high = np.percentile(values, [50 * (1 - level), 50 * (1 + level)])
     return Interval(point, float(low), float(high), count)

@@ -45,7 +45,7 @@ def regular_file(path: str | os.PathLike[str], name: str) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{name}: there is no file {path}") from None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{name}: {path} cannot be read ({_why(error)})") from None
+        raise ValueError(f"{name}: {path} cannot be read ({_error_text(error)})") from None
     if stat.S_ISREG(mode):
         return path
     kinds = {"a folder": stat.S_ISDIR, "a pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK}
@@ -62,7 +62,7 @@ def read_bytes(path: str | os.PathLike[str], name: str, largest: int | None = No
             raise ValueError(f"{name}: {path} has {size:,} bytes; expected at most {largest:,}")
         return file.read_bytes()
     except OSError as error:
-        raise ValueError(f"{name}: {path} cannot be read ({_why(error)})") from error
+        raise ValueError(f"{name}: {path} cannot be read ({_error_text(error)})") from error
 
 
 def read_json(
@@ -161,8 +161,8 @@ def check(value: object, kind: Any, where: str = "") -> None:
     if origin in (Union, types.UnionType):
         _check_union(value, arguments, where)
     elif origin is Literal:
-        if not any(type(value) is type(one) and value == one for one in arguments):
-            raise _wrong(value, " or ".join(map(repr, arguments)), where)
+        if not any(type(value) is type(choice) and value == choice for choice in arguments):
+            raise _mismatch(value, " or ".join(map(repr, arguments)), where)
     elif typing.is_typeddict(kind):
         _check_object(value, kind, where)
     elif is_dataclass(kind):
@@ -174,13 +174,13 @@ def check(value: object, kind: Any, where: str = "") -> None:
         for number, item in enumerate(items):
             check(item, arguments[0], f"{where}[{number}]")
     elif origin is tuple:
-        several = len(arguments) == 2 and arguments[1] is Ellipsis
-        items = _list(value, where, None if several else len(arguments))
+        is_variadic = len(arguments) == 2 and arguments[1] is Ellipsis
+        items = _list(value, where, None if is_variadic else len(arguments))
         for number, item in enumerate(items):
-            check(item, arguments[0 if several else number], f"{where}[{number}]")
+            check(item, arguments[0 if is_variadic else number], f"{where}[{number}]")
     elif origin in (dict, Mapping):
         for key, item in _object(value, where).items():
-            check(item, arguments[1], _inside(where, key))
+            check(item, arguments[1], _join_path(where, key))
     else:
         _check_plain(value, kind, where)
 
@@ -197,7 +197,7 @@ def check_fields(values: object, kinds: Mapping[str, Any], where: str = "") -> N
     """
     for name, value in _object(values, where).items():
         if name in kinds:
-            check(value, kinds[name], _inside(where, name))
+            check(value, kinds[name], _join_path(where, name))
 
 
 @contextmanager
@@ -231,7 +231,7 @@ def _check_union(value: object, kinds: Sequence[Any], where: str) -> None:
             problems.append(error)
     if len(kinds) == 2 and type(None) in kinds:  # X or None: say what is wrong with it as an X
         raise problems[kinds[0] is type(None)]
-    raise _wrong(value, " or ".join(map(_called, kinds)), where)
+    raise _mismatch(value, " or ".join(map(_describe_kind, kinds)), where)
 
 
 def _check_object(value: object, kind: Any, where: str) -> None:
@@ -240,9 +240,9 @@ def _check_object(value: object, kind: Any, where: str) -> None:
     for key, hint in hints.items():
         optional = typing.get_origin(hint) is NotRequired
         if key in fields:
-            check(fields[key], typing.get_args(hint)[0] if optional else hint, _inside(where, key))
+            check(fields[key], typing.get_args(hint)[0] if optional else hint, _join_path(where, key))
         elif not optional and key in kind.__required_keys__:
-            raise ValueError(f"{_inside(where, key)} is missing; expected {_called(hint)}")
+            raise ValueError(f"{_join_path(where, key)} is missing; expected {_describe_kind(hint)}")
 
 
 def _check_plain(value: object, kind: object, where: str) -> None:
@@ -253,9 +253,9 @@ def _check_plain(value: object, kind: object, where: str) -> None:
     elif kind is int or kind is float:
         numbers = int if kind is int else int | float
         if not isinstance(value, numbers) or isinstance(value, bool):
-            raise _wrong(value, "a whole number" if kind is int else "a number", where)
+            raise _mismatch(value, "a whole number" if kind is int else "a number", where)
         if isinstance(value, int) and not -_WHOLE <= value < _WHOLE:
-            raise _wrong(value, "one that fits 64 bits" if kind is int else "a smaller number", where)
+            raise _mismatch(value, "one that fits 64 bits" if kind is int else "a smaller number", where)
     elif kind is str:
         _demand(isinstance(value, str), value, "a text", where)
     elif kind is dict:
@@ -266,28 +266,28 @@ def _check_plain(value: object, kind: object, where: str) -> None:
 
 def _demand(fits: bool, value: object, expected: str, where: str) -> None:
     if not fits:
-        raise _wrong(value, expected, where)
+        raise _mismatch(value, expected, where)
 
 
 def _object(value: object, where: str) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise _wrong(value, "an object", where)
+        raise _mismatch(value, "an object", where)
     return value
 
 
 def _list(value: object, where: str, length: int | None = None) -> list[object]:
     if not isinstance(value, list) or length not in (None, len(value)):
-        raise _wrong(value, "a list" if length is None else f"a list of {length}", where)
+        raise _mismatch(value, "a list" if length is None else f"a list of {length}", where)
     return value
 
 
-def _wrong(value: object, expected: str, where: str) -> ValueError:
-    got = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}.get(type(value))
+def _mismatch(value: object, expected: str, where: str) -> ValueError:
+    description = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}.get(type(value))
     if isinstance(value, str) and len(value) <= 40:
-        got = f"the text {value!r}"
-    elif got is None:
-        got = "null" if value is None else _number(value)
-    return ValueError(f"{where or 'it'} is {got}; expected {expected}")
+        description = f"the text {value!r}"
+    elif description is None:
+        description = "null" if value is None else _number(value)
+    return ValueError(f"{where or 'it'} is {description}; expected {expected}")
 
 
 def _number(value: object) -> str:
@@ -299,7 +299,7 @@ def _number(value: object) -> str:
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
 
 
-def _called(kind: Any) -> str:
+def _describe_kind(kind: Any) -> str:
     if typing.is_typeddict(kind) or (typing.get_origin(kind) or kind) in (dict, Mapping):
         return "an object"
     if typing.get_origin(kind) in (list, tuple, Sequence):
@@ -309,7 +309,7 @@ def _called(kind: Any) -> str:
     return _NAMES.get(kind, "something else")
 
 
-def _inside(where: str, key: str) -> str:
+def _join_path(where: str, key: str) -> str:
     short = key if len(key) <= 60 else f"{key[:57]}..."
     return f"{where}.{short}" if where else short
 
@@ -319,7 +319,7 @@ def _once(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
     values: dict[str, object] = {}
     for key, value in pairs:
         if key in values:
-            raise ValueError(f"{_inside('', key)} appears twice; expected it once")
+            raise ValueError(f"{_join_path('', key)} appears twice; expected it once")
         values[key] = value
     return values
 
@@ -335,18 +335,18 @@ def _check_depth(value: object) -> None:
     """Check that a value is not nested deeply, and that its texts can be encoded again."""
     layer: list[dict[str, object] | list[object]] = [[value]]
     for _ in range(DEEPEST):
-        inside = [item for one in layer for item in (one.values() if isinstance(one, dict) else one)]
-        names = [name for one in layer if isinstance(one, dict) for name in one]
-        for text in (item for item in [*names, *inside] if isinstance(item, str)):
+        items = [item for node in layer for item in (node.values() if isinstance(node, dict) else node)]
+        names = [name for node in layer if isinstance(node, dict) for name in node]
+        for text in (item for item in [*names, *items] if isinstance(item, str)):
             try:
                 text.encode()
             except UnicodeEncodeError:
                 raise ValueError(f"the text {text[:40]!a} has half of a character") from None
-        layer = [item for item in inside if isinstance(item, dict | list)]
+        layer = [item for item in items if isinstance(item, dict | list)]
         if not layer:
             return
     raise ValueError(f"it is nested deeper than {DEEPEST}")
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -54,8 +54,8 @@ def locked(path: Path, what: str, wait: float = 0.0) -> Iterator[None]:
         if not free and time.monotonic() < until:
             time.sleep(0.02)
         elif not free:
-            who = f"process {owner}" if owner else "another process"
-            raise ValueError(f"{what} is in use by {who}; wait for it, or give another folder")
+            holder = f"process {owner}" if owner else "another process"
+            raise ValueError(f"{what} is in use by {holder}; wait for it, or give another folder")
     try:
         os.ftruncate(handle, 0)
         os.write(handle, str(os.getpid()).encode())

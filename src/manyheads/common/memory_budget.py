@@ -28,8 +28,8 @@ def memory_budget(memory: str | int | None = None, device: torch.device | None =
     if isinstance(memory, int):
         size = memory
     else:
-        read = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", memory.lower())
-        size = int(float(read[1]) * _UNITS[read[2]]) if read and read[2] in _UNITS else 0
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", memory.lower())
+        size = int(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
     if size < 1:
         raise ValueError(f"memory: got {memory!r}; expected a number of bytes, such as 2GB, 800MB or 4GiB")
     return size
@@ -43,11 +43,11 @@ def free_bytes(device: torch.device | None = None) -> int:
     """
     if device is not None and device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    sizes = [_of_machine(), *_of_groups()]
+    sizes = [_machine_bytes(), *_container_bytes()]
     return max(1, min(size for size in sizes if size is not None))
 
 
-def _of_machine() -> int:
+def _machine_bytes() -> int:
     with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -56,15 +56,15 @@ def _of_machine() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
-def _of_groups() -> list[int | None]:
+def _container_bytes() -> list[int | None]:
     """What the control group of a container leaves, if there is one."""
     group = Path("/sys/fs/cgroup")
-    for most, taken in (
+    for limit_file, usage_file in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
         with suppress(OSError, ValueError):
-            return [int((group / most).read_text()) - int((group / taken).read_text())]
+            return [int((group / limit_file).read_text()) - int((group / usage_file).read_text())]
     return []
 
 

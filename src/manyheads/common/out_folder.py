@@ -46,9 +46,9 @@ def check_file(out: Path) -> None:
     """
     if out.is_dir():
         raise ValueError(f"out: {out} is a folder; expected the name of a file")
-    above = next(folder for folder in out.absolute().parents if folder.exists())
-    if not above.is_dir():
-        raise ValueError(f"out: {out} cannot be written, because {above.name} is a file; give another name")
+    parent = next(folder for folder in out.absolute().parents if folder.exists())
+    if not parent.is_dir():
+        raise ValueError(f"out: {out} cannot be written, because {parent.name} is a file; give another name")
 
 
 @contextmanager

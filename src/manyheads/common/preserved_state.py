@@ -58,15 +58,15 @@ def _module(module: nn.Module) -> Restore:
         return lambda: None
     attributes, buffers = dict(module.__dict__), dict(module._buffers)
     parts = [*module._parameters, *module._modules]
-    held = [*module._parameters.values(), *buffers.values()]
-    lazy = any(tensor is not None and is_lazy(tensor) for tensor in held)
-    needed = [(tensor, tensor.requires_grad) for tensor in held if tensor is not None]
+    tensors = [*module._parameters.values(), *buffers.values()]
+    lazy = any(tensor is not None and is_lazy(tensor) for tensor in tensors)
+    flags = [(tensor, tensor.requires_grad) for tensor in tensors if tensor is not None]
     values = [] if lazy else [_value(buffer) for buffer in buffers.values() if _has_values(buffer)]
 
     def restore() -> None:
-        for tensor, before in needed:
-            if tensor.requires_grad != before:
-                tensor.requires_grad_(before)
+        for tensor, flag in flags:
+            if tensor.requires_grad != flag:
+                tensor.requires_grad_(flag)
         if lazy or parts != [*module._parameters, *module._modules]:
             module.__dict__["training"] = attributes["training"]
             return
@@ -86,12 +86,12 @@ def _has_values(buffer: Tensor | None) -> TypeGuard[Tensor]:
 
 def _value(buffer: Tensor) -> Restore:
     """Copy a buffer back if it was written to; its version does not show that (batch norm leaves it)."""
-    before = buffer.detach().clone()
+    copy = buffer.detach().clone()
 
     def restore() -> None:
-        if not torch.equal(buffer, before):
+        if not torch.equal(buffer, copy):
             with torch.inference_mode(buffer.is_inference()), torch.no_grad():
-                buffer.copy_(before)
+                buffer.copy_(copy)
 
     return restore
 
@@ -123,10 +123,10 @@ def _settings() -> Restore:
         (_cudnn, _set_cudnn),
         (flushes_denormals, torch.set_flush_denormal),
     ]
-    before = [read() for read, _ in settings]
+    values = [read() for read, _ in settings]
 
     def restore() -> None:
-        for (read, write), value in zip(settings, before, strict=True):
+        for (read, write), value in zip(settings, values, strict=True):
             if read() != value:
                 write(value)
 

@@ -68,8 +68,8 @@ def _dtype(module: nn.Module, model: nn.Module) -> torch.dtype:
     assert isinstance(weight, Tensor)
     if weight.is_floating_point():
         return weight.dtype
-    plain = (p.dtype for p in model.parameters() if p.is_floating_point() and type(p) in _PLAIN)
-    return next(plain, torch.float32)
+    dtypes = (p.dtype for p in model.parameters() if p.is_floating_point() and type(p) in _PLAIN)
+    return next(dtypes, torch.float32)
 
 
 @torch.no_grad()

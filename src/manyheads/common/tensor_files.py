@@ -26,7 +26,7 @@ def save_tensors(path: Path, document: object) -> None:
     {('a', 'b'): tensor([1., 1.]), 'c': [1, (0.1, None)]}
     """
     tensors: dict[str, Tensor] = {}
-    words = json.dumps(_encoded(document, tensors))
+    words = json.dumps(_encode(document, tensors))
     write_whole(path, save(tensors, metadata={_KEY: words}))
 
 
@@ -36,37 +36,37 @@ def load_tensors(path: Path) -> object:
         with safe_open(path, framework="pt") as file:
             words = (file.metadata() or {})[_KEY]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return _decoded(json.loads(words), tensors)
+        return _decode(json.loads(words), tensors)
     except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged, or not a file that manyheads wrote ({error})") from None
 
 
-def _encoded(value: object, tensors: dict[str, Tensor]) -> object:
+def _encode(value: object, tensors: dict[str, Tensor]) -> object:
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {"tensor": name}
     if isinstance(value, dict):
-        return {"dict": [[_encoded(key, tensors), _encoded(item, tensors)] for key, item in value.items()]}
+        return {"dict": [[_encode(key, tensors), _encode(item, tensors)] for key, item in value.items()]}
     if isinstance(value, tuple):
-        return {"tuple": [_encoded(item, tensors) for item in value]}
+        return {"tuple": [_encode(item, tensors) for item in value]}
     if isinstance(value, list):
-        return [_encoded(item, tensors) for item in value]
+        return [_encode(item, tensors) for item in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
     raise TypeError(f"expected plain values and tensors, got {type(value).__name__}")
 
 
-def _decoded(value: object, tensors: dict[str, Tensor]) -> object:
+def _decode(value: object, tensors: dict[str, Tensor]) -> object:
     if isinstance(value, list):
-        return [_decoded(item, tensors) for item in value]
+        return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
-    ((kind, inside),) = value.items()
+    ((kind, content),) = value.items()
     if kind == "tensor":
-        return tensors[inside]
+        return tensors[content]
     if kind == "tuple":
-        return tuple(_decoded(item, tensors) for item in inside)
+        return tuple(_decode(item, tensors) for item in content)
     if kind == "dict":
-        return {_decoded(key, tensors): _decoded(item, tensors) for key, item in inside}
+        return {_decode(key, tensors): _decode(item, tensors) for key, item in content}
     raise ValueError(f"it holds a {kind!r}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 _number = count()  # two threads may write the same file
 _unfinished: set[Path] = set()
-_LEFT = re.compile(r"\..+\.\d+-\d+")  # as `_beside` names them
+_LEFT = re.compile(r"\..+\.\d+-\d+")  # as `_temporary_path` names them
 
 
 def write_whole(path: str | PathLike[str], content: bytes | str) -> None:
@@ -28,7 +28,7 @@ def write_whole(path: str | PathLike[str], content: bytes | str) -> None:
     ('all of it', 1)
     """
     path = Path(path)
-    with _beside(path) as unfinished:
+    with _temporary_path(path) as unfinished:
         with unfinished.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
@@ -50,11 +50,11 @@ def whole_folder(path: str | PathLike[str]) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _beside(path) as unfinished:
+    with _temporary_path(path) as unfinished:
         unfinished.mkdir()
         yield unfinished
-        for inside in sorted(unfinished.rglob("*"), reverse=True):
-            _to_disk(inside)
+        for file in sorted(unfinished.rglob("*"), reverse=True):
+            _to_disk(file)
         _to_disk(unfinished)
         os.replace(unfinished, path)
     _to_disk(path.parent)
@@ -64,9 +64,9 @@ def tidy(folder: Path, name: str = "") -> None:
     """Remove the unfinished files of killed processes in a folder, all or those of one name; the caller holds
     the lock.
     """
-    for left in folder.glob(".*"):
-        if _LEFT.fullmatch(left.name) and left.name.lstrip(".").startswith(name and f"{name}."):
-            _remove(left)
+    for file in folder.glob(".*"):
+        if _LEFT.fullmatch(file.name) and file.name.lstrip(".").startswith(name and f"{name}."):
+            _remove(file)
 
 
 def remove_unfinished() -> None:
@@ -76,7 +76,7 @@ def remove_unfinished() -> None:
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[Path]:
+def _temporary_path(path: Path) -> Iterator[Path]:
     """A temporary name beside a path; an error names the path, and leaves nothing there."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}-{next(_number)}")
     _unfinished.add(unfinished)

@@ -297,21 +297,23 @@ def groups(
      {'special': 0.333..., 'frequent': 0.333..., 'rare': 0.166...})
     """
     total = sum(counts.values())
-    chosen = {"special": sorted(set(special) & set(counts))}
-    ordinary = {token: n for token, n in counts.items() if token not in set(chosen["special"])}
+    ids_by_group = {"special": sorted(set(special) & set(counts))}
+    ordinary = {token: n for token, n in counts.items() if token not in set(ids_by_group["special"])}
     rising = sorted(ordinary, key=lambda token: (ordinary[token], token))
     room = QUARTER * sum(ordinary.values())
     for name, order in (("frequent", rising[::-1]), ("rare", rising)):
         ids: list[int] = []
-        filled = 0
+        total_count = 0
         for token in order:
-            filled += ordinary[token]
-            if ids and filled > room:
+            total_count += ordinary[token]
+            if ids and total_count > room:
                 break
             ids.append(token)
-        chosen[name] = sorted(ids)
-    chosen = {name: ids for name, ids in chosen.items() if ids}
-    return chosen, {name: sum(counts[token] for token in ids) / total for name, ids in chosen.items()}
+        ids_by_group[name] = sorted(ids)
+    ids_by_group = {name: ids for name, ids in ids_by_group.items() if ids}
+    return ids_by_group, {
+        name: sum(counts[token] for token in ids) / total for name, ids in ids_by_group.items()
+    }
 
 
 def unknown_id(tokenizer: object) -> int | None:

@@ -149,10 +149,10 @@ def tokens(
     if ids.ndim == 1:
         length = min(length or batch_tokens, batch_tokens) if max_length is None else length
     rows = [ids] if ids.ndim == 1 else ids[:limit]
-    cut = length or rows[0].size
-    pieces_of_rows = (row[i : i + cut] for row in rows for i in range(0, len(row), cut))
+    piece_length = length or rows[0].size
+    row_pieces = (row[i : i + piece_length] for row in rows for i in range(0, len(row), piece_length))
     sequences = TokenStore()
-    for piece in islice(pieces_of_rows, limit if ids.ndim == 1 else None):
+    for piece in islice(row_pieces, limit if ids.ndim == 1 else None):
         sequences.add(piece.tolist())
     return _of_ids(loaded, sequences, path, batch_tokens, [], None)
 
@@ -182,8 +182,8 @@ def images(
             batch = processor(pixels)
         return dict(batch) if isinstance(batch, Mapping) else batch
 
-    each = image_tokens(loaded.model)
-    return Corpus(path, "images", [each] * len(files), make, batch_tokens)
+    tokens_per_image = image_tokens(loaded.model)
+    return Corpus(path, "images", [tokens_per_image] * len(files), make, batch_tokens)
 
 
 def examples(
@@ -206,23 +206,23 @@ def examples(
             f"data: {loaded.name} was not trained by manyheads; give --text, --images or --tokens"
         )
     try:
-        read = registered("tasks.held_out")(folder, task) if data is None else task.read(data)
+        dataset = registered("tasks.held_out")(folder, task) if data is None else task.read(data)
     except (OSError, ValueError) as error:
         if data is not None or str(error).startswith("MODEL:"):
             raise
         raise UnreadDataError(f"MODEL: what {folder} was trained on cannot be read now ({error})") from error
-    most = limit or len(read)
+    example_count = limit or len(dataset)
     if limit is None and data is None:
-        most = max(1, int(HELD_OUT_TOKENS * len(read) / sum(read.sizes)))
-    chosen = spread(len(read), most)
+        example_count = max(1, int(HELD_OUT_TOKENS * len(dataset) / sum(dataset.sizes)))
+    chosen = spread(len(dataset), example_count)
     random.Random(0).shuffle(chosen)  # the first ones are a fair sample of sorted data
-    what = data or f"{len(chosen):,} of {len(read):,} held-out examples"
+    what = data or f"{len(chosen):,} of {len(dataset):,} held-out examples"
 
     def make(indices: Sequence[int]) -> dict[str, Tensor]:
-        batch = task.collate(read.take([chosen[i] for i in indices], 0))
+        batch = task.collate(dataset.take([chosen[i] for i in indices], 0))
         return task.inputs(batch) | ({"labels": batch["labels"]} if labels and "labels" in batch else {})
 
-    corpus = Corpus(what, task.unit, [read.sizes[i] for i in chosen], make, batch_tokens)
+    corpus = Corpus(what, task.unit, [dataset.sizes[i] for i in chosen], make, batch_tokens)
     if task.unit == "tokens":
         counts = Counter(token for i in range(len(chosen)) for token in _first_ids(make([i])))
         corpus.groups, corpus.shares = groups(counts, _special(loaded))
@@ -264,10 +264,10 @@ def choose(
     A model of transformers with a task head reads --data with its labels: `labelled`. Of --text, at most
     ``sample`` texts are kept, drawn at random; 0 for all.
     """
-    named = {"--text": text_file, "--images": image_folder, "--tokens": token_file, "--data": data}
-    passed = [name for name, path in named.items() if path is not None]
+    sources = {"--text": text_file, "--images": image_folder, "--tokens": token_file, "--data": data}
+    passed = [name for name, path in sources.items() if path is not None]
     if len(passed) > 1:
-        raise ValueError(f"got {' and '.join(passed)}; expected one of {', '.join(named)}")
+        raise ValueError(f"got {' and '.join(passed)}; expected one of {', '.join(sources)}")
     for name, number in (("max-length", max_length), ("limit", limit), ("batch-tokens", batch_tokens)):
         if number is not None and number < 1:
             raise ValueError(f"{name}: got {number}; expected 1 or more")

@@ -28,18 +28,18 @@ def read_lines(path: str | None, limit: int | None) -> Iterator[str]:
         yield from text.splitlines()[:limit]
         return
     if path == "-":
-        yield from _checked(sys.stdin.buffer, "standard input", limit)
+        yield from _check_lines(sys.stdin.buffer, "standard input", limit)
         return
     if not Path(path).is_file():
         kind = "a folder" if Path(path).is_dir() else "not a file"
         raise ValueError(f"text: {path} is {kind}; expected a text file, one text per line")
     with open(path, "rb") as file:
-        yield from _checked(file, path, limit)
+        yield from _check_lines(file, path, limit)
 
 
-def _checked(file: BinaryIO, name: str, limit: int | None) -> Iterator[str]:
-    read = number = 0
-    while limit is None or read < limit:
+def _check_lines(file: BinaryIO, name: str, limit: int | None) -> Iterator[str]:
+    texts_read = number = 0
+    while limit is None or texts_read < limit:
         line = file.readline(LONGEST_LINE + 1)
         if not line:
             break
@@ -50,16 +50,16 @@ def _checked(file: BinaryIO, name: str, limit: int | None) -> Iterator[str]:
                 "break it into lines first, for instance with `fold -s`"
             )
         try:
-            decoded = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"text: line {number} of {name} is not UTF-8 (byte {line[error.start]:#04x} at position "
                 f"{error.start}); {how_to_convert(line, name)}"
             ) from None
-        if decoded:
-            read += 1
-            yield decoded
-    if not read:
+        if text:
+            texts_read += 1
+            yield text
+    if not texts_read:
         raise ValueError(f"text: {name} is empty; expected at least one line of text")
 
 

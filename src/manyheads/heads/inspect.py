@@ -53,20 +53,20 @@ def count(
     counted = Counted()
     started = time.perf_counter()
     device = device_of(model)
-    seen: Watch | None = None
+    watcher: Watch | None = None
     try:
-        with torch.no_grad(), evaluating(model), watch(model, statistics, tokens=tokens) as seen:
+        with torch.no_grad(), evaluating(model), watch(model, statistics, tokens=tokens) as watcher:
             for units, batch in batches:
                 if interrupted():
                     counted.stopped = True
                     break
                 _run(model, map_tensors(lambda x: x.to(device), batch))
-                counted.table, counted.units = _table(seen), counted.units + units
+                counted.table, counted.units = _table(watcher), counted.units + units
                 progress("watch", counted.units, None)
     except (ValueError, TypeError, OSError) as error:
         counted.error = error
     counted.seconds = time.perf_counter() - started
-    counted.missed = seen.missed if seen is not None else {}
+    counted.missed = watcher.missed if watcher is not None else {}
     return counted
 
 
@@ -89,9 +89,9 @@ def count_corpus(model: nn.Module, corpus: Corpus, progress: Progress = no_progr
     return counted
 
 
-def _table(seen: Watch) -> HeadTable:
+def _table(watcher: Watch) -> HeadTable:
     try:
-        return seen.table
+        return watcher.table
     except IndexError as error:
         raise ValueError(
             "MODEL: its heads are not those that its original_heads name; get the model again"

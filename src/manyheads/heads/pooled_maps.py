@@ -103,7 +103,7 @@ def see(
 
 
 def _site_maps(
-    call: Call, exact: Callable[[Site], Sequence[int]] | None, most: int, thumbnail: int
+    call: Call, exact: Callable[[Site], Sequence[int]] | None, pooled_size: int, thumbnail: int
 ) -> SiteMaps:
     visibility = visible(call)
     update_site(call, visibility)
@@ -116,7 +116,7 @@ def _site_maps(
     rows, columns = len(queries), len(keys)
     brief = rows * columns <= SHORT
     exact_heads = list(range(site.heads)) if brief else list(exact(site)) if exact is not None else []
-    row_size, column_size = -(-rows // most) or 1, -(-columns // most) or 1
+    row_size, column_size = -(-rows // pooled_size) or 1, -(-columns // pooled_size) or 1
     by_rows, by_columns = (area(size, min(size, thumbnail), device) for size in (rows, columns))
     thumbnails = torch.zeros(site.heads, len(by_rows), columns, device=device)
     parts: list[Tensor] = []
@@ -126,10 +126,10 @@ def _site_maps(
         bins = torch.zeros(site.heads, len(EDGES) * 2 + 1, device=device, dtype=torch.float64)
     step = max(1, _HELD // max(1, site.heads * call.keys))
     step = max(row_size, step // row_size * row_size)
-    every = list(range(site.heads))
+    all_heads = list(range(site.heads))
     for start in range(0, rows, step):
         chosen = queries[start : start + step]
-        weights = weight_rows(call, every, chosen.tolist())[0].float()  # (heads, rows, all keys)
+        weights = weight_rows(call, all_heads, chosen.tolist())[0].float()  # (heads, rows, all keys)
         if columns < call.keys:
             weights = weights[..., keys]
         thumbnails += by_rows[:, start : start + step] @ weights
@@ -138,8 +138,8 @@ def _site_maps(
         if not brief:
             pooled.append(_pooled(weights, row_size, column_size))
         if bins is not None:
-            away = bin_of(keys[None] - (chosen + visibility.offset)[:, None]).flatten()
-            bins.scatter_add_(1, away.expand(site.heads, -1), weights.flatten(1).double())
+            distance_bin = bin_of(keys[None] - (chosen + visibility.offset)[:, None]).flatten()
+            bins.scatter_add_(1, distance_bin.expand(site.heads, -1), weights.flatten(1).double())
     return SiteMaps(
         site,
         rows,

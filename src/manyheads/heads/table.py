@@ -190,9 +190,9 @@ class HeadTable:
             for name, value in table.sums.items():
                 sums[name][:, index] += value
             for site, by_metric in table.profiles.items():
-                joined = profiles.setdefault(site, {})
+                site_profiles = profiles.setdefault(site, {})
                 for name, profile in by_metric.items():
-                    joined[name] = _longer(joined.get(name), profile)
+                    site_profiles[name] = _longer(site_profiles.get(name), profile)
         labels = {name: _joined_labels(name, tables, order) for name in ("verified", "notes")}
         labels = {name: words for name, words in labels.items() if any(name in t.labels for t in tables)}
         return HeadTable([rows[key] for key in order], tokens, sums, self.model, profiles, labels)

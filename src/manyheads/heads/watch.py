@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
-from manyheads.capture.mask_reading import Visible, shown, update_site, visible, without_dead_rows
+from manyheads.capture.mask_reading import Visible, find_unmasked, update_site, visible, without_dead_rows
 from manyheads.capture.site import Site
 from manyheads.capture.unseen import missed
 from manyheads.common.quantised import plain_parts
@@ -203,7 +203,7 @@ class Watch:
             )
             counted = metrics["keys"] > 0
             if call.scores is not None and not visibility.aligned:  # padding whose own key is not seen
-                counted = counted & shown(call.scores).any(-1)
+                counted = counted & find_unmasked(call.scores).any(-1)
             if real_queries is not None:
                 counted = counted & real_queries.unsqueeze(1)
             self._heard(call, metrics, counted)

@@ -73,10 +73,10 @@ class Changes:
 
     def follow(self, path: str, name: str, axis: int, size: int, keep: list[int]) -> None:
         """Record which entries a setting of every head has, now or once more."""
-        noted = self.settings.setdefault(path, {})
-        if name in noted:
-            size, keep = noted[name]["size"], [noted[name]["keep"][entry] for entry in keep]
-        noted[name] = {"axis": axis, "size": size, "keep": keep}
+        settings = self.settings.setdefault(path, {})
+        if name in settings:
+            size, keep = settings[name]["size"], [settings[name]["keep"][entry] for entry in keep]
+        settings[name] = {"axis": axis, "size": size, "keep": keep}
 
     def removed(self) -> dict[str, list[int]]:
         """The original numbers of the cut heads, by site."""
@@ -99,8 +99,8 @@ def set_tensor(model: nn.Module, name: str, tensor: Tensor) -> None:
     new = nn.Parameter(tensor, old.requires_grad) if isinstance(old, nn.Parameter) else tensor
     for module in model.modules():
         for store in cast(list[dict[str, Tensor | None]], [module._parameters, module._buffers]):
-            for key, held in store.items():
-                if held is old:
+            for key, value in store.items():
+                if value is old:
                     store[key] = new
                     _set_features(module, key, old)
 
@@ -237,10 +237,10 @@ def forget(changes: Changes, path: str) -> None:
         changes.shapes, changes.attributes, changes.configs, changes.inputs, changes.widths, changes.copied,
         changes.settings, changes.repeated,
     )  # fmt: skip
-    for noted in lists:
-        for name in list(noted):
+    for record in lists:
+        for name in list(record):
             if name == path or name.startswith(f"{path}.") or not path:
-                del noted[name]
+                del record[name]
     changes.replaced = [name for name in changes.replaced if name != path]
 
 

@@ -113,22 +113,22 @@ def export(
     if not isinstance(model, nn.Module):
         loaded = model if isinstance(model, Loaded) else _open(model, opening)
         model, tokenizer = loaded.model, if_any(loaded.tokenizer) or if_any(loaded.processor)
-    ready = _ready(model)
-    sample = probe_batch(ready) if batch is None else batch
+    network = _prepare_model(model)
+    sample = probe_batch(network) if batch is None else batch
     inputs = {name: x.cpu().contiguous() if isinstance(x, Tensor) else x for name, x in sample.items()}
     with whole_folder(out) as folder:
         if to == "gguf":
-            differences, notes = gguf_export.write(ready, inputs, folder, tokenizer)
+            differences, notes = gguf_export.write(network, inputs, folder, tokenizer)
         else:
-            differences, notes = graph_export.write(ready, inputs, folder, to)
+            differences, notes = graph_export.write(network, inputs, folder, to)
             if hasattr(tokenizer, "save_pretrained"):
                 tokenizer.save_pretrained(str(folder))
         files = sorted(path.name for path in folder.iterdir() if path.name.startswith("model"))
-        done = Exported(out, to, files, differences, notes)
-        about = {"format": "manyheads export", "manyheads": __version__, "class": type(ready).__name__}
-        about |= {name: value for name, value in asdict(done).items() if name != "out"}
-        write_whole(folder / "export.json", json.dumps(about, indent=1))
-    return done
+        result = Exported(out, to, files, differences, notes)
+        record = {"format": "manyheads export", "manyheads": __version__, "class": type(network).__name__}
+        record |= {name: value for name, value in asdict(result).items() if name != "out"}
+        write_whole(folder / "export.json", json.dumps(record, indent=1))
+    return result
 
 
 def _open(model: str | PathLike[str], opening: Mapping[str, Any]) -> Loaded:
@@ -146,7 +146,7 @@ def check_installed(to: Target) -> None:
         raise ImportError(f"{to} needs a newer transformers: pip install -U transformers")
 
 
-def _ready(model: nn.Module) -> nn.Module:
+def _prepare_model(model: nn.Module) -> nn.Module:
     """A copy to export: float32 on the CPU, in eval mode, without gradients."""
     ready = copy.deepcopy(plain(model)).cpu()
     if {x.dtype for x in ready.parameters() if x.is_floating_point()} - {torch.float32}:

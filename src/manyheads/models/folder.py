@@ -133,8 +133,8 @@ def describe(model: nn.Module, folder: Path, loads: transformers_config.Loads | 
 def _class_name(model: nn.Module) -> str:
     """The path of its class; for one of ours its public name, whatever module it is in."""
     kind = type(model)
-    ours = kind.__module__.partition(".")[0] == "manyheads"
-    return f"{'manyheads' if ours else kind.__module__}.{kind.__qualname__}"
+    is_manyheads = kind.__module__.partition(".")[0] == "manyheads"
+    return f"{'manyheads' if is_manyheads else kind.__module__}.{kind.__qualname__}"
 
 
 def distinct(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -281,16 +281,16 @@ def _uncut_model(
 
 def _check_shapes(folder: Path, changes: Changes) -> None:
     """Check that the shapes of cut tensors are those of the tensors in the file."""
-    held = shapes(folder / _WEIGHTS)
+    stored = shapes(folder / _WEIGHTS)
     if (folder / _BUFFERS).is_file():
-        held |= shapes(folder / _BUFFERS)
+        stored |= shapes(folder / _BUFFERS)
     for name, shape in changes.shapes.items():
-        if name in held and held[name] != tuple(shape):
+        if name in stored and stored[name] != tuple(shape):
             raise ValueError(
-                f"{folder}: heads.json says that {name} is {tuple(shape)}, but it is {held[name]}; get the "
+                f"{folder}: heads.json says that {name} is {tuple(shape)}, but it is {stored[name]}; get the "
                 "model again"
             )
-        if name not in held and math.prod(shape) > _NAMELESS:
+        if name not in stored and math.prod(shape) > _NAMELESS:
             raise ValueError(f"{folder}: heads.json says that {name} is {tuple(shape)}, but it is missing")
 
 
@@ -301,19 +301,19 @@ def _fill(model: nn.Module, folder: Path, description: _Description) -> None:
         others = load_file(folder / _BUFFERS) if _BUFFERS in description["files"] else {}
     except SafetensorError as error:
         raise ValueError(f"{folder}: its weights cannot be read ({error})") from error
-    held = {**dict(model.named_buffers()), **model.state_dict(keep_vars=True)}
+    targets = {**dict(model.named_buffers()), **model.state_dict(keep_vars=True)}
     for name, tensor in (persistent | others).items():
-        if name not in held:
+        if name not in targets:
             raise ValueError(f"{folder}: its weights hold {name}, which {type(model).__name__} does not have")
-        if held[name].shape != tensor.shape:
+        if targets[name].shape != tensor.shape:
             raise ValueError(
                 f"{folder}: {name} is {tuple(tensor.shape)}, but {type(model).__name__} needs "
-                f"{tuple(held[name].shape)}; is the factory's model the one that was cut?"
+                f"{tuple(targets[name].shape)}; is the factory's model the one that was cut?"
             )
-        if held[name].is_floating_point() != tensor.is_floating_point():
-            raise ValueError(f"{folder}: {name} is {tensor.dtype}, but {held[name].dtype} is needed")
-    filled = {id(held[name]) for name in persistent | others}
-    lost = [name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) not in filled]
+        if targets[name].is_floating_point() != tensor.is_floating_point():
+            raise ValueError(f"{folder}: {name} is {tensor.dtype}, but {targets[name].dtype} is needed")
+    filled_ids = {id(targets[name]) for name in persistent | others}
+    lost = [name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) not in filled_ids]
     if lost:
         raise ValueError(f"{folder}: its weights lack {len(lost)} tensors, {lost[0]} among them")
     for name, tensor in (persistent | others).items():

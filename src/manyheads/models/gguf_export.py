@@ -76,13 +76,13 @@ def write(
     ids = ids[:1]
     with seeded_evaluation(model):
         expected = model(input_ids=ids, use_cache=False).logits
-    off = difference([expected.double()], [_logits(file, ids)])
-    if not off <= _TOLERANCE:
+    error = difference([expected.double()], [_logits(file, ids)])
+    if not error <= _TOLERANCE:
         raise ValueError(
             f"to: gguf cannot take {type(model).__name__}: what llama.cpp computes from these weights "
-            f"differs by {off:.1e}; expected at most {_TOLERANCE:.0e}. Nothing was written"
+            f"differs by {error:.1e}; expected at most {_TOLERANCE:.0e}. Nothing was written"
         )
-    return {"the formula of llama.cpp": off}, notes
+    return {"the formula of llama.cpp": error}, notes
 
 
 def _refuse(model: nn.Module, why: str) -> ValueError:
@@ -212,20 +212,22 @@ def _frequency_factors(model: Any, width: int) -> Tensor | None:
 
 def _add_vocabulary(writer: Any, tokenizer: Any, size: int) -> list[str]:
     """Write the tokens of a byte-level tokenizer; without one, llama.cpp takes token ids."""
-    kind, described = None, {}
+    kind, tokenizer_json = None, {}
     if hasattr(tokenizer, "backend_tokenizer"):
-        described = json.loads(tokenizer.backend_tokenizer.to_str())
-        kind = _splits(described)
+        tokenizer_json = json.loads(tokenizer.backend_tokenizer.to_str())
+        kind = _splits(tokenizer_json)
     if kind is None:
         writer.add_tokenizer_model("none")
-        what = "no tokenizer" if tokenizer is None else f"a {type(tokenizer).__name__} that is not byte-level"
-        return [f"it takes token ids: there is {what}"]
+        reason = (
+            "no tokenizer" if tokenizer is None else f"a {type(tokenizer).__name__} that is not byte-level"
+        )
+        return [f"it takes token ids: there is {reason}"]
     tokens, kinds = [f"[PAD{number}]" for number in range(size)], [5] * size
-    for token, number in described["model"]["vocab"].items():
+    for token, number in tokenizer_json["model"]["vocab"].items():
         tokens[number], kinds[number] = token, 1
-    for added in described.get("added_tokens", ()):
+    for added in tokenizer_json.get("added_tokens", ()):
         tokens[added["id"]], kinds[added["id"]] = added["content"], 3 if added["special"] else 4
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in described["model"]["merges"]]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in tokenizer_json["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(kind)
     writer.add_token_list(tokens)
@@ -242,12 +244,12 @@ def _add_vocabulary(writer: Any, tokenizer: Any, size: int) -> list[str]:
     return []
 
 
-def _splits(described: Mapping[str, Any]) -> str | None:
+def _splits(tokenizer_json: Mapping[str, Any]) -> str | None:
     """How a byte-level tokenizer splits text first, by llama.cpp's name; None for others."""
-    before = described.get("pre_tokenizer") or {}
-    steps = before.get("pretokenizers", [before])
+    pre_tokenizer = tokenizer_json.get("pre_tokenizer") or {}
+    steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     kinds = [step.get("type") for step in steps]
-    if described.get("model", {}).get("type") != "BPE" or kinds[-1:] != ["ByteLevel"]:
+    if tokenizer_json.get("model", {}).get("type") != "BPE" or kinds[-1:] != ["ByteLevel"]:
         return None
     if len(steps) == 1:
         return "gpt-2"
@@ -264,7 +266,7 @@ def _logits(file: Path, ids: Tensor) -> Tensor:
     import gguf
 
     reader = gguf.GGUFReader(file)
-    held = {x.name: torch.from_numpy(x.data.copy()).double() for x in reader.tensors}
+    tensors = {x.name: torch.from_numpy(x.data.copy()).double() for x in reader.tensors}
     architecture = reader.fields["general.architecture"].contents()
 
     def value(name: str) -> Any:
@@ -272,49 +274,49 @@ def _logits(file: Path, ids: Tensor) -> Tensor:
 
     eps, width = value("attention.layer_norm_rms_epsilon"), value("attention.key_length")
     step = torch.arange(0, width, 2, dtype=torch.float64)
-    angles = value("rope.freq_base") ** (-step / width) / held.get("rope_freqs.weight", 1.0)
-    turned = torch.arange(ids.shape[1], dtype=torch.float64)[:, None] * angles  # (length, width / 2)
+    angles = value("rope.freq_base") ** (-step / width) / tensors.get("rope_freqs.weight", 1.0)
+    phases = torch.arange(ids.shape[1], dtype=torch.float64)[:, None] * angles  # (length, width / 2)
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], held[f"{name}.weight"], eps)
+        return F.rms_norm(x, x.shape[-1:], tensors[f"{name}.weight"], eps)
 
     def linear(x: Tensor, name: str) -> Tensor:
-        return F.linear(x, held[f"{name}.weight"], held.get(f"{name}.bias"))
+        return F.linear(x, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
 
-    def rotated(x: Tensor) -> Tensor:
+    def rotate(x: Tensor) -> Tensor:
         """Pairs are neighbours in deci, and half a head apart in openelm."""
-        cos, sin = turned.cos(), turned.sin()
+        cos, sin = phases.cos(), phases.sin()
         if architecture == _DECI:
             a, b = x[..., 0::2], x[..., 1::2]
             return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
         a, b = x[..., : width // 2], x[..., width // 2 :]
         return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
-    def attended(y: Tensor, at: str, heads: int, key_heads: int) -> Tensor:
+    def attend(y: Tensor, prefix: str, heads: int, key_heads: int) -> Tensor:
         counts = [heads, key_heads, key_heads]
         if architecture == _DECI:
-            parts = [linear(y, f"{at}.attn_{part}") for part in "qkv"]
+            parts = [linear(y, f"{prefix}.attn_{part}") for part in "qkv"]
         else:
-            parts = list(linear(y, f"{at}.attn_qkv").split([count * width for count in counts], -1))
+            parts = list(linear(y, f"{prefix}.attn_qkv").split([count * width for count in counts], -1))
         q, k, v = (
             part.reshape(*y.shape[:-1], count, width).transpose(1, 2)
             for part, count in zip(parts, counts, strict=True)
         )
         if architecture == _OPENELM:
-            q, k = norm(q, f"{at}.attn_q_norm"), norm(k, f"{at}.attn_k_norm")
-        k, v = (part.repeat_interleave(heads // key_heads, 1) for part in (rotated(k), v))
-        scores = rotated(q) @ k.transpose(-1, -2) / math.sqrt(width)
+            q, k = norm(q, f"{prefix}.attn_q_norm"), norm(k, f"{prefix}.attn_k_norm")
+        k, v = (part.repeat_interleave(heads // key_heads, 1) for part in (rotate(k), v))
+        scores = rotate(q) @ k.transpose(-1, -2) / math.sqrt(width)
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
-        return linear((weights @ v).transpose(1, 2).flatten(-2), f"{at}.attn_output")
+        return linear((weights @ v).transpose(1, 2).flatten(-2), f"{prefix}.attn_output")
 
-    x: Tensor = held["token_embd.weight"][ids]
-    both = zip(value("attention.head_count"), value("attention.head_count_kv"), strict=True)
-    for number, (heads, key_heads) in enumerate(both):
-        at = f"blk.{number}"
+    x: Tensor = tensors["token_embd.weight"][ids]
+    head_counts = zip(value("attention.head_count"), value("attention.head_count_kv"), strict=True)
+    for number, (heads, key_heads) in enumerate(head_counts):
+        prefix = f"blk.{number}"
         if heads:
-            x = x + attended(norm(x, f"{at}.attn_norm"), at, heads, key_heads)
-        y = norm(x, f"{at}.ffn_norm")
-        y = F.silu(linear(y, f"{at}.ffn_gate")) * linear(y, f"{at}.ffn_up")
-        x = x + linear(y, f"{at}.ffn_down")
-    return linear(norm(x, "output_norm"), "output" if "output.weight" in held else "token_embd")
+            x = x + attend(norm(x, f"{prefix}.attn_norm"), prefix, heads, key_heads)
+        y = norm(x, f"{prefix}.ffn_norm")
+        y = F.silu(linear(y, f"{prefix}.ffn_gate")) * linear(y, f"{prefix}.ffn_up")
+        x = x + linear(y, f"{prefix}.ffn_down")
+    return linear(norm(x, "output_norm"), "output" if "output.weight" in tensors else "token_embd")

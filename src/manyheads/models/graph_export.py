@@ -40,26 +40,26 @@ def write(model: nn.Module, inputs: Keywords, folder: Path, to: str) -> tuple[di
     """
     differences: dict[str, float] = {}
     notes: list[str] = []
-    cached = _has_cache(model, inputs)
-    for module in model.modules() if cached else ():
+    has_cache = _has_cache(model, inputs)
+    for module in model.modules() if has_cache else ():
         config: Any = getattr(module, "config", None)
         if hasattr(config, "use_cache"):  # a decoder may have a config of its own
             config.use_cache = False
-    run = _written(model, inputs, folder / "model", to)
+    run = _write_file(model, inputs, folder / "model", to)
     differences["the same sizes"] = _compare(model, run, inputs, to, "the same sizes")
-    for what, other in _other_sizes(model, inputs):
+    for label, other_inputs in _other_sizes(model, inputs):
         try:
-            differences[what] = _compare(model, run, other, to, what)
+            differences[label] = _compare(model, run, other_inputs, to, label)
         except _RefusedError as error:
-            notes.append(f"it does not run on {what} ({error})")
-    if cached and to in ("onnx", "openvino"):
+            notes.append(f"it does not run on {label} ({error})")
+    if has_cache and to in ("onnx", "openvino"):
         try:
             differences |= _with_cache(model, inputs, folder / "model_with_cache", to)
         except _RefusedError as error:
-            for left in folder.glob("model_with_cache*"):
-                left.unlink()
+            for file in folder.glob("model_with_cache*"):
+                file.unlink()
             notes.append(f"only without a cache: {error}")
-    elif cached:
+    elif has_cache:
         notes.append(f"only without a cache, which {to} files do not have")
     return differences, notes
 
@@ -76,7 +76,7 @@ def _has_cache(model: nn.Module, inputs: Mapping[str, object]) -> bool:
         return getattr(model(**copy.deepcopy(dict(inputs)), use_cache=True), _PAST, None) is not None
 
 
-def _written(model: nn.Module, inputs: dict[str, object], path: Path, to: str) -> Run:
+def _write_file(model: nn.Module, inputs: dict[str, object], path: Path, to: str) -> Run:
     """Write one file, and return what runs it."""
     try:
         with _silent(), torch.no_grad():
@@ -84,8 +84,8 @@ def _written(model: nn.Module, inputs: dict[str, object], path: Path, to: str) -
     except Exception as error:
         path_of = {id(module): name for name, module in model.named_modules()}
         frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        inside = [path_of[id(part)] for part in frames if isinstance(part, nn.Module) and id(part) in path_of]
-        at = f" at {inside[-1]}" if inside and inside[-1] else ""
+        paths = [path_of[id(part)] for part in frames if isinstance(part, nn.Module) and id(part) in path_of]
+        at = f" at {paths[-1]}" if paths and paths[-1] else ""
         raise _RefusedError(
             f"to: {to} cannot take {type(model).__name__}{at} ({describe_error(error, 300)})"
         ) from error
@@ -119,29 +119,29 @@ def _exporters() -> Any:
     return importlib.import_module("transformers.exporters")
 
 
-def _compare(model: nn.Module, run: Run, inputs: dict[str, object], to: str, what: str) -> float:
+def _compare(model: nn.Module, run: Run, inputs: dict[str, object], to: str, label: str) -> float:
     """The difference of the outputs. Raises if it does not run, or the difference is too large."""
     expected = _expected(model, inputs)
     try:
         with _silent():
-            got = run(copy.deepcopy(inputs))
+            outputs = run(copy.deepcopy(inputs))
     except Exception as error:
         raise _RefusedError(describe_error(error, 300)) from error
-    return _close(expected, got, to, what)
+    return _check_close(expected, outputs, to, label)
 
 
-def _close(expected: dict[str, Tensor], got: dict[str, Tensor], to: str, what: str) -> float:
-    if not got or not set(got) <= set(expected):
-        raise ValueError(f"to: {to} has the outputs {sorted(got)}; expected {sorted(expected)}")
+def _check_close(expected: dict[str, Tensor], outputs: dict[str, Tensor], to: str, label: str) -> float:
+    if not outputs or not set(outputs) <= set(expected):
+        raise ValueError(f"to: {to} has the outputs {sorted(outputs)}; expected {sorted(expected)}")
     worst = 0.0
-    for name, tensor in got.items():
-        off = difference([expected[name].double()], [tensor.double()])
-        if not off <= TOLERANCE:
+    for name, tensor in outputs.items():
+        error = difference([expected[name].double()], [tensor.double()])
+        if not error <= TOLERANCE:
             raise ValueError(
-                f"to: {to} computes other numbers: on {what}, {name} differs by {off:.1e}; expected at most "
-                f"{TOLERANCE:.0e}. Nothing was written"
+                f"to: {to} computes other numbers: on {label}, {name} differs by {error:.1e}; expected at "
+                f"most {TOLERANCE:.0e}. Nothing was written"
             )
-        worst = max(worst, off)
+        worst = max(worst, error)
     return worst
 
 
@@ -151,13 +151,13 @@ def _other_sizes(model: nn.Module, inputs: dict[str, object]) -> Iterator[tuple[
         "a larger batch": lambda x: torch.cat([x, x[:1]]),
         "longer sequences": lambda x: torch.cat([x, x[:, : x.shape[1] // 2]], 1) if x.dim() > 1 else x,
     }
-    for what, change in changes.items():
+    for label, change in changes.items():
         try:
             other = {name: change(x) if isinstance(x, Tensor) else x for name, x in inputs.items()}
             _expected(model, other)
         except Exception:  # a size that the model does not take either
             continue
-        yield what, other
+        yield label, other
 
 
 def _with_cache(model: Any, inputs: Keywords, path: Path, to: str) -> dict[str, float]:
@@ -174,26 +174,26 @@ def _with_cache(model: Any, inputs: Keywords, path: Path, to: str) -> dict[str, 
         _PAST: past,
         "use_cache": True,
     }
-    run = _written(model, sample, path, to)
+    run = _write_file(model, sample, path, to)
     expected = _expected(model, {"input_ids": ids, "use_cache": True})
-    cached = {name: x[:, :, :0] for name, x in expected.items() if name.startswith(f"{_PAST}.")}
-    seen, steps = 0, [ids.shape[1] - 4, 2, 1, 1]
+    past_tensors = {name: x[:, :, :0] for name, x in expected.items() if name.startswith(f"{_PAST}.")}
+    position, steps = 0, [ids.shape[1] - 4, 2, 1, 1]
     pieces = []
     for step in steps:
         values = {
-            "input_ids": ids[:, seen : seen + step],
-            "attention_mask": torch.ones_like(ids[:, : seen + step]),
+            "input_ids": ids[:, position : position + step],
+            "attention_mask": torch.ones_like(ids[:, : position + step]),
         }
         try:
             with _silent():
-                got = run(values | cached)
+                outputs = run(values | past_tensors)
         except Exception as error:
             raise _RefusedError(f"{to} does not run on a cache ({describe_error(error, 300)})") from error
-        cached = {name: tensor for name, tensor in got.items() if name in cached}
-        pieces.append({name: tensor for name, tensor in got.items() if name not in cached})
-        seen += step
-    whole = {name: torch.cat([piece[name] for piece in pieces], 1) for name in pieces[0]}
-    return {"token by token": _close(expected, whole | cached, to, "tokens one by one")}
+        past_tensors = {name: tensor for name, tensor in outputs.items() if name in past_tensors}
+        pieces.append({name: tensor for name, tensor in outputs.items() if name not in past_tensors})
+        position += step
+    joined_outputs = {name: torch.cat([piece[name] for piece in pieces], 1) for name in pieces[0]}
+    return {"token by token": _check_close(expected, joined_outputs | past_tensors, to, "tokens one by one")}
 
 
 def _onnx(model: nn.Module, inputs: Keywords, path: Path) -> Run:

@@ -85,25 +85,27 @@ def write_card(folder: Path, name: str | None = None, measured: Mapping[str, obj
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    about = _json(folder / "heads.json")
+    record = _json(folder / "heads.json")
     facts = _json(folder / "card.json") if measured is None else dict(measured)
     name = folder.name if name is None else name
-    kind = str(about.get("class", ""))
-    theirs = kind.startswith("transformers.")
+    kind = str(record.get("class", ""))
+    is_transformers = kind.startswith("transformers.")
     base = str(facts.get("model", ""))
     data = ModelCardData(
-        library_name="transformers" if theirs else "manyheads",
+        library_name="transformers" if is_transformers else "manyheads",
         tags=["manyheads", "attention-heads", "pruned"],
         base_model=base if _HUB_NAME.fullmatch(base) and not Path(base).exists() else None,
     )
     parts = [
         f"# {name.rpartition('/')[2]}",
-        _cut(about, facts, base),
+        _cut(record, facts, base),
         _quality(facts),
         _export(facts),
-        _heads(about),
+        _heads(record),
     ]
-    parts.append(_loading(name, kind.rpartition(".")[2] if theirs else "", bool(about.get("plain"))))
+    parts.append(
+        _loading(name, kind.rpartition(".")[2] if is_transformers else "", bool(record.get("plain")))
+    )
     body = "\n\n".join(filter(None, parts))
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n")  # it raises if this is no card
     write_whole(folder / CARD, f"---\n{data.to_yaml()}\n---\n\n{body}\n")
@@ -113,8 +115,8 @@ def _json(path: Path) -> JsonObject:
     return read_json(path, JsonObject, path.name) if path.is_file() else {}
 
 
-def _cut(about: JsonObject, measured: JsonObject, base: str) -> str:
-    counts = about.get("changes", {}).get("counts", {})
+def _cut(record: JsonObject, measured: JsonObject, base: str) -> str:
+    counts = record.get("changes", {}).get("counts", {})
     before, after = (sum(count[when][0] for count in counts.values()) for when in ("before", "after"))
     if not counts:
         return "A model that was saved with [manyheads](https://pypi.org/project/manyheads)."
@@ -145,8 +147,8 @@ def _quality(measured: JsonObject) -> str:
     for what, key, form in rows:
         numbers = [side.get(key) for side in (before, after)]
         if any(numbers):
-            shown = ["unknown" if number is None else form.format(number) for number in numbers]
-            lines.append(f"| {what} | {' | '.join(shown)} |")
+            cells = ["unknown" if number is None else form.format(number) for number in numbers]
+            lines.append(f"| {what} | {' | '.join(cells)} |")
     for one in measured.get("decoding") or []:
         if not one["why_not"]:
             what = f"tokens a second, batch {one['batch']} after {one['length']:,} tokens"
@@ -160,14 +162,14 @@ def _export(measured: JsonObject) -> str:
     if not export:
         return ""
     files = [f"`{export['to']}/{name}`, {size:,} bytes" for name, size in export["bytes"].items()]
-    off = max(export["differences"].values(), default=0.0)
+    error = max(export["differences"].values(), default=0.0)
     return (
-        f"## As {export['to']}\n\n{'; '.join(files)}. Outputs differ from the model's by at most {off:.1g}."
+        f"## As {export['to']}\n\n{'; '.join(files)}. Outputs differ from the model's by at most {error:.1g}."
     )
 
 
-def _heads(about: JsonObject) -> str:
-    removed = about.get("removed") or {}
+def _heads(record: JsonObject) -> str:
+    removed = record.get("removed") or {}
     if not removed:
         return ""
     lines = ["## Heads that were removed", "", "| module | heads |", "|---|---|"]
@@ -178,9 +180,9 @@ def _heads(about: JsonObject) -> str:
 def _loading(name: str, kind: str, plain: bool) -> str:
     """How to load it with transformers, alone or after ``import manyheads``, and with manyheads."""
     quoted = json.dumps(name)
-    ways = [f"import manyheads as mh\n\nmodel = mh.open_model({quoted}, head=True).model"]
+    snippets = [f"import manyheads as mh\n\nmodel = mh.open_model({quoted}, head=True).model"]
     if kind:
         load = f"from transformers import {kind}\n\nmodel = {kind}.from_pretrained({quoted})"
         first = "" if plain else "import manyheads  # from_pretrained needs it here\n"
-        ways.insert(0, first + load)
-    return "\n\n".join(["## How to load it", *(f"```python\n{way}\n```" for way in ways)])
+        snippets.insert(0, first + load)
+    return "\n\n".join(["## How to load it", *(f"```python\n{snippet}\n```" for snippet in snippets)])

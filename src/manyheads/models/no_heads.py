@@ -116,12 +116,12 @@ def emptied(module: nn.Module, call: Captured, inside: bool, cross: bool, width:
             f"heads: cannot remove all heads of a {type(module).__name__} that returns no tensor"
         )
     argument, residual = _length_of(call, output.shape[:-1]), None
-    same = inside or not bool(output.any())
+    is_constant = inside or not bool(output.any())
     row = output.reshape(-1, output.shape[-1])[0]
     if inside and not bool((output == row).all()):
-        residual, row = _added(call, output)
-        same = residual is not None
-    if argument is None or not same or (not inside and output.shape[-1] != width):
+        residual, row = _residual_and_bias(call, output)
+        is_constant = residual is not None
+    if argument is None or not is_constant or (not inside and output.shape[-1] != width):
         raise ValueError(
             f"heads: cannot remove all heads of {type(module).__name__}, which returns more than that; "
             "leave one"
@@ -143,7 +143,7 @@ def emptied(module: nn.Module, call: Captured, inside: bool, cross: bool, width:
     return stub.to(output.device).train(module.training)
 
 
-def _added(call: Captured, output: Tensor) -> tuple[str | int | None, Tensor]:
+def _residual_and_bias(call: Captured, output: Tensor) -> tuple[str | int | None, Tensor]:
     """The argument that a module adds to the bias of its output projection, and that bias."""
     for argument, value in arguments(call.args, call.kwargs):
         if isinstance(value, Tensor) and value.shape == output.shape:

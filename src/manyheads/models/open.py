@@ -97,8 +97,8 @@ def open_model(
             encoder, tokenizer = embedded.load()
             loaded = Loaded("MiniLM", encoder, lambda: tokenizer, lambda: no_processor("MiniLM"))
         elif model == embedded.SMALL:
-            small, reads = embedded.load_small(head=head)
-            loaded = Loaded(model, small, lambda: reads, lambda: no_processor(model))
+            small, small_tokenizer = embedded.load_small(head=head)
+            loaded = Loaded(model, small, lambda: small_tokenizer, lambda: no_processor(model))
         elif _FACTORY.fullmatch(model):
             loaded = _from_factory(model)
         elif _is_of_manyheads(Path(model).expanduser()):

@@ -94,24 +94,24 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
     return kind
 
 
-def _device_map(wanted: str | dict[str, object] | None) -> str | dict[str, object] | None:
-    if wanted is None:
+def _device_map(device_map: str | dict[str, object] | None) -> str | dict[str, object] | None:
+    if device_map is None:
         return None
     if importlib.util.find_spec("accelerate") is None:
         raise ValueError("device-map: needs the package accelerate: pip install 'manyheads[train]'")
-    if isinstance(wanted, dict) or wanted in _MAPS:
-        return wanted
-    if wanted.lstrip().startswith("{"):
+    if isinstance(device_map, dict) or device_map in _MAPS:
+        return device_map
+    if device_map.lstrip().startswith("{"):
         try:
-            parsed = json.loads(wanted)
+            parsed = json.loads(device_map)
         except json.JSONDecodeError as error:
-            raise ValueError(f"device-map: got {wanted!r}, which is not JSON ({error})") from None
+            raise ValueError(f"device-map: got {device_map!r}, which is not JSON ({error})") from None
         return {str(name): device for name, device in parsed.items()}
     try:
-        return {"": str(choose_device(wanted))}
+        return {"": str(choose_device(device_map))}
     except ValueError:
         raise ValueError(
-            f"device-map: got {wanted!r}; expected {', '.join(_MAPS)}, a device, or JSON from modules to "
+            f"device-map: got {device_map!r}; expected {', '.join(_MAPS)}, a device, or JSON from modules to "
             "devices"
         ) from None
 

@@ -143,9 +143,9 @@ def class_with_head(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     """The class of transformers that a config names for its weights; None when it names none."""
     import transformers
 
-    named = (getattr(transformers, name, None) for name in getattr(config, "architectures", None) or [])
+    classes = (getattr(transformers, name, None) for name in getattr(config, "architectures", None) or [])
     return next(
-        (c for c in named if isinstance(c, type) and issubclass(c, transformers.PreTrainedModel)), None
+        (c for c in classes if isinstance(c, type) and issubclass(c, transformers.PreTrainedModel)), None
     )
 
 

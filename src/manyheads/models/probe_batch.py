@@ -81,16 +81,16 @@ def variations(model: nn.Module, batch: Batch) -> Iterator[dict[str, object]]:
         without = {name: value for name, value in batch.items() if name not in masks}
         if _runs(model, without):
             yield without
-    more = dict(batch)
+    extended = dict(batch)
     for name, make in _OPTIONAL.items():
         of = "decoder_input_ids" if name.startswith("decoder_") else "input_ids"
         ids = batch.get(of)
         if name in batch or name not in accepted or not isinstance(ids, Tensor) or ids.dim() != 2:
             continue
-        if _runs(model, more | {name: make(ids)}):
-            more |= {name: make(ids)}
-    if len(more) > len(batch):
-        yield more
+        if _runs(model, extended | {name: make(ids)}):
+            extended |= {name: make(ids)}
+    if len(extended) > len(batch):
+        yield extended
 
 
 def _runs(model: nn.Module, batch: Mapping[str, object]) -> bool:

@@ -97,8 +97,8 @@ def _words_of_modules(model: nn.Module, names: Iterable[str]) -> dict[str, str |
             value = vars(module)[name]
             words.setdefault(name, set()).add(value if isinstance(value, str) else None)
     return {
-        name: str(next(iter(each))) if len(each) == 1 and None not in each else None
-        for name, each in words.items()
+        name: str(next(iter(values))) if len(values) == 1 and None not in values else None
+        for name, values in words.items()
     }
 
 
@@ -159,18 +159,18 @@ def _uniform(config: PretrainedConfig, changes: Changes) -> PretrainedConfig | N
     """The config with the new numbers of heads, if all layers changed alike; None if not."""
     if not changes.counts or changes.copied or changes.inputs or changes.replaced:
         return None
-    became: tuple[dict[int, set[int]], dict[int, set[int]]] = {}, {}  # heads, key heads
+    new_counts: tuple[dict[int, set[int]], dict[int, set[int]]] = {}, {}  # heads, key heads
     widths = set()
     for count in changes.counts.values():
-        for numbers, before, after in zip(became, count["before"], count["after"], strict=True):
+        for numbers, before, after in zip(new_counts, count["before"], count["after"], strict=True):
             numbers.setdefault(before, set()).add(after)
         widths.add(count["d_key"])
-    if any(len(after) > 1 or 0 in after for numbers in became for after in numbers.values()):
+    if any(len(after) > 1 or 0 in after for numbers in new_counts for after in numbers.values()):
         return None
     uniform = _without_record(config)
     for part in parts_of(uniform):
         for name, value in list(vars(part).items()):
-            numbers = _numbers(name, *became)
+            numbers = _numbers(name, *new_counts)
             if type(value) is int and _HEADS.search(name) and not _WIDTH.search(name) and value in numbers:
                 setattr(part, name, next(iter(numbers[value])))
             elif _WIDTH.search(name) and len(widths) == 1 and widths != {None}:
@@ -196,9 +196,14 @@ def _per_layer(config: PretrainedConfig, changes: Changes) -> PretrainedConfig |
             (number,) = re.findall(r"(?<=\.)\d+(?=\.|$)", f".{site}")
             pairs = [{before: after} for before, after in zip(count["before"], count["after"], strict=True)]
             for name, value in vars(text.per_layer_config[int(number)]).items():
-                became = _numbers(name, *pairs)
-                if type(value) is int and _HEADS.search(name) and not _WIDTH.search(name) and value in became:
-                    layers.setdefault(int(number), {})[name] = became[value]
+                new_counts = _numbers(name, *pairs)
+                if (
+                    type(value) is int
+                    and _HEADS.search(name)
+                    and not _WIDTH.search(name)
+                    and value in new_counts
+                ):
+                    layers.setdefault(int(number), {})[name] = new_counts[value]
         text.per_layer_config = layers
     except Exception:  # no layers that the config numbers, or an older transformers
         return None
@@ -247,16 +252,16 @@ def from_pretrained_agrees(model: PreTrainedModel, folder: Path) -> bool:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        again: Any = type(model).from_pretrained(
+        reloaded: Any = type(model).from_pretrained(
             str(folder), local_files_only=True, attn_implementation=model.config._attn_implementation
         )
         batch = probe_batch(model)
-        with seeded_evaluation(model), seeded_evaluation(again):
-            off = difference(model(**batch), again.to(model.device)(**batch))
+        with seeded_evaluation(model), seeded_evaluation(reloaded):
+            error = difference(model(**batch), reloaded.to(model.device)(**batch))
     except Exception:  # it needs heads.json, then
         return False
     finally:
         logging.set_verbosity(before)
         if bars:
             logging.enable_progress_bar()
-    return off <= tolerance(model)
+    return error <= tolerance(model)

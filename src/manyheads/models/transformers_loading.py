@@ -97,31 +97,31 @@ def _for_class(record: HeadsRecord, model: PreTrainedModel) -> tuple[Changes, di
     if type(model).__name__ == record["class"]:
         return changes, heads
     before, here = record["base"], base_path(model)
-    moved_paths = {path: _moved(path, before, here) for path in changes.copied}
+    moved_paths = {path: _move_path(path, before, here) for path in changes.copied}
     copied = tuple(path for path in moved_paths.values() if path is not None and _has(model, path))
 
-    def moved(name: str) -> str | None:
+    def move_name(name: str) -> str | None:
         """The name of the same thing in this class; None if it is not there."""
-        new = _moved(name, before, here)
+        new = _move_path(name, before, here)
         module = "" if new is None else new.partition("#")[0]
-        there = _has(model, module) or _has(model, module.rpartition(".")[0]) or module.startswith(copied)
-        return new if there else None
+        exists = _has(model, module) or _has(model, module.rpartition(".")[0]) or module.startswith(copied)
+        return new if exists else None
 
-    def those_here(noted: JsonObject) -> JsonObject:
-        return {new: value for name, value in noted.items() if (new := moved(name)) is not None}
+    def keep_existing(entries: JsonObject) -> JsonObject:
+        return {new: value for name, value in entries.items() if (new := move_name(name)) is not None}
 
     values: JsonObject = dict(vars(changes))
-    for name, noted in values.items():
-        if isinstance(noted, dict):
-            values[name] = those_here(noted)
-    values["replaced"] = [new for path in changes.replaced if (new := moved(path)) is not None]
-    values["copied"] = {path: _moved(source, before, here) for path, source in values["copied"].items()}
+    for name, entries in values.items():
+        if isinstance(entries, dict):
+            values[name] = keep_existing(entries)
+    values["replaced"] = [new for path in changes.replaced if (new := move_name(path)) is not None]
+    values["copied"] = {path: _move_path(source, before, here) for path, source in values["copied"].items()}
     if changes.counts and not values["counts"]:
         raise ValueError(f"it has none of the heads of {record['class']}")
-    return Changes(**values), those_here(heads)
+    return Changes(**values), keep_existing(heads)
 
 
-def _moved(path: str, before: str, here: str) -> str | None:
+def _move_path(path: str, before: str, here: str) -> str | None:
     """A path of one class in another, where the base model is elsewhere; None for what is outside of it."""
     if before == here:
         return path

@@ -114,12 +114,12 @@ def join(mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: in
             [1, 1, 0],
             [0, 1, 1]], dtype=torch.int32)
     """
-    joined = as_mask(mask)
+    whole_mask = as_mask(mask)
     if causal:
-        joined = _CAUSAL if mask is None else joined & _CAUSAL
+        whole_mask = _CAUSAL if mask is None else whole_mask & _CAUSAL
     if window is not None:
-        joined = joined & window_mask(window)
-    return joined if chunk is None else joined & chunk_mask(chunk)
+        whole_mask = whole_mask & window_mask(window)
+    return whole_mask if chunk is None else whole_mask & chunk_mask(chunk)
 
 
 _CAUSAL = Mask(causal=True)
@@ -149,10 +149,10 @@ def check_mask(
     q: Tensor, k: Tensor, mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: int | None
 ) -> Mask:
     """`join`, and raise unless the result fits q (batch, heads, queries, ...) and k (..., keys, ...)."""
-    joined = join(mask, causal, window, chunk)
-    if not joined.geometric:
-        check(joined, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    return joined
+    whole_mask = join(mask, causal, window, chunk)
+    if not whole_mask.geometric:
+        check(whole_mask, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    return whole_mask
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:

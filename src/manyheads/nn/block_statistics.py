@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.mask import Mask
-from manyheads.nn.tile_statistics import STEPS, SUMS, of_core, places, reciprocal
+from manyheads.nn.tile_statistics import STEPS, SUMS, copy_diagonals, core_statistics, reciprocal
 from manyheads.nn.tiles import Scratch, scratch
 
 # Queries and keys of a block, and how many scores all heads that share a product have in it.
@@ -34,11 +34,11 @@ class Raw(NamedTuple):
     sums: Tensor  # (SUMS, batch, kv_heads, group, queries)
     features: Tensor | None  # (batch, kv_heads, group, queries, n)
 
-    def at(self, *index: int | slice) -> Raw:
+    def part(self, *index: int | slice) -> Raw:
         """Of some sequences, of some heads ..."""
         return Raw(self.sums[(slice(None), *index)], None if self.features is None else self.features[index])
 
-    def named(self) -> dict[str, Tensor]:
+    def by_name(self) -> dict[str, Tensor]:
         """Each sum by its name."""
         return dict(zip(SUMS, self.sums.unbind(), strict=True))
 
@@ -66,17 +66,17 @@ def core(
     raw = Raw(q.new_zeros(len(SUMS), *q.shape[:4]), means)
     for start in range(0, batch, sequences):
         members = slice(start, start + sequences)
-        lengths, real = (None if x is None else x[members] for x in (mask.lengths, mask.queries))
-        part = replace(mask, lengths=lengths, queries=real)
+        lengths, queries_of_part = (None if x is None else x[members] for x in (mask.lengths, mask.queries))
+        part = replace(mask, lengths=lengths, queries=queries_of_part)
         part_features = None if features is None else features[members]
         for head in range(0, kv_heads, heads):
             index = members, slice(head, head + heads)
-            _fill(raw.at(*index), q[index], k[index], mean[index], part, scale, offset, part_features)
-    sums = raw.named()
-    seen = of_core(sums)
+            _fill(raw.part(*index), q[index], k[index], mean[index], part, scale, offset, part_features)
+    sums = raw.by_name()
+    stats = core_statistics(sums)
     if means is not None:
-        seen["features"] = means.mul_(reciprocal(sums["total"]).unsqueeze(-1))
-    return seen
+        stats["features"] = means.mul_(reciprocal(sums["total"]).unsqueeze(-1))
+    return stats
 
 
 def _fill(
@@ -91,27 +91,29 @@ def _fill(
 ) -> None:
     """Add up some sequences and heads with centred keys."""
     take = scratch(q.dtype, q.device)
-    k = torch.sub(k, mean.unsqueeze(2), out=_like(k, take))
+    k = torch.sub(k, mean.unsqueeze(2), out=_key_memory(k, take))
     keys, queries = k.shape[2], q.shape[3]
     count = mask.count(queries, keys, q.device, offset)[:, None, None]
-    sums = raw.named()
+    sums = raw.by_name()
     sums["keys"].copy_(count)
     for n in range(len(q)):
-        seen = keys if mask.lengths is None else int(mask.lengths[n].clamp(0, keys))
-        real = queries if mask.queries is None else int(mask.queries[n].clamp(0, queries))
-        rest, part_features = mask.of_sequence(n, real, seen), None if features is None else features[n]
-        _add(raw.at(n), q[n, :, :, :real], k[n, :, :seen], rest, scale, offset, part_features, take)
-    total, nothing = sums["total"], count == 0
-    if nothing.any():  # a hidden score whose exp is infinite turns zeros into NaN
-        raw.sums.masked_fill_(nothing, 0.0)
+        key_length = keys if mask.lengths is None else int(mask.lengths[n].clamp(0, keys))
+        query_length = queries if mask.queries is None else int(mask.queries[n].clamp(0, queries))
+        rest = mask.of_sequence(n, query_length, key_length)
+        part_features = None if features is None else features[n]
+        part_q, part_k = q[n, :, :, :query_length], k[n, :, :key_length]
+        _add(raw.part(n), part_q, part_k, rest, scale, offset, part_features, take)
+    total, is_empty = sums["total"], count == 0
+    if is_empty.any():  # a hidden score whose exp is infinite turns zeros into NaN
+        raw.sums.masked_fill_(is_empty, 0.0)
         if raw.features is not None:
-            raw.features.masked_fill_(nothing.unsqueeze(-1), 0.0)
-    lost = (total > SAFE[0]).logical_and_(total < SAFE[1]).logical_or_(nothing).logical_not_()
+            raw.features.masked_fill_(is_empty.unsqueeze(-1), 0.0)
+    lost = (total > SAFE[0]).logical_and_(total < SAFE[1]).logical_or_(is_empty).logical_not_()
     if lost.any():
-        _again(raw, q, k, mask, scale, offset, features, lost)
+        _sum_lost_rows(raw, q, k, mask, scale, offset, features, lost)
 
 
-def _like(k: Tensor, take: Scratch) -> Tensor:
+def _key_memory(k: Tensor, take: Scratch) -> Tensor:
     """Scratch memory for (batch, kv_heads, keys, d_key) in the order in which k lies in memory."""
     if k.stride(1) < k.stride(2):
         return take("keys", (k.shape[0], k.shape[2], k.shape[1], k.shape[3])).transpose(1, 2)
@@ -130,17 +132,17 @@ def _add(
 ) -> None:
     """Add up the blocks of q (heads, group, queries, d_key), k (heads, keys, d_key), features (keys, n)."""
     heads, group, queries, _ = q.shape
-    some = max(1, ELEMENTS // (group * max(1, min(queries, ROWS)) * COLUMNS))
+    heads_at_once = max(1, ELEMENTS // (group * max(1, min(queries, ROWS)) * COLUMNS))
     ones, threads = q.new_ones(COLUMNS), torch.get_num_threads()
     for start in range(0, queries, ROWS):
         rows = range(start, min(queries, start + ROWS))
         blocks = _blocks(mask, rows, k.shape[1], offset, q)
-        for head in range(0, heads, some):
-            index = slice(head, head + some), slice(None), slice(rows.start, rows.stop)
-            part_sums = raw.at(*index)
-            sums_of_block = part_sums.named()
-            some_q = q[index]
-            x = torch.mul(some_q, scale, out=take("queries", some_q.shape)).flatten(1, 2)
+        for head in range(0, heads, heads_at_once):
+            index = slice(head, head + heads_at_once), slice(None), slice(rows.start, rows.stop)
+            part = raw.part(*index)
+            sums = part.by_name()
+            part_q = q[index]
+            x = torch.mul(part_q, scale, out=take("queries", part_q.shape)).flatten(1, 2)
             keys = k[index[0]].transpose(1, 2)
             if len(x) == 1 and x.shape[1] % threads == 0:
                 # one product for each thread, which then has its part of the scores in its own cache
@@ -153,14 +155,14 @@ def _add(
                 by_head = e.view(-1, group, len(rows), len(columns))
                 if keep is not None:
                     by_head *= keep
-                places(sums_of_block, by_head, rows, columns, offset, mask.causal)
-                if features is not None and part_sums.features is not None:
-                    part_sums.features.add_(by_head @ features[columns.start : columns.stop])
+                copy_diagonals(sums, by_head, rows, columns, offset, mask.causal)
+                if features is not None and part.features is not None:
+                    part.features.add_(by_head @ features[columns.start : columns.stop])
                 # a product with ones is faster than `sum` over rows that are not long
                 total.addmv_(e.flatten(0, 1), ones[: len(columns)])
                 weighted.addmv_(s.mul_(e).flatten(0, 1), ones[: len(columns)])
-            sums_of_block["total"].copy_(total.view(sums_of_block["total"].shape))
-            sums_of_block["weighted"].copy_(weighted.view(sums_of_block["total"].shape))
+            sums["total"].copy_(total.view(sums["total"].shape))
+            sums["weighted"].copy_(weighted.view(sums["total"].shape))
 
 
 def _blocks(
@@ -169,16 +171,16 @@ def _blocks(
     """The columns that these rows may reach, in parts; with 1 where a query may attend if some may not."""
     low, high = mask.key_range(rows, keys, offset)
     left, right = (min(max(edge, low), high) for edge in mask.open_range(rows, keys, offset))
-    sums_of_block: list[tuple[range, Tensor | None]] = []
-    for start, stop, seen in ((low, left, False), (left, right, True), (max(left, right), high, False)):
+    blocks: list[tuple[range, Tensor | None]] = []
+    for start, stop, is_open in ((low, left, False), (left, right, True), (max(left, right), high, False)):
         for first in range(start, stop, COLUMNS):
             columns = range(first, min(first + COLUMNS, stop))
-            allowed = None if seen else mask.rectangle(rows, columns, offset, like.device)[0]
-            sums_of_block.append((columns, None if allowed is None else allowed.to(like.dtype)))
-    return sums_of_block
+            visible = None if is_open else mask.rectangle(rows, columns, offset, like.device)[0]
+            blocks.append((columns, None if visible is None else visible.to(like.dtype)))
+    return blocks
 
 
-def _again(
+def _sum_lost_rows(
     raw: Raw,
     q: Tensor,
     k: Tensor,
@@ -189,10 +191,10 @@ def _again(
     lost: Tensor,
 ) -> None:
     """Where exp overflowed or vanished, take it of scores less the largest of their query."""
-    sums, j = raw.named(), torch.arange(k.shape[2], device=q.device)
-    most = max(1, ELEMENTS // k.shape[2])
+    sums, j = raw.by_name(), torch.arange(k.shape[2], device=q.device)
+    rows_at_once = max(1, ELEMENTS // k.shape[2])
     for n, head in lost.flatten(2).any(-1).nonzero().tolist():
-        for index in lost[n, head].nonzero().split(most):
+        for index in lost[n, head].nonzero().split(rows_at_once):
             rows = n, head, *index.unbind(-1)
             i = index[:, 1:] + offset
             allowed = mask.allows(i, j)

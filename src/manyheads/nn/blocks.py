@@ -262,8 +262,8 @@ class TransformerBlock(nn.Module):
             )
         if self.checkpoint and torch.is_grad_enabled() and x.shape[0] * x.shape[1] > SLICE:
             slices = x.reshape(-1, self.d_model).split(SLICE)
-            done = [recompute(self._feed, tokens, use_reentrant=False) for tokens in slices]
-            return torch.cat(done).view_as(x)
+            outputs = [recompute(self._feed, tokens, use_reentrant=False) for tokens in slices]
+            return torch.cat(outputs).view_as(x)
         return self._feed(x)
 
     def _feed(self, x: Tensor) -> Tensor:

@@ -72,33 +72,33 @@ class KVCache:
                 f"past its max_length of {self.max_length}"
             )
         if self._keys is not None and self._values is not None:
-            for name, held, x in (("keys", self._keys, k), ("values", self._values, v)):
-                expected = (*held.shape[:2], new, held.shape[3])
-                if x.shape != expected or x.dtype != held.dtype:
+            for name, buffer, x in (("keys", self._keys, k), ("values", self._values, v)):
+                expected = (*buffer.shape[:2], new, buffer.shape[3])
+                if x.shape != expected or x.dtype != buffer.dtype:
                     raise ValueError(
-                        f"cache: it holds {name} of {held.dtype} that continue as {tuple(expected)}, "
+                        f"cache: it holds {name} of {buffer.dtype} that continue as {tuple(expected)}, "
                         f"got {tuple(x.shape)} of {x.dtype}"
                     )
         tensors = (k, v, self._keys, self._values)
-        differentiated = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-        continued = self._joined if differentiated else self._written
-        self._keys, self._values = continued(self._keys, k), continued(self._values, v)
+        needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        extend = self._concatenate if needs_grad else self._write
+        self._keys, self._values = extend(self._keys, k), extend(self._values, v)
         self.length += new
         return self.held()
 
-    def _joined(self, held: Tensor | None, x: Tensor) -> Tensor:
+    def _concatenate(self, buffer: Tensor | None, x: Tensor) -> Tensor:
         """What is held, and ``x`` after it, in a tensor of its own, which autograd may keep."""
-        return x if held is None else torch.cat([held.narrow(2, 0, self.length), x], 2)
+        return x if buffer is None else torch.cat([buffer.narrow(2, 0, self.length), x], 2)
 
-    def _written(self, held: Tensor | None, x: Tensor) -> Tensor:
+    def _write(self, buffer: Tensor | None, x: Tensor) -> Tensor:
         """What is held, and ``x`` after it, in memory for ``max_length`` tokens."""
-        if held is None or held.shape[2] < self.max_length or held.requires_grad:
+        if buffer is None or buffer.shape[2] < self.max_length or buffer.requires_grad:
             room = x.new_empty(*x.shape[:2], self.max_length, x.shape[3])
-            if held is not None:
-                room.narrow(2, 0, self.length).copy_(held.narrow(2, 0, self.length))
-            held = room
-        held.narrow(2, self.length, x.shape[2]).copy_(x)
-        return held
+            if buffer is not None:
+                room.narrow(2, 0, self.length).copy_(buffer.narrow(2, 0, self.length))
+            buffer = room
+        buffer.narrow(2, self.length, x.shape[2]).copy_(x)
+        return buffer
 
     def held(self) -> tuple[Tensor, Tensor]:
         """All keys (batch, kv_heads, length, d_key) and values held, as views."""

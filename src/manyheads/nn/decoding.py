@@ -49,7 +49,7 @@ def steps_of(decoder: Decoder, cache: DecoderCache, rows: int, beams: int) -> St
     """The steps of a decoder for ``rows`` sequences of ``beams`` hypotheses each, or None."""
     parameters = list(decoder.parameters())
     dtype = parameters[0].dtype
-    plain = (
+    applies = (
         not torch_modules._has_any_global_hook()
         and torch._C._len_torch_function_stack() == 0
         and _get_current_dispatch_mode() is None
@@ -60,13 +60,13 @@ def steps_of(decoder: Decoder, cache: DecoderCache, rows: int, beams: int) -> St
         and dtype in (torch.float32, torch.float64)
         and all(p.dtype == dtype and p.device.type == "cpu" and type(p) is nn.Parameter for p in parameters)
         and all(type(part) is KVCache for part in cache.blocks)
-        and all(map(_untouched, decoder.modules()))
+        and all(map(_is_unmodified, decoder.modules()))
         and all(map(_is_regular, decoder.blocks))
     )
-    return Steps(decoder, cache, rows, beams) if plain else None
+    return Steps(decoder, cache, rows, beams) if applies else None
 
 
-def _untouched(module: nn.Module) -> bool:
+def _is_unmodified(module: nn.Module) -> bool:
     """Whether this is one of our modules, with no hook on it and nothing put in the place of its forward."""
     return (
         type(module) in _MODULES
@@ -114,22 +114,22 @@ class Steps:
     def prompt(self, ids: Tensor) -> Tensor:
         """Read ids (rows, length); the logits of the next token, (rows, vocabulary)."""
         decoder, cache, left, length = self.decoder, self.cache, self.cache.left, ids.shape[1]
-        seen = None if left is None else torch.arange(length) >= left[:, None, None, None]
+        visible = None if left is None else torch.arange(length) >= left[:, None, None, None]
         context_mask = None if cache.context_lengths is None else masks.padding(cache.context_lengths)
         x = decoder.enter(ids, 0, left)
         for layer in self.layers[:-1]:
             caches = {"cache": layer.cache, "context_cache": layer.context_cache}
-            x = layer.block(x, mask=seen, context_mask=context_mask, causal=True, **caches)
+            x = layer.block(x, mask=visible, context_mask=context_mask, causal=True, **caches)
         # the last block's output is needed for the last token only, and of the others their keys and values
         last = self.layers[-1]
         if length > 1:
-            before = last.norm_before(x[:, :-1], last.block.attention_norm)
-            last.cache.append(*last.block.attention.keys_values(before, None, 0))
-        x = last.step(x[:, -1], length - 1, 1, seen, {})
+            normed = last.norm_before(x[:, :-1], last.block.attention_norm)
+            last.cache.append(*last.block.attention.keys_values(normed, None, 0))
+        x = last.step(x[:, -1], length - 1, 1, visible, {})
         self.length = length
-        if self.beams > 1 and seen is None:
-            seen = torch.ones(len(ids), 1, 1, length, dtype=torch.bool)
-        self.visible = None if seen is None else seen.expand(-1, -1, self.beams, -1)
+        if self.beams > 1 and visible is None:
+            visible = torch.ones(len(ids), 1, 1, length, dtype=torch.bool)
+        self.visible = None if visible is None else visible.expand(-1, -1, self.beams, -1)
         return self.logits(decoder.norm(x))
 
     def token(self, ids: Tensor, parents: Tensor | None = None) -> Tensor:
@@ -172,25 +172,25 @@ class _Layer:
     ) -> None:
         self.block, self.cache, self.context_cache = block, cache, context
         attention = block.attention
-        self.inputs = _together([attention.query, attention.key, attention.value], rows)
+        self.inputs = _merge_projections([attention.query, attention.key, attention.value], rows)
         self.widths = [attention.query.out_features, attention.key.out_features, attention.value.out_features]
         self.shapes = (
             [attention.heads, attention.kv_heads, attention.kv_heads],
             [attention.d_key, attention.d_key, attention.d_value],
         )
-        self.output = _together([attention.output], rows)
+        self.output = _merge_projections([attention.output], rows)
         self.context: tuple[Tensor, Tensor] | None = None
         self.context_mask: Tensor | None = None
         if block.cross_attention is not None and context is not None:
             self.context = context.held()
-            self.cross_query = _together([block.cross_attention.query], rows)
-            self.cross_output = _together([block.cross_attention.output], rows)
+            self.cross_query = _merge_projections([block.cross_attention.query], rows)
+            self.cross_output = _merge_projections([block.cross_attention.output], rows)
             if context_lengths is not None:
                 keys = torch.arange(self.context[0].shape[2])
                 self.context_mask = keys < context_lengths[:, None, None, None]
         feed = block.feed_forward
-        self.up = _together([feed.up] if feed.gate is None else [feed.gate, feed.up], rows)
-        self.down = _together([feed.down], rows)
+        self.up = _merge_projections([feed.up] if feed.gate is None else [feed.gate, feed.up], rows)
+        self.down = _merge_projections([feed.down], rows)
 
     def step(
         self,
@@ -243,7 +243,7 @@ class _Layer:
         return cast(Tensor, norm.forward(y)) if self.block.norm == "post" else y
 
 
-def _together(linears: list[nn.Linear], rows: int) -> Function:
+def _merge_projections(linears: list[nn.Linear], rows: int) -> Function:
     """Projections of the same vector as one: (rows, in) to (rows, all their outputs)."""
     return _projection([linear.weight for linear in linears], [linear.bias for linear in linears], rows)
 

@@ -114,8 +114,8 @@ def _masked(
 def _grouped(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, call: Call) -> Tensor:
     """Few queries: the heads that share a key head become its queries, and the keys are read once for all."""
     group, queries = q.shape[1] // k.shape[1], q.shape[2]
-    one_for_all_heads = allowed is None or allowed.dim() < 3 or allowed.shape[-3] == 1
-    if group == 1 or queries > FOLD_QUERIES or not one_for_all_heads:
+    is_shared = allowed is None or allowed.dim() < 3 or allowed.shape[-3] == 1
+    if group == 1 or queries > FOLD_QUERIES or not is_shared:
         return call(q, k, v, allowed, False)
     if allowed is not None and allowed.shape[-2] > 1:
         allowed = torch.cat((allowed,) * group, dim=-2)
@@ -151,10 +151,11 @@ def _each_sequence(q: Tensor, k: Tensor, v: Tensor, mask: Mask, offset: int, cal
     outs = []
     # unbind and cat, not slices: their backward touches each sequence once, not the whole batch for each.
     for n, (one_q, one_k, one_v) in enumerate(zip(q.unbind(), k.unbind(), v.unbind(), strict=True)):
-        real, seen = query_lengths[n], key_lengths[n]
-        rest = mask.of_sequence(n, real, seen)
-        out = _attend(one_q[None, :, :real], one_k[None, :, :seen], one_v[None, :, :seen], rest, offset, call)
-        outs.append(F.pad(out.transpose(1, 2), (0, 0, 0, 0, 0, queries - real)))
+        query_length, key_length = query_lengths[n], key_lengths[n]
+        rest = mask.of_sequence(n, query_length, key_length)
+        part_q, part_k, part_v = one_q[:, :query_length], one_k[:, :key_length], one_v[:, :key_length]
+        out = _attend(part_q[None], part_k[None], part_v[None], rest, offset, call)
+        outs.append(F.pad(out.transpose(1, 2), (0, 0, 0, 0, 0, queries - query_length)))
     return torch.cat(outs).transpose(1, 2)
 
 
@@ -163,17 +164,17 @@ def _each_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Mask, call: Call) -> Tens
     assert mask.chunk is not None
     size, length = mask.chunk, q.shape[2]
     even_length = length // size * size
-    inside = replace(mask, chunk=None)
+    inner_mask = replace(mask, chunk=None)
     # (batch, heads, length, width) -> (batch * chunks, heads, size, width)
     folded_q, folded_k, folded_v = (
         x[:, :, :even_length].transpose(1, 2).unflatten(1, (-1, size)).flatten(0, 1).transpose(1, 2)
         for x in (q, k, v)
     )
-    out: Tensor = _attend(folded_q, folded_k, folded_v, inside, 0, call)
+    out: Tensor = _attend(folded_q, folded_k, folded_v, inner_mask, 0, call)
     out = out.transpose(1, 2).unflatten(0, (q.shape[0], -1)).flatten(1, 2).transpose(1, 2)
     if even_length == length:
         return out
-    tail = _attend(q[:, :, even_length:], k[:, :, even_length:], v[:, :, even_length:], inside, 0, call)
+    tail = _attend(q[:, :, even_length:], k[:, :, even_length:], v[:, :, even_length:], inner_mask, 0, call)
     return torch.cat((out, tail), dim=2)
 
 

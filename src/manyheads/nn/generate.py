@@ -102,7 +102,7 @@ def generate(
         raise TypeError(f"model: expected a Decoder or a Seq2Seq, got {type(model).__name__}")
     sampling = not (temperature is None and top_k is None and top_p is None)
     _check(new_tokens, beams, sampling, temperature, top_k, top_p)
-    enough = new_tokens >= FEWEST and cache is None  # a cache that was passed may do more than hold keys
+    is_long = new_tokens >= FEWEST and cache is None  # a cache that was passed may do more than hold keys
     with evaluating(model, draws=True):
         if isinstance(model, Seq2Seq):
             if cache is not None:
@@ -112,14 +112,14 @@ def generate(
         else:
             decoder = model
             ids, cache = _read_prompt(model, prompt, lengths, new_tokens, beams, cache)
-        steps = steps_of(decoder, cache, ids.shape[0], beams) if enough else None
+        steps = steps_of(decoder, cache, ids.shape[0], beams) if is_long else None
         reader = Modules(decoder, cache) if steps is None else steps
         if beams > 1:
             return _search(reader, ids, new_tokens, end, beams, length_penalty)
-        written: list[Tensor] = []
+        tokens: list[Tensor] = []
         ended = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
-        while len(written) < new_tokens and not bool(ended.all()):
-            logits = reader.token(ids) if written else reader.prompt(ids)  # (batch, vocabulary)
+        while len(tokens) < new_tokens and not bool(ended.all()):
+            logits = reader.token(ids) if tokens else reader.prompt(ids)  # (batch, vocabulary)
             logits = logits.float()
             if sampling:
                 logits = narrow(logits / (1.0 if temperature is None else temperature), top_k, top_p)
@@ -129,9 +129,9 @@ def generate(
             if end is not None:
                 token = token.masked_fill(ended[:, None], end)
                 ended = ended | (token[:, 0] == end)
-            written.append(token)
+            tokens.append(token)
             ids = token
-    return torch.cat(written, dim=1)
+    return torch.cat(tokens, dim=1)
 
 
 def narrow(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
@@ -146,13 +146,13 @@ def narrow(logits: Tensor, top_k: int | None = None, top_p: float | None = None)
     tensor([[0.6250, 0.3750, 0.0000, 0.0000]])
     """
     if top_k is not None and top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
+        kth_logit = logits.topk(top_k).values[..., -1:]
+        logits = logits.masked_fill(logits < kth_logit, -torch.inf)
     if top_p is not None:
         sorted_logits, order = logits.sort(descending=True)
         share = sorted_logits.softmax(-1)
-        before = share.cumsum(-1) - share  # what the more probable tokens already hold
-        logits = logits.masked_fill((before >= top_p).gather(-1, order.argsort(-1)), -torch.inf)
+        mass_before = share.cumsum(-1) - share  # what the more probable tokens already hold
+        logits = logits.masked_fill((mass_before >= top_p).gather(-1, order.argsort(-1)), -torch.inf)
     return logits
 
 
@@ -191,7 +191,7 @@ def _search(
     total[:, 0] = 0  # at first there is one: nothing
     length = torch.zeros(batch, beams, device=device)
     ended = torch.zeros(batch, beams, dtype=torch.bool, device=device)
-    written = torch.empty(batch, beams, 0, dtype=ids.dtype, device=device)
+    tokens = torch.empty(batch, beams, 0, dtype=ids.dtype, device=device)
     logits = reader.prompt(ids)[:, None].expand(-1, beams, -1)  # (batch, beams, vocabulary)
     while True:
         step = logits.float().log_softmax(-1)
@@ -206,9 +206,9 @@ def _search(
         length, ended = length.gather(1, parent), ended.gather(1, parent)
         if end is not None:
             ended = ended | (token == end)
-        written = torch.cat([written.gather(1, parent[..., None].expand_as(written)), token[..., None]], -1)
-        if written.shape[-1] == new_tokens or bool((ended | best.isneginf()).all()):
-            return written[:, 0]
+        tokens = torch.cat([tokens.gather(1, parent[..., None].expand_as(tokens)), token[..., None]], -1)
+        if tokens.shape[-1] == new_tokens or bool((ended | best.isneginf()).all()):
+            return tokens[:, 0]
         logits = reader.token(token.view(-1, 1), parent).view(batch, beams, -1)
 
 
@@ -258,10 +258,10 @@ def _read_source(
         raise ValueError("model: expected a Seq2Seq with a target vocabulary, got one of vectors")
     if start is None:
         raise ValueError("start: expected the id that every target begins with, got None")
-    read = model.encoder(source, lengths=lengths)
+    memory = model.encoder(source, lengths=lengths)
     ids = torch.full((source.shape[0], 1), start, dtype=torch.int64, device=source.device)
     room = _room(model.decoder, 1, new_tokens, beams)
-    return ids, model.decoder.new_cache(room, read, context_lengths=lengths)
+    return ids, model.decoder.new_cache(room, memory, context_lengths=lengths)
 
 
 def _room(decoder: Decoder, length: int, new_tokens: int, beams: int) -> int:

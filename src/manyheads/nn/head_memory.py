@@ -51,7 +51,7 @@ class HeadMemory:
         self.windows, self.first = list(windows), first
         self.length = 0  # tokens read, those that were forgotten included
         self.start: Tensor | None = None  # (batch,): the position of the first token that is no padding
-        self._started = False  # it is the final one
+        self._start_is_final = False
         self.groups: list[FullHeads] = []
         for window in dict.fromkeys(windows):
             heads = [head for head, other in enumerate(windows) if other == window]
@@ -92,11 +92,11 @@ class HeadMemory:
                 by_head[:, part].flatten(1, 2), k[:, part], v[:, part], _MaskOf(mask, numbers), self.length,
                 self.start, {"scale": scale, "dropout": dropout},
             )  # fmt: skip
-            attended = group.attend(tokens).unflatten(1, (len(group.heads), -1))
+            group_out = group.attend(tokens).unflatten(1, (len(group.heads), -1))
             if whole:
-                out = attended
+                out = group_out
             else:
-                out[:, part] = attended
+                out[:, part] = group_out
         self.length += new
         return out.flatten(1, 2)
 
@@ -110,21 +110,21 @@ class HeadMemory:
     def _first_tokens(self, mask: Mask, new: int, batch: int, device: torch.device) -> Tensor:
         """Where each sequence of the batch starts, (batch,): at the first key that its last query sees."""
         start = self.start
-        if start is not None and self._started:
+        if start is not None and self._start_is_final:
             return start
         total = self.length + new
-        seen = None
+        visible = None
         if not mask.geometric:
             allowed, bias = mask.rectangle(range(new - 1, new), range(total), self.length, device)
-            seen = _shown(allowed, bias)
-        if seen is None:
+            visible = _visible_keys(allowed, bias)
+        if visible is None:
             begin = torch.zeros(batch, dtype=torch.int64, device=device)
         else:
-            seen = seen.expand(batch, -1, -1, total).any(1)[:, 0]  # (batch, total)
-            begin = torch.where(seen.any(1), seen.int().argmax(1), total)
+            visible = visible.expand(batch, -1, -1, total).any(1)[:, 0]  # (batch, total)
+            begin = torch.where(visible.any(1), visible.int().argmax(1), total)
         begin = begin.clamp(min=self.length)
         begin = begin if start is None else torch.where(start < self.length, start, begin)
-        self._started = bool((begin < total).all())
+        self._start_is_final = bool((begin < total).all())
         return begin
 
 
@@ -169,8 +169,8 @@ class FullHeads:
 
     def attend(self, new: NewTokens) -> Tensor:
         """Add the new keys and values, and attend to all."""
-        self._keys = _grown(self._keys, new.k, new.length)
-        self._values = _grown(self._values, new.v, new.length)
+        self._keys = _append(self._keys, new.k, new.length)
+        self._values = _append(self._values, new.v, new.length)
         self.held = new.total
         keys, values = self._keys[:, :, : self.held], self._values[:, :, : self.held]
         return attention(new.q, keys, values, mask=new.mask.whole(), **new.options)
@@ -202,50 +202,50 @@ class ForgettingHeads(FullHeads):
             room = self.first + self.window
             self._keys, self._values = (x.new_zeros(*x.shape[:2], room, x.shape[3]) for x in (k, v))
         if not self._has_first:
-            for x, held in ((k, self._keys), (v, self._values)):
-                self._keep_first(x, held, length, new.start)
+            for x, memory in ((k, self._keys), (v, self._values)):
+                self._keep_first(x, memory, length, new.start)
             self._has_first = bool((new.start + self.first <= total).all())
         self.held = min(total, self.window + self.first)
         if total - length == 1:
-            for x, held in ((k, self._keys), (v, self._values)):
-                held[:, :, self.first + length % self.window] = x[:, :, 0]
-            return self._one(new, self._keys, self._values)
-        out = self._many(new, self._keys, self._values)
+            for x, memory in ((k, self._keys), (v, self._values)):
+                memory[:, :, self.first + length % self.window] = x[:, :, 0]
+            return self._attend_one(new, self._keys, self._values)
+        out = self._attend_many(new, self._keys, self._values)
         last = torch.arange(max(length, total - self.window), total, device=k.device)
         slots = self.first + last % self.window
         self._keys[:, :, slots], self._values[:, :, slots] = k[:, :, last - length], v[:, :, last - length]
         return out
 
-    def _keep_first(self, x: Tensor, held: Tensor, length: int, start: Tensor) -> None:
+    def _keep_first(self, x: Tensor, memory: Tensor, length: int, start: Tensor) -> None:
         """Copy those of the new tokens (batch, heads, new, width) that are among the first of their row."""
         number = torch.arange(self.first, device=x.device)
         index = start[:, None] + number - length  # (batch, first): where they are among the new ones
-        row, which = ((index >= 0) & (index < x.shape[2])).nonzero(as_tuple=True)
+        row, order = ((index >= 0) & (index < x.shape[2])).nonzero(as_tuple=True)
         if len(row):
-            held[row, :, self.first - 1 - which] = x[row, :, index[row, which]]
+            memory[row, :, self.first - 1 - order] = x[row, :, index[row, order]]
 
-    def _one(self, new: NewTokens, keys: Tensor, values: Tensor) -> Tensor:
+    def _attend_one(self, new: NewTokens, keys: Tensor, values: Tensor) -> Tensor:
         """Attention of one new token, which is among the keys and values already."""
         total, device = new.total, keys.device
-        left = min(max(total - self.window, 0), self.first)  # first tokens that left the window
-        low, high = self.first - left, self.first + min(total, self.window)
+        first_count = min(max(total - self.window, 0), self.first)  # first tokens that left the window
+        low, high = self.first - first_count, self.first + min(total, self.window)
         allowed = None
         if not new.mask.mask.geometric:  # padding: what holds for each key, at the positions in the slots
             slot = torch.arange(low, high, device=device)
             ring = slot - self.first
             ring = total - 1 - (total - 1 - ring) % self.window
             first = new.start[:, None] + self.first - 1 - slot  # (batch, slots)
-            gone = first < total - self.window
-            position = torch.where(slot < self.first, torch.where(gone, first, -1), ring)
-            allowed = new.mask.at(position, total, device)
+            has_left = first < total - self.window
+            position = torch.where(slot < self.first, torch.where(has_left, first, -1), ring)
+            allowed = new.mask.at_positions(position, total, device)
         return attention(new.q, keys[:, :, low:high], values[:, :, low:high], mask=allowed, **new.options)
 
-    def _many(self, new: NewTokens, keys: Tensor, values: Tensor) -> Tensor:
+    def _attend_many(self, new: NewTokens, keys: Tensor, values: Tensor) -> Tensor:
         """Attention of several new tokens, a block of queries at a time."""
         length, device = new.length, keys.device
-        before = torch.arange(max(0, length - self.window + 1), length, device=device)
-        slots = self.first + before % self.window
-        last = [torch.cat([held[:, :, slots], x], 2) for held, x in ((keys, new.k), (values, new.v))]
+        position = torch.arange(max(0, length - self.window + 1), length, device=device)
+        slots = self.first + position % self.window
+        last = [torch.cat([memory[:, :, slots], x], 2) for memory, x in ((keys, new.k), (values, new.v))]
         begin = new.total - last[0].shape[2]  # the position of the first of the last tokens
         firsts = new.start[:, None] + torch.arange(self.first - 1, -1, -1, device=device)  # (batch, first)
         out = []
@@ -255,18 +255,18 @@ class ForgettingHeads(FullHeads):
             columns = range(lowest, length + rows.stop)
             i = torch.arange(length + rows.start, length + rows.stop, device=device)[:, None]
             near = torch.arange(columns.start, columns.stop, device=device)
-            near_seen = (near <= i) & (near > i - self.window)
-            first_seen = firsts[:, None, None] <= i - self.window  # (batch, 1, rows, first)
-            seen = torch.cat([first_seen, near_seen.expand(len(firsts), 1, -1, -1)], -1)
+            near_visible = (near <= i) & (near > i - self.window)
+            first_visible = firsts[:, None, None] <= i - self.window  # (batch, 1, rows, first)
+            visible = torch.cat([first_visible, near_visible.expand(len(firsts), 1, -1, -1)], -1)
             if not new.mask.mask.geometric:
-                seen = new.mask.block(seen, rows, columns, firsts, length)
+                visible = new.mask.block(visible, rows, columns, firsts, length)
             part = slice(columns.start - begin, columns.stop - begin)
             k, v = (
-                torch.cat([held[:, :, : self.first], x[:, :, part]], 2)
-                for held, x in zip((keys, values), last, strict=True)
+                torch.cat([memory[:, :, : self.first], x[:, :, part]], 2)
+                for memory, x in zip((keys, values), last, strict=True)
             )
             block = new.q[:, :, rows.start : rows.stop]
-            out.append(attention(block, k, v, mask=seen, **new.options))
+            out.append(attention(block, k, v, mask=visible, **new.options))
         return torch.cat(out, 2)
 
 
@@ -289,17 +289,17 @@ class _MaskOf:
             tensors=tuple(self._of_heads(x[(None,) * (4 - x.dim())]) for x in self.mask.tensors),
         )
 
-    def at(self, position: Tensor, total: int, device: torch.device) -> Tensor:
+    def at_positions(self, position: Tensor, total: int, device: torch.device) -> Tensor:
         """What holds for the last query and keys at positions (batch or 1, keys); -1 is no key."""
         part = self._rectangle(range(1), range(total), total - 1, device)
         index = position.clamp(min=0)[:, None, None]
         hidden = (position < 0)[:, None, None]
         gathered = [_gather(x, index, total) for x in part]
-        return _joined(~hidden, *gathered)
+        return _join_masks(~hidden, *gathered)
 
-    def block(self, seen: Tensor, rows: range, columns: range, firsts: Tensor, offset: int) -> Tensor:
+    def block(self, visible: Tensor, rows: range, columns: range, firsts: Tensor, offset: int) -> Tensor:
         """What holds for a block of queries, the first tokens (batch, first) and the keys of ``columns``."""
-        device = seen.device
+        device = visible.device
         near = self._rectangle(rows, columns, offset, device)
         reach = range(int(firsts.max()) + 1) if firsts.numel() else range(1)
         reach = range(min(len(reach), columns.stop))
@@ -320,7 +320,7 @@ class _MaskOf:
             parts.append(
                 torch.cat([first.expand(*sizes, firsts.shape[1]), near_part.expand(*sizes, len(columns))], -1)
             )
-        return _joined(seen, *parts)
+        return _join_masks(visible, *parts)
 
     def _rectangle(
         self, rows: range, columns: range, offset: int, device: torch.device
@@ -349,17 +349,17 @@ def _gather(x: Tensor | None, index: Tensor, columns: int) -> Tensor | None:
     return x.expand(batch, -1, -1, -1).gather(3, index.expand(batch, *x.shape[1:3], -1))
 
 
-def _joined(seen: Tensor, allowed: Tensor | None, bias: Tensor | None) -> Tensor:
+def _join_masks(visible: Tensor, allowed: Tensor | None, bias: Tensor | None) -> Tensor:
     """One mask: boolean, or to be added when there is a bias."""
-    seen = seen if allowed is None else seen & allowed
-    return seen if bias is None else torch.where(seen, bias, -torch.inf)
+    visible = visible if allowed is None else visible & allowed
+    return visible if bias is None else torch.where(visible, bias, -torch.inf)
 
 
-def _shown(allowed: Tensor | None, bias: Tensor | None) -> Tensor | None:
+def _visible_keys(allowed: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """Which keys are not hidden, (batch or 1, heads or 1, queries, keys)."""
     if bias is not None:
-        added = bias > _HIDDEN
-        allowed = added if allowed is None else allowed & added
+        by_bias = bias > _HIDDEN
+        allowed = by_bias if allowed is None else allowed & by_bias
     return None if allowed is None else allowed[(None,) * (4 - allowed.dim())]
 
 
@@ -367,15 +367,15 @@ def _query_heads(kv_heads: Iterable[int], group: int) -> list[int]:
     return [head * group + n for head in kv_heads for n in range(group)]
 
 
-def _grown(held: Tensor | None, x: Tensor, length: int) -> Tensor:
-    """The held tensor (batch, heads, room, width) with x behind its first ``length``, in a larger one if need
+def _append(memory: Tensor | None, x: Tensor, length: int) -> Tensor:
+    """The memory (batch, heads, room, width) with x behind its first ``length``, in a larger one if need
     be.
     """
     total = length + x.shape[2]
-    if held is None or held.shape[2] < total:
+    if memory is None or memory.shape[2] < total:
         larger = x.new_empty(*x.shape[:2], total + max(64, total // 64), x.shape[3])
-        if held is not None:
-            larger[:, :, :length] = held[:, :, :length]
-        held = larger
-    held[:, :, length:total] = x
-    return held
+        if memory is not None:
+            larger[:, :, :length] = memory[:, :, :length]
+        memory = larger
+    memory[:, :, length:total] = x
+    return memory

@@ -57,8 +57,8 @@ def overlap_of_scores(scores: Tensor) -> tuple[Tensor, Tensor]:
     """
     top = scores.detach().amax(-1, keepdim=True)
     top = top.masked_fill(top == -torch.inf, 0.0)
-    shown = scores.detach() > top - HIDDEN
-    return overlap_of_weights((exact(scores) - top).masked_fill(~shown, -torch.inf).exp())
+    visible = scores.detach() > top - HIDDEN
+    return overlap_of_weights((exact(scores) - top).masked_fill(~visible, -torch.inf).exp())
 
 
 def overlap_of_weights(weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,12 +67,12 @@ def overlap_of_weights(weights: Tensor) -> tuple[Tensor, Tensor]:
     >>> overlap_of_weights(torch.tensor([[[[0.5, 0.5, 0.0]], [[0.0, 1.0, 1.0]]]]))[0]
     tensor([[0.5000]])
     """
-    shown = weights.detach() > 0
-    live = shown.any(-1)  # (batch, heads, queries)
+    visible = weights.detach() > 0
+    live = visible.any(-1)  # (batch, heads, queries)
     filled = torch.where(live.unsqueeze(-1), weights, 1.0)  # a norm of zero has no gradient
     size = torch.linalg.vector_norm(filled, dim=-1, keepdim=True)
-    together = (exact(weights) / size).sum(1)
-    return _row_means(together.square().sum(-1), live, shown.sum(-1))
+    direction_sum = (exact(weights) / size).sum(1)
+    return _row_means(direction_sum.square().sum(-1), live, visible.sum(-1))
 
 
 def _row_means(square: Tensor, live: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,9 +80,9 @@ def _row_means(square: Tensor, live: Tensor, keys: Tensor) -> tuple[Tensor, Tens
     see.
     """
     heads = live.sum(1)
-    counted = (heads > 1) & (keys.amax(1) > 1)
+    is_counted = (heads > 1) & (keys.amax(1) > 1)
     pairs = (heads * (heads - 1)).clamp(min=1)
-    return ((square - heads) / pairs).clamp(0.0, 1.0) * counted, counted
+    return ((square - heads) / pairs).clamp(0.0, 1.0) * is_counted, is_counted
 
 
 class _Rows(NamedTuple):
@@ -96,7 +96,7 @@ class _Rows(NamedTuple):
     keys: Tensor
     directions: Tensor
     live: Tensor
-    seen: Tensor
+    key_counts: Tensor
 
 
 def _tiles_of(q: Tensor, k: Tensor, mask: Mask, scale: float) -> Iterator[_Rows]:
@@ -109,21 +109,21 @@ def _tiles_of(q: Tensor, k: Tensor, mask: Mask, scale: float) -> Iterator[_Rows]
         parts, count = hidden(mask, offset, heads, keys, tile)
         rows = grouped[tile.batch, :, :, tile.rows.start : tile.rows.stop] * scale
         columns = keys[tile.batch, :, tile.columns.start : tile.columns.stop]
-        products_of_heads = products(rows, columns, [], take)
-        s = products_of_heads.view(rows.shape[0], 1, heads, *products_of_heads.shape[3:])
+        grouped_s = products(rows, columns, [], take)
+        s = grouped_s.view(rows.shape[0], 1, heads, *grouped_s.shape[3:])
         for part, bias, _ in parts:
             if bias is not None:
                 s[..., part] += bias
         hide(s, parts)
         e = take("exp", s.shape)
-        _, seen = exp_of_weighty(s, out=e)
+        _, key_counts = exp_of_weighty(s, out=e)
         if isinstance(count, Tensor):  # where all is hidden, nothing is far below the rest
-            nothing = (count == 0).expand(seen.shape)
-            e.masked_fill_(nothing.unsqueeze(-1), 0.0)
-            seen = seen.masked_fill(nothing, 0)
-        live = seen > 0
+            is_empty = (count == 0).expand(key_counts.shape)
+            e.masked_fill_(is_empty.unsqueeze(-1), 0.0)
+            key_counts = key_counts.masked_fill(is_empty, 0)
+        live = key_counts > 0
         e.div_(torch.linalg.vector_norm(e, dim=-1, keepdim=True).masked_fill_(~live.unsqueeze(-1), 1.0))
-        yield _Rows(tile, rows, columns, e[:, 0], live[:, 0], seen[:, 0])
+        yield _Rows(tile, rows, columns, e[:, 0], live[:, 0], key_counts[:, 0])
 
 
 class _Overlap(torch.autograd.Function):
@@ -135,44 +135,43 @@ class _Overlap(torch.autograd.Function):
         ctx.mask, ctx.scale = mask, scale
         batch, _, length, _ = q.shape
         values = torch.zeros(batch, length, dtype=exact(k).dtype, device=q.device)
-        counted = torch.zeros(batch, length, dtype=torch.bool, device=q.device)
-        for rows in _tiles_of(q, k, _joined(mask, bias), scale):
-            here = rows.tile.batch, slice(rows.tile.rows.start, rows.tile.rows.stop)
+        is_counted = torch.zeros(batch, length, dtype=torch.bool, device=q.device)
+        for rows in _tiles_of(q, k, _add_bias(mask, bias), scale):
+            index = rows.tile.batch, slice(rows.tile.rows.start, rows.tile.rows.stop)
             square = rows.directions.sum(1).square().sum(-1)
-            values[here], counted[here] = _row_means(square, rows.live, rows.seen)
-        ctx.mark_non_differentiable(counted)
-        return values, counted
+            values[index], is_counted[index] = _row_means(square, rows.live, rows.key_counts)
+        ctx.mark_non_differentiable(is_counted)
+        return values, is_counted
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         q, k, bias = ctx.saved_tensors
-        mask = _joined(ctx.mask, bias)
+        mask = _add_bias(ctx.mask, bias)
         grad_q, grad_k = (torch.zeros_like(x, dtype=exact(x).dtype) for x in (q, k))
         grad_q, grad_k = grad_q.contiguous(), grad_k.contiguous()
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=grad_q.dtype).contiguous()
         for rows in _tiles_of(q, k, mask, ctx.scale):
             heads, tile = rows.live.sum(1), rows.tile
             pairs = (heads * (heads - 1)).clamp(min=1)
-            counted = (heads > 1) & (rows.seen.amax(1) > 1)
-            flow = gradient[tile.batch, tile.rows.start : tile.rows.stop] * counted * 2 / pairs
-            p, together = rows.directions, rows.directions.sum(1, keepdim=True)
-            along = (p * together).sum(-1, keepdim=True)
-            ds = (together - along * p).mul_(p).mul_(flow[:, None, :, None])  # (batch, heads, rows, columns)
+            is_counted = (heads > 1) & (rows.key_counts.amax(1) > 1)
+            flow = gradient[tile.batch, tile.rows.start : tile.rows.stop] * is_counted * 2 / pairs
+            p, direction_sum = rows.directions, rows.directions.sum(1, keepdim=True)
+            projection = (p * direction_sum).sum(-1, keepdim=True)
+            # (batch, heads, rows, columns)
+            ds = (direction_sum - projection * p).mul_(p).mul_(flow[:, None, :, None])
             if grad_bias is not None:
                 add_bias_grad(grad_bias, ds.unsqueeze(1), tile, ds.shape[1])
-            split = flat(
-                ds.unflatten(1, rows.queries.shape[1:3])
-            )  # (batch * kv_heads, group * rows, columns)
-            of_q = (split @ rows.keys.flatten(0, 1)).mul_(ctx.scale)
-            grad_q[tile.batch, :, tile.rows.start : tile.rows.stop] = of_q.view(rows.queries.shape).flatten(
-                1, 2
-            )
-            of_k = split.transpose(1, 2) @ flat(rows.queries)
-            grad_k[tile.batch, :, tile.columns.start : tile.columns.stop] += of_k.view(rows.keys.shape)
+            # (batch * kv_heads, group * rows, columns)
+            grouped_ds = flat(ds.unflatten(1, rows.queries.shape[1:3]))
+            tile_grad_q = (grouped_ds @ rows.keys.flatten(0, 1)).mul_(ctx.scale)
+            tile_grad_q = tile_grad_q.view(rows.queries.shape).flatten(1, 2)
+            grad_q[tile.batch, :, tile.rows.start : tile.rows.stop] = tile_grad_q
+            tile_grad_k = grouped_ds.transpose(1, 2) @ flat(rows.queries)
+            grad_k[tile.batch, :, tile.columns.start : tile.columns.stop] += tile_grad_k.view(rows.keys.shape)
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
         return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_bias, None, None
 
 
-def _joined(mask: Mask, bias: Tensor | None) -> Mask:
+def _add_bias(mask: Mask, bias: Tensor | None) -> Mask:
     return mask if bias is None else replace(mask, tensors=(*mask.tensors, bias.detach()))

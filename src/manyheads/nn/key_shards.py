@@ -69,17 +69,17 @@ def merge_statistics(parts: Sequence[Mapping[str, Tensor]], *, keys: int | None 
     Milakov and Gimelshein 2018, Online normalizer calculation for softmax.
     Liu et al. 2023, Ring attention with blockwise transformers for near-infinite context.
     """
-    parts = _ordered(parts, keys)
+    parts = _sort_parts(parts, keys)
     like = parts[0]["entropy"]
 
-    def stacked(name: str) -> Tensor:
+    def stack_parts(name: str) -> Tensor:
         return torch.stack([in_float64(part[name]) for part in parts])
 
-    logsumexp = stacked("logsumexp")
+    logsumexp = stack_parts("logsumexp")
     total = logsumexp.logsumexp(0)
     # (parts, batch, heads, queries): each shard's share of a query's attention
     share = (logsumexp - total).exp().where(total > -torch.inf, 0.0)
-    count = stacked("keys")
+    count = stack_parts("keys")
     if any(part["shard"][2] for part in parts):  # a floating mask hides by what it adds
         count *= logsumexp >= total - HIDDEN
         # In a row where every key is hidden like that, it leaves no digit of the scores: all are equal.
@@ -87,7 +87,7 @@ def merge_statistics(parts: Sequence[Mapping[str, Tensor]], *, keys: int | None 
         share = torch.where(equal, count / count.sum(0).clamp(min=1), share)
     merged: dict[str, Tensor] = {"logsumexp": total, "keys": count.sum(0)}
     for name in parts[0].keys() - _ONLY_OF_SHARDS - merged.keys():
-        value = stacked(name)
+        value = stack_parts(name)
         if name == "entropy":
             merged[name] = (share * value - torch.xlogy(share, share)).sum(0)
         elif name == "largest_logit":
@@ -97,7 +97,7 @@ def merge_statistics(parts: Sequence[Mapping[str, Tensor]], *, keys: int | None 
         elif name == "collision":
             merged[name] = (share.square() * value).sum(0)
         elif name == "distance_spread":
-            merged[name] = _spread(share, value, stacked("displacement"))
+            merged[name] = _spread(share, value, stack_parts("displacement"))
         else:
             weights = share.unsqueeze(-1) if name == "features" else share
             merged[name] = (weights * value).sum(0)
@@ -116,7 +116,7 @@ def _spread(share: Tensor, spread: Tensor, mean: Tensor) -> Tensor:
     return variance.sqrt()
 
 
-def _ordered(parts: Sequence[Mapping[str, Tensor]], keys: int | None) -> list[Mapping[str, Tensor]]:
+def _sort_parts(parts: Sequence[Mapping[str, Tensor]], keys: int | None) -> list[Mapping[str, Tensor]]:
     """The parts by their first key, after a look at whether they fit together."""
     if not parts:
         raise ValueError("parts: expected the statistics of at least one shard, got none")
@@ -142,15 +142,15 @@ def _ordered(parts: Sequence[Mapping[str, Tensor]], keys: int | None) -> list[Ma
                     f"{tuple(first[name].shape)}; expected the same queries in all"
                 )
     parts = sorted(parts, key=lambda part: part["shard"].tolist())
-    reached = 0
+    end = 0
     for part in parts:
         start, stop = part["shard"][:2].tolist()
-        if start != reached:
-            fault = "a part is there twice, or parts overlap" if start < reached else "a part is missing"
-            raise ValueError(f"parts: expected keys from {reached} on, got {start} to {stop}: {fault}")
-        reached = stop
-    if keys is not None and reached != keys:
-        raise ValueError(f"parts: they reach to key {reached}, but there are {keys}: a part is missing")
+        if start != end:
+            fault = "a part is there twice, or parts overlap" if start < end else "a part is missing"
+            raise ValueError(f"parts: expected keys from {end} on, got {start} to {stop}: {fault}")
+        end = stop
+    if keys is not None and end != keys:
+        raise ValueError(f"parts: they reach to key {end}, but there are {keys}: a part is missing")
     return list(parts)
 
 
@@ -208,9 +208,9 @@ def ring_statistics(
     ----------
     Liu et al. 2023, Ring attention with blockwise transformers for near-infinite context.
     """
-    joined = join(mask, causal, window, chunk)
+    whole_mask = join(mask, causal, window, chunk)
     size, rank = (dist.get_world_size(group), dist.get_rank(group)) if dist.is_initialized() else (1, 0)
-    shards = [_described(q, k, joined, scale, statistics, features)] * size
+    shards = [_describe_shard(q, k, whole_mask, scale, statistics, features)] * size
     if size > 1:
         dist.all_gather_object(shards, shards[0], group)
     _check_ring(shards)
@@ -218,22 +218,27 @@ def ring_statistics(
     starts = [[0, 0], *ends]
     first_query = starts[rank][0] + ends[-1][1] - ends[-1][0]
     parts: list[dict[str, Tensor]] = []
-    held = [k] if features is None else [k, features]
+    tensors = [k] if features is None else [k, features]
     for step in range(size):
         source = (rank - step) % size
-        arriving = held
+        arriving = tensors
         transfers: list[dist.Work] = []
         if step + 1 < size:
-            arriving, transfers = _pass_on(held, shards[(source - 1) % size], rank, size, group)
-        parts.append(_measure(q, held, joined, scale, statistics, (first_query, starts[source][1])))
+            arriving, transfers = _pass_on(tensors, shards[(source - 1) % size], rank, size, group)
+        parts.append(_measure(q, tensors, whole_mask, scale, statistics, (first_query, starts[source][1])))
         for transfer in transfers:
             transfer.wait()
-        held = arriving
+        tensors = arriving
     return merge_statistics(parts, keys=ends[-1][1])
 
 
-def _described(
-    q: Tensor, k: Tensor, mask: Mask, scale: float | None, which: StatisticsSet, features: Tensor | None
+def _describe_shard(
+    q: Tensor,
+    k: Tensor,
+    mask: Mask,
+    scale: float | None,
+    statistics_set: StatisticsSet,
+    features: Tensor | None,
 ) -> _Shard:
     fault = None
     try:
@@ -248,7 +253,7 @@ def _described(
         **{name: None if tensor is None else tensor.tolist() for name, tensor in tensors.items()},
         "mask tensors": len(mask.tensors),
         "scale": scale,
-        "statistics": which,
+        "statistics": statistics_set,
     }
     shape = None if features is None else tuple(features.shape)
     return _Shard(tuple(q.shape), tuple(k.shape), shape, k.dtype, options, fault)
@@ -256,30 +261,36 @@ def _described(
 
 def _measure(
     q: Tensor,
-    held: list[Tensor],
+    tensors: list[Tensor],
     mask: Mask,
     scale: float | None,
-    which: StatisticsSet,
+    statistics_set: StatisticsSet,
     positions: tuple[int, int],
 ) -> dict[str, Tensor]:
-    features = held[1] if len(held) > 1 else None
-    seen: dict[str, Tensor] = statistics(
-        q, held[0], mask=mask, scale=scale, statistics=which, features=features, positions=positions
+    features = tensors[1] if len(tensors) > 1 else None
+    stats: dict[str, Tensor] = statistics(
+        q,
+        tensors[0],
+        mask=mask,
+        scale=scale,
+        statistics=statistics_set,
+        features=features,
+        positions=positions,
     )
-    return seen
+    return stats
 
 
 def _pass_on(
-    held: list[Tensor], coming: _Shard, rank: int, size: int, group: dist.ProcessGroup | None
+    tensors: list[Tensor], shard: _Shard, rank: int, size: int, group: dist.ProcessGroup | None
 ) -> tuple[list[Tensor], list[dist.Work]]:
     """Send what is held to the next process and receive what the one before holds, meanwhile."""
-    shapes = [coming.k] if coming.features is None else [coming.k, coming.features]
-    arriving = [x.new_empty(shape) for x, shape in zip(held, shapes, strict=True)]
-    after, before = ((rank + step) % size for step in (1, -1))
+    shapes = [shard.k] if shard.features is None else [shard.k, shard.features]
+    arriving = [x.new_empty(shape) for x, shape in zip(tensors, shapes, strict=True)]
+    next_rank, previous_rank = ((rank + step) % size for step in (1, -1))
     if group is not None:
-        after, before = (dist.get_global_rank(group, n) for n in (after, before))
-    operations = [dist.P2POp(dist.isend, x.contiguous(), after, group) for x in held]
-    operations += [dist.P2POp(dist.irecv, x, before, group) for x in arriving]
+        next_rank, previous_rank = (dist.get_global_rank(group, n) for n in (next_rank, previous_rank))
+    operations = [dist.P2POp(dist.isend, x.contiguous(), next_rank, group) for x in tensors]
+    operations += [dist.P2POp(dist.irecv, x, previous_rank, group) for x in arriving]
     return arriving, dist.batch_isend_irecv(operations)
 
 

@@ -133,10 +133,10 @@ class Mask:
         allowed = self._geometry(rows, columns, offset, device)
         j = torch.arange(columns.start, columns.stop, device=device)
         if self.lengths is not None:
-            allowed = _both(allowed, j < self.lengths[batch].to(device)[:, None, None, None])
+            allowed = _and(allowed, j < self.lengths[batch].to(device)[:, None, None, None])
         if self.queries is not None:
             i = torch.arange(rows.start, rows.stop, device=device)[:, None]
-            allowed = _both(allowed, i < self.queries[batch].to(device)[:, None, None, None])
+            allowed = _and(allowed, i < self.queries[batch].to(device)[:, None, None, None])
         bias = None
         if self.slopes is not None:
             i = torch.arange(rows.start, rows.stop, device=device)[:, None] + offset
@@ -145,7 +145,7 @@ class Mask:
         for tensor in self.tensors:
             part = part_of(tensor, rows, columns, batch, heads)
             if part.dtype == torch.bool:
-                allowed = _both(allowed, part)
+                allowed = _and(allowed, part)
             else:
                 bias = part if bias is None else bias + part
         return allowed, bias
@@ -333,7 +333,7 @@ def check(mask: Mask, batch: int, heads: int, queries: int, keys: int) -> None:
         raise ValueError(f"mask: alibi was made for {mask.slopes.shape[0]} heads, attention has {heads}")
 
 
-def _both(a: Tensor | None, b: Tensor) -> Tensor:
+def _and(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a & b
 
 

@@ -167,8 +167,8 @@ class MultiHeadAttention(nn.Module):
         else:
             out = attention(q, k, v, **options, dropout=dropout, kernel=self.kernel)
         if return_statistics:
-            chosen = "core" if return_statistics is True else return_statistics
-            extras += (statistics(q, k, **options, statistics=chosen),)
+            statistics_set = "core" if return_statistics is True else return_statistics
+            extras += (statistics(q, k, **options, statistics=statistics_set),)
         output = self.output(out.transpose(1, 2).flatten(2))
         return (output, *extras) if extras else output
 
@@ -283,9 +283,9 @@ class MultiHeadAttention(nn.Module):
             "it has rotary positions": self.rotary is not None,
             "it has a window or a chunk": self.window is not None or self.chunk is not None,
         }
-        against = [reason for reason, holds in reasons.items() if holds]
-        if against:
-            raise ValueError(f"nn.MultiheadAttention cannot express this module: {'; '.join(against)}")
+        obstacles = [reason for reason, applies in reasons.items() if applies]
+        if obstacles:
+            raise ValueError(f"nn.MultiheadAttention cannot express this module: {'; '.join(obstacles)}")
         weight = self.output.weight
         bias = self.output.bias is not None
         theirs = nn.MultiheadAttention(

@@ -191,18 +191,18 @@ def plain(model: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def replace_constrained(copied: nn.Module) -> nn.Module:
+def replace_constrained(model: nn.Module) -> nn.Module:
     """Give a copy, which may share its parameters, plain weights of its own where it has orthogonal heads."""
-    for module, name in list(constrained(copied)):
+    for module, name in list(constrained(model)):
         value = getattr(module, name).detach().clone()
         original, order = _unconstrain(module, name)
         _put(module, name, nn.Parameter(value, original.requires_grad), order)
-    return copied
+    return model
 
 
 def _put(module: nn.Module, name: str, parameter: nn.Parameter, order: Sequence[str]) -> None:
     module.register_parameter(name, parameter)
-    for other in [each for each in order if each in module._parameters]:
+    for other in [key for key in order if key in module._parameters]:
         module._parameters[other] = module._parameters.pop(other)
 
 
@@ -212,7 +212,9 @@ def _unconstrain(module: nn.Module, name: str) -> tuple[nn.Parameter, Sequence[s
     """
     parametrisations: Any = module.parametrizations
     original: nn.Parameter = parametrisations[name].original
-    order = next(each.order for each in parametrisations[name] if isinstance(each, OrthogonalRows))
+    order = next(
+        constraint.order for constraint in parametrisations[name] if isinstance(constraint, OrthogonalRows)
+    )
     kind = type(module)
     if len(parametrisations) > 1:  # the others need a class that still has their properties, and not this one
         rest = {key: value for key, value in vars(kind).items() if key != name}

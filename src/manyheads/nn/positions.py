@@ -167,7 +167,7 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, x: Tensor, offset: int = 0, left: Tensor | None = None) -> Tensor:
         """Add positions to ``x (batch, length, d_model)``; see `LearnedPositions.forward`."""
-        position = _places(x, offset, left)
+        position = _token_positions(x, offset, left)
         position = position.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
         return x + sinusoidal(position, self.d_model).to(x.dtype)
 
@@ -219,13 +219,13 @@ class LearnedPositions(nn.Module):
             )
         if left is None:  # a slice: its gradient is a sum, where that of an index is a scatter
             return x + self.weight[offset : offset + x.shape[1]].to(x.dtype)
-        return x + self.weight[_places(x, offset, left)].to(x.dtype)
+        return x + self.weight[_token_positions(x, offset, left)].to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"max_length={self.max_length}, d_model={self.weight.shape[1]}"
 
 
-def _places(x: Tensor, offset: int, left: Tensor | None) -> Tensor:
+def _token_positions(x: Tensor, offset: int, left: Tensor | None) -> Tensor:
     """The position of every token of x (batch, length, d_model): (length,), or (batch, length) with left."""
     position = torch.arange(x.shape[1], device=x.device) + offset
     return position if left is None else (position - left[:, None]).clamp(min=0)

@@ -34,8 +34,8 @@ def drop(x: Tensor, rate: float) -> Tensor:
     >>> torch.equal(drop(torch.ones(2, 3), 0.0), torch.ones(2, 3))
     True
     """
-    here = x.device.type == "cpu" and x.is_floating_point() and not torch.compiler.is_compiling()
-    return x * factors(x, rate) if here and rate < 1 else F.dropout(x, rate)
+    applies = x.device.type == "cpu" and x.is_floating_point() and not torch.compiler.is_compiling()
+    return x * factors(x, rate) if applies and rate < 1 else F.dropout(x, rate)
 
 
 def factors(x: Tensor, rate: float) -> Tensor:

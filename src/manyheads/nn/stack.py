@@ -108,11 +108,11 @@ def embed(embedding: nn.Embedding, ids: Tensor) -> Tensor:
 
 def join(*parts: Mask | Tensor | None) -> Mask | None:
     """All of these masks together; None when there are none."""
-    joined = None
+    whole_mask = None
     for part in parts:
         if part is not None:
-            joined = masks.as_mask(part) if joined is None else joined & part
-    return joined
+            whole_mask = masks.as_mask(part) if whole_mask is None else whole_mask & part
+    return whole_mask
 
 
 @dataclass

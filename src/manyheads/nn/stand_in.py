@@ -61,7 +61,7 @@ class StandIn(Tensor):
     """
 
     holder: Holder
-    what: str  # "keys" or "values"
+    kind: str  # "keys" or "values"
     repeats: int  # 0 while the axis along which it is repeated stands apart
 
     @classmethod
@@ -73,10 +73,10 @@ class StandIn(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if func is attention:
-            return _ours(*args, **kwargs)
+            return _attend_manyheads(*args, **kwargs)
         if func in SDPA:
-            return _fused(dict(zip(_SDPA_ARGUMENTS, args, strict=False)) | kwargs)
-        repeated = _repeated(func, args, kwargs) if args and isinstance(args[0], StandIn) else None
+            return _attend_fused(dict(zip(_SDPA_ARGUMENTS, args, strict=False)) | kwargs)
+        repeated = _repeat_heads(func, args, kwargs) if args and isinstance(args[0], StandIn) else None
         if repeated is None:
             name = getattr(func, "__name__", str(func))
             raise ValueError(
@@ -87,7 +87,7 @@ class StandIn(Tensor):
         return repeated
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
-        return f"StandIn({self.what}, {tuple(self.shape)})"
+        return f"StandIn({self.kind}, {tuple(self.shape)})"
 
 
 def stand_ins(holder: Holder, k: Tensor, v: Tensor, length: int) -> tuple[StandIn, StandIn]:
@@ -101,36 +101,36 @@ def stand_ins(holder: Holder, k: Tensor, v: Tensor, length: int) -> tuple[StandI
 
 
 def _stand_in(holder: Holder, name: str, size: Any, like: Tensor, repeats: int) -> StandIn:
-    nothing = torch.full((1,), torch.nan, dtype=like.dtype, device=like.device)  # noticed, if it were read
-    stand_in = nothing.expand(tuple(size)).as_subclass(StandIn)
-    stand_in.holder, stand_in.what, stand_in.repeats = holder, name, repeats
+    nan = torch.full((1,), torch.nan, dtype=like.dtype, device=like.device)  # noticed, if it were read
+    stand_in = nan.expand(tuple(size)).as_subclass(StandIn)
+    stand_in.holder, stand_in.kind, stand_in.repeats = holder, name, repeats
     return stand_in
 
 
-def _repeated(func: Function, args: Arguments, kwargs: Keywords) -> StandIn | None:
+def _repeat_heads(func: Function, args: Arguments, kwargs: Keywords) -> StandIn | None:
     """The stand-in after a step of repeating its heads for groups of queries; None if it is none."""
     x: StandIn = args[0]
     rest = args[1:]
     shape = tuple(x.shape)
     if func is Tensor.contiguous:
         return x
-    if func is Tensor.to and not kwargs and all(one in (x.dtype, x.device) for one in rest):
+    if func is Tensor.to and not kwargs and all(value in (x.dtype, x.device) for value in rest):
         return x
     if func is Tensor.__getitem__ and _adds_axis(rest[0]) and x.repeats == 1:
-        return _stand_in(x.holder, x.what, (*shape[:2], 1, *shape[2:]), x, 0)
+        return _stand_in(x.holder, x.kind, (*shape[:2], 1, *shape[2:]), x, 0)
     sizes = tuple(rest[0]) if rest and isinstance(rest[0], tuple | list) else rest
     if func is Tensor.expand and x.repeats == 0 and len(sizes) == 5:
-        wanted = tuple(old if size == -1 else size for old, size in zip(shape, sizes, strict=True))
-        if wanted[:2] + wanted[3:] == shape[:2] + shape[3:]:
-            return _stand_in(x.holder, x.what, wanted, x, 0)
-    joined = (shape[0], shape[1] * shape[2], *shape[3:])
-    if func in (Tensor.reshape, Tensor.view, torch.reshape) and x.repeats == 0 and sizes == joined:
-        return _stand_in(x.holder, x.what, joined, x, shape[2])
+        new_shape = tuple(old if size == -1 else size for old, size in zip(shape, sizes, strict=True))
+        if new_shape[:2] + new_shape[3:] == shape[:2] + shape[3:]:
+            return _stand_in(x.holder, x.kind, new_shape, x, 0)
+    merged_shape = (shape[0], shape[1] * shape[2], *shape[3:])
+    if func in (Tensor.reshape, Tensor.view, torch.reshape) and x.repeats == 0 and sizes == merged_shape:
+        return _stand_in(x.holder, x.kind, merged_shape, x, shape[2])
     if func in (torch.repeat_interleave, Tensor.repeat_interleave) and x.repeats == 1:
-        named = dict(zip(("repeats", "dim"), rest, strict=False)) | kwargs
-        times = named.get("repeats")
-        if isinstance(times, int) and named.get("dim") in (1, -3) and len(named) == 2:
-            return _stand_in(x.holder, x.what, (shape[0], shape[1] * times, *shape[2:]), x, times)
+        options = dict(zip(("repeats", "dim"), rest, strict=False)) | kwargs
+        times = options.get("repeats")
+        if isinstance(times, int) and options.get("dim") in (1, -3) and len(options) == 2:
+            return _stand_in(x.holder, x.kind, (shape[0], shape[1] * times, *shape[2:]), x, times)
     return None
 
 
@@ -139,11 +139,11 @@ def _adds_axis(index: object) -> bool:
     return (
         isinstance(index, tuple)
         and index[:3] == (whole, whole, None)
-        and all(one == whole or one is Ellipsis for one in index[3:])
+        and all(part == whole or part is Ellipsis for part in index[3:])
     )
 
 
-def _ours(
+def _attend_manyheads(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | Tensor | None = None, causal: bool = False,
     window: int | None = None, chunk: int | None = None, scale: float | None = None, dropout: float = 0.0,
     kernel: str = "auto",
@@ -153,7 +153,7 @@ def _ours(
     return _attend(q, k, v, check_mask(q, k, mask, causal, None, None), scale, dropout)
 
 
-def _fused(arguments: Keywords) -> Tensor:
+def _attend_fused(arguments: Keywords) -> Tensor:
     q, k, v = (arguments[name] for name in ("query", "key", "value"))
     mask, causal = arguments.get("attn_mask"), bool(arguments.get("is_causal"))
     if causal and q.shape[2] != k.shape[2]:
@@ -169,8 +169,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dr
         raise ValueError(
             "cache: the model mixes keys and values of different caches; expected those of one layer"
         )
-    if (k.what, v.what) != ("keys", "values"):
-        raise ValueError(f"cache: the model attends to {k.what} with {v.what}; expected keys with values")
+    if (k.kind, v.kind) != ("keys", "values"):
+        raise ValueError(f"cache: the model attends to {k.kind} with {v.kind}; expected keys with values")
     if k.repeats != v.repeats or (k.repeats > 1 and k.shape[1] != q.shape[1]) or not k.repeats:
         raise ValueError(
             f"cache: {q.shape[1]} heads of queries do not fit {k.shape[1]} of keys, {v.shape[1]} of values"

@@ -71,10 +71,10 @@ def statistics(
     Examples
     --------
     >>> q = k = torch.zeros(1, 2, 4, 8)
-    >>> seen = statistics(q, k, causal=True, statistics="full")
-    >>> seen["entropy"][0, 0].exp()
+    >>> stats = statistics(q, k, causal=True, statistics="full")
+    >>> stats["entropy"][0, 0].exp()
     tensor([1., 2., 3., 4.])
-    >>> seen["distance"][0, 0]
+    >>> stats["distance"][0, 0]
     tensor([0.0000, 0.5000, 1.0000, 1.5000])
 
     See Also
@@ -90,10 +90,10 @@ def statistics(
     Milakov and Gimelshein 2018, Online normalizer calculation for softmax.
     """
     check_shapes(q, k)
-    joined = check_mask(q, k, mask, causal, window, chunk)
+    whole_mask = check_mask(q, k, mask, causal, window, chunk)
     offset = k.shape[2] - q.shape[2]
     if positions is not None:
-        joined, offset = _of_shard(joined, positions)
+        whole_mask, offset = _shard_mask(whole_mask, positions)
     exact = torch.promote_types(q.dtype, torch.float32)
     names, features = _check(statistics, features, q.shape[0], k.shape[2], exact)
     group = q.shape[1] // k.shape[1]
@@ -101,31 +101,34 @@ def statistics(
     factor = default_scale(q.shape[-1]) if scale is None else scale
     keys = k.to(exact)
     mean = mean_key(keys)
-    if statistics == "core" and block_statistics.pays(q, k, joined):
-        seen = block_statistics.core(queries, keys, mean, joined, factor, offset, features)
-        return _finish(seen, queries, mean, factor, joined, positions, k.shape[2])
-    take, real = scratch(exact, q.device), joined.queries
-    visible = replace(joined, queries=None)  # rows of queries that attend to nothing need no hiding
-    biased = any(tensor.is_floating_point() for tensor in joined.tensors)  # hides what it gives no weight
+    if statistics == "core" and block_statistics.pays(q, k, whole_mask):
+        stats = block_statistics.core(queries, keys, mean, whole_mask, factor, offset, features)
+        return _finish(stats, queries, mean, factor, whole_mask, positions, k.shape[2])
+    take, query_lengths = scratch(exact, q.device), whole_mask.queries
+    visible = replace(whole_mask, queries=None)  # rows of queries that attend to nothing need no hiding
+    # A floating mask hides what it gives no weight.
+    has_bias = any(tensor.is_floating_point() for tensor in whole_mask.tensors)
     hidden_parts: dict[tuple[int, range, range], tuple[list[Hidden], Tensor | int]] = {}  # of the last tile
-    centred: dict[int, Tensor] = {}  # the keys of its sequences
+    centred_keys: dict[int, Tensor] = {}  # the keys of its sequences
 
     def tile_scores(tile: Tile) -> Scores:
-        tile_key = 0 if joined.lengths is None else tile.batch.start, tile.rows, tile.columns
-        if tile_key not in hidden_parts or joined.tensors or joined.slopes is not None:
+        tile_key = 0 if whole_mask.lengths is None else tile.batch.start, tile.rows, tile.columns
+        if tile_key not in hidden_parts or whole_mask.tensors or whole_mask.slopes is not None:
             hidden_parts.clear()
             hidden_parts[tile_key] = hidden(visible, offset, group, keys, tile)
         parts, count = hidden_parts[tile_key]
-        if real is not None:
+        if query_lengths is not None:
             i = torch.arange(tile.rows.start, tile.rows.stop, device=q.device)
-            count = count * (i < real[tile.batch].to(q.device)[:, None, None, None])
-        if tile.batch.start not in centred:
-            centred.clear()
+            count = count * (i < query_lengths[tile.batch].to(q.device)[:, None, None, None])
+        if tile.batch.start not in centred_keys:
+            centred_keys.clear()
             k = keys[tile.batch]
-            centred[tile.batch.start] = torch.sub(k, mean[tile.batch].unsqueeze(2), out=take("keys", k.shape))
-        part = centred[tile.batch.start][:, tile.kv_heads, tile.columns.start : tile.columns.stop]
+            centred_keys[tile.batch.start] = torch.sub(
+                k, mean[tile.batch].unsqueeze(2), out=take("keys", k.shape)
+            )
+        part = centred_keys[tile.batch.start][:, tile.kv_heads, tile.columns.start : tile.columns.stop]
         s = products(tile.of_queries(queries) * factor, part, parts, take)
-        if not biased:
+        if not has_bias:
             return Scores(s, parts, count)
         for columns, _, keep in parts:
             if keep is not None:
@@ -136,11 +139,11 @@ def statistics(
 
     careful = q.device.type != "cpu"  # looking at numbers would make a GPU wait
     shape = queries.shape[:4]
-    seen = collect(tile_scores, joined, shape, k.shape[2], keys, names, features, careful, offset)
-    return _finish(seen, queries, mean, factor, joined, positions, k.shape[2])
+    stats = collect(tile_scores, whole_mask, shape, k.shape[2], keys, names, features, careful, offset)
+    return _finish(stats, queries, mean, factor, whole_mask, positions, k.shape[2])
 
 
-def _of_shard(mask: Mask, positions: tuple[int, int]) -> tuple[Mask, int]:
+def _shard_mask(mask: Mask, positions: tuple[int, int]) -> tuple[Mask, int]:
     """The mask as the keys of a shard see it, and the position of query 0 counted from their first."""
     for number in positions:
         if not isinstance(number, int) or isinstance(number, bool):
@@ -158,7 +161,7 @@ def _of_shard(mask: Mask, positions: tuple[int, int]) -> tuple[Mask, int]:
 
 
 def _finish(
-    seen: dict[str, Tensor],
+    stats: dict[str, Tensor],
     q: Tensor,
     mean: Tensor,
     scale: float,
@@ -170,24 +173,24 @@ def _finish(
 
     Of a shard, logits are in float64: weights of shards are exp of their differences.
     """
-    displacement = seen.pop("displacement", None)
-    logits = seen.keys() & {"logsumexp", "largest_logit"}
+    displacement = stats.pop("displacement", None)
+    logits = stats.keys() & {"logsumexp", "largest_logit"}
     if positions is None:
-        lacking = scale * (q @ mean[:, :, None, :, None]).squeeze(-1)
-        seen |= {name: seen[name] + lacking for name in logits}
-        return {name: value.flatten(1, 2) for name, value in seen.items()}
+        correction = scale * (q @ mean[:, :, None, :, None]).squeeze(-1)
+        stats |= {name: stats[name] + correction for name in logits}
+        return {name: value.flatten(1, 2) for name, value in stats.items()}
     parts = [in_float64(q[:, head]) @ in_float64(mean[:, head, None, :, None]) for head in range(q.shape[1])]
-    lacking = scale * torch.stack(parts, dim=1).squeeze(-1)
-    seen |= {name: in_float64(seen[name]) + lacking for name in logits}
-    seen.pop("received", None)  # each query's share of this shard is missing in it
+    correction = scale * torch.stack(parts, dim=1).squeeze(-1)
+    stats |= {name: in_float64(stats[name]) + correction for name in logits}
+    stats.pop("received", None)  # each query's share of this shard is missing in it
     if displacement is not None:
-        seen["displacement"] = displacement
+        stats["displacement"] = displacement
     if positions[1] > 0:
-        seen["first"].zero_()
-    seen = {name: value.flatten(1, 2) for name, value in seen.items()}
+        stats["first"].zero_()
+    stats = {name: value.flatten(1, 2) for name, value in stats.items()}
     by_weight = any(tensor.is_floating_point() for tensor in mask.tensors)
-    seen["shard"] = torch.tensor([positions[1], positions[1] + keys, by_weight])
-    return seen
+    stats["shard"] = torch.tensor([positions[1], positions[1] + keys, by_weight])
+    return stats
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -227,9 +230,9 @@ def statistics_of_scores(
 
     like = torch.empty(0, dtype=exact, device=scores.device)
     shape = grouped.shape[:4]
-    seen = collect(tile_scores, Mask(), shape, scores.shape[3], like, names, features, careful=True)
-    seen.pop("displacement", None)
-    return {name: value.flatten(1, 2) for name, value in seen.items()}
+    stats = collect(tile_scores, Mask(), shape, scores.shape[3], like, names, features, careful=True)
+    stats.pop("displacement", None)
+    return {name: value.flatten(1, 2) for name, value in stats.items()}
 
 
 def _check(

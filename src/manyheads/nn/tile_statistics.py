@@ -66,8 +66,8 @@ def collect(
     is taken of the scores as they are, and only where that fails of scores less their largest.
     """
     offset, full = keys - shape[3] if offset is None else offset, names == FULL
-    sums = _FULL_SUMS if full else (*SUMS, "largest") if names == LOGITS else SUMS
-    raw = like.new_zeros(len(sums), *shape)
+    sum_names = _FULL_SUMS if full else (*SUMS, "largest") if names == LOGITS else SUMS
+    raw = like.new_zeros(len(sum_names), *shape)
     received = like.new_zeros(*shape[:3], keys) if full else None
     exact = for_float64(like.device)
     moments = torch.zeros(*shape, 5, dtype=torch.float64, device=exact) if full else None
@@ -76,7 +76,7 @@ def collect(
     for tile in tiles(mask, shape, keys, offset, ELEMENTS):
         s, parts, count = tile_scores(tile)
         rows = tile.of_queries(raw, 1)
-        tile_sums = dict(zip(sums, rows.unbind(), strict=True))
+        tile_sums = dict(zip(sum_names, rows.unbind(), strict=True))
         columns = s.shape[-1]
         e = wide = take("exp", (*s.shape[:-1], -(-columns // SEGMENT) * SEGMENT))
         if wide.shape[-1] > columns:
@@ -98,11 +98,11 @@ def collect(
         tile_sums["keys"].copy_(count) if isinstance(count, Tensor) else tile_sums["keys"].fill_(count)
         torch.sum(e, -1, out=tile_sums["total"])
         if not careful:
-            _again(tile_sums, s, e, parts, count)
+            _recompute_lost(tile_sums, s, e, parts, count)
         if isinstance(count, Tensor):
             tile_sums["total"].masked_fill_(count == 0, 0.0)
         torch.sum(s.mul_(e), -1, out=tile_sums["weighted"])
-        places(tile_sums, e, tile.rows, tile.columns, offset, mask.causal)
+        copy_diagonals(tile_sums, e, tile.rows, tile.columns, offset, mask.causal)
         if means is not None and features is not None:
             tile_features = features[tile.batch, None, None, tile.columns.start : tile.columns.stop]
             tile.of_queries(means).copy_(e @ tile_features)
@@ -111,21 +111,21 @@ def collect(
         if received is not None and moments is not None:
             if grid is None or (grid.rows, grid.columns) != (tile.rows, tile.columns):
                 grid = _grid(tile, offset, like)
-            _full(tile_sums, e, grid, mask.causal)
+            _add_full(tile_sums, e, grid, mask.causal)
             index = tile.batch, tile.kv_heads, slice(None), slice(tile.columns.start, tile.columns.stop)
             received[index] += (reciprocal(tile_sums["total"]).unsqueeze(-2) @ e).squeeze(-2)
             segments = (wide.view(-1, SEGMENT) @ basis).view(*wide.shape[:-1], -1)
             tile.of_queries(moments).copy_(in_float64(segments) @ grid.weights)
-    summed = dict(zip(sums, raw.unbind(), strict=True))
-    seen = of_core(summed)
-    if "largest" in summed:
-        logit = summed["largest"].log() + summed["shift"]
-        seen["largest_logit"] = logit.masked_fill_(summed["total"] == 0, -torch.inf)
+    sums = dict(zip(sum_names, raw.unbind(), strict=True))
+    stats = core_statistics(sums)
+    if "largest" in sums:
+        logit = sums["largest"].log() + sums["shift"]
+        stats["largest_logit"] = logit.masked_fill_(sums["total"] == 0, -torch.inf)
     if means is not None:
-        seen["features"] = means.mul_(reciprocal(summed["total"]).unsqueeze(-1))
+        stats["features"] = means.mul_(reciprocal(sums["total"]).unsqueeze(-1))
     if received is not None and moments is not None:
-        seen |= _of_full(summed, moments, offset, mask.causal) | {"received": received}
-    return seen
+        stats |= _full_statistics(sums, moments, offset, mask.causal) | {"received": received}
+    return stats
 
 
 def _safe(total: Tensor, count: Tensor | int) -> bool:
@@ -135,48 +135,48 @@ def _safe(total: Tensor, count: Tensor | int) -> bool:
     return SAFE[0] < low.item() and high.item() < SAFE[1]
 
 
-def _again(
+def _recompute_lost(
     tile_sums: dict[str, Tensor], s: Tensor, e: Tensor, parts: list[Hidden], count: Tensor | int
 ) -> None:
     """Where exp overflowed or vanished, take it again of scores less the largest of their query."""
     total = tile_sums["total"]
     if _safe(total, count):
         return
-    there = ((total > SAFE[0]) & (total < SAFE[1])).logical_not_()
+    lost = ((total > SAFE[0]) & (total < SAFE[1])).logical_not_()
     if isinstance(count, Tensor):
-        nothing = there & (count == 0)  # a hidden score whose exp is infinite made NaN of their zeros
-        s[nothing], e[nothing] = 0.0, 0.0
-        there &= count > 0
-    places = there.nonzero(as_tuple=True)
+        is_empty = lost & (count == 0)  # a hidden score whose exp is infinite made NaN of their zeros
+        s[is_empty], e[is_empty] = 0.0, 0.0
+        lost &= count > 0
+    index = lost.nonzero(as_tuple=True)
     hidden_rows = [
-        Hidden(part, None, keep.expand(*s.shape[:-1], -1)[places])
+        Hidden(part, None, keep.expand(*s.shape[:-1], -1)[index])
         for part, _, keep in parts
         if keep is not None
     ]
-    again = s[places]
-    hide(again, hidden_rows)
-    top = again.amax(-1, keepdim=True)
-    anew = exp_of_difference(again, top, hidden_rows, out=torch.empty_like(again))
-    s[places], e[places] = again, anew
-    total[places], tile_sums["shift"][places] = anew.sum(-1), top.squeeze(-1)
+    lost_scores = s[index]
+    hide(lost_scores, hidden_rows)
+    top = lost_scores.amax(-1, keepdim=True)
+    exps = exp_of_difference(lost_scores, top, hidden_rows, out=torch.empty_like(lost_scores))
+    s[index], e[index] = lost_scores, exps
+    total[index], tile_sums["shift"][index] = exps.sum(-1), top.squeeze(-1)
 
 
 def reciprocal(total: Tensor) -> Tensor:
     return total.reciprocal().masked_fill_(total == 0, 0.0)
 
 
-def places(
+def copy_diagonals(
     tile_sums: dict[str, Tensor], e: Tensor, rows: range, columns: range, offset: int, causal: bool
 ) -> None:
     """The entries of e (..., rows, columns) at the query's own position, beside it, and at the first key."""
     if columns.start == 0:
         tile_sums["first"].copy_(e[..., 0])
-    here = rows.start + offset - columns.start
+    diagonal = rows.start + offset - columns.start
     for name, step in STEPS.items():
-        start = max(0, -here - step)
-        if start < len(rows) and here + step < len(columns) and not (causal and step > 0):
-            beside = e.diagonal(here + step, -2, -1)
-            tile_sums[name][..., start : start + beside.shape[-1]] = beside
+        start = max(0, -diagonal - step)
+        if start < len(rows) and diagonal + step < len(columns) and not (causal and step > 0):
+            entries = e.diagonal(diagonal + step, -2, -1)
+            tile_sums[name][..., start : start + entries.shape[-1]] = entries
 
 
 class _Grid(NamedTuple):
@@ -194,13 +194,13 @@ class _Grid(NamedTuple):
 def _grid(tile: Tile, offset: int, like: Tensor) -> _Grid:
     columns, segments = len(tile.columns), -(-len(tile.columns) // SEGMENT)
     start, stop = (i + offset - tile.columns.start for i in (tile.rows.start, tile.rows.stop))
-    here = torch.arange(start, stop, device=like.device)[:, None]
-    near = here + torch.arange(-LOCAL, LOCAL + 1, device=like.device)
+    position = torch.arange(start, stop, device=like.device)[:, None]
+    near = position + torch.arange(-LOCAL, LOCAL + 1, device=like.device)
     inside = ((near >= 0) & (near < columns)).to(like.dtype)
     before = min(max(0, start // SEGMENT), segments)
     behind = min(max(before, -(-stop // SEGMENT)), segments)
     among = slice(min(before * SEGMENT, columns), min(behind * SEGMENT, columns))
-    distance = (here - torch.arange(among.start, among.stop, device=like.device)).abs_().to(like.dtype)
+    distance = (position - torch.arange(among.start, among.stop, device=like.device)).abs_().to(like.dtype)
     number = torch.arange(segments, device=for_float64(like.device))
     c = (tile.columns.start + number * SEGMENT + SEGMENT // 2).to(torch.float64)
     sign = (number < before).to(torch.float64) - (number >= behind).to(torch.float64)
@@ -218,7 +218,7 @@ def _basis(like: Tensor) -> Tensor:
     return torch.stack((torch.ones_like(t), t, t.square()), dim=-1)
 
 
-def _full(tile_sums: dict[str, Tensor], e: Tensor, grid: _Grid, causal: bool) -> None:
+def _add_full(tile_sums: dict[str, Tensor], e: Tensor, grid: _Grid, causal: bool) -> None:
     """The square, what is nearby, and the distance among the tile's own queries."""
     torch.linalg.vector_norm(e, dim=-1, out=tile_sums["norm"])
     near = e.gather(-1, grid.near.expand(*e.shape[:-1], -1))
@@ -227,26 +227,26 @@ def _full(tile_sums: dict[str, Tensor], e: Tensor, grid: _Grid, causal: bool) ->
         torch.sum(e[..., grid.among] * grid.distance, -1, out=tile_sums["among"])
 
 
-def of_core(raw: dict[str, Tensor]) -> dict[str, Tensor]:
+def core_statistics(raw: dict[str, Tensor]) -> dict[str, Tensor]:
     """What the sums over all tiles say; queries that may attend to nothing have a total of zero."""
-    nothing, inverse = raw["total"] == 0, reciprocal(raw["total"])
-    log = raw["total"].masked_fill(nothing, 1.0).log_()
-    seen = {
+    is_empty, inverse = raw["total"] == 0, reciprocal(raw["total"])
+    log = raw["total"].masked_fill(is_empty, 1.0).log_()
+    stats = {
         "keys": raw["keys"],
-        "logsumexp": (log + raw["shift"]).masked_fill_(nothing, -torch.inf),
+        "logsumexp": (log + raw["shift"]).masked_fill_(is_empty, -torch.inf),
         "entropy": (log - raw["weighted"] * inverse).clamp_(min=0.0),
     }
-    return seen | {name: raw[name] * inverse for name in (*STEPS, "first")}
+    return stats | {name: raw[name] * inverse for name in (*STEPS, "first")}
 
 
-def _of_full(raw: dict[str, Tensor], moments: Tensor, offset: int, causal: bool) -> dict[str, Tensor]:
+def _full_statistics(raw: dict[str, Tensor], moments: Tensor, offset: int, causal: bool) -> dict[str, Tensor]:
     """What the full set has besides. E[j^2] - E[j]^2 would cancel in float32; in float64 it does not matter,
     given that the mass is the sum of the very same numbers.
     """
     inverse = reciprocal(raw["total"])
-    nothing, among = (x.to(moments.device) for x in (raw["total"] == 0, raw["among"]))
+    is_empty, among = (x.to(moments.device) for x in (raw["total"] == 0, raw["among"]))
     mass, first, second, signed_mass, signed_first = moments.unbind(-1)
-    inverse_mass = reciprocal(mass).masked_fill_(nothing, 0.0)
+    inverse_mass = reciprocal(mass).masked_fill_(is_empty, 0.0)
     mean = first * inverse_mass
     i = torch.arange(offset, offset + mass.shape[-1], device=mass.device, dtype=mass.dtype)
     # |i - j| is i - j for segments before the queries, j - i for those behind; among them it was summed.
@@ -258,5 +258,5 @@ def _of_full(raw: dict[str, Tensor], moments: Tensor, offset: int, causal: bool)
         "distance": (distance * inverse_mass).clamp_(min=0.0).to(inverse.dtype).to(inverse.device),
         "distance_spread": spread.to(inverse.dtype).to(inverse.device),
         "local": raw["local"] * inverse,
-        "displacement": (mean - i).masked_fill_(nothing, 0.0),
+        "displacement": (mean - i).masked_fill_(is_empty, 0.0),
     }

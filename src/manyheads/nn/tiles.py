@@ -60,11 +60,11 @@ def tiles(
     batch, kv_heads, group, queries = queries_shape
     fewest = 1 if elements is None else 64 // group  # small tiles of few, long rows make poor matrix products
     elements = TILE_ELEMENTS if elements is None else elements
-    lengths, real = [keys] * batch, [queries] * batch
+    lengths, query_lengths = [keys] * batch, [queries] * batch
     if mask.lengths is not None and mask.lengths.device.type == "cpu":
         lengths = mask.lengths.clamp(0, keys).tolist()
     if mask.queries is not None and mask.queries.device.type == "cpu":
-        real = mask.queries.clamp(0, queries).tolist()
+        query_lengths = mask.queries.clamp(0, queries).tolist()
     widest = min(keys, 2 * mask.window + TILE_ROWS) if mask.window is not None else keys
     widest = max(1, widest if mask.chunk is None else min(widest, 2 * mask.chunk + TILE_ROWS))
     rows = max(1, min(queries, TILE_ROWS, max(fewest, elements // (group * widest))))
@@ -74,7 +74,7 @@ def tiles(
         sequences = max(1, min(batch, elements // (group * rows * widest * heads)))
     for first in range(0, batch, sequences):
         members = slice(first, min(batch, first + sequences))
-        longest, last = max(lengths[members]), max(real[members])
+        longest, last = max(lengths[members]), max(query_lengths[members])
         for start in range(0, last, rows):
             block = range(start, min(last, start + rows))
             low, high = mask.key_range(block, keys, offset)
@@ -82,9 +82,10 @@ def tiles(
             if not columns:
                 continue
             size = len(lengths[members]) * group * len(block) * len(columns)
-            many = max(heads, min(kv_heads, elements // size))  # early blocks of causal attention are narrow
-            for head in range(0, kv_heads, many):
-                yield Tile(members, slice(head, min(kv_heads, head + many)), block, columns)
+            # early blocks of causal attention are narrow
+            heads_at_once = max(heads, min(kv_heads, elements // size))
+            for head in range(0, kv_heads, heads_at_once):
+                yield Tile(members, slice(head, min(kv_heads, head + heads_at_once)), block, columns)
 
 
 class Hidden(NamedTuple):
@@ -125,9 +126,9 @@ def hidden(
         pair = mask.rectangle(tile.rows, columns, offset, like.device, tile.batch, heads, like.dtype)
         allowed, bias = (None if x is None else _by_group(x, group) for x in pair)
         if bias is not None:
-            shown = bias > -torch.inf
-            allowed = shown if allowed is None else allowed & shown
-            bias = bias.masked_fill(~shown, 0.0)  # hidden by `keep`: -inf would make NaN of a whole row
+            visible = bias > -torch.inf
+            allowed = visible if allowed is None else allowed & visible
+            bias = bias.masked_fill(~visible, 0.0)  # hidden by `keep`: -inf would make NaN of a whole row
         if allowed is not None:
             position = slice(columns.start - start, columns.stop - start)
             parts.append(Hidden(position, bias, allowed.to(like.dtype)))
@@ -177,8 +178,8 @@ def mean_key(k: Tensor) -> Tensor:
 
     Any vector may be subtracted from all keys; one near their mean leaves small numbers. A few keys suffice.
     """
-    few = k[:, :, :: max(1, k.shape[2] // FEW)]
-    return few.mean(2) if k.shape[2] else k.new_zeros(*k.shape[:2], k.shape[3])
+    sample = k[:, :, :: max(1, k.shape[2] // FEW)]
+    return sample.mean(2) if k.shape[2] else k.new_zeros(*k.shape[:2], k.shape[3])
 
 
 def exp_of_difference(s: Tensor, shift: Tensor, parts: list[Hidden], out: Tensor) -> Tensor:
@@ -213,10 +214,10 @@ def exp_of_weighty(s: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     top = s.amax(-1, keepdim=True)
     top.masked_fill_(top == -torch.inf, 0.0)
     s.sub_(top)
-    shown = s > -HIDDEN
+    visible = s > -HIDDEN
     torch.exp(s.clamp_(min=0.5 * math.log(finfo.tiny)), out=out)
-    out *= shown
-    return top, shown.sum(-1)
+    out *= visible
+    return top, visible.sum(-1)
 
 
 Scratch = Callable[[str, Sequence[int]], Tensor]
@@ -241,12 +242,12 @@ def scratch(dtype: torch.dtype, device: torch.device) -> Scratch:
         view = views.get((name, shape))
         if view is None:
             size = math.prod(shape)
-            held = shared if size <= TILE_ELEMENTS else private
-            if name not in held or held[name].numel() < size:
+            buffers = shared if size <= TILE_ELEMENTS else private
+            if name not in buffers or buffers[name].numel() < size:
                 # The whole at once: growing tile by tile would leave holes; untouched memory costs nothing.
-                held[name] = torch.empty(max(size, TILE_ELEMENTS), dtype=dtype, device=device)
+                buffers[name] = torch.empty(max(size, TILE_ELEMENTS), dtype=dtype, device=device)
                 views.clear()
-            view = views[name, shape] = held[name][:size].view(*shape)
+            view = views[name, shape] = buffers[name][:size].view(*shape)
         return view
 
     return take

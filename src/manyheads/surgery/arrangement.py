@@ -61,15 +61,15 @@ class Arrangement:
 
     def heads(self, name: str) -> list[int]:
         """For each head that a site will have, the present head that it comes from."""
-        each = [{head} for head in range(self.sites[name].heads)]
-        return arranged(each, self.removed.get(name, ()), self.copied.get(name, ()))
+        users = [{head} for head in range(self.sites[name].heads)]
+        return arranged(users, self.removed.get(name, ()), self.copied.get(name, ()))
 
     def key_heads(self, name: str) -> list[int]:
         """The same for the key heads."""
         groups = [set(group) for group in groups_of(self.sites[name])]
         stay = arranged(groups, self.removed.get(name, ()), self.copied.get(name, ()))
-        gone = self.merged.get(name, ())
-        return [key_head for key_head in stay if key_head not in gone]
+        merged_heads = self.merged.get(name, ())
+        return [key_head for key_head in stay if key_head not in merged_heads]
 
     def touched(self, name: str) -> list[int]:
         """The heads of a site that go, or that are copied."""
@@ -86,11 +86,11 @@ class Arrangement:
         Calls of one module share its weights: what is copied in all of them is copied once.
         """
         removed = {(name, head) for name in names for head in self.removed.get(name, ())}
-        together: dict[tuple[int, frozenset[int]], set[tuple[str, int]]] = {}
+        copies: dict[tuple[int, frozenset[int]], set[tuple[str, int]]] = {}
         for name in names:
             for number, heads in enumerate(self.copied.get(name, ())):
-                together.setdefault((number, heads), set()).update((name, head) for head in heads)
-        return removed, list(together.values())
+                copies.setdefault((number, heads), set()).update((name, head) for head in heads)
+        return removed, list(copies.values())
 
     def describe(self, name: str) -> str:
         """What happens at a site, for messages."""
@@ -138,23 +138,23 @@ def arranged(
     >>> arranged([{0}, {1}, {2}, {3}, {0, 1}, {2, 3}], (), [{2, 3}])
     [0, 1, 2, 3, 2, 3, 4, 5, 5]
     """
-    sets = [frozenset(using) for using in users]
-    behind: dict[int, list[int]] = {}
+    sets = [frozenset(owners) for owners in users]
+    copies_after: dict[int, list[int]] = {}
     for heads in map(set, copied):
-        inside_of = {using: bool(using) and using <= heads for using in set(sets)}
+        copied_sets = {owners: bool(owners) and owners <= heads for owners in set(sets)}
         run: list[int] = []
-        for index, using in enumerate(sets):
-            inside = inside_of[using]
-            if run and (not inside or (kinds is not None and kinds[index] != kinds[index - 1])):
-                behind.setdefault(run[-1], []).extend(run)
+        for index, owners in enumerate(sets):
+            is_copied = copied_sets[owners]
+            if run and (not is_copied or (kinds is not None and kinds[index] != kinds[index - 1])):
+                copies_after.setdefault(run[-1], []).extend(run)
                 run = []
-            if inside:
+            if is_copied:
                 run.append(index)
         if run:
-            behind.setdefault(run[-1], []).extend(run)
-    gone = {using for using in set(sets) if using and using <= set(removed)}
-    stay = [index for index, using in enumerate(sets) if using not in gone]
-    return [new for index in stay for new in (index, *behind.get(index, ()))]
+            copies_after.setdefault(run[-1], []).extend(run)
+    removed_sets = {owners for owners in set(sets) if owners and owners <= set(removed)}
+    stay = [index for index, owners in enumerate(sets) if owners not in removed_sets]
+    return [new for index in stay for new in (index, *copies_after.get(index, ()))]
 
 
 def groups_of(site: Site) -> list[list[int]]:
@@ -178,14 +178,14 @@ def check_groups(site: Site, removed: list[int]) -> None:
     ValueError: heads: 'attn' shares each key head among several heads; without head 0 its key heads 0, 1 \
 would have 1, 2 of them. Remove whole groups, or the same number from every group; groups are 0-1, 2-3
     """
-    left = Counter(site.kv_heads[head] for head in range(site.heads) if head not in removed)
-    if len(set(left.values())) < 2:
+    sizes = Counter(site.kv_heads[head] for head in range(site.heads) if head not in removed)
+    if len(set(sizes.values())) < 2:
         return
     without = f"head{'s' * (len(removed) > 1)} {', '.join(map(str, sorted(removed)))}"
     raise ValueError(
         f"heads: {site.name!r} shares each key head among several heads; without {without} its key heads "
-        f"{', '.join(map(str, sorted(left)))} would have {', '.join(str(left[k]) for k in sorted(left))} of "
-        f"them. Remove whole groups, or the same number from every group; groups are {named_groups(site)}"
+        f"{', '.join(map(str, sorted(sizes)))} would have {', '.join(str(sizes[k]) for k in sorted(sizes))} "
+        f"of them. Remove whole groups, or the same number from every group; groups are {named_groups(site)}"
     )
 
 

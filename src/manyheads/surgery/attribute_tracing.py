@@ -178,7 +178,7 @@ class Traced(int):
         return hash(self.real)
 
 
-def _computed(name: str) -> Callable[..., object]:
+def _traced_operator(name: str) -> Callable[..., object]:
     plain = getattr(int, name)
 
     def operator(self: Traced, *others: object) -> object:
@@ -190,7 +190,7 @@ def _computed(name: str) -> Callable[..., object]:
     return operator
 
 
-def _noted(name: str) -> Callable[..., object]:
+def _recorded_operator(name: str) -> Callable[..., object]:
     plain = getattr(int, name)
 
     def operator(self: Traced, *others: object) -> object:
@@ -201,9 +201,9 @@ def _noted(name: str) -> Callable[..., object]:
 
 
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod", "neg"):
-    setattr(Traced, f"__{_name}__", _computed(f"__{_name}__"))
+    setattr(Traced, f"__{_name}__", _traced_operator(f"__{_name}__"))
 for _name in ("lt", "le", "gt", "ge", "truediv", "rtruediv", "pow", "rpow", "float", "int", "divmod"):
-    setattr(Traced, f"__{_name}__", _noted(f"__{_name}__"))
+    setattr(Traced, f"__{_name}__", _recorded_operator(f"__{_name}__"))
 
 
 class _Sizes(TorchFunctionMode):

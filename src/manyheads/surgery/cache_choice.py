@@ -167,14 +167,14 @@ def cheapest(
     Traceback (most recent call last):
     ValueError: budget: 0.0 lets 2 of 2 key/value heads forget, but 1 must keep everything ...
     """
-    every = [(price, layer, head) for layer, row in prices.items() for head, price in enumerate(row)]
-    free = sorted(one for one in every if one[1:] not in kept)
+    priced = [(price, layer, head) for layer, row in prices.items() for head, price in enumerate(row)]
+    free = sorted(entry for entry in priced if entry[1:] not in kept)
     if count > len(free):
-        least = len(every) - len(free)
+        fixed = len(priced) - len(free)
         raise ValueError(
-            f"budget: {budget} lets {count} of {len(every)} key/value heads forget, but {least} must keep "
+            f"budget: {budget} lets {count} of {len(priced)} key/value heads forget, but {fixed} must keep "
             f"everything (they read far back, or are protected); expected at least "
-            f"{math.ceil(1000 * least / len(every)) / 1000}, or a higher `protected`"
+            f"{math.ceil(1000 * fixed / len(priced)) / 1000}, or a higher `protected`"
         )
     chosen = {(layer, head) for layer, heads in forget.items() for head in heads}
     for _, layer, head in free:

@@ -122,7 +122,7 @@ def cut_on_disk(
     large = LargeModel(source, heads)
     with interruptible():
         progress("twin", 0, None)
-        twin, rebuilt, scale = _learned(large, dict(heads.items()), unverified)
+        twin, rebuilt, scale = _rebuild_twin(large, dict(heads.items()), unverified)
         try:
             changes, slices = enlarged(changes_of(rebuilt.model), rebuilt.sliced, twin, large.model, scale)
         except ValueError as error:
@@ -140,10 +140,10 @@ def cut_on_disk(
                     shutil.copyfile(path, folder / path.name)
             saved.describe(cut, folder, _as_twin(rebuilt))
     numbers = [entry[1:] for entry in large.checkpoint.entries.values()], layout.values()
-    before, after = (sum(bytes_of(*each) for each in sizes) for sizes in numbers)
+    before, after = (sum(bytes_of(*shape_and_dtype) for shape_and_dtype in sizes) for sizes in numbers)
     arrangement = rebuilt.arrangement
-    every = sum(site.heads for site in arrangement.sites.values())
-    return CutFolder(target, dict(arrangement.removed), every, before, after, difference)
+    heads_before = sum(site.heads for site in arrangement.sites.values())
+    return CutFolder(target, dict(arrangement.removed), heads_before, before, after, difference)
 
 
 def follow_plan(
@@ -173,7 +173,7 @@ def _no_twin(large: LargeModel, error: Exception) -> str:
     )
 
 
-def _learned(
+def _rebuild_twin(
     large: LargeModel, heads: Heads, unverified: Unverified
 ) -> tuple[torch.nn.Module, Rebuilt, Scale]:
     """A small twin, its checked cut, and how wide its heads are."""
@@ -219,10 +219,10 @@ def _biases(twin: torch.nn.Module, rebuilt: Rebuilt) -> dict[str, str]:
         if isinstance(module, NoHeads) and module.bias is not None:
             tensors = twin.get_submodule(path).named_parameters(prefix=path)
             bias = module.bias
-            same = [n for n, x in tensors if x.shape == bias.shape and torch.allclose(x, bias, atol=1e-5)]
-            if len(same) != 1:
+            matches = [n for n, x in tensors if x.shape == bias.shape and torch.allclose(x, bias, atol=1e-5)]
+            if len(matches) != 1:
                 raise ValueError(f"heads: cannot remove all heads of {path!r} on disk; leave one")
-            origins[f"{path}.bias"] = same[0]
+            origins[f"{path}.bias"] = matches[0]
     return origins
 
 
@@ -237,28 +237,28 @@ def _layout(
     biases: dict[str, str],
 ) -> tuple[Layout, dict[str, Callable[[], Tensor]]]:
     """What is in the new file, and how to get each tensor."""
-    by_tensor = {id(get_tensor(cut, name)): taken for name, taken in slices.items()}
+    by_tensor = {id(get_tensor(cut, name)): part for name, part in slices.items()}
     layout: Layout = {}
     readers: dict[str, Callable[[], Tensor]] = {}
     for name, tensor in saved.distinct(cut):
-        before = biases.get(name) or source_name(large.model, changes, name)
-        in_file = large.names.get(before)
+        old_name = biases.get(name) or source_name(large.model, changes, name)
+        in_file = large.names.get(old_name)
         dtype = tensor.dtype if in_file is None else large.checkpoint.entries[in_file].dtype
         layout[name] = tuple(tensor.shape), dtype
         if in_file is None:  # a buffer that files may leave out
-            readers[name] = partial(_itself, tensor)
+            readers[name] = partial(_return_tensor, tensor)
         else:
-            readers[name] = partial(_sliced, large, in_file, by_tensor.get(id(tensor)))
+            readers[name] = partial(_read_slice, large, in_file, by_tensor.get(id(tensor)))
     return layout, readers
 
 
-def _itself(tensor: Tensor) -> Tensor:
+def _return_tensor(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _sliced(large: LargeModel, name: str, taken: Slice | None) -> Tensor:
+def _read_slice(large: LargeModel, name: str, part: Slice | None) -> Tensor:
     tensor = large.checkpoint.read(name)
-    return tensor if taken is None else taken.of(tensor)
+    return tensor if part is None else part.of(tensor)
 
 
 def _read_all(readers: dict[str, Callable[[], Tensor]], progress: Progress) -> Iterator[tuple[str, Tensor]]:
@@ -272,13 +272,13 @@ def _read_all(readers: dict[str, Callable[[], Tensor]], progress: Progress) -> I
 def _check_room(target: Path, layout: Layout) -> None:
     """Raise unless the disk has room for the new file, before anything is written."""
     needed = sum(bytes_of(shape, dtype) for shape, dtype in layout.values())
-    there = target.absolute().parent
-    while not there.exists():
-        there = there.parent
-    free = shutil.disk_usage(there).free
+    folder = target.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
     if needed > free:
         raise ValueError(
-            f"out: the smaller model takes {needed / 1e9:.1f} GB, and {there} has {free / 1e9:.1f} GB left; "
+            f"out: the smaller model takes {needed / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB left; "
             "make room, or give a folder on another disk"
         )
 
@@ -287,10 +287,10 @@ def _as_twin(rebuilt: Rebuilt) -> Callable[[object, Path], bool]:
     """Whether from_pretrained loads a config that says the new numbers of heads: as it does for the twin."""
     answers: list[bool] = []
 
-    def noted(model: object, folder: Path) -> bool:
+    def record_answer(model: object, folder: Path) -> bool:
         answers.append(from_pretrained_agrees(model, folder))  # type: ignore[arg-type]
         return answers[-1]
 
     with tempfile.TemporaryDirectory() as folder:
-        saved.write(rebuilt.model, Path(folder), None, noted)
+        saved.write(rebuilt.model, Path(folder), None, record_answer)
     return lambda model, folder: answers.pop(0) if answers else False

@@ -59,7 +59,7 @@ def cache_bytes(model: nn.Module) -> float | None:
 def held_by_layer(model: nn.Module) -> list[Held] | None:
     """What each layer of a model's cache holds, measured; None for models without a cache."""
     with torch.no_grad(), evaluating(model):
-        cache = _filled(model, 1, _MEASURED)
+        cache = _fill_cache(model, 1, _MEASURED)
     if cache is None:
         return None
     held = []
@@ -81,34 +81,36 @@ def decoding_speed(
     >>> [speed.why_not for speed in decoding_speed(model, model, sizes=[1], lengths=[8, 512])]
     ['', 'it has 20 positions']
     """
-    each = cache_bytes(model)
-    if each is None:
+    token_bytes = cache_bytes(model)
+    if token_bytes is None:
         return []
-    return [_measured(model, small, size, length, each) for size in sizes for length in lengths]
+    return [_measure_speed(model, small, size, length, token_bytes) for size in sizes for length in lengths]
 
 
-def _measured(model: nn.Module, small: nn.Module, batch: int, length: int, each: float) -> Decoding:
+def _measure_speed(
+    model: nn.Module, small: nn.Module, batch: int, length: int, token_bytes: float
+) -> Decoding:
     positions = _positions(model)
     if positions is not None and length + _STEPS > positions:
         return Decoding(batch, length, why_not=f"it has {positions:,} positions")
-    if batch * length * each > MEMORY:
-        return Decoding(batch, length, why_not=f"{batch * length * each / 1e9:.1f} GB of cache")
+    if batch * length * token_bytes > MEMORY:
+        return Decoding(batch, length, why_not=f"{batch * length * token_bytes / 1e9:.1f} GB of cache")
     if isinstance(model, Decoder) and batch * length > _TOKENS:
         return Decoding(batch, length, why_not=f"{batch * length:,} tokens to read first")
     with torch.no_grad(), evaluating(model, small):
-        caches = [_filled(one, batch, length) for one in (model, small)]
+        caches = [_fill_cache(network, batch, length) for network in (model, small)]
         times: tuple[list[float], list[float]] = [], []
         for step in range(_STEPS):
-            for one, cache, spent in zip((model, small), caches, times, strict=True):
-                started = perf_counter()
-                _step(one, cache, batch)
+            for network, cache, seconds in zip((model, small), caches, times, strict=True):
+                start = perf_counter()
+                _step(network, cache, batch)
                 if step:  # the first warms up
-                    spent.append(perf_counter() - started)
-    before, after = (batch / median(spent) for spent in times)
+                    seconds.append(perf_counter() - start)
+    before, after = (batch / median(seconds) for seconds in times)
     return Decoding(batch, length, before, after)
 
 
-def _filled(model: Any, batch: int, length: int) -> Any:
+def _fill_cache(model: Any, batch: int, length: int) -> Any:
     """A cache with this many tokens: random keys where their content does not matter."""
     device = device_of(model)
     if isinstance(model, Decoder):

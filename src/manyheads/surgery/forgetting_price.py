@@ -161,23 +161,23 @@ class _Run:
 
         ``last``: count the last ones only.
         """
-        priced = {layer: _PricedLayer(windows, self) for layer, windows in self.windows.items()}
-        logits = tokens.run(self.model, self._cache(priced))
-        drawn = logits[:, :-1] if last is None else logits[:, -last:-1]
-        log_probability = drawn.float().log_softmax(-1)  # (batch, predicted, vocabulary)
+        layers_by_number = {layer: _PricedLayer(windows, self) for layer, windows in self.windows.items()}
+        logits = tokens.run(self.model, self._cache(layers_by_number))
+        predictions = logits[:, :-1] if last is None else logits[:, -last:-1]
+        log_probability = predictions.float().log_softmax(-1)  # (batch, predicted, vocabulary)
         with torch.no_grad():
             flat = log_probability.detach().exp().flatten(0, 1).cpu()
             choice = torch.multinomial(flat, 1, generator=self.generator)
-            choice = choice.view(*drawn.shape[:2], 1).to(drawn.device)
-        chosen = log_probability.gather(-1, choice)[..., 0]
+            choice = choice.view(*predictions.shape[:2], 1).to(predictions.device)
+        drawn_log_probability = log_probability.gather(-1, choice)[..., 0]
         if tokens.real is not None and last is None:
-            chosen = chosen * tokens.real[:, 1:]
-        layers = list(priced)
-        outputs = [priced[layer].output for layer in layers]
-        gradients = torch.autograd.grad(chosen.sum(), outputs)
+            drawn_log_probability = drawn_log_probability * tokens.real[:, 1:]
+        layers = list(layers_by_number)
+        outputs = [layers_by_number[layer].output for layer in layers]
+        gradients = torch.autograd.grad(drawn_log_probability.sum(), outputs)
         squares: Prices = {}
         for layer, gradient in zip(layers, gradients, strict=True):
-            change = priced[layer].change
+            change = layers_by_number[layer].change
             kv_heads = len(self.windows[layer])
             slope = (gradient * change).unflatten(
                 1, (kv_heads, -1)

@@ -92,18 +92,20 @@ def grow(
         raise ValueError(f"how: got {how!r}; expected 'zero' or 'split'")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise TypeError(f"seed: expected a whole number, got {seed!r}")
-    wanted = _checked(heads, how)
+    counts = _check_heads(heads, how)
     model = plain(model)
     batch = probe_batch(model) if batch is None else batch
-    numbers = {key: [0] if isinstance(n, int) else n for key, n in wanted.items()}
+    numbers = {key: [0] if isinstance(n, int) else n for key, n in counts.items()}
     chosen = Selection(numbers, module_paths(model).values())
     sites, seen = observe(model, batch, "grow")
-    at = _resolved(chosen, sites, dict(zip(chosen.heads, wanted.values(), strict=True)))
-    for name in at:
+    by_site = _resolve_sites(chosen, sites, dict(zip(chosen.heads, counts.values(), strict=True)))
+    for name in by_site:
         sites[name].check("grow", unverified)
-    norms = _norms(model, batch) if any(isinstance(n, int) for n in at.values()) and how == "split" else {}
-    copied = {name: _copies(sites[name], n, how, norms.get(name, [])) for name, n in at.items()}
-    larger = rebuild(model, batch, Arrangement("grow", sites, copied=copied), seen)
+    norms = (
+        _norms(model, batch) if any(isinstance(n, int) for n in by_site.values()) and how == "split" else {}
+    )
+    copies = {name: _copies(sites[name], n, how, norms.get(name, [])) for name, n in by_site.items()}
+    larger = rebuild(model, batch, Arrangement("grow", sites, copied=copies), seen)
     larger.check()  # while new heads are copies, which shows what is set for each
     if how == "zero":
         start_anew(larger, seed)
@@ -113,18 +115,18 @@ def grow(
     return larger.model
 
 
-def _checked(heads: Wanted, how: How) -> dict[int | str, int | list[int]]:
+def _check_heads(heads: Wanted, how: How) -> dict[int | str, int | list[int]]:
     """The numbers of heads, or the heads, by layer or site."""
     if not isinstance(heads, Mapping):
         raise TypeError(f"heads: expected {{layer or site: number of heads}}, got {type(heads).__name__}")
     if not heads:
         raise ValueError("heads: got none; expected {layer or site: number of heads to add}")
-    wanted: dict[int | str, int | list[int]] = {}
+    counts: dict[int | str, int | list[int]] = {}
     anything: Mapping[int | str, object] = heads  # type: ignore[assignment]  # checked below
     for key, value in anything.items():
         if how == "split" and isinstance(value, Iterable) and not isinstance(value, str):
-            wanted[key] = list(value)
-            if not wanted[key]:
+            counts[key] = list(value)
+            if not counts[key]:
                 raise ValueError(f"heads[{key!r}]: got no heads to split; expected at least one")
             continue
         try:
@@ -136,44 +138,44 @@ def _checked(heads: Wanted, how: How) -> dict[int | str, int | list[int]]:
             raise TypeError(f"heads[{key!r}]: expected {expected}, got {value!r}")
         if number < 1:
             raise ValueError(f"heads[{key!r}]: expected at least 1 more head, got {number}")
-        wanted[key] = number
-    return wanted
+        counts[key] = number
+    return counts
 
 
-def _resolved(
-    chosen: Selection, sites: Mapping[str, Site], wanted: Mapping[int | str, int | list[int]]
+def _resolve_sites(
+    chosen: Selection, sites: Mapping[str, Site], counts: Mapping[int | str, int | list[int]]
 ) -> dict[str, int | list[int]]:
-    """What is wanted, by the name of the site."""
-    at: dict[str, int | list[int]] = {}
+    """The counts or heads, by the name of the site."""
+    by_site: dict[str, int | list[int]] = {}
     for name, site in sites.items():
         numbers = chosen.at(site)
         if numbers:
-            named = [key for key in (name, site.layer) if key in wanted]
-            if len(named) > 1:
+            keys = [key for key in (name, site.layer) if key in counts]
+            if len(keys) > 1:
                 raise ValueError(f"heads: layer {site.layer} is {name!r}; name it once")
-            value = wanted[named[0]]
-            at[name] = value if isinstance(value, int) else numbers
+            value = counts[keys[0]]
+            by_site[name] = value if isinstance(value, int) else numbers
     chosen.finish(sites.values())
-    return at
+    return by_site
 
 
-def _copies(site: Site, wanted: int | list[int], how: How, norms: list[float]) -> Copies:
+def _copies(site: Site, heads: int | list[int], how: How, norms: list[float]) -> Copies:
     """The heads of a site that are copied, set by set."""
-    if isinstance(wanted, list):
-        return _split(site, wanted)
-    return _added(site, wanted) if how == "zero" else _split(site, _largest(site, wanted, norms))
+    if isinstance(heads, list):
+        return _split(site, heads)
+    return _add_copies(site, heads) if how == "zero" else _split(site, _largest(site, heads, norms))
 
 
-def _added(site: Site, number: int) -> Copies:
+def _add_copies(site: Site, number: int) -> Copies:
     """The heads behind which new ones stand, so that groups stay equal.
 
-    >>> _added(Site("attn", 0, heads=3, kv_heads=(0, 1, 2)), 2)
+    >>> _add_copies(Site("attn", 0, heads=3, kv_heads=(0, 1, 2)), 2)
     (frozenset({2}), frozenset({2}))
-    >>> _added(Site("attn", 0, heads=4, kv_heads=(0, 0, 1, 1)), 2)
+    >>> _add_copies(Site("attn", 0, heads=4, kv_heads=(0, 0, 1, 1)), 2)
     (frozenset({2, 3}),)
-    >>> _added(Site("attn", 0, heads=6, kv_heads=(0, 0, 0, 1, 1, 1)), 2)
+    >>> _add_copies(Site("attn", 0, heads=6, kv_heads=(0, 0, 0, 1, 1, 1)), 2)
     (frozenset({2}), frozenset({5}))
-    >>> _added(Site("attn", 0, heads=6, kv_heads=(0, 0, 0, 1, 1, 1)), 1)
+    >>> _add_copies(Site("attn", 0, heads=6, kv_heads=(0, 0, 0, 1, 1, 1)), 1)
     Traceback (most recent call last):
     ValueError: heads: 'attn' has 2 key heads with 3 heads each, and 1 more head would leave them unequal; \
 add a multiple of 3 (with a key head each), or of 2 (one more for every key head)

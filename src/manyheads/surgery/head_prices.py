@@ -156,7 +156,7 @@ def _latency(
     least: list[dict[str, float]] = [{}, {}]
     for _ in range(repeats + 1):
         for each, times in zip((model, smaller), least, strict=True):
-            for path, spent in _timed(each, batch, {"", *paths.values()}).items():
+            for path, spent in _time_modules(each, batch, {"", *paths.values()}).items():
                 times[path] = min(times.get(path, spent), spent)
     seconds = {}
     for name in sites:
@@ -167,25 +167,25 @@ def _latency(
     return least[0][""], seconds
 
 
-def _timed(model: nn.Module, batch: Batch, paths: Iterable[str]) -> dict[str, float]:
+def _time_modules(model: nn.Module, batch: Batch, paths: Iterable[str]) -> dict[str, float]:
     """The processor time of one pass, and of the modules at these paths within it."""
-    spent: dict[str, float] = {}
-    started: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    starts: dict[str, float] = {}
     clock = process_time if next(model.parameters()).device.type == "cpu" else perf_counter
     with ExitStack() as stack:
         stack.enter_context(seeded_evaluation(model))
         for path in filter(None, paths):
 
-            def before(module: nn.Module, args: object, path: str = path) -> None:
-                started[path] = clock()
+            def start_clock(module: nn.Module, args: object, path: str = path) -> None:
+                starts[path] = clock()
 
-            def after(module: nn.Module, args: object, output: object, path: str = path) -> None:
-                spent[path] = spent.get(path, 0.0) + clock() - started[path]
+            def stop_clock(module: nn.Module, args: object, output: object, path: str = path) -> None:
+                seconds[path] = seconds.get(path, 0.0) + clock() - starts[path]
 
             module = model.get_submodule(path)
-            stack.callback(module.register_forward_pre_hook(before).remove)
-            stack.callback(module.register_forward_hook(after).remove)
-        begun = clock()
+            stack.callback(module.register_forward_pre_hook(start_clock).remove)
+            stack.callback(module.register_forward_hook(stop_clock).remove)
+        start = clock()
         run(model, batch)
-        spent[""] = clock() - begun
-    return spent
+        seconds[""] = clock() - start
+    return seconds

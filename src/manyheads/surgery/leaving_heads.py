@@ -114,10 +114,10 @@ def remove_for(
             for move in module.moves(price):
                 if module.left - len(move) < floor:
                     continue
-                then = removed | {site: [*module.removed, *move] for site in module.sites}
+                removed_then = removed | {site: [*module.removed, *move] for site in module.sites}
                 saved = sum(
-                    min(prices.share(what, then) - shares[what], lack) / lack
-                    for what, lack in missing.items()
+                    min(prices.share(what, removed_then) - shares[what], shortfall) / shortfall
+                    for what, shortfall in missing.items()
                 )
                 if saved > 0:
                     moves.append((price(move) / saved, i, move))

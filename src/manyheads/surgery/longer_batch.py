@@ -107,17 +107,17 @@ def longer(
     groups = list(trial.groups())
     trial.one_row(groups, wanted)
     sizes: dict[Axes, int] = {}
-    alone: list[tuple[dict[Axes, int], RunLengths]] = []
+    single_runs: list[tuple[dict[Axes, int], RunLengths]] = []
     for group in groups:
-        size, after = trial.longest(group, trial.affordable(group, wanted))
-        if after is not None:
+        size, run_lengths = trial.longest(group, trial.affordable(group, wanted))
+        if run_lengths is not None:
             sizes[group.axes] = size
-            alone.append(({group.axes: size}, after))
-    if len(alone) > 1:
-        together = trial.run(sizes)
-        if together is not None:
-            return trial.batch(sizes), together
-    return (trial.batch(alone[0][0]), alone[0][1]) if alone else None
+            single_runs.append(({group.axes: size}, run_lengths))
+    if len(single_runs) > 1:
+        joint_run = trial.run(sizes)
+        if joint_run is not None:
+            return trial.batch(sizes), joint_run
+    return (trial.batch(single_runs[0][0]), single_runs[0][1]) if single_runs else None
 
 
 class _Trial:
@@ -136,7 +136,7 @@ class _Trial:
         leaves = list(self.leaves)
         for axes, size in sizes.items():
             for number, axis in axes:
-                leaves[number] = _extended(leaves[number], axis, size, generator)
+                leaves[number] = _extend(leaves[number], axis, size, generator)
         rebuilt = tree_unflatten(leaves, self.spec)
         if isinstance(rebuilt, dict) and "use_cache" in inspect.signature(self.model.forward).parameters:
             rebuilt.setdefault("use_cache", False)
@@ -159,7 +159,7 @@ class _Trial:
         grown: set[Side] = set()
         for size, axes in sorted(by_size.items(), reverse=True):
             groups = (group for part in _parts(axes) if (group := self._group(part, size)) is not None)
-            longer = [group for group in _up_to_plain(groups) if not group.sides.keys() <= grown]
+            longer = [group for group in _until_regular(groups) if not group.sides.keys() <= grown]
             if longer:
                 group = next((group for group in longer if not group.looped), longer[0])
                 grown |= group.sides.keys()
@@ -186,15 +186,15 @@ class _Trial:
         """Keep only the last row of the batch where more rows would be slow."""
         length = max((self.affordable(group, wanted) for group in groups), default=0)
         rows, heads = max(self.seen.batch.values()), max(self.seen.heads.values())
-        few = rows * length * self.parameters < _MUCH and rows * heads * length**2 < _MANY
-        if not self.rows or few:
+        is_fast = rows * length * self.parameters < _MUCH and rows * heads * length**2 < _MANY
+        if not self.rows or is_fast:
             return
-        before = list(self.leaves)
+        leaves = list(self.leaves)
         for number, axis in self.rows:
-            self.leaves[number] = before[number].narrow(axis, before[number].shape[axis] - 1, 1)
+            self.leaves[number] = leaves[number].narrow(axis, leaves[number].shape[axis] - 1, 1)
         seen = self.run({})
         if seen is None:
-            self.leaves = before
+            self.leaves = leaves
         else:
             self.seen = seen
 
@@ -234,7 +234,7 @@ class _Trial:
         return low, best
 
 
-def _up_to_plain(groups: Iterable[Group]) -> Iterator[Group]:
+def _until_regular(groups: Iterable[Group]) -> Iterator[Group]:
     """Groups up to the first that makes no more calls. One that does may have the axis of the batch in it,
     where a batch has as many rows as tokens.
     """
@@ -267,13 +267,13 @@ def _prime(least: int) -> int:
     return least
 
 
-def _extended(tensor: Tensor, axis: int, size: int, generator: torch.Generator) -> Tensor:
+def _extend(tensor: Tensor, axis: int, size: int, generator: torch.Generator) -> Tensor:
     """A tensor that is longer along one axis: masks are stretched, positions are counted on, and other values
     are drawn from its own, with some noise.
 
-    >>> _extended(torch.tensor([[1, 1, 1, 0]]), 1, 8, torch.Generator())
+    >>> _extend(torch.tensor([[1, 1, 1, 0]]), 1, 8, torch.Generator())
     tensor([[1, 1, 1, 1, 1, 1, 0, 0]])
-    >>> _extended(torch.tensor([[3, 4, 5]]), 1, 6, torch.Generator())
+    >>> _extend(torch.tensor([[3, 4, 5]]), 1, 6, torch.Generator())
     tensor([[3, 4, 5, 6, 7, 8]])
     """
     before, device = tensor.shape[axis], tensor.device

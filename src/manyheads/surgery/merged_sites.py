@@ -74,13 +74,13 @@ class KeyHeads:
                 continue
             matrices, importances, root, freedom_ = self._problem(role, key_heads)
             if how == "aligned":
-                one, maps = shared(matrices, importances, root, freedom_)
+                shared_matrix, maps = shared(matrices, importances, root, freedom_)
             else:
-                one = torch.stack(matrices).mean(0) if how == "mean" else _closest(matrices, root)
+                shared_matrix = torch.stack(matrices).mean(0) if how == "mean" else _closest(matrices, root)
                 maps = []
             for number, key_head in enumerate(key_heads):
                 heads = self.weights.groups[key_head]
-                self.weights.put(role, heads[0], one)
+                self.weights.put(role, heads[0], shared_matrix)
                 for head in heads if maps else ():
                     self.weights.put(reader, head, maps[number].T @ self.weights.get(reader, head))
             self._average(role, key_heads)
@@ -102,11 +102,11 @@ class KeyHeads:
     def _copy(self, role: str, key_heads: list[int]) -> None:
         """Give all of them the weights of the first, where these are more than one product."""
         first = self._head(key_heads[0])
-        for each in key_heads[1:]:
-            head = self._head(each)
-            ours = (*getattr(head, role), *head.biases.get(role, ()), *head.beside.get(role, ()))
-            theirs = (*getattr(first, role), *first.biases.get(role, ()), *first.beside.get(role, ()))
-            for part, source in zip(ours, theirs, strict=False):
+        for key_head in key_heads[1:]:
+            head = self._head(key_head)
+            parts = (*getattr(head, role), *head.biases.get(role, ()), *head.beside.get(role, ()))
+            sources = (*getattr(first, role), *first.biases.get(role, ()), *first.beside.get(role, ()))
+            for part, source in zip(parts, sources, strict=False):
                 if part.indices != source.indices and len(part.indices) == len(source.indices):
                     _set_entries(self.weights.model, part, _entries(self.weights.model, source))
 
@@ -128,10 +128,10 @@ def _set_entries(model: nn.Module, part: Part, entries: Tensor) -> None:
 def _closest(matrices: list[Tensor], root: Tensor) -> Tensor:
     """The matrix whose outputs are closest to those of all."""
 
-    def apart(one: Tensor) -> float:
-        return sum(float(((other - one) @ root).square().sum()) for other in matrices)
+    def distance(matrix: Tensor) -> float:
+        return sum(float(((other - matrix) @ root).square().sum()) for other in matrices)
 
-    return min(matrices, key=apart)
+    return min(matrices, key=distance)
 
 
 def key_head_groups(

@@ -32,9 +32,9 @@ def start_anew(grown: Rebuilt, seed: int) -> None:
                 bias = get_tensor(grown.model, name)
                 bias.index_fill_(grown.sliced[name].axis, copies.to(bias.device), 0.0)
         for name, before in grown.readers.items():
-            taken = grown.sliced[name]
-            columns = before.index_select(taken.axis, torch.tensor(taken.indices, device=before.device))
-            columns.index_fill_(taken.axis, torch.tensor(taken.copies, device=before.device), 0.0)
+            entries = grown.sliced[name]
+            columns = before.index_select(entries.axis, torch.tensor(entries.indices, device=before.device))
+            columns.index_fill_(entries.axis, torch.tensor(entries.copies, device=before.device), 0.0)
             get_tensor(grown.model, name).copy_(columns)
     mark_new(grown.model, grown.sliced)
 
@@ -58,24 +58,26 @@ def divide(grown: Rebuilt, seed: int) -> None:
 def _divide_columns(grown: Rebuilt, seed: int, sign: float) -> None:
     """Divide the columns that read split heads; ``sign`` is for second parts with values of their own."""
     generator = torch.Generator().manual_seed(seed)
-    valued = {name for name, _, _ in _copies(grown, "value")}
-    turned = {
+    value_names = {name for name, _, _ in _copies(grown, "value")}
+    negated_readers = {
         reader
-        for of_site in grown.projections.values()
-        if any(part.parameter in valued for head in of_site.heads for part in head.value)
-        for reader in of_site.readers
+        for site_projections in grown.projections.values()
+        if any(part.parameter in value_names for head in site_projections.heads for part in head.value)
+        for reader in site_projections.readers
     }
     with torch.no_grad():
-        for name, before in grown.readers.items():
-            taken = grown.sliced[name]
-            copies = torch.tensor(taken.copies, device=before.device)
-            sources = torch.tensor([taken.indices.index(taken.indices[copy]) for copy in taken.copies])
-            columns = before.index_select(taken.axis, torch.tensor(taken.indices, device=before.device))
-            half = columns.index_select(taken.axis, copies) / 2
+        for name, old in grown.readers.items():
+            entries = grown.sliced[name]
+            copies = torch.tensor(entries.copies, device=old.device)
+            sources = torch.tensor([entries.indices.index(entries.indices[copy]) for copy in entries.copies])
+            columns = old.index_select(entries.axis, torch.tensor(entries.indices, device=old.device))
+            half = columns.index_select(entries.axis, copies) / 2
             scale = float(half.float().square().mean().sqrt())
-            apart = (torch.randn(half.shape, generator=generator) * scale).to(half)
-            columns.index_copy_(taken.axis, sources.to(before.device), half + apart)
-            columns.index_copy_(taken.axis, copies, (half - apart) * (sign if name in turned else 1.0))
+            difference = (torch.randn(half.shape, generator=generator) * scale).to(half)
+            columns.index_copy_(entries.axis, sources.to(old.device), half + difference)
+            columns.index_copy_(
+                entries.axis, copies, (half - difference) * (sign if name in negated_readers else 1.0)
+            )
             get_tensor(grown.model, name).copy_(columns)
 
 
@@ -94,16 +96,16 @@ def _copies(grown: Rebuilt, role: str, biases: bool = False) -> Iterator[tuple[s
     the positions of the other heads.
     """
     indices: dict[str, set[int]] = {}
-    for of_site in grown.projections.values():
-        for head in of_site.heads:
+    for site_projections in grown.projections.values():
+        for head in site_projections.heads:
             parts: Iterable[Part] = head.biases.get(role, ()) if biases else getattr(head, role)
             for part in parts:
                 indices.setdefault(part.parameter, set()).update(part.indices)
     for name, in_role in indices.items():
-        taken = grown.sliced.get(name)
-        if taken is not None and taken.copies:
-            copies = [position for position in taken.copies if taken.indices[position] in in_role]
-            new = set(taken.copies)
-            others = [p for p, index in enumerate(taken.indices) if index in in_role and p not in new]
+        entries = grown.sliced.get(name)
+        if entries is not None and entries.copies:
+            copies = [position for position in entries.copies if entries.indices[position] in in_role]
+            new = set(entries.copies)
+            others = [p for p, index in enumerate(entries.indices) if index in in_role and p not in new]
             if copies:
                 yield name, torch.tensor(copies), torch.tensor(others)

@@ -82,12 +82,14 @@ def curve(
     device = device_of(model)
     calibration, evaluation = list(moved(batches, device)), list(moved(held_out, device))
     example = None if hasattr(model, "config") else few(calibration[0])
-    ways = [(method, refitted) for method in methods for refitted in ((False, True) if refit else (False,))]
+    variants = [
+        (method, refitted) for method in methods for refitted in ((False, True) if refit else (False,))
+    ]
     lines: dict[str, list[tuple[float, float, float]]] = {
-        f"{method}, refitted" if refitted else method: [] for method, refitted in ways
+        f"{method}, refitted" if refitted else method: [] for method, refitted in variants
     }
     done = 0
-    judge = _by(metric) if metric is not None else _compared
+    judge = _judge_metric(metric) if metric is not None else _judge_quality
     measure, uncut, sequences = "", (0.0, math.nan), 0
     for method in methods:
         table = importance(model, calibration, method, unverified=unverified)
@@ -112,20 +114,22 @@ def curve(
 _Judged = tuple[str, tuple[float, float], tuple[float, float], int]
 
 
-def _compared(model: nn.Module, small: nn.Module, batches: list[Batch]) -> _Judged:
+def _judge_quality(model: nn.Module, small: nn.Module, batches: list[Batch]) -> _Judged:
     quality = compare_quality(model, small, batches)
     before, after = (quality.before.value, quality.before.se), (quality.after.value, quality.change_se)
     return quality.measure, before, after, quality.sequences
 
 
-def _by(metric: Callable[[nn.Module], float]) -> Callable[[nn.Module, nn.Module, list[Batch]], _Judged]:
+def _judge_metric(
+    metric: Callable[[nn.Module], float],
+) -> Callable[[nn.Module, nn.Module, list[Batch]], _Judged]:
     """Judge by the user's function, which is called on the uncut model once."""
     name, uncut = getattr(metric, "__name__", "quality"), None
 
-    def judged(model: nn.Module, small: nn.Module, batches: list[Batch]) -> _Judged:
+    def judge(model: nn.Module, small: nn.Module, batches: list[Batch]) -> _Judged:
         nonlocal uncut
         if uncut is None:
             uncut = metric(model), math.nan
         return name, uncut, (metric(small), math.nan), 0
 
-    return judged
+    return judge

@@ -154,22 +154,24 @@ def _shared_writers(small: nn.Module, teacher: nn.Module, batch: Batch) -> list[
         return []
 
 
-def _distance(small: nn.Module, batch: Batch, observer: Observer, before: Streams, after: Streams) -> Tensor:
+def _distance(
+    small: nn.Module, batch: Batch, observer: Observer, teacher_streams: Streams, small_streams: Streams
+) -> Tensor:
     """The distance of the cut model's output and residual streams from the uncut model's."""
-    with before:
+    with teacher_streams:
         forward = observer.forward(batch)
-    with after:
+    with small_streams:
         result = run(small, batch)
-    loss = _outputs_apart(small, forward, result)
-    apart = [
-        _apart(before.by_writer[name], stream, forward.real)
-        for name, stream in after.by_writer.items()
-        if name in before.by_writer and before.by_writer[name].shape == stream.shape
+    loss = _output_distance(small, forward, result)
+    stream_errors = [
+        _stream_error(teacher_streams.by_writer[name], stream, forward.real)
+        for name, stream in small_streams.by_writer.items()
+        if name in teacher_streams.by_writer and teacher_streams.by_writer[name].shape == stream.shape
     ]
-    return loss + torch.stack(apart).mean() if apart else loss
+    return loss + torch.stack(stream_errors).mean() if stream_errors else loss
 
 
-def _apart(target: Tensor, stream: Tensor, real: Tensor | None) -> Tensor:
+def _stream_error(target: Tensor, stream: Tensor, real: Tensor | None) -> Tensor:
     """The squared error of a stream (batch, length, d_model), or (batch * length, d_model), as a share of its
     variance.
     """
@@ -181,7 +183,7 @@ def _apart(target: Tensor, stream: Tensor, real: Tensor | None) -> Tensor:
     return (target - stream).square().sum() / variance
 
 
-def _outputs_apart(small: nn.Module, forward: Forward, result: object) -> Tensor:
+def _output_distance(small: nn.Module, forward: Forward, result: object) -> Tensor:
     target, actual = forward.output, read(result, small, forward.real)
     if target.real is not None:
         a, b = (output.value[target.real].float().log_softmax(-1) for output in (target, actual))
@@ -189,9 +191,9 @@ def _outputs_apart(small: nn.Module, forward: Forward, result: object) -> Tensor
     loss = 1 - F.cosine_similarity(target.value, actual.value).mean()
     tokens, others = main_tensor(forward.result)[1], main_tensor(result)[1]
     if tokens.dim() == 3:
-        apart = 1 - F.cosine_similarity(tokens, others, dim=-1)  # (batch, length)
-        fits = forward.real is not None and forward.real.shape == apart.shape
-        loss = loss + (apart[forward.real] if fits else apart).mean()
+        token_distances = 1 - F.cosine_similarity(tokens, others, dim=-1)  # (batch, length)
+        fits = forward.real is not None and forward.real.shape == token_distances.shape
+        loss = loss + (token_distances[forward.real] if fits else token_distances).mean()
     return loss
 
 

@@ -123,28 +123,28 @@ def refit(
     calibration, note = batches_within(teacher, calibration, names, memory)
     share = (rank(), processes()) if together else (0, 1)
     numbers = range(share[0], len(calibration), share[1])
-    read = [calibration[number] for number in numbers]
-    done: list[Fitted] = []
+    own_batches = [calibration[number] for number in numbers]
+    fits: list[Fitted] = []
     with (
         process_group() if together else nullcontext(),
-        passes(small, read, names) as students,
-        passes(teacher, read, names) as teachers,
+        passes(small, own_batches, names) as students,
+        passes(teacher, own_batches, names) as teachers,
     ):
         for number, name in enumerate(names, 1):
             stops = [_advance_to(student, name) for student in students]
-            targets = [_advance_to(each, name) for each in teachers]
+            targets = [_advance_to(teacher_pass, name) for teacher_pass in teachers]
             fitted = _fit(
                 name, small.get_submodule(name), stops, targets, _Sequences(stops, numbers, together)
             )
-            done.append(replace(fitted, note="; ".join(filter(None, (fitted.note, note)))))
+            fits.append(replace(fitted, note="; ".join(filter(None, (fitted.note, note)))))
             progress("refit", number, len(names))
-    return done
+    return fits
 
 
 def writers(model: nn.Module, batch: Batch) -> list[str]:
     """The writers that a pass meets once: a writer that it meets again would change in between."""
-    met = [stop.writer for stop in _stops(model, batch) if stop.read is not None]
-    once = [name for name in met if met.count(name) == 1]
+    names = [stop.writer for stop in _stops(model, batch) if stop.read is not None]
+    once = [name for name in names if names.count(name) == 1]
     if not once:
         raise ValueError(f"small: {_NO_WRITER}; expected a transformer with residual connections")
     return once
@@ -169,9 +169,9 @@ def _stops(model: nn.Module, batch: Batch) -> Iterator[Stop]:
             yield stop
 
 
-def _advance_to(each: Pass, name: str) -> Stop:
+def _advance_to(paused: Pass, name: str) -> Stop:
     """Let a pass go on to a writer, or to the nn.MultiheadAttention that it was cut from."""
-    while (stop := each.advance()) is not None:
+    while (stop := paused.advance()) is not None:
         if stop.writer == name or (stop.read is None and name.startswith(f"{stop.writer}.")):
             return stop
     raise ValueError(
@@ -205,10 +205,10 @@ class _Sums:
 
     def solved(self, ridge: float, constant: bool) -> Tensor:
         """The best change of the weights (width, d_model) under a ridge, from which a constant is exempt."""
-        held = self.squares.diagonal().mean() * ridge * torch.ones_like(self.squares[0])
+        penalty = self.squares.diagonal().mean() * ridge * torch.ones_like(self.squares[0])
         if constant:
-            held[-1] = 1e-9 * self.weight
-        factor = torch.linalg.cholesky(self.squares + held.diag())
+            penalty[-1] = 1e-9 * self.weight
+        factor = torch.linalg.cholesky(self.squares + penalty.diag())
         return torch.cholesky_solve(self.products, factor)
 
     def add_processes(self) -> None:
@@ -233,12 +233,16 @@ class _Sequences:
     """
 
     def __init__(self, stops: list[Stop], numbers: Iterable[int], together: bool) -> None:
-        ours = [(n, len(stop.stream), len(_real(stop))) for n, stop in zip(numbers, stops, strict=True)]
-        every = sorted(entry for part in (gathered(ours) if together else [ours]) for entry in part)
-        self.hold_out = sum(rows for _, rows, _ in every) >= 2 * _HELD_OUT
-        lengths = [sequences for _, _, sequences in every]
-        before = {n: sum(lengths[:i]) for i, (n, _, _) in enumerate(every)}
-        self.before = [before[n] for n, _, _ in ours]
+        own_entries = [
+            (n, len(stop.stream), len(_real(stop))) for n, stop in zip(numbers, stops, strict=True)
+        ]
+        entries = sorted(
+            entry for part in (gathered(own_entries) if together else [own_entries]) for entry in part
+        )
+        self.hold_out = sum(rows for _, rows, _ in entries) >= 2 * _HELD_OUT
+        lengths = [sequences for _, _, sequences in entries]
+        before = {n: sum(lengths[:i]) for i, (n, _, _) in enumerate(entries)}
+        self.before = [before[n] for n, _, _ in own_entries]
         self.together = together
 
 
@@ -253,23 +257,23 @@ def _fit(
     inputs = weight.shape[1 if isinstance(module, nn.Linear) else 0]
     d_model = weight.numel() // inputs if inputs else len(bias)
     exact = for_float64(weight.device)
-    fitted, held = (_Sums(inputs + constant, d_model, exact) for _ in range(2))
+    fit_sums, held_sums = (_Sums(inputs + constant, d_model, exact) for _ in range(2))
     for read, missing, total, weights, out in _rows(stops, targets, constant, sequences):
-        fitted.add(read[~out], missing[~out], total[~out], weights[~out])
-        held.add(read[out], missing[out], total[out], weights[out])
+        fit_sums.add(read[~out], missing[~out], total[~out], weights[~out])
+        held_sums.add(read[out], missing[out], total[out], weights[out])
     if sequences.together:
-        fitted.add_processes()
-        held.add_processes()
-    rows = fitted.rows + held.rows
+        fit_sums.add_processes()
+        held_sums.add_processes()
+    rows = fit_sums.rows + held_sums.rows
     note = "" if rows >= 2 * inputs else f"little text: {rows} tokens for {inputs} inputs"
-    errors = {ridge: held.left(fitted.solved(ridge, constant)) for ridge in RIDGES}
+    errors = {ridge: held_sums.left(fit_sums.solved(ridge, constant)) for ridge in RIDGES}
     best = min(errors, key=errors.__getitem__)
-    scale = max(held.variance, 1e-300)
-    before, after = held.error / scale, errors[best] / scale
+    scale = max(held_sums.variance, 1e-300)
+    before, after = held_sums.error / scale, errors[best] / scale
     if not after < before:
         return Fitted(name, before, before, None, rows, note)
-    fitted.join(held)
-    change = fitted.solved(best, constant).to(weight.dtype).to(weight.device)
+    fit_sums.join(held_sums)
+    change = fit_sums.solved(best, constant).to(weight.dtype).to(weight.device)
     with torch.no_grad():
         weight += change[:inputs].T if isinstance(module, nn.Linear) else change[:inputs]
         if constant:
@@ -292,22 +296,26 @@ def _rows(
     """For each batch, in float64 and without padding: the map's inputs, what the stream lacks, its target,
     the weights of the tokens, and which of them are held out.
     """
-    for stop, target, before in zip(stops, targets, sequences.before, strict=True):
+    for stop, target, first_sequence in zip(stops, targets, sequences.before, strict=True):
         assert stop.read is not None
         real = _real(stop)
         batch = len(real)  # the stream may be flat, (batch * length, d_model), as in OPT
-        read, total, after = (
+        read, total, current = (
             in_float64(x.reshape(*real.shape, x.shape[-1])[real])
             for x in (stop.read, target.stream + target.written, stop.stream + stop.written)
         )
         if constant:
             read = torch.cat([read, read.new_ones(len(read), 1)], 1)
-        missing, real = total - after, real.to(read.device)
+        missing, real = total - current, real.to(read.device)
         device = read.device
         lengths = real.flatten(1).sum(1).clamp(min=1)
         ones = real.new_ones(real.shape, dtype=torch.float64).flatten(1)
         weights = (ones / lengths.unsqueeze(1)).view(real.shape)[real].unsqueeze(1)
-        number = torch.arange(before, before + batch, device=device).unsqueeze(1).expand(ones.shape)
+        number = (
+            torch.arange(first_sequence, first_sequence + batch, device=device)
+            .unsqueeze(1)
+            .expand(ones.shape)
+        )
         sequence = (
             number.reshape(real.shape)[real] if sequences.hold_out else torch.arange(len(read), device=device)
         )

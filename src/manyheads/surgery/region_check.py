@@ -42,7 +42,7 @@ def check_regions(
     """
     arrangement = rebuilt.arrangement
     changed = [r for r in rebuilt.regions.values() if any(map(arrangement.changes, r.sites))]
-    makers = {path for region in changed for path in region.calls[0].handed.values()}
+    makers = {path for region in changed for path in region.calls[0].producers.values()}
     checked = [r for r in rebuilt.regions.values() if r in changed or r.path in makers]
     names = {name: name for name in written.entries}
     worst = 0.0
@@ -52,11 +52,12 @@ def check_regions(
         stop_if_interrupted()
         call = region.calls[0]
         sites = [arrangement.sites[name] for name in region.sites]
-        heads = {_inside(region.path, site): arrangement.removed.get(site.name, []) for site in sites}
-        uncut_module = _filled(large.model, region.path, large.checkpoint, large.names)
-        cut_module = _filled(cut, region.path, written, names)
+        heads = {_path_in_region(region.path, site): arrangement.removed.get(site.name, []) for site in sites}
+        uncut_module = _load_module(large.model, region.path, large.checkpoint, large.names)
+        cut_module = _load_module(cut, region.path, written, names)
         expected_call, actual_call = (
-            _enlarged(call, scale, sites, _handed(call, rebuilt, outputs, side)) for side in (0, 1)
+            _enlarge_arguments(call, scale, sites, _replacement_arguments(call, rebuilt, outputs, side))
+            for side in (0, 1)
         )
         try:
             with seeded_evaluation(uncut_module), silence(uncut_module, heads, unverified="allow"):
@@ -68,13 +69,13 @@ def check_regions(
                 f"cut: {region.path!r} could not be checked at full width ({describe_error(error)}); nothing "
                 "was written"
             ) from error
-        off = difference(own_output(cut_module, expected), own_output(cut_module, actual))
-        if not off <= _ALLOWED:
+        gap = difference(own_output(cut_module, expected), own_output(cut_module, actual))
+        if not gap <= _ALLOWED:
             raise FailedChangeError(
-                f"cut: {region.path!r} of the cut model differs from the silenced one by {off:.2g} (allowed: "
+                f"cut: {region.path!r} of the cut model differs from the silenced one by {gap:.2g} (allowed: "
                 f"{_ALLOWED:.0e}); nothing was written"
             )
-        worst = max(worst, off)
+        worst = max(worst, gap)
         if region.path in makers:
             outputs[region.path] = expected, actual
         del uncut_module, cut_module, expected, actual  # before the next ones are read
@@ -82,12 +83,12 @@ def check_regions(
     return worst
 
 
-def _inside(path: str, site: Site) -> str:
+def _path_in_region(path: str, site: Site) -> str:
     """The path of a site inside of the region at ``path``."""
     return site.path.removeprefix(path).removeprefix(".")
 
 
-def _filled(model: nn.Module, path: str, checkpoint: Checkpoint, names: dict[str, str]) -> nn.Module:
+def _load_module(model: nn.Module, path: str, checkpoint: Checkpoint, names: dict[str, str]) -> nn.Module:
     """The module at this path with its weights, in float32."""
     module = copy.deepcopy(model.get_submodule(path))
     under = f"{path}." if path else ""
@@ -99,22 +100,28 @@ def _filled(model: nn.Module, path: str, checkpoint: Checkpoint, names: dict[str
     return module.float().eval()
 
 
-def _handed(
+def _replacement_arguments(
     call: Captured, rebuilt: Rebuilt, outputs: dict[str, tuple[object, object]], side: int
 ) -> dict[str | int, Tensor]:
     """The arguments that another module made: its output here, at the position that it had in the twin."""
     values = dict(arguments(call.args, call.kwargs))
-    handed: dict[str | int, Tensor] = {}
-    for argument, path in call.handed.items():
+    replacements: dict[str | int, Tensor] = {}
+    for argument, path in call.producers.items():
         value, source = values[argument], rebuilt.regions[path].calls[0].output
-        for (_, of_twin), (_, here) in zip(tensors(source), tensors(outputs[path][side]), strict=False):
-            if isinstance(value, Tensor) and of_twin.shape == value.shape and torch.equal(of_twin, value):
-                handed[argument] = here
-    return handed
+        for (_, twin_output), (_, large_output) in zip(
+            tensors(source), tensors(outputs[path][side]), strict=False
+        ):
+            if (
+                isinstance(value, Tensor)
+                and twin_output.shape == value.shape
+                and torch.equal(twin_output, value)
+            ):
+                replacements[argument] = large_output
+    return replacements
 
 
-def _enlarged(
-    call: Captured, scale: Scale, sites: Iterable[Site], handed: dict[str | int, Tensor]
+def _enlarge_arguments(
+    call: Captured, scale: Scale, sites: Iterable[Site], replacements: dict[str | int, Tensor]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     """The arguments of a call in the twin at the widths of the large model, in float32."""
     args, kwargs = call.arguments()
@@ -128,5 +135,5 @@ def _enlarged(
         return torch.randn(shape, generator=generator)
 
     of_size: Callable[[object], object] = lambda value: map_tensors(enlarge, value)  # noqa: E731
-    new_args = tuple(handed.get(n, of_size(value)) for n, value in enumerate(args))
-    return new_args, {name: handed.get(name, of_size(value)) for name, value in kwargs.items()}
+    new_args = tuple(replacements.get(n, of_size(value)) for n, value in enumerate(args))
+    return new_args, {name: replacements.get(name, of_size(value)) for name, value in kwargs.items()}

@@ -132,7 +132,7 @@ def pick(
         for per_head in region.inputs:
             if per_head.argument in hooks(module) and hooks(module)[per_head.argument].keep is None:
                 continue
-            source = region.calls[0].handed.get(per_head.argument)
+            source = region.calls[0].producers.get(per_head.argument)
             chain = [regions[source], *_receivers(regions, source)] if source is not None else [region]
             if not any(arrangement.changes(other.sites[0]) for other in chain):
                 continue
@@ -153,4 +153,4 @@ def pick(
 
 
 def _receivers(regions: Mapping[str, Region], source: str) -> list[Region]:
-    return [region for region in regions.values() if source in region.calls[0].handed.values()]
+    return [region for region in regions.values() if source in region.calls[0].producers.values()]

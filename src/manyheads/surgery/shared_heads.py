@@ -50,24 +50,24 @@ def shared(
     maps = torch.eye(width, dtype=merged.dtype, device=merged.device).repeat(len(matrices), 1, 1)
     if freedom.free:
         index = torch.tensor(freedom.free, device=merged.device)
-        merged[index], maps[:, index[:, None], index] = _mixed(
+        merged[index], maps[:, index[:, None], index] = _mix_free(
             stacked[:, index], weight[:, index[:, None], index], root
         )
     if freedom.pairs:
         first, second = (
-            torch.tensor(each, device=merged.device) for each in zip(*freedom.pairs, strict=True)
+            torch.tensor(indices, device=merged.device) for indices in zip(*freedom.pairs, strict=True)
         )
         energy = weight.diagonal(dim1=1, dim2=2)
-        one, scale = _turned(
+        turned_rows, scale = _turn_pairs(
             torch.complex(stacked[:, first], stacked[:, second]), energy[:, first] + energy[:, second], root
         )
-        merged[first], merged[second] = one.real, one.imag
+        merged[first], merged[second] = turned_rows.real, turned_rows.imag
         maps[:, first, first] = maps[:, second, second] = scale.real
         maps[:, second, first], maps[:, first, second] = scale.imag, -scale.imag
     return merged, list(maps)
 
 
-def _mixed(stacked: Tensor, weight: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+def _mix_free(stacked: Tensor, weight: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     """Free coordinates: the best rank-width approximation of all rows (m, width, inputs) together."""
     count, width, _ = stacked.shape
     rows = (square_root(weight) @ stacked).flatten(0, 1)  # (m * width, inputs)
@@ -79,7 +79,7 @@ def _mixed(stacked: Tensor, weight: Tensor, root: Tensor) -> tuple[Tensor, Tenso
     return basis * scale, maps / scale
 
 
-def _turned(stacked: Tensor, energy: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+def _turn_pairs(stacked: Tensor, energy: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     """Pairs of coordinates: for each, the best complex row for all of (m, pairs, inputs)."""
     weighted = (stacked * (energy + 1e-300).sqrt().unsqueeze(-1)).transpose(0, 1)  # (pairs, m, inputs)
     left, sizes, right = torch.linalg.svd(weighted @ root.to(stacked.dtype), full_matrices=False)
@@ -138,10 +138,10 @@ def groups_by_distance(distance: Tensor, groups: int) -> list[list[int]]:
             group.append(min(rest, key=lambda i: float(distance[i, group].sum())))
         chosen.append(group)
         left = [i for i in left if i not in group]
-    return sorted(sorted(group) for group in _exchanged(distance, chosen))
+    return sorted(sorted(group) for group in _exchange_members(distance, chosen))
 
 
-def _exchanged(distance: Tensor, groups: list[list[int]]) -> list[list[int]]:
+def _exchange_members(distance: Tensor, groups: list[list[int]]) -> list[list[int]]:
     """Exchange two things at a time while that brings groups closer together."""
 
     def within(group: list[int]) -> float:

@@ -47,12 +47,12 @@ def capture(
             def before(
                 _: nn.Module, args: Arguments, kwargs: Keywords, calls: list[Captured] = calls
             ) -> None:
-                handed = {
+                producers = {
                     argument: returned[id(value)][0]
                     for argument, value in arguments(args, kwargs)
                     if id(value) in returned
                 }
-                calls.append(Captured(*copy.deepcopy((args, kwargs)), handed=handed))
+                calls.append(Captured(*copy.deepcopy((args, kwargs)), producers=producers))
 
             def after(
                 _: nn.Module, args: object, output: object, path: str = path, calls: list[Captured] = calls

@@ -176,7 +176,7 @@ class Images(Classification):
 
     def predict(self, model: nn.Module, inputs: list[str]) -> list[str]:
         """The class of each image file."""
-        pixels = torch.stack([self._fitted(read_image(path, self._size())) for path in inputs])
+        pixels = torch.stack([self._fit_channels(read_image(path, self._size())) for path in inputs])
         with evaluating(model), torch.no_grad():
             logits = model((pixels.float() / 255).to(device_of(model)))["logits"]
         return [self.labels[number] for number in logits.argmax(-1).tolist()]
@@ -185,7 +185,7 @@ class Images(Classification):
         """A function from Pillow's images to the arguments of the model."""
 
         def process(images: Sequence[Image], **_: object) -> dict[str, Tensor]:
-            pixels = torch.stack([self._fitted(to_pixels(image, self._size())) for image in images])
+            pixels = torch.stack([self._fit_channels(to_pixels(image, self._size())) for image in images])
             return {"pixels": pixels.float() / 255}
 
         return process
@@ -213,17 +213,17 @@ class Images(Classification):
         shift, (height, width) = self.shift if learning else 0, self.shape[1:]
 
         def make(index: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-            one = self._fitted(pixels[index])
+            image = self._fit_channels(pixels[index])
             if shift:
                 down, right = torch.randint(2 * shift + 1, (2,), generator=random).tolist()
-                one = F.pad(one, (shift,) * 4)[:, down : down + height, right : right + width]
+                image = F.pad(image, (shift,) * 4)[:, down : down + height, right : right + width]
             if learning and self.flip and int(torch.randint(2, (), generator=random)):
-                one = one.flip(2)
-            return one, numbers[index]
+                image = image.flip(2)
+            return image, numbers[index]
 
         return Examples([self._tokens()] * len(pixels), make)
 
-    def _fitted(self, pixels: Tensor) -> Tensor:
+    def _fit_channels(self, pixels: Tensor) -> Tensor:
         """One image with as many channels as the model reads."""
         channels = self.shape[0]
         if channels == len(pixels):

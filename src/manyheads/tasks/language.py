@@ -166,20 +166,20 @@ class Language(LearnedTokenizer, Architecture):
             if self.masked:
                 out.append(self._fill(model, text, ids))
                 continue
-            written = ids
-            while (left := ids.shape[1] + new_tokens - written.shape[1]) > 0:
+            text_ids = ids
+            while (remaining := ids.shape[1] + new_tokens - text_ids.shape[1]) > 0:
                 # the model reads `context` tokens: when they are full, it continues from the second half
-                prompt = written[:, -(self.context // 2) :]
-                most = min(left, self.context - prompt.shape[1] + 1)
-                more = generate(
+                prompt = text_ids[:, -(self.context // 2) :]
+                room = min(remaining, self.context - prompt.shape[1] + 1)
+                new_ids = generate(
                     model,  # type: ignore[arg-type]
                     prompt,
-                    new_tokens=max(most, 1),
+                    new_tokens=max(room, 1),
                     temperature=temperature or None,
                     generator=random if temperature else None,
                 )
-                written = torch.cat([written, more], 1)
-            out.append(text + self.tokenizer.decode(written[0, ids.shape[1] :].tolist()))
+                text_ids = torch.cat([text_ids, new_ids], 1)
+            out.append(text + self.tokenizer.decode(text_ids[0, ids.shape[1] :].tolist()))
         return out
 
     def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -230,13 +230,13 @@ class Language(LearnedTokenizer, Architecture):
 
     def _hide(self, ids: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
         """Ids with some of them masked, and these as labels; at least one."""
-        chosen = torch.rand(len(ids), generator=random) < CHOSEN
-        chosen[int(torch.randint(len(ids), (1,), generator=random))] = True
-        how = torch.rand(len(ids), generator=random)
-        hidden = torch.where(how < 1 - REPLACED - LEFT, self.id_of(HIDDEN), ids)
-        others = torch.randint(self.tokenizer.get_vocab_size(), (len(ids),), generator=random)
-        hidden = torch.where(how >= 1 - REPLACED, others, hidden)
-        return torch.where(chosen, hidden, ids), torch.where(chosen, ids, IGNORED)
+        is_target = torch.rand(len(ids), generator=random) < CHOSEN
+        is_target[int(torch.randint(len(ids), (1,), generator=random))] = True
+        draw = torch.rand(len(ids), generator=random)
+        hidden = torch.where(draw < 1 - REPLACED - LEFT, self.id_of(HIDDEN), ids)
+        random_ids = torch.randint(self.tokenizer.get_vocab_size(), (len(ids),), generator=random)
+        hidden = torch.where(draw >= 1 - REPLACED, random_ids, hidden)
+        return torch.where(is_target, hidden, ids), torch.where(is_target, ids, IGNORED)
 
     def _fill(self, model: nn.Module, text: str, ids: Tensor) -> str:
         mask = self.id_of(HIDDEN)

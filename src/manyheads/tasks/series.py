@@ -209,13 +209,13 @@ class Series(Architecture):
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Squared errors, summed over all forecast values."""
-        off = model(**self.inputs(batch)).float() - batch["y"]
-        return off.square().sum(), torch.tensor(off.numel(), device=off.device)
+        error = model(**self.inputs(batch)).float() - batch["y"]
+        return error.square().sum(), torch.tensor(error.numel(), device=error.device)
 
     def measure(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[float, float, int]:
         """Sums of squared and of absolute errors, and the number of values."""
-        off = in_float64(model(**self.inputs(batch)).float() - batch["y"])
-        return off.square().sum().item(), off.abs().sum().item(), off.numel()
+        error = in_float64(model(**self.inputs(batch)).float() - batch["y"])
+        return error.square().sum().item(), error.abs().sum().item(), error.numel()
 
     def metrics(self, parts: list[tuple[float, float, int]]) -> dict[str, float]:
         """Mean squared and mean absolute error, in standard deviations of the training rows."""

@@ -86,15 +86,17 @@ class Translation(LearnedTokenizer, Architecture):
             if valid is not None or has_part(data, self.source, "valid"):
                 held_out, _ = read_pairs(valid or data, self.source, self.target, "valid")
             else:
-                few = min(1000, max(len(pairs) // 20, 1))
-                every = len(pairs) // few
-                held_out = pairs[::every][:few]
+                held_out_count = min(1000, max(len(pairs) // 20, 1))
+                step = len(pairs) // held_out_count
+                held_out = pairs[::step][:held_out_count]
                 pairs = [
-                    pair for number, pair in enumerate(pairs) if number % every or number // every >= few
+                    pair
+                    for number, pair in enumerate(pairs)
+                    if number % step or number // step >= held_out_count
                 ]
         if self._tokenizer is None:
-            both = (sentence for pair in pairs for sentence in pair)
-            self._tokenizer = texts.pieces(both, self.vocabulary, [START, END])
+            sentences = (sentence for pair in pairs for sentence in pair)
+            self._tokenizer = texts.pieces(sentences, self.vocabulary, [START, END])
         train, long = self._examples(pairs, self.max_tokens)
         notes += [f"{long:,} pairs longer than {self.max_tokens} tokens were left out"] if long else []
         return Data(train, self._examples(held_out, None)[0], notes)

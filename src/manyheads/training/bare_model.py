@@ -35,13 +35,13 @@ def bare(model: nn.Module, optimizer: Optimizer) -> nn.Module:
             "the model itself, and wrap it again whenever step() returns something"
         )
     model = getattr(model, "_orig_mod", model)
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    optimizer_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     names = [name for name, p in model.named_parameters() if p.requires_grad]
-    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in optimizer_ids]
     if missing:
-        which = "none" if len(missing) == len(names) else f"{len(names) - len(missing)} of {len(names)}"
+        share = "none" if len(missing) == len(names) else f"{len(names) - len(missing)} of {len(names)}"
         raise ValueError(
-            f"optimizer: it holds {which} of the model's trainable parameters, {missing[0]} not among them; "
+            f"optimizer: it holds {share} of the model's trainable parameters, {missing[0]} not among them; "
             "expected the optimiser that trains this model, as torch.optim.AdamW(model.parameters())"
         )
     return model
@@ -82,11 +82,11 @@ def _by_name(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, obje
     if not kwargs:
         return args
     bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-    named: dict[str, object] = {}
+    by_name: dict[str, object] = {}
     kinds = inspect.signature(module.forward).parameters
     for name, value in bound.items():
-        named |= value if kinds[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-    return named
+        by_name |= value if kinds[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return by_name
 
 
 def _first_rows(batch: Batch) -> Batch:

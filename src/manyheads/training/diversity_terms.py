@@ -256,11 +256,11 @@ class DiversityTerms:
         with torch._C.DisableTorchFunction(), autocast, _kept():
             with torch.no_grad():
                 alive = without_dead_rows(call)
-                look = visible(alive)
-                real = update_site(alive, look)  # (batch or 1, queries)
+                visibility = visible(alive)
+                real = update_site(alive, visibility)  # (batch or 1, queries)
                 counted = seeing(alive) if real is None else seeing(alive) & real  # (batch, queries)
             for name in self._observed:
-                term = _TERMS[name](call, look, counted)
+                term = _TERMS[name](call, visibility, counted)
                 if isinstance(term, str):
                     self._note(f"{name}: {site.name!r} {term}")
                 else:
@@ -312,21 +312,25 @@ def _off_diagonal_mean(matrix: Tensor) -> Tensor:
 Term = tuple[Tensor, Tensor] | str
 
 
-def _outputs(call: Call, look: Visible, counted: Tensor) -> Term:
+def _outputs(call: Call, visibility: Visible, counted: Tensor) -> Term:
     if call.partial:
         return "adds up its output in parts"
     return _agreement(call.output.transpose(1, 2)[counted])
 
 
-def _values(call: Call, look: Visible, counted: Tensor) -> Term:
+def _values(call: Call, visibility: Visible, counted: Tensor) -> Term:
     if call.partial:
         return "reads its values in parts"
     value, start = call.value, call.memory[0]
     if value.shape[1] == call.site.heads:  # perhaps repeated
         kv_heads = call.site.kv_heads
         value = value[:, [kv_heads.index(number) for number in dict.fromkeys(kv_heads)]]
-    tokens = value[:, :, start : start + look.keys].transpose(1, 2)  # (batch, keys, kv_heads, d_value)
-    real = torch.ones(1, 1, dtype=torch.bool) if look.real is None else look.real[:, : look.keys]
+    tokens = value[:, :, start : start + visibility.keys].transpose(1, 2)  # (batch, keys, kv_heads, d_value)
+    real = (
+        torch.ones(1, 1, dtype=torch.bool)
+        if visibility.real is None
+        else visibility.real[:, : visibility.keys]
+    )
     return _agreement(tokens[real.to(value.device).expand(tokens.shape[:2])])
 
 
@@ -340,30 +344,30 @@ def _agreement(x: Tensor) -> Term:
     return _off_diagonal_mean(squares).sum(), torch.tensor(tokens, device=x.device)
 
 
-def _attention(call: Call, look: Visible, counted: Tensor) -> Term:
+def _attention(call: Call, visibility: Visible, counted: Tensor) -> Term:
     if call.output.shape[1] < 2:
         return "has one head to compare"
     if call.signed:
         return "has weights that may be negative, which are no distribution"
     query, key, scores, weights = call.query, call.key, call.scores, call.weights
-    looked_at = scores is not None and not scores.requires_grad  # computed for that alone
-    if looked_at and weights is not None and weights.requires_grad:
-        overlaps, there = overlap_of_weights(weights)
-    elif scores is not None and not (looked_at and call.memory != (0, 0)):
-        overlaps, there = overlap_of_scores(scores)
+    is_recomputed = scores is not None and not scores.requires_grad  # computed for that alone
+    if is_recomputed and weights is not None and weights.requires_grad:
+        overlaps, is_valid = overlap_of_weights(weights)
+    elif scores is not None and not (is_recomputed and call.memory != (0, 0)):
+        overlaps, is_valid = overlap_of_scores(scores)
     elif query is not None and key is not None:
-        learned = any(tensor.requires_grad for tensor in call.mask.tensors)
-        whole = learned or call.memory != (0, 0) or look.keys < key.shape[2]
-        mask = call.mask if whole else look.mask  # in fewer words, if they say the same
+        has_learned_mask = any(tensor.requires_grad for tensor in call.mask.tensors)
+        uses_call_mask = has_learned_mask or call.memory != (0, 0) or visibility.keys < key.shape[2]
+        mask = call.mask if uses_call_mask else visibility.mask  # in fewer words, if they say the same
         scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
-        overlaps, there = overlap(query, key, mask, scale)
+        overlaps, is_valid = overlap(query, key, mask, scale)
     else:
         return "hides its queries and its scores"
     learns = call.output if query is None else query
     if learns.requires_grad and torch.is_grad_enabled() and not overlaps.requires_grad:
         return "computes its weights in a way that shows no gradient"
-    there = there & counted
-    return torch.where(there, overlaps, 0.0).sum(), there.sum()
+    is_valid = is_valid & counted
+    return torch.where(is_valid, overlaps, 0.0).sum(), is_valid.sum()
 
 
 _TERMS = {"outputs": _outputs, "values": _values, "attention": _attention}

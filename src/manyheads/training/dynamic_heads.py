@@ -267,8 +267,8 @@ class DynamicHeads:
         if decisions.anew:
             self._reseed(decisions.anew, sites, inputs)
         if decisions.cut:
-            gone = together(unit for unit, _ in decisions.cut)
-            if self._change(lambda: cut(self.model, gone, inputs)):
+            removed_heads = together(unit for unit, _ in decisions.cut)
+            if self._change(lambda: cut(self.model, removed_heads, inputs)):
                 self._note("cut", sites, decisions.cut)
         for unit, kind, reason in decisions.grow:
             self._grow(unit, kind, reason, sites, inputs)
@@ -276,18 +276,18 @@ class DynamicHeads:
         if counts != self.history[-1][1]:
             self.history.append((self._number, counts))
 
-    def _change(self, changed: Callable[[], nn.Module]) -> bool:
+    def _change(self, change: Callable[[], nn.Module]) -> bool:
         """Become a changed copy, unless it cannot be made: then nothing changes, in no process."""
-        problem, copied = "", None
+        problem, copy = "", None
         try:
-            copied = changed()
+            copy = change()
         except (ValueError, FailedChangeError) as error:
             problem = first_line(error)
-        problems = [one for one in gathered(problem) if one]
-        if problems or copied is None:
+        problems = [text for text in gathered(problem) if text]
+        if problems or copy is None:
             self.acts.append(Act(self._number, "none", "", -1, (), problems[0]))
             return False
-        become(self.model, copied, self.optimizer, self.averages)
+        become(self.model, copy, self.optimizer, self.averages)
         return True
 
     def _reseed(self, chosen: list[tuple[Unit, str]], sites: Mapping[str, Site], inputs: Batch) -> None:
@@ -306,12 +306,14 @@ class DynamicHeads:
         """Split a unit, or add one beside it; new heads point where no other does."""
         before = {name: _originals(self.model, name, sites[name].heads) for name in unit.sites}
         if kind == "split":
-            halved: dict[int | str, int | Iterable[int]] = dict(unit.heads.items())
-            done = self._change(lambda: grow(self.model, halved, inputs, how="split", seed=self._draw()))
+            split_heads: dict[int | str, int | Iterable[int]] = dict(unit.heads.items())
+            is_changed = self._change(
+                lambda: grow(self.model, split_heads, inputs, how="split", seed=self._draw())
+            )
         else:
-            wanted = dict.fromkeys(unit.sites, unit.size)
-            done = self._change(lambda: grow(self.model, wanted, inputs, seed=self._draw()))
-        if not done:
+            counts = dict.fromkeys(unit.sites, unit.size)
+            is_changed = self._change(lambda: grow(self.model, counts, inputs, seed=self._draw()))
+        if not is_changed:
             return
         new: dict[str, list[int]] = {}
         for name, old in before.items():

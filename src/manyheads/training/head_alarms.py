@@ -208,17 +208,17 @@ class Alarms:
 
 def _large_logits(history: History) -> Iterator[Alarm]:
     """A largest logit that is extreme, or large and on its way there."""
-    last, tending = history["largest_logit"][-1], trends(history, "largest_logit")
+    last, head_trends = history["largest_logit"][-1], trends(history, "largest_logit")
     for heads in _sites(history):
-        alarming = [
+        alarm_heads = [
             head
             for head in heads
-            if last[head] >= EXTREME or (last[head] >= HIGH and _grows(float(last[head]), tending[head]))
+            if last[head] >= EXTREME or (last[head] >= HIGH and _grows(float(last[head]), head_trends[head]))
         ]
-        if not alarming:
+        if not alarm_heads:
             continue
-        worst = max(alarming, key=lambda head: float(last[head]))
-        value, trend = float(last[worst]), tending[worst]
+        worst = max(alarm_heads, key=lambda head: float(last[head]))
+        value, trend = float(last[worst]), head_trends[worst]
         pace = ""
         if trend is not None and math.isfinite(trend.doubling):
             pace = f" and doubling every {_rounded(trend.doubling)} steps"
@@ -227,42 +227,47 @@ def _large_logits(history: History) -> Iterator[Alarm]:
             worst,
             "largest_logit",
             trend,
-            f"largest logit {value:.0f}{pace}{_others(alarming)}; expect divergence; try qk_norm or a lower "
-            "rate",
+            f"largest logit {value:.0f}{pace}{_others(alarm_heads)}; expect divergence; try qk_norm or a "
+            "lower rate",
         )
 
 
 def _collapsed_entropy(history: History) -> Iterator[Alarm]:
     """A head that came to look at one key only, while its peers did not."""
     last, logits = history["entropy_normalised"][-1], history["largest_logit"][-1]
-    tending = trends(history, "entropy_normalised")
+    head_trends = trends(history, "entropy_normalised")
     for heads in _sites(history):
         is_open = last[heads].nanmedian() > OPEN
-        alarming = [h for h in heads if is_open and last[h] < COLLAPSED and logits[h] >= HIGH]
-        if alarming:
-            worst = min(alarming, key=lambda head: float(last[head]))
+        alarm_heads = [h for h in heads if is_open and last[h] < COLLAPSED and logits[h] >= HIGH]
+        if alarm_heads:
+            worst = min(alarm_heads, key=lambda head: float(last[head]))
             yield _alarm(
                 history,
                 worst,
                 "entropy_normalised",
-                tending[worst],
+                head_trends[worst],
                 f"attention collapsed to single keys (entropy {float(last[worst]):.1%} of its largest) while "
-                f"its peers' did not{_others(alarming)}; try qk_norm or a lower rate",
+                f"its peers' did not{_others(alarm_heads)}; try qk_norm or a lower rate",
             )
 
 
 def _twins(history: History) -> Iterator[Alarm]:
     """A layer most of whose heads came to say the same as another; those of a new model often do at first."""
-    redundancy, tending = history["redundancy"], trends(history, "redundancy")
+    redundancy, head_trends = history["redundancy"], trends(history, "redundancy")
     last = redundancy[-1]
     for heads in _sites(history):
-        alike, before = [head for head in heads if last[head] >= ALIKE], redundancy[:-1, heads] >= ALIKE
-        became = bool((before.sum(1) <= MOST * len(heads)).any())
-        if became and len(heads) > 2 and len(alike) > MOST * len(heads):
-            worst = max(alike, key=lambda head: float(last[head]))
-            words = f"{len(alike)} of {len(heads)} heads say the same as another (CKA from {ALIKE})"
+        similar_heads, was_similar = (
+            [head for head in heads if last[head] >= ALIKE],
+            redundancy[:-1, heads] >= ALIKE,
+        )
+        is_new = bool((was_similar.sum(1) <= MOST * len(heads)).any())
+        if is_new and len(heads) > 2 and len(similar_heads) > MOST * len(heads):
+            worst = max(similar_heads, key=lambda head: float(last[head]))
+            words = f"{len(similar_heads)} of {len(heads)} heads say the same as another (CKA from {ALIKE})"
             advice = "the layer needs fewer heads, or mh.diversity_terms"
-            yield _alarm(history, worst, "redundancy", tending[worst], f"{words}; {advice}", of_layer=True)
+            yield _alarm(
+                history, worst, "redundancy", head_trends[worst], f"{words}; {advice}", of_layer=True
+            )
 
 
 def _dying(history: History) -> Iterator[Alarm]:
@@ -335,8 +340,8 @@ def _grows(logit: float, trend: Trend | None) -> bool:
     return trend is not None and trend.ahead >= max(LARGE, GROWS * logit)
 
 
-def _others(alarming: Sequence[int]) -> str:
-    more = len(alarming) - 1
+def _others(alarm_heads: Sequence[int]) -> str:
+    more = len(alarm_heads) - 1
     return f" (and {more} more head{'s' * (more > 1)} of the layer)" if more else ""
 
 

@@ -86,12 +86,12 @@ class _Outputs:
                 output = output.detach().requires_grad_()  # nothing before it has a gradient
             rows = output.detach().transpose(1, 2).flatten(0, 1)
             rows = rows[rows.flatten(1).any(1)]  # padding gives zeros
-            self.rows.setdefault(call.site.name, []).append(_some(rows).cpu())
+            self.rows.setdefault(call.site.name, []).append(_sample_rows(rows).cpu())
             self.heads.setdefault(call.site.name, []).append(output)
             return output.clone()  # a model may change what it gets in place
 
 
-def _some(rows: Tensor) -> Tensor:
+def _sample_rows(rows: Tensor) -> Tensor:
     return rows[:: max(len(rows) // TOKENS, 1)][:TOKENS]
 
 
@@ -122,13 +122,13 @@ def look(model: nn.Module, loss: Loss, batches: Sequence[object]) -> Look:
                 )
             _add(value, outputs, scores, influence)
             losses.append(float(value.detach()))
-            for name, some in outputs.rows.items():
-                rows.setdefault(name, []).extend(some)
+            for name, site_rows in outputs.rows.items():
+                rows.setdefault(name, []).extend(site_rows)
     sites = {site.name: site for site in interceptor.sites.by_name.values() if site.name in scores}
-    similar = {name: twins(_some(torch.cat(rows[name])))[0] for name in sites}
+    similar = {name: twins(_sample_rows(torch.cat(rows[name])))[0] for name in sites}
     return Look(
         sites,
-        _joined(losses),
+        _gather_values(losses),
         _mean({name: scores[name] / len(batches) for name in sites}),
         _mean({name: influence[name] for name in sites}),
         _mean(similar),
@@ -160,10 +160,10 @@ def losses_without(
     """The loss of each batch with some heads silenced, (batches,), of all processes."""
     with evaluating(model), torch.no_grad(), silence(model, heads) if heads else nullcontext():
         values = [float(loss(model, batch)) for batch in batches]
-    return _joined(values)
+    return _gather_values(values)
 
 
-def _joined(values: list[float]) -> Tensor:
+def _gather_values(values: list[float]) -> Tensor:
     """The values of all processes."""
     return torch.tensor([value for part in gathered(values) for value in part], dtype=torch.float64)
 

@@ -106,33 +106,33 @@ def _cuts(now: Moment) -> list[tuple[Unit, str]]:
     spare = max(min(now.alive // PACE, now.alive - limits.after), 0)
     candidates: list[Unit] = []
     for unit in now.removable():
-        if sum(each.size for each in candidates) < max(forced, spare) + MORE * (max(forced, spare) > 0):
+        if sum(other.size for other in candidates) < max(forced, spare) + MORE * (max(forced, spare) > 0):
             candidates.append(unit)
-    ordered = sorted(candidates, key=lambda unit: now.cost(unit).mean)
-    needed: list[Unit] = []
-    spared: list[Unit] = []
-    for unit in ordered:
-        gone = sum(each.size for each in needed + spared)
-        if gone < forced:
-            needed.append(unit)
-        elif gone + unit.size <= spare and now.free(now.cost(unit)):
-            spared.append(unit)
-    spared = _together(now, needed, spared)
+    by_cost = sorted(candidates, key=lambda unit: now.cost(unit).mean)
+    over_budget: list[Unit] = []
+    free_units: list[Unit] = []
+    for unit in by_cost:
+        removed_count = sum(other.size for other in over_budget + free_units)
+        if removed_count < forced:
+            over_budget.append(unit)
+        elif removed_count + unit.size <= spare and now.free(now.cost(unit)):
+            free_units.append(unit)
+    free_units = _keep_jointly_free(now, over_budget, free_units)
     budget = f"the budget is {limits.allowed} heads of {now.alive}"
-    return [(unit, f"removing it {now.why(now.cost(unit))}") for unit in spared] + [
-        (unit, f"removing it {now.why(now.cost(unit))}; {budget}") for unit in needed
+    return [(unit, f"removing it {now.why(now.cost(unit))}") for unit in free_units] + [
+        (unit, f"removing it {now.why(now.cost(unit))}; {budget}") for unit in over_budget
     ]
 
 
-def _together(now: Moment, needed: list[Unit], spared: list[Unit]) -> list[Unit]:
+def _keep_jointly_free(now: Moment, over_budget: list[Unit], free_units: list[Unit]) -> list[Unit]:
     """Of units that cost nothing one by one, as many as cost nothing together."""
-    before = now.price(needed).mean if needed and len(spared) > 0 else 0.0
-    while len(spared) > 1 or (spared and needed):
-        both = now.price([*needed, *spared])
-        if now.free(Cost(both.mean - before, both.error)):
+    base_cost = now.price(over_budget).mean if over_budget and len(free_units) > 0 else 0.0
+    while len(free_units) > 1 or (free_units and over_budget):
+        joint_cost = now.price([*over_budget, *free_units])
+        if now.free(Cost(joint_cost.mean - base_cost, joint_cost.error)):
             break
-        spared = spared[: len(spared) // 2]
-    return spared
+        free_units = free_units[: len(free_units) // 2]
+    return free_units
 
 
 def _exchange(now: Moment, decisions: Decisions) -> None:

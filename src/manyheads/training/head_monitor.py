@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.capture.call import Call
-from manyheads.capture.mask_reading import shown
+from manyheads.capture.mask_reading import find_unmasked
 from manyheads.capture.proof import Forward
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import Watch, fingerprint
@@ -61,8 +61,8 @@ class HeadMonitor(Watch):
         self.outputs: dict[str, list[Tensor]] = {}  # (tokens, heads, d_value) of some tokens
 
     def __enter__(self) -> HeadMonitor:
-        for seen in (self.forwards, self.biases, self.largest, self.squares, self.influence, self.outputs):
-            seen.clear()
+        for records in (self.forwards, self.biases, self.largest, self.squares, self.influence, self.outputs):
+            records.clear()
         for tally in self._tallies.values():
             tally.clear()
         super().__enter__()
@@ -74,23 +74,23 @@ class HeadMonitor(Watch):
         self._fingerprint = fingerprint(self.model)  # the weights were other ones at the last look
         table = super().table
         columns: dict[str, list[Tensor]] = {name: [] for name in MONITORED}
-        everything = sum(float(squares.sum()) for squares in self.squares.values())
+        total_squares = sum(float(squares.sum()) for squares in self.squares.values())
         for site in dict.fromkeys(table["site"]):
-            unseen = torch.full((table["site"].count(site),), torch.nan)
-            squares, influence = self.squares.get(site, unseen), self.influence.get(site, unseen)
+            no_values = torch.full((table["site"].count(site),), torch.nan)
+            squares, influence = self.squares.get(site, no_values), self.influence.get(site, no_values)
             outputs = self.outputs.get(site)
-            alike = twins(torch.cat(outputs)) if outputs else (unseen, unseen)
+            twin_columns = twins(torch.cat(outputs)) if outputs else (no_values, no_values)
             dead = (influence <= DEAD * influence.mean()).float().where(influence.isfinite(), torch.nan)
-            share = squares / everything if everything else squares * torch.nan
-            seen = (self.largest.get(site, unseen), *alike, squares.sqrt(), share, dead)
+            share = squares / total_squares if total_squares else squares * torch.nan
+            seen = (self.largest.get(site, no_values), *twin_columns, squares.sqrt(), share, dead)
             for name, values in zip(MONITORED, seen, strict=True):
                 columns[name].append(values.cpu())
         sums = dict(table.sums)
         for name, parts in columns.items():
             x = torch.cat(parts).double()
-            there = ~x.isnan()
-            x = x.where(there, 0.0)
-            sums[name] = torch.stack([there.double(), x, x.square()])
+            is_number = ~x.isnan()
+            x = x.where(is_number, 0.0)
+            sums[name] = torch.stack([is_number.double(), x, x.square()])
         return replace(table, sums=sums)
 
     def _heard(self, call: Call, metrics: dict[str, Tensor], counted: Tensor) -> None:
@@ -142,7 +142,7 @@ def _scale_of(call: Call) -> float:
     scores = call.scores[0, :, -1:, call.sinks[0] : keys].flatten().float()
     if len(scores) != len(products):
         return math.nan
-    seen = shown(call.scores[0, :, -1:, call.sinks[0] : keys]).flatten()
+    seen = find_unmasked(call.scores[0, :, -1:, call.sinks[0] : keys]).flatten()
     x, y = products[seen] - products[seen].mean(), scores[seen] - scores[seen].mean()
     slope = float(x @ y / (x @ x))
     return slope if float((y - slope * x).norm()) <= 0.01 * float(y.norm()) else math.nan
@@ -170,16 +170,18 @@ def twins(outputs: Tensor) -> tuple[Tensor, Tensor]:
     products.diagonal(dim1=1, dim2=2).zero_()
     sums = products.sum(2)  # (heads, tokens)
     totals = sums.sum(1)
-    together = products.flatten(1) @ products.flatten(1).T + torch.outer(totals, totals) / (
+    covariance = products.flatten(1) @ products.flatten(1).T + torch.outer(totals, totals) / (
         (tokens - 1) * (tokens - 2)
     )
-    dependence = together - 2 / (tokens - 2) * sums @ sums.T  # (heads, heads), up to a factor
+    dependence = covariance - 2 / (tokens - 2) * sums @ sums.T  # (heads, heads), up to a factor
     variance = dependence.diagonal().clamp(min=0.0)
     similarity = (dependence / torch.outer(variance, variance).sqrt()).clamp(0.0, 1.0)
     comparable = similarity.isfinite().fill_diagonal_(False)  # a head that always says the same is like none
     redundancy, twin = similarity.where(comparable, -1.0).max(1)
-    alone = redundancy < 0
-    return redundancy.masked_fill(alone, torch.nan).float(), twin.float().masked_fill(alone, torch.nan)
+    has_no_twin = redundancy < 0
+    return redundancy.masked_fill(has_no_twin, torch.nan).float(), twin.float().masked_fill(
+        has_no_twin, torch.nan
+    )
 
 
 def structure(model: nn.Module) -> list[object]:

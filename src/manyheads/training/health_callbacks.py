@@ -32,14 +32,14 @@ def trainer_callback(health: HeadHealth) -> TrainerCallback:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
             health.after_step()
-            if _looked(health, state.global_step):
+            if _has_look_at(health, state.global_step):
                 control.should_log = True
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
             if logs is None or "loss" not in logs:
                 return
             health.note_loss(float(logs["loss"]))
-            if _looked(health, state.global_step):
+            if _has_look_at(health, state.global_step):
                 logs |= health.summary()
                 state.log_history[-1] |= health.summary()
 
@@ -71,7 +71,7 @@ def lightning_callback(health: HeadHealth) -> Callback:
                 return
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             health.after_step(loss if isinstance(loss, Tensor) else None)
-            if _looked(health, self.begun):
+            if _has_look_at(health, self.begun):
                 module.log_dict(health.summary(), rank_zero_only=True)
 
         def on_train_end(self, trainer: object, module: object) -> None:
@@ -83,7 +83,7 @@ def lightning_callback(health: HeadHealth) -> Callback:
     return HeadHealthCallback()
 
 
-def _looked(health: HeadHealth, step: int) -> bool:
+def _has_look_at(health: HeadHealth, step: int) -> bool:
     looks = health.history.looks
     return bool(looks) and looks[-1].step == step
 

@@ -48,7 +48,7 @@ def query_key_weights(forwards: Iterable[Forward], scales: Mapping[str, float]) 
         except Exception:  # whatever it is, nothing is known of these weights then
             continue
         for name, projected in projected_sites.items():
-            site = _joined(forward.path, name)
+            site = _join_name(forward.path, name)
             if site in scales:
                 sites[site] = SiteWeights(forward.module, batch, name, projected.heads, scales[site])
     return sites
@@ -84,13 +84,13 @@ def spectral_norms(site: SiteWeights) -> Tensor:
         for head, q, k in zip(site.heads, query, key, strict=True)
     ]
     norms = torch.full((len(site.heads),), torch.nan)
-    which = [head for head, is_simple in enumerate(simple) if is_simple]
-    if which and len({(query[h].shape, key[h].shape) for h in which}) == 1:  # type: ignore[union-attr]
+    simple_heads = [head for head, is_simple in enumerate(simple) if is_simple]
+    if simple_heads and len({(query[h].shape, key[h].shape) for h in simple_heads}) == 1:  # type: ignore[union-attr]
         grams = []
         for side in (query, key):
-            stacked = torch.stack([side[h] for h in which]).float()  # type: ignore[misc]
+            stacked = torch.stack([side[h] for h in simple_heads]).float()  # type: ignore[misc]
             grams.append(stacked @ stacked.mT)  # (heads, d_key, d_key)
-        norms[which] = (site.scale * _largest_eigenvalue(grams[0] @ grams[1]).sqrt()).cpu()
+        norms[simple_heads] = (site.scale * _largest_eigenvalue(grams[0] @ grams[1]).sqrt()).cpu()
     return norms
 
 
@@ -156,12 +156,12 @@ class LogitClip:
         other heads or values read those keys, all of it goes to the queries.
         """
         weights = self.sites[site]
-        for parameter, axis, rows, by in self._changes(
-            site, [head], lambda both: factor ** (0.5 if both else 1.0)
+        for parameter, axis, rows, row_factor in self._changes(
+            site, [head], lambda scales_keys: factor ** (0.5 if scales_keys else 1.0)
         ):
             tensor = weights.module.get_parameter(parameter)
             index = torch.tensor(rows, device=tensor.device)
-            tensor.index_copy_(axis, index, tensor.index_select(axis, index) * by)
+            tensor.index_copy_(axis, index, tensor.index_select(axis, index) * row_factor)
 
     def _changes(
         self, site: str, heads: Sequence[int], factor: Callable[[bool], float]
@@ -169,43 +169,45 @@ class LogitClip:
         """Which rows of which parameters to multiply by what; ``factor`` gets whether keys are scaled."""
         changes = []
         for number in heads:
-            both = self._scales_keys[site, number]
-            for role in ("query", "key") if both else ("query",):
+            scales_keys = self._scales_keys[site, number]
+            for role in ("query", "key") if scales_keys else ("query",):
                 parts = _parts(self.sites[site].heads[number], role)
-                changes += [(*part, factor(both)) for part in parts]
+                changes += [(*part, factor(scales_keys)) for part in parts]
         return changes
 
     def _check(self, site: str) -> None:
         """Run a sequence with the weights scaled, and see whether each head's logits are."""
         weights = self.sites[site]
         numbers = range(len(weights.heads))
-        plain = _seen(weights, {})
+        logits = _observe_logits(weights, {})
         parameters = dict(weights.module.named_parameters())
-        changed: dict[str, Tensor] = {}
-        for parameter, axis, rows, by in self._changes(site, numbers, lambda both: 0.5):
-            tensor = changed.get(parameter, parameters[parameter]).detach()
+        scaled_parameters: dict[str, Tensor] = {}
+        for parameter, axis, rows, factor in self._changes(site, numbers, lambda scales_keys: 0.5):
+            tensor = scaled_parameters.get(parameter, parameters[parameter]).detach()
             index = torch.tensor(rows, device=tensor.device)
-            changed[parameter] = tensor.index_copy(axis, index, tensor.index_select(axis, index) * by)
-        scaled = _seen(weights, changed)
+            scaled_parameters[parameter] = tensor.index_copy(
+                axis, index, tensor.index_select(axis, index) * factor
+            )
+        scaled_logits = _observe_logits(weights, scaled_parameters)
         for number in numbers:
             expected = 0.25 if self._scales_keys[site, number] else 0.5
-            before, after = plain[:, number] * expected, scaled[:, number]
+            before, after = logits[:, number] * expected, scaled_logits[:, number]
             if not torch.allclose(after, before, rtol=1e-2, atol=1e-3 * float(before.abs().max()) + 1e-9):
                 why = "its logits do not follow: queries or keys are normalised, or scores capped or biased"
                 raise ValueError(_refusal(site, number, why))
 
 
-def _seen(weights: SiteWeights, parameters: dict[str, Tensor]) -> Tensor:
+def _observe_logits(weights: SiteWeights, parameters: dict[str, Tensor]) -> Tensor:
     """The products of queries and keys, or the scores where those are hidden, (1, heads, queries, keys)."""
-    kept: list[Tensor] = []
+    logits: list[Tensor] = []
 
     def see(call: Call) -> None:
-        if call.site.name == weights.inner_name and not kept:
+        if call.site.name == weights.inner_name and not logits:
             if call.scores is not None:
-                kept.append(call.scores.masked_fill(call.scores < -1e4, 0.0))  # what is hidden stays hidden
+                logits.append(call.scores.masked_fill(call.scores < -1e4, 0.0))  # what is hidden stays hidden
             elif call.query is not None and call.key is not None:
                 key = call.key.repeat_interleave(call.query.shape[1] // call.key.shape[1], 1)
-                kept.append(call.query @ key.mT)
+                logits.append(call.query @ key.mT)
 
     batch = weights.batch
     args, kwargs = (
@@ -217,9 +219,9 @@ def _seen(weights: SiteWeights, parameters: dict[str, Tensor]) -> Tensor:
     )
     with evaluating(weights.module), torch.no_grad(), Interceptor(weights.module, see):
         functional_call(weights.module, parameters, args, kwargs)
-    if not kept:
+    if not logits:
         raise ValueError(f"clip: {weights.inner_name} makes no attention call in eval mode; leave clip out")
-    return kept[0].detach().float()
+    return logits[0].detach().float()
 
 
 def _parts(head: Head, role: str) -> tuple[Part, ...]:
@@ -240,6 +242,6 @@ def _refusal(site: str, head: int, why: str) -> str:
     )
 
 
-def _joined(path: str, name: str) -> str:
+def _join_name(path: str, name: str) -> str:
     """The name of a site, seen from the model that has a module at ``path``."""
     return f"{path}.{name}" if path and name and not name.startswith("#") else path + name

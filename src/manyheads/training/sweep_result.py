@@ -242,9 +242,9 @@ def compare(values: Mapping[str, Mapping[int, float]], higher_is_better: bool) -
     """
     names = list(values)
     y = np.array([value for name in names for value in values[name].values()])
-    which = [number for number, name in enumerate(names) for _ in values[name]]
+    setting_index = [number for number, name in enumerate(names) for _ in values[name]]
     seeds = [seed for name in names for seed in values[name]]
-    design, freedom, paired = _design(which, seeds, len(names))
+    design, freedom, paired = _design(setting_index, seeds, len(names))
     effects = np.linalg.lstsq(design, y, rcond=None)[0]
     spread = float(np.square(y - design @ effects).sum() / freedom) if freedom else math.nan
     covariance = np.linalg.pinv(design.T @ design) * spread
@@ -272,14 +272,14 @@ def _tukey(count: int, freedom: int) -> float:
     return float(stats.studentized_range.ppf(CONFIDENCE, count, freedom))
 
 
-def _design(which: Sequence[int], seeds: Sequence[int], count: int) -> tuple[Any, int, bool]:
+def _design(setting_index: Sequence[int], seeds: Sequence[int], count: int) -> tuple[Any, int, bool]:
     """The matrix of the linear model, the degrees of freedom that it leaves, and whether seeds are in it."""
-    settings = np.equal.outer(which, np.arange(count)).astype(float)
+    settings = np.equal.outer(setting_index, np.arange(count)).astype(float)
     blocks = np.equal.outer(seeds, sorted(set(seeds))[1:]).astype(float)
-    both = np.concatenate([settings, blocks], 1)
-    rank = np.linalg.matrix_rank(both)
-    if rank == both.shape[1] < len(seeds):
-        return both, len(seeds) - int(rank), True
+    full_design = np.concatenate([settings, blocks], 1)
+    rank = np.linalg.matrix_rank(full_design)
+    if rank == full_design.shape[1] < len(seeds):
+        return full_design, len(seeds) - int(rank), True
     return settings, len(seeds) - count, False
 
 

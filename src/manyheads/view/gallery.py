@@ -38,7 +38,7 @@ def page(results: Sequence[Result], language: Language) -> str:
     contents = ""
     if len(results) > 1:
         rows = "".join(_entry(number, result) for number, result in enumerate(results, 1))
-        contents = f"<p>{_both(INTRODUCTION)}</p><ol class='contents'>{rows}</ol>"
+        contents = f"<p>{_bilingual(INTRODUCTION)}</p><ol class='contents'>{rows}</ol>"
     return f"""<!doctype html>
 <html lang="{language}" data-language="{language}">
 <head>
@@ -50,7 +50,7 @@ def page(results: Sequence[Result], language: Language) -> str:
 <body>
 <header><button id="language" type="button">中文 / English</button></header>
 <main>
-<h1>{_both(TITLE)}</h1>
+<h1>{_bilingual(TITLE)}</h1>
 {contents}
 {sections}
 </main>
@@ -60,19 +60,19 @@ def page(results: Sequence[Result], language: Language) -> str:
 """
 
 
-def _both(words: Words) -> str:
+def _bilingual(words: Words) -> str:
     """A text in both languages, of which the page shows one."""
     return "".join(f'<span lang="{language}">{escape(words[language])}</span>' for language in LANGUAGES)
 
 
 def _entry(number: int, result: Result) -> str:
     claim = find(result.study).claim
-    return f'<li><a href="#{result.study}">{_both(claim.sentence)}</a> {_badge(result)}</li>'
+    return f'<li><a href="#{result.study}">{_bilingual(claim.sentence)}</a> {_badge(result)}</li>'
 
 
 def _badge(result: Result) -> str:
     verdict = find(result.study).verdict(result).verdict
-    return f'<strong class="verdict {verdict.replace(" ", "-")}">{_both(VERDICTS[verdict])}</strong>'
+    return f'<strong class="verdict {verdict.replace(" ", "-")}">{_bilingual(VERDICTS[verdict])}</strong>'
 
 
 def _section(number: int, result: Result) -> str:
@@ -85,16 +85,16 @@ def _section(number: int, result: Result) -> str:
     rule = Words("The rule, fixed before the run: ", "运行之前定下的规则：")
     size = " --full" if result.size == "full" else ""
     return f"""<section id="{result.study}">
-<h2>{number}. {_both(claim.sentence)}</h2>
+<h2>{number}. {_bilingual(claim.sentence)}</h2>
 {paragraphs}
 {formulas}
-<figure>{figures}<figcaption>{_both(claim.caption)}</figcaption></figure>
-<p>{_badge(result)} {_both(judgement.because)}</p>
-<p class="rule">{_both(rule)}{_both(claim.rule)}</p>
+<figure>{figures}<figcaption>{_bilingual(claim.caption)}</figcaption></figure>
+<p>{_badge(result)} {_bilingual(judgement.because)}</p>
+<p class="rule">{_bilingual(rule)}{_bilingual(claim.rule)}</p>
 <pre>manyheads study {result.study}{size}</pre>
-<details><summary>{_both(Words("Try it yourself", "自己试试"))}</summary>{_settings(result)}</details>
-<details><summary>{_both(Words("All numbers", "全部数字"))}</summary>{_table(result)}</details>
-<details><summary>{_both(Words("Sources, machine", "来源与机器"))}</summary><ul>{sources}</ul>
+<details><summary>{_bilingual(Words("Try it yourself", "自己试试"))}</summary>{_settings(result)}</details>
+<details><summary>{_bilingual(Words("All numbers", "全部数字"))}</summary>{_table(result)}</details>
+<details><summary>{_bilingual(Words("Sources, machine", "来源与机器"))}</summary><ul>{sources}</ul>
 <p>{escape(result.machine)}; {result.seconds:,.0f} s</p></details>
 </section>"""
 
@@ -118,15 +118,15 @@ def _paragraphs(words: Words, language: Language) -> str:
 
 def _settings(result: Result) -> str:
     rows = "".join(
-        f"<tr><td><code>{escape(name)}</code></td><td>{escape(_written(value))}</td></tr>"
+        f"<tr><td><code>{escape(name)}</code></td><td>{escape(_format_value(value))}</td></tr>"
         for name, value in result.settings.items()
     )
     first = next((name for name in result.settings if name not in ("seeds", "data")), "seeds")
-    example = f"manyheads study {result.study} --set {first}={_written(result.settings[first])}"
+    example = f"manyheads study {result.study} --set {first}={_format_value(result.settings[first])}"
     return f"<table>{rows}</table><pre>{escape(example)}</pre>"
 
 
-def _written(value: object) -> str:
+def _format_value(value: object) -> str:
     return (
         ",".join(map(str, value)) if isinstance(value, list | tuple) else "" if value is None else str(value)
     )
@@ -136,7 +136,7 @@ def _table(result: Result) -> str:
     columns = find(result.study).COLUMNS
     keys = [name for name in result.rows[0] if name not in columns and name != "seed"]
     head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in keys)
-    head += "".join(f"<th>{_both(words)}</th>" for words in columns.values())
+    head += "".join(f"<th>{_bilingual(words)}</th>" for words in columns.values())
     rows = ""
     for key, values in list(summary(result, list(columns)))[:MOST_ROWS]:
         cells = [str(key.get(name, "")) for name in keys] + [f"{values[column]:.4g}" for column in columns]

@@ -87,14 +87,14 @@ class Labelled(Corpus):
         self, indices: Sequence[int] | None = None, batch_tokens: int | None = None
     ) -> list[list[int]]:
         """Batches of similar lengths; examples that the model cannot tell from their padding stay apart."""
-        together: dict[tuple[int, ...], list[int]] = {}
+        groups: dict[tuple[int, ...], list[int]] = {}
         for i in range(len(self.sizes)) if indices is None else indices:
-            together.setdefault(self.examples[i].group, []).append(i)
-        most = batch_tokens or self.batch_tokens
+            groups.setdefault(self.examples[i].group, []).append(i)
+        token_limit = batch_tokens or self.batch_tokens
         return [
-            [some[n] for n in part]
-            for some in together.values()
-            for part in bucketed([self.sizes[i] for i in some], most, self.padding)
+            [members[n] for n in part]
+            for members in groups.values()
+            for part in bucketed([self.sizes[i] for i in members], token_limit, self.padding)
         ]
 
     @property

@@ -76,7 +76,7 @@ class QuestionAnswers(Task):
         target = (0, 0)
         if spans:
             fitting = [
-                inside for start, text in spans if (inside := _inside(offsets, start, start + len(text)))
+                span for start, text in spans if (span := _token_span(offsets, start, start + len(text)))
             ]
             if not fitting:
                 return None
@@ -165,11 +165,13 @@ class QuestionAnswers(Task):
         }
 
 
-def _inside(offsets: Sequence[tuple[int, int] | None], start: int, end: int) -> tuple[int, int] | None:
+def _token_span(offsets: Sequence[tuple[int, int] | None], start: int, end: int) -> tuple[int, int] | None:
     """The first and last token of a part of the context; None if some of it was cut off."""
-    covered = [i for i, one in enumerate(offsets) if one is not None and one[0] < end and one[1] > start]
-    there = [one for one in offsets if one is not None]
-    if not covered or not there or there[-1][1] < end:
+    covered = [
+        i for i, offset in enumerate(offsets) if offset is not None and offset[0] < end and offset[1] > start
+    ]
+    real_offsets = [offset for offset in offsets if offset is not None]
+    if not covered or not real_offsets or real_offsets[-1][1] < end:
         return None
     return covered[0], covered[-1]
 

@@ -71,29 +71,29 @@ def match_classes(
 
 def _misfit(
     labels: Sequence[Cell],
-    plain: Sequence[str],
+    texts: Sequence[str],
     numbers: Sequence[int | None],
     by_name: Mapping[str, int],
     names: Mapping[int, str],
     what: str,
 ) -> ValueError:
     """The error for labels that are neither all names nor all numbers: it has the first that misfits."""
-    named = [i for i, text in enumerate(plain) if text in by_name]
+    named = [i for i, text in enumerate(texts) if text in by_name]
     numbered = [i for i, number in enumerate(numbers) if number in names]
     fits = named if len(named) >= len(numbered) else numbered
     fitting = set(fits)
-    wrong = next(i for i in range(len(labels)) if i not in fitting)
+    misfit = next(i for i in range(len(labels)) if i not in fitting)
     expected = f"one of {_list(names.values())}, or a number from 0 to {max(names)}"
     if _generic(names):
         expected = f"a number from 0 to {max(names)}: the model has no names for its classes"
-    mixed = ""
-    if fits and (wrong in named or wrong in numbered):
+    detail = ""
+    if fits and (misfit in named or misfit in numbered):
         first = labels[fits[0]]
-        mixed = f", and {first.where} has {first.value!r}: all are names, or all are numbers"
-    elif numbers[wrong] is not None and numbers[wrong] == max(names) + 1:
-        mixed = "; numbers of classes count from 0"
+        detail = f", and {first.where} has {first.value!r}: all are names, or all are numbers"
+    elif numbers[misfit] is not None and numbers[misfit] == max(names) + 1:
+        detail = "; numbers of classes count from 0"
     return ValueError(
-        f"data: {labels[wrong].where} of {what} has the label {str(labels[wrong].value)[:60]!r}{mixed}; "
+        f"data: {labels[misfit].where} of {what} has the label {str(labels[misfit].value)[:60]!r}{detail}; "
         f"expected {expected}"
     )
 
@@ -121,9 +121,9 @@ def _name_of(value: object, names: Sequence[str]) -> object:
 
 
 def _list(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
-    return ", ".join(every[:SHOWN]) + more
+    items = list(names)
+    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return ", ".join(items[:SHOWN]) + more
 
 
 def number_of(label: Cell, what: str) -> float:

@@ -36,8 +36,8 @@ class Columns(NamedTuple):
         "texts from 'premise' and 'hypothesis', labels from 'label'"
         """
         texts = "texts" if len(self.inputs) > 1 else "inputs"
-        read = f"{texts} from {' and '.join(map(repr, self.inputs))}"
-        return read if self.label is None else f"{read}, labels from {self.label!r}"
+        inputs = f"{texts} from {' and '.join(map(repr, self.inputs))}"
+        return inputs if self.label is None else f"{inputs}, labels from {self.label!r}"
 
 
 def choose_columns(
@@ -56,7 +56,9 @@ def choose_columns(
     for option, names in (("text-column", named), ("label-column", (label,) if label else ())):
         for name in names:
             if name not in table.columns:
-                raise ValueError(f"{option}: {table.what} has no column {name!r}; it has {_listed(table)}")
+                raise ValueError(
+                    f"{option}: {table.what} has no column {name!r}; it has {_list_columns(table)}"
+                )
     if named and len(named) not in customs.counts:
         raise ValueError(
             f"text-column: got {', '.join(named)}; expected {' or '.join(map(str, customs.counts))} "
@@ -64,33 +66,33 @@ def choose_columns(
         )
     inputs = named or _customary(table, customs, label)
     if label is None and (customs.label or customs.needs_label):
-        there = {name.lower(): name for name in table.columns if name not in inputs}
-        label = next((there[name] for name in customs.label if name in there), None)
-        left = [name for name in table.columns if name not in inputs]
-        if label is None and customs.needs_label and len(left) == 1:
-            label = left[0]
+        by_lower_name = {name.lower(): name for name in table.columns if name not in inputs}
+        label = next((by_lower_name[name] for name in customs.label if name in by_lower_name), None)
+        remaining = [name for name in table.columns if name not in inputs]
+        if label is None and customs.needs_label and len(remaining) == 1:
+            label = remaining[0]
         if label is None and customs.needs_label:
             raise ValueError(
-                f"label-column: which column of {table.what} has the labels? It has {_listed(table)}; "
+                f"label-column: which column of {table.what} has the labels? It has {_list_columns(table)}; "
                 "name one"
             )
     return Columns(inputs, label)
 
 
 def _customary(table: Records, customs: Customs, label: str | None) -> tuple[str, ...]:
-    there = {name.lower(): name for name in table.columns if name != label}
+    by_lower_name = {name.lower(): name for name in table.columns if name != label}
     for names in sorted(customs.inputs, key=len, reverse=True):  # two texts before one of them
-        if all(name in there for name in names):
-            return tuple(there[name] for name in names)
-    left = [name for name in table.columns if name != label and name.lower() not in customs.label]
-    if len(left) == 1 and 1 in customs.counts:
-        return (left[0],)
-    several = f", {max(customs.counts)} separated by a comma" if max(customs.counts) > 1 else ""
+        if all(name in by_lower_name for name in names):
+            return tuple(by_lower_name[name] for name in names)
+    remaining = [name for name in table.columns if name != label and name.lower() not in customs.label]
+    if len(remaining) == 1 and 1 in customs.counts:
+        return (remaining[0],)
+    count_hint = f", {max(customs.counts)} separated by a comma" if max(customs.counts) > 1 else ""
     raise ValueError(
-        f"text-column: which column of {table.what} does the model read? It has {_listed(table)}; name "
-        f"it{several}"
+        f"text-column: which column of {table.what} does the model read? It has {_list_columns(table)}; name "
+        f"it{count_hint}"
     )
 
 
-def _listed(table: Records) -> str:
+def _list_columns(table: Records) -> str:
     return ", ".join(table.columns) or "none"

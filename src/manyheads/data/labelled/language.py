@@ -123,17 +123,17 @@ class NextTokens(PredictedTokens):
         tokenizer: Any = self.tokenizer()
         if template:
             plain = {"tokenize": True, "return_dict": False}
-            asked = list(tokenizer.apply_chat_template(turns[:-1], add_generation_prompt=True, **plain))
+            prompt = list(tokenizer.apply_chat_template(turns[:-1], add_generation_prompt=True, **plain))
             ids = list(tokenizer.apply_chat_template(turns, **plain))
-            if ids[: len(asked)] != asked:  # a template that writes prompts otherwise before an answer
-                ids = asked + list(tokenizer(turns[-1]["content"], add_special_tokens=False)["input_ids"])
+            if ids[: len(prompt)] != prompt:  # a template that writes prompts otherwise before an answer
+                ids = prompt + list(tokenizer(turns[-1]["content"], add_special_tokens=False)["input_ids"])
         else:
-            asked = list(
+            prompt = list(
                 tokenizer("\n".join(turn["content"] for turn in turns[:-1]), verbose=False)["input_ids"]
             )
             end = tokenizer.eos_token_id
-            asked = asked[:-1] if asked and asked[-1] == end else asked
-            ids = asked + list(
+            prompt = prompt[:-1] if prompt and prompt[-1] == end else prompt
+            ids = prompt + list(
                 tokenizer(turns[-1]["content"], add_special_tokens=False, verbose=False)["input_ids"]
             )
         self._read += 1
@@ -141,9 +141,9 @@ class NextTokens(PredictedTokens):
         if length is not None and len(ids) > length:
             self._cut += 1
             ids = ids[:length]
-        if len(ids) <= max(1, len(asked)):
+        if len(ids) <= max(1, len(prompt)):
             return None
-        start = max(1, len(asked))
+        start = max(1, len(prompt))
         target = [IGNORED] * start + ids[start:]
         return Example({"input_ids": ids}, target, None, len(ids), turns[-1]["content"])
 
@@ -204,9 +204,9 @@ class HiddenTokens(PredictedTokens):
                 drawn = torch.rand(len(words), generator=generator)
                 hidden = {i for i, x in zip(words, drawn.tolist(), strict=True) if x < HIDDEN}
                 hidden = hidden or {words[int(drawn.argmin())]}
-                asked = [mask if i in hidden else token for i, token in enumerate(ids)]
+                masked = [mask if i in hidden else token for i, token in enumerate(ids)]
                 target = [token if i in hidden else IGNORED for i, token in enumerate(ids)]
-                examples.append(Example({"input_ids": asked}, target, None, len(ids)))
+                examples.append(Example({"input_ids": masked}, target, None, len(ids)))
         if not examples:
             raise ValueError(
                 f"data: no text of {self.reading.table.what} has a token to hide; expected some words"

@@ -20,8 +20,8 @@ def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     >>> token_cross_entropy(torch.zeros(2, 3, 7), torch.tensor([[-100, 4, 1], [-100, -100, -100]]))
     tensor([1.9459, 0.0000])
     """
-    each = F.cross_entropy(logits.transpose(1, 2), labels.long(), ignore_index=IGNORED, reduction="none")
-    return each.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
+    losses = F.cross_entropy(logits.transpose(1, 2), labels.long(), ignore_index=IGNORED, reduction="none")
+    return losses.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
 
 
 def squared_error(logits: Tensor, labels: Tensor) -> Tensor:
@@ -56,8 +56,8 @@ def span_cross_entropy(start: Tensor, end: Tensor, starts: Tensor, ends: Tensor)
     >>> span_cross_entropy(torch.zeros(1, 7), torch.zeros(1, 7), torch.tensor([2]), torch.tensor([3]))
     tensor([1.9459])
     """
-    both = (F.cross_entropy(start, starts, reduction="none"), F.cross_entropy(end, ends, reduction="none"))
-    return (both[0] + both[1]) / 2
+    losses = (F.cross_entropy(start, starts, reduction="none"), F.cross_entropy(end, ends, reduction="none"))
+    return (losses[0] + losses[1]) / 2
 
 
 def connectionist(logits: Tensor, frames: Tensor, labels: Tensor, blank: int) -> Tensor:

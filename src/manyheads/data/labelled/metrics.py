@@ -36,12 +36,12 @@ def ratio(numerators: Numbers, denominators: Numbers) -> Interval:
     >>> ratio([1, 2, 3], [2, 4, 6]).mean
     0.5
     """
-    above, below = np.asarray(numerators, float), np.asarray(denominators, float)
-    return bootstrap(lambda i: _divided(above[i].sum(), below[i].sum()), len(above))
+    numerator, denominator = np.asarray(numerators, float), np.asarray(denominators, float)
+    return bootstrap(lambda i: _divide(numerator[i].sum(), denominator[i].sum()), len(numerator))
 
 
-def _divided(above: float, below: float) -> float:
-    return float(above / below) if below else 0.0
+def _divide(numerator: float, denominator: float) -> float:
+    return float(numerator / denominator) if denominator else 0.0
 
 
 def macro_f1(truths: Sequence[int], predictions: Sequence[int]) -> Interval:
@@ -54,16 +54,16 @@ def macro_f1(truths: Sequence[int], predictions: Sequence[int]) -> Interval:
     sides = [np.array(side) for side in zip(*pairs, strict=True)]
     classes = np.unique(np.concatenate(sides))
     truth, prediction = (side[:, None] == classes for side in sides)  # (pairs, classes) each
-    right, both = (truth & prediction).astype(float), truth.astype(float) + prediction
+    true_positives, totals = (truth & prediction).astype(float), truth.astype(float) + prediction
 
     def value(weights: Array) -> Array:
-        counted = weights @ both
-        each = 2 * (weights @ right) / np.maximum(counted, 1)
-        return np.asarray(each.sum(-1) / (counted > 0).sum(-1))
+        denominator = weights @ totals
+        f1 = 2 * (weights @ true_positives) / np.maximum(denominator, 1)
+        return np.asarray(f1.sum(-1) / (denominator > 0).sum(-1))
 
     counts = np.array(list(pairs.values()))
-    drawn = np.random.default_rng(0).multinomial(counts.sum(), counts / counts.sum(), RESAMPLES)
-    low, high = np.percentile(value(drawn), [2.5, 97.5])
+    resamples = np.random.default_rng(0).multinomial(counts.sum(), counts / counts.sum(), RESAMPLES)
+    low, high = np.percentile(value(resamples), [2.5, 97.5])
     return Interval(float(value(counts)), float(low), float(high), int(counts.sum()))
 
 
@@ -73,13 +73,13 @@ def several_f1(truths: Array, predictions: Array, average: Literal["micro", "mac
     >>> several_f1(np.array([[1, 0], [1, 1]]), np.array([[1, 0], [1, 0]]), "micro").mean
     0.8
     """
-    right, both = truths * predictions, truths + predictions
+    true_positives, totals = truths * predictions, truths + predictions
 
     def value(i: Array) -> float:
-        tp, counted = right[i].sum(0), both[i].sum(0)
+        tp, denominator = true_positives[i].sum(0), totals[i].sum(0)
         if average == "micro":
-            tp, counted = tp.sum(), counted.sum()
-        return float(np.mean(2 * tp / np.maximum(counted, 1)))
+            tp, denominator = tp.sum(), denominator.sum()
+        return float(np.mean(2 * tp / np.maximum(denominator, 1)))
 
     return bootstrap(value, len(truths))
 

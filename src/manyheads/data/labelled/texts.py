@@ -239,20 +239,22 @@ class WordLabels(Task):
             [str(word) for word in list_of(row.values[self.reading.columns.inputs[0]], None)] for row in rows
         ]
         tags = [list_of(self.reading.cell(row).value, None) for row in rows]
-        for row, some, labels in zip(rows, words, tags, strict=True):
-            if len(some) != len(labels):
+        for row, sentence_words, labels in zip(rows, words, tags, strict=True):
+            if len(sentence_words) != len(labels):
                 raise ValueError(
-                    f"data: {row.where} of {what} has {len(some)} words and {len(labels)} labels; "
+                    f"data: {row.where} of {what} has {len(sentence_words)} words and {len(labels)} labels; "
                     "expected one for each"
                 )
         cells = [Cell(row.where, tag) for row, labels in zip(rows, tags, strict=True) for tag in labels]
         matched = match_classes(cells, self.names, what, self.reading.table.class_names.get(label))
         classes = iter(matched.classes)
-        examples = [self._example(some, [next(classes) for _ in some]) for some in words]
+        examples = [
+            self._example(sentence_words, [next(classes) for _ in sentence_words]) for sentence_words in words
+        ]
         lost = sum(example.truth[0] for example in examples)
         if lost:
-            every = len(matched.classes)
-            self.notes.append(f"{lost:,} of {every:,} labelled words ({lost / every:.1%}) were cut off")
+            total = len(matched.classes)
+            self.notes.append(f"{lost:,} of {total:,} labelled words ({lost / total:.1%}) were cut off")
         self.note_cut()
         return examples
 

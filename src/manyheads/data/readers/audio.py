@@ -81,13 +81,13 @@ def _check_wav(content: bytes, name: str) -> None:
     position, chunks = 12, set()
     while position + 8 <= len(content):
         kind, size = content[position : position + 4], struct.unpack_from("<I", content, position + 4)[0]
-        there = min(size, len(content) - position - 8)
-        if kind == b"data" and there < size < UNKNOWN_SIZE:
+        present = min(size, len(content) - position - 8)
+        if kind == b"data" and present < size < UNKNOWN_SIZE:
             raise ValueError(
-                f"data: {name} is cut off: {size:,} bytes of sound are announced, but {there:,} are there; "
+                f"data: {name} is cut off: {size:,} bytes of sound are announced, but {present:,} are there; "
                 "get the file again"
             )
-        if there == size or kind == b"data":
+        if present == size or kind == b"data":
             chunks.add(kind)
         position += 8 + size + size % 2
     for kind, part in ((b"fmt ", "format"), (b"data", "sound")):
@@ -172,8 +172,8 @@ def mel_bands(rate: int, size: int, mels: int) -> Tensor:
     edges = 700 * (10 ** (torch.linspace(0, top, mels + 2, dtype=torch.float64) / 2595) - 1)
     frequency = torch.linspace(0, rate / 2, size // 2 + 1, dtype=torch.float64)
     # a band is at least as wide as the spectrum's steps, or the lowest would have no frequency in it
-    least = rate / size
-    low = (edges[1:-1] - edges[:-2]).clamp(min=least)[:, None]
-    high = (edges[2:] - edges[1:-1]).clamp(min=least)[:, None]
-    away = frequency - edges[1:-1, None]
-    return torch.where(away < 0, 1 + away / low, 1 - away / high).clamp(min=0).float()
+    narrowest = rate / size
+    low = (edges[1:-1] - edges[:-2]).clamp(min=narrowest)[:, None]
+    high = (edges[2:] - edges[1:-1]).clamp(min=narrowest)[:, None]
+    distance = frequency - edges[1:-1, None]
+    return torch.where(distance < 0, 1 + distance / low, 1 - distance / high).clamp(min=0).float()

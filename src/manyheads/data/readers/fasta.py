@@ -42,7 +42,7 @@ def read_sequences(data: str, part: str) -> Labelled | None:
                 f"data: there is no {file} to read; expected a folder of FASTA files named by class, such "
                 "files separated by commas, or a table (.tsv) of class and sequence"
             )
-    return _joined(files)
+    return _join_files(files)
 
 
 def check(sequence: str, where: str) -> str:
@@ -51,14 +51,14 @@ def check(sequence: str, where: str) -> str:
     >>> check("acgun", "here")
     'ACGTN'
     """
-    written = sequence.upper()
-    wrong = next((letter for letter in written if letter not in _KNOWN), None)
-    if wrong is not None:
+    bases = sequence.upper()
+    misfit = next((letter for letter in bases if letter not in _KNOWN), None)
+    if misfit is not None:
         raise ValueError(
-            f"data: {where} has {wrong!r}, which is not a base; expected {BASES}, or {UNSURE} for one of "
+            f"data: {where} has {misfit!r}, which is not a base; expected {BASES}, or {UNSURE} for one of "
             "several"
         )
-    return written.replace("U", "T")
+    return bases.replace("U", "T")
 
 
 def read_fasta(path: Path) -> list[str]:
@@ -83,17 +83,17 @@ def read_fasta(path: Path) -> list[str]:
 
 def _folder(path: Path, part: str) -> Labelled | None:
     names = () if part == "all" else PARTS[part]
-    inside = sorted(path.iterdir())
-    every = {name for names_of_part in PARTS.values() for name in names_of_part}
-    tables = [file for file in inside if file.suffix.lower() in TABLES and file.stem.lower() in every]
-    folders = [folder for folder in inside if folder.is_dir() and folder.name.lower() in every]
+    entries = sorted(path.iterdir())
+    part_names = {name for aliases in PARTS.values() for name in aliases}
+    tables = [file for file in entries if file.suffix.lower() in TABLES and file.stem.lower() in part_names]
+    folders = [folder for folder in entries if folder.is_dir() and folder.name.lower() in part_names]
     if tables:
         chosen = [file for file in tables if file.stem.lower() in names]
         return _table(chosen[0]) if chosen else None
     if folders:
         chosen = [folder for folder in folders if folder.name.lower() in names]
-        return _joined(_files(chosen[0])) if chosen else None
-    return _joined(_files(path)) if part == "all" else None
+        return _join_files(_files(chosen[0])) if chosen else None
+    return _join_files(_files(path)) if part == "all" else None
 
 
 def _files(folder: Path) -> list[Path]:
@@ -106,7 +106,7 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _joined(files: list[Path]) -> Labelled:
+def _join_files(files: list[Path]) -> Labelled:
     pairs = [(_class_of(file), sequence) for file in files for sequence in read_fasta(file)]
     labelled = [(name, sequence) for name, sequence in pairs if sequence]
     if not labelled:

@@ -142,10 +142,10 @@ def read_set(data: str, part: str, size: int | None = None) -> Labelled | None:
 
 
 def _folder(path: Path, part: str, size: int | None) -> Labelled | None:
-    every = {name for names in PARTS.values() for name in names}
+    part_names = {name for names in PARTS.values() for name in names}
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
     # a class may be called train, too: a part is what holds folders
-    parts = [folder for folder in folders if folder.name.lower() in every and _has_folders(folder)]
+    parts = [folder for folder in folders if folder.name.lower() in part_names and _has_folders(folder)]
     if parts:
         names = () if part == "all" else PARTS[part]
         chosen = [folder for folder in parts if folder.name.lower() in names]
@@ -154,7 +154,7 @@ def _folder(path: Path, part: str, size: int | None) -> Labelled | None:
 
 
 def _has_folders(folder: Path) -> bool:
-    return any(inside.is_dir() for inside in folder.iterdir())
+    return any(entry.is_dir() for entry in folder.iterdir())
 
 
 def _classes(path: Path, size: int | None) -> Labelled:
@@ -184,14 +184,14 @@ def _classes(path: Path, size: int | None) -> Labelled:
 def _idx(path: Path) -> Labelled:
     """IDX files, the format of MNIST; the labels are in the file of the same name with labels for images."""
     name = path.name.replace("images", "labels").replace("idx3", "idx1")
-    others = {name, name.removesuffix(".gz"), f"{name}.gz"}
-    beside = next((file for file in map(path.with_name, sorted(others)) if file.is_file()), None)
-    if beside is None:
+    candidates = {name, name.removesuffix(".gz"), f"{name}.gz"}
+    label_file = next((file for file in map(path.with_name, sorted(candidates)) if file.is_file()), None)
+    if label_file is None:
         raise ValueError(f"data: {path} has no {name} beside it; expected the labels there")
-    pixels, labels = _read_idx(path, 3), _read_idx(beside, 1)
+    pixels, labels = _read_idx(path, 3), _read_idx(label_file, 1)
     if len(pixels) != len(labels):
         raise ValueError(
-            f"data: {path} has {len(pixels):,} images and {beside} {len(labels):,} labels; "
+            f"data: {path} has {len(pixels):,} images and {label_file} {len(labels):,} labels; "
             "expected equal numbers"
         )
     return pixels.unsqueeze(1), [str(label) for label in labels.tolist()]
@@ -220,8 +220,8 @@ def _npz(path: Path, part: str) -> Labelled | None:
         in_one_sentence(f"data: {path} is not a readable .npz file"),
         numpy.load(io.BytesIO(content), allow_pickle=False) as file,
     ):
-        read = {name: file[name] for name in file.files}
-    arrays = {name: array for name, array in read.items() if isinstance(array, numpy.ndarray)}
+        members = {name: file[name] for name in file.files}
+    arrays = {name: array for name, array in members.items() if isinstance(array, numpy.ndarray)}
     names: list[tuple[str, str]] = list(_ARRAYS) if part == "all" else []
     for name in () if part == "all" else PARTS[part]:
         names += [(f"x_{name}", f"y_{name}"), (f"{name}_images", f"{name}_labels")]

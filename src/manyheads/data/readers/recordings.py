@@ -111,28 +111,30 @@ def hold_out(recordings: Sequence[Recording], part: str) -> tuple[list[Recording
     [20, 20]
     """
     if part != TAKES:
-        speakers = sorted({one.speaker for one in recordings} - {""})
+        speakers = sorted({recording.speaker for recording in recordings} - {""})
         if part not in speakers or len(speakers) < 2:
             names = ", ".join(speakers) or "none"
             raise ValueError(
                 f"held_out: expected takes, or one of at least two speakers ({names}), got {part!r}"
             )
-        held = {id(one) for one in recordings if one.speaker == part}
+        held_out = {id(recording) for recording in recordings if recording.speaker == part}
     else:
         groups: dict[tuple[str, str], list[Recording]] = {}
-        for one in recordings:
-            groups.setdefault((one.label, one.speaker), []).append(one)
-        held = {
-            id(one)
+        for recording in recordings:
+            groups.setdefault((recording.label, recording.speaker), []).append(recording)
+        held_out = {
+            id(recording)
             for group in groups.values()
-            for one in sorted(group, key=lambda one: _natural(one.take))[: len(group) // HELD_OUT]
+            for recording in sorted(group, key=lambda recording: _natural(recording.take))[
+                : len(group) // HELD_OUT
+            ]
         }
-        if not held:  # no speaker has ten takes of a word
-            held = {id(one) for one in recordings[::HELD_OUT]}
-    train = [one for one in recordings if id(one) not in held]
+        if not held_out:  # no speaker has ten takes of a word
+            held_out = {id(recording) for recording in recordings[::HELD_OUT]}
+    train = [recording for recording in recordings if id(recording) not in held_out]
     if not train:
         raise ValueError(f"data: {len(recordings)} recordings are too few; expected two or more")
-    return train, [one for one in recordings if id(one) in held]
+    return train, [recording for recording in recordings if id(recording) in held_out]
 
 
 def _natural(take: str) -> list[tuple[bool, int, str]]:

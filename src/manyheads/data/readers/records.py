@@ -246,8 +246,8 @@ def _with_columns(table: Records) -> Records:
             if isinstance(value, Mapping):
                 names.update(dict.fromkeys(f"{name}.{part}" for part in value))
     table.columns = list(names)
-    every = dict.fromkeys(names)
-    table.rows = [Record(row.where, every | dict(row.values) | _parts(row.values)) for row in table.rows]
+    empty_row = dict.fromkeys(names)
+    table.rows = [Record(row.where, empty_row | dict(row.values) | _parts(row.values)) for row in table.rows]
     return table
 
 
@@ -283,7 +283,7 @@ def _from_datasets(name: str, split: str | None, limit: int | None, folder: Path
         raise ImportError("datasets need the package datasets: pip install 'manyheads[data]'") from None
     repository, _, config = name.partition(":")
     try:
-        read: Any = (
+        dataset: Any = (
             datasets.load_from_disk(str(folder))
             if folder is not None
             else datasets.load_dataset(repository, config or None)
@@ -293,21 +293,23 @@ def _from_datasets(name: str, split: str | None, limit: int | None, folder: Path
             f"data: {name!r} is neither a file here nor a dataset that can be read "
             f"({describe_error(error)}); expected {EXPECTED}"
         ) from error
-    if isinstance(read, Mapping):
-        chosen = split or next((part for part in SPLITS if part in read), next(iter(read), ""))
-        if chosen not in read:
-            raise ValueError(f"split: {name} has no {chosen!r}; it has {', '.join(read)}")
-        read = read[chosen]
+    if isinstance(dataset, Mapping):
+        chosen = split or next((part for part in SPLITS if part in dataset), next(iter(dataset), ""))
+        if chosen not in dataset:
+            raise ValueError(f"split: {name} has no {chosen!r}; it has {', '.join(dataset)}")
+        dataset = dataset[chosen]
         name = f"{name}, {chosen}"
     elif split is not None:
         raise ValueError(f"split: got {split!r}, but {name} has no splits; leave the option out")
     names = {
-        column: list(feature.names) for column, feature in read.features.items() if hasattr(feature, "names")
+        column: list(feature.names)
+        for column, feature in dataset.features.items()
+        if hasattr(feature, "names")
     }
-    undecoded = _undecoded(read.select(spread(len(read), limit or 0)))
-    numbers = [i + 1 for i in spread(len(read), limit or 0)]
+    undecoded = _undecoded(dataset.select(spread(len(dataset), limit or 0)))
+    numbers = [i + 1 for i in spread(len(dataset), limit or 0)]
     rows = [Record(f"row {n}", dict(row)) for n, row in zip(numbers, undecoded, strict=True)]
-    return _with_columns(Records(name, list(read.column_names), rows, None, names))
+    return _with_columns(Records(name, list(dataset.column_names), rows, None, names))
 
 
 def _undecoded(read: Any) -> Sequence[Mapping[str, object]]:

@@ -150,9 +150,9 @@ def _time_column(names: list[str], first: list[str], time: str | None, path: Pat
         if time not in names:
             raise ValueError(f"time: {path} has no column {time!r}; it has {', '.join(names)}")
         return names.index(time)
-    called = [i for i, name in enumerate(names) if name.lower() in _TIMES]
-    if called or _float(first[0]) is None:
-        return called[0] if called else 0
+    time_columns = [i for i, name in enumerate(names) if name.lower() in _TIMES]
+    if time_columns or _float(first[0]) is None:
+        return time_columns[0] if time_columns else 0
     raise ValueError(
         f"time: which column of {path} has the times? Expected one of {', '.join(names)}, or none"
     )

@@ -123,9 +123,11 @@ def pieces(texts: Iterable[str], size: int, special: list[str], *, merge: bool =
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=merge)
     tokenizer.decoder = decoders.ByteLevel()
     if merge:
-        least = len(alphabet) + len(special)
-        if size < least:
-            raise ValueError(f"vocabulary: expected at least {least} (bytes and special tokens), got {size}")
+        smallest_size = len(alphabet) + len(special)
+        if size < smallest_size:
+            raise ValueError(
+                f"vocabulary: expected at least {smallest_size} (bytes and special tokens), got {size}"
+            )
         trainer = trainers.BpeTrainer(
             vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
         )
@@ -169,14 +171,14 @@ def save_tokenizer(
     """
     from tokenizers import Tokenizer, processors
 
-    written = Tokenizer.from_str(tokenizer.to_str())
-    around = [token for token in (begins_with, ends_with) if token is not None]
-    if around:
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    affixes = [token for token in (begins_with, ends_with) if token is not None]
+    if affixes:
         template = " ".join(filter(None, (begins_with, "$A", ends_with)))
-        ids = [(token, tokenizer.token_to_id(token)) for token in around]
-        written.post_processor = processors.TemplateProcessing(template, special_tokens=ids)
+        ids = [(token, tokenizer.token_to_id(token)) for token in affixes]
+        copy.post_processor = processors.TemplateProcessing(template, special_tokens=ids)
     kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, **names}
-    write_whole(folder / "tokenizer.json", written.to_str())
+    write_whole(folder / "tokenizer.json", copy.to_str())
     write_whole(folder / "tokenizer_config.json", json.dumps(kind, indent=1))
 
 

@@ -123,7 +123,7 @@ def run_both(
         _same(one, other) for one, other in zip(*batches, strict=True)
     )
     if not same:
-        first, second = _one_after_the_other(models, batches, tokens, progress)
+        first, second = _run_in_turn(models, batches, tokens, progress)
         return first, second, None
     with torch.no_grad(), ExitStack() as stack:
         heads = Heads(models[0], tokens, rows, seed, stack)
@@ -134,10 +134,10 @@ def run_both(
             distances.append(_distances(seen, seen if others is heads else others.run(batch)))
             progress("compare", number, len(batches[0]))
         sides = heads.side(), others.side()
-    return *sides, torch.stack([_arranged(each, *sides) for each in distances])
+    return *sides, torch.stack([_arrange(each, *sides) for each in distances])
 
 
-def _one_after_the_other(
+def _run_in_turn(
     models: Iterable[nn.Module],
     batches: tuple[Sequence[Batch], Sequence[Batch]],
     tokens: Mapping[str, Iterable[int]] | None,
@@ -184,7 +184,7 @@ def _distances(seen: dict[str, tuple[object, Tensor]], others: dict[str, tuple[o
     return distances
 
 
-def _arranged(distances: Distances, side: Side, other: Side) -> Tensor:
+def _arrange(distances: Distances, side: Side, other: Side) -> Tensor:
     """Distances in the order of the rows of both tables."""
     whole = torch.full((len(side.table), len(other.table)), torch.nan, dtype=torch.float64)
     for (site, name), values in distances.items():

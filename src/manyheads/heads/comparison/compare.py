@@ -193,10 +193,10 @@ def compare(
             "compare: no head of one model can be matched with one of the other: "
             "their kinds of attention differ"
         )
-    return replace(_compared(side, other_side, pairs, distances, paired, rate), match=match)
+    return replace(_compare_heads(side, other_side, pairs, distances, paired, rate), match=match)
 
 
-def _compared(
+def _compare_heads(
     side: Side, other: Side, pairs: list[tuple[int, int]], distances: Tensor | None, paired: bool, rate: float
 ) -> Comparison:
     rows, columns = (list(each) for each in zip(*pairs, strict=True))

@@ -43,8 +43,8 @@ def profile_distance(table: HeadTable, other: HeadTable) -> Tensor:
     """
     metrics = [name for name in PROFILE if name in table.sums and name in other.sums]
     columns, other_columns = (torch.stack([t[name] for name in metrics], 1) for t in (table, other))
-    both = torch.cat([columns, other_columns])
-    spread = torch.stack([_spread(column) for column in both.unbind(1)])
+    all_columns = torch.cat([columns, other_columns])
+    spread = torch.stack([_spread(column) for column in all_columns.unbind(1)])
     difference = (columns[:, None] - other_columns) / spread
     return difference.square().nanmean(-1).nan_to_num(_NEVER).sqrt()
 

@@ -28,39 +28,43 @@ class Sums:
         self.moments = Moments(across)
         self.pairs = Pairs("meetings", "gradients", "gradient meetings")
 
-    def add(self, seen: Iterable[CallRecord]) -> None:
+    def add(self, records: Iterable[CallRecord]) -> None:
         """Add the calls of one batch."""
         meetings: dict[Hashable, list[CallRecord]] = {}
-        for one in seen:
-            if one.site.name not in self.first:
-                self.first[one.site.name] = self.heads
-                self.heads += one.site.heads
+        for record in records:
+            if record.site.name not in self.first:
+                self.first[record.site.name] = self.heads
+                self.heads += record.site.heads
                 self.pairs.reserve(self.heads)
                 self.rows.pairs.reserve(self.heads)
-            self.tokens[one.site.name] = self.tokens.get(one.site.name, 0) + one.tokens
-            meetings.setdefault(one.meeting, []).append(one)
-        for together in meetings.values():
-            if together[0].tokens:
-                self._meet(together)
+            self.tokens[record.site.name] = self.tokens.get(record.site.name, 0) + record.tokens
+            meetings.setdefault(record.meeting, []).append(record)
+        for group in meetings.values():
+            if group[0].tokens:
+                self._meet(group)
 
-    def _meet(self, together: list[CallRecord]) -> None:
-        heads = self._numbers(together)
+    def _meet(self, group: list[CallRecord]) -> None:
+        heads = self._numbers(group)
         self.pairs.add("meetings", heads, torch.ones(len(heads), len(heads)))
-        rows = [one.rows for one in together if one.rows is not None]
+        rows = [record.rows for record in group if record.rows is not None]
         if rows:
-            self.rows.add(torch.cat(rows), heads, together[0].tokens / rows[0].shape[1])
-        outputs = [Outputs(one.site.name, one.outputs) for one in together if one.outputs is not None]
+            self.rows.add(torch.cat(rows), heads, group[0].tokens / rows[0].shape[1])
+        outputs = [
+            Outputs(record.site.name, record.outputs) for record in group if record.outputs is not None
+        ]
         if outputs:
             self.moments.add(outputs)
-        moved_by = [one for one in together if one.gradient is not None]
-        if moved_by:
-            gradient = torch.cat([one.gradient for one in moved_by if one.gradient is not None], 1)
-            heads = self._numbers(moved_by)
+        with_gradient = [record for record in group if record.gradient is not None]
+        if with_gradient:
+            gradient = torch.cat(
+                [record.gradient for record in with_gradient if record.gradient is not None], 1
+            )
+            heads = self._numbers(with_gradient)
             self.pairs.add("gradients", heads, gradient.T @ gradient)
             self.pairs.add("gradient meetings", heads, torch.ones(len(heads), len(heads)))
 
-    def _numbers(self, together: list[CallRecord]) -> Tensor:
-        starts = [(self.first[one.site.name], one.site.heads) for one in together]
+    def _numbers(self, group: list[CallRecord]) -> Tensor:
+        starts = [(self.first[record.site.name], record.site.heads) for record in group]
         return torch.tensor([start + head for start, count in starts for head in range(count)])
 
     def merge(self, others: Sums) -> None:

@@ -124,11 +124,11 @@ def jensen_shannon(rows: Tensor) -> Tensor:
     divergences = torch.zeros(heads, heads, count, dtype=torch.float64, device=rows.device)
     last = rows.amax((0, 1)).nonzero()
     rows = rows[..., : int(last[-1]) + 1]  # causal rows end early
-    alone = _times_log(rows.clone())
+    single = _times_log(rows.clone())
     for a in range(heads - 1):
         # H((p + q) / 2) = 1 - sum (p + q) log2(p + q) / 2, as p + q sums to two
-        both = _times_log(rows[a] + rows[a + 1 :])
-        divergence = 1 + 0.5 * (alone[a] + alone[a + 1 :] - both)
+        mixture = _times_log(rows[a] + rows[a + 1 :])
+        divergence = 1 + 0.5 * (single[a] + single[a + 1 :] - mixture)
         divergences[a, a + 1 :] = divergences[a + 1 :, a] = divergence.clamp(0.0, 1.0)
     return divergences
 
@@ -142,9 +142,9 @@ def jensen_shannon_between(rows: Tensor, others: Tensor) -> Tensor:
     tensor([[0.0000],
             [0.5000]], dtype=torch.float64)
     """
-    alone, of_others = _times_log(rows), _times_log(others)
-    both = torch.stack([_times_log(head + others) for head in rows])
-    return (1 + 0.5 * (alone[:, None] + of_others - both)).clamp(0.0, 1.0)
+    single, other_single = _times_log(rows), _times_log(others)
+    mixture = torch.stack([_times_log(head + others) for head in rows])
+    return (1 + 0.5 * (single[:, None] + other_single - mixture)).clamp(0.0, 1.0)
 
 
 def _times_log(x: Tensor) -> Tensor:

@@ -61,13 +61,13 @@ def islands(distance: Tensor) -> list[Tensor]:
     >>> islands(torch.tensor([[0.0, 1.0, torch.nan], [1.0, 0.0, torch.nan], [torch.nan, torch.nan, 0.0]]))
     [tensor([0, 1]), tensor([2])]
     """
-    left = list(range(len(distance)))
+    remaining = list(range(len(distance)))
     groups = []
-    while left:
-        comparable = distance[left[0]].isfinite()
-        together = [left[0], *(head for head in left[1:] if comparable[head])]
-        left = [head for head in left if head not in together]
-        groups.append(torch.tensor(together))
+    while remaining:
+        comparable = distance[remaining[0]].isfinite()
+        members = [remaining[0], *(head for head in remaining[1:] if comparable[head])]
+        remaining = [head for head in remaining if head not in members]
+        groups.append(torch.tensor(members))
     return groups
 
 

@@ -153,17 +153,17 @@ def _laid_out(
 ) -> tuple[dict[str, list[str]], dict[str, Tensor]]:
     """The columns that follow from distances: twins, groups, places on the map."""
     names = head_names(rows)
-    placed = layout(matrices["js"])
-    pair = torch.arange(len(rows)), placed.twin.clamp(min=0)
+    head_map = layout(matrices["js"])
+    pair = torch.arange(len(rows)), head_map.twin.clamp(min=0)
     mean, error, count = (x[pair] for x in (matrices["js"], matrices["js_se"], counts))
     # count, sum and sum of squares that have this mean and this standard error
     squares = count * mean**2 + (error**2).nan_to_num() * count * (count - 1)
     distance = torch.stack((count, count * mean, squares))
-    distance[:, placed.twin < 0] = 0.0
-    columns = {"twin_distance": distance, "cluster": single(placed.cluster)}
-    columns["silhouette"] = single(placed.silhouette)
-    columns |= {"x": single(placed.position[:, 0]), "y": single(placed.position[:, 1])}
-    return {"twin": [names[twin] if twin >= 0 else "" for twin in placed.twin.tolist()]}, columns
+    distance[:, head_map.twin < 0] = 0.0
+    columns = {"twin_distance": distance, "cluster": single(head_map.cluster)}
+    columns["silhouette"] = single(head_map.silhouette)
+    columns |= {"x": single(head_map.position[:, 0]), "y": single(head_map.position[:, 1])}
+    return {"twin": [names[twin] if twin >= 0 else "" for twin in head_map.twin.tolist()]}, columns
 
 
 def _ranks(sites: Mapping[str, int], moments: Moments) -> dict[str, Tensor]:

@@ -59,18 +59,21 @@ def subspace_matrices(
         parts = [getattr(head, role) for site in sites for head in _heads(projections_by_site, site)]
         first = {part: number for number, part in reversed(list(enumerate(parts)))}
         unique = sorted(first.values())  # heads of a group share their keys and values
-        which = torch.tensor([unique.index(first[part]) for part in parts])
+        unique_index = torch.tensor([unique.index(first[part]) for part in parts])
         stream = torch.tensor(
             [
-                into is not None and out is not None and into.shape[1] == out.shape[1]
-                for into, out in zip(read, written, strict=True)
+                read_space is not None and out is not None and read_space.shape[1] == out.shape[1]
+                for read_space, out in zip(read, written, strict=True)
             ]
         )
         comparable = (owner[:, None] == owner) | (stream[:, None] & stream)
-        spaces = [torch.zeros(0, 0) if into is None else into.cpu() for into in (read[i] for i in unique)]
-        for what, values in zip(("angle", "orthogonality"), angles(bases(spaces)), strict=True):
-            angles_by_role[f"{role}_{what}"] = torch.where(
-                comparable, values[which[:, None], which], torch.nan
+        spaces = [
+            torch.zeros(0, 0) if read_space is None else read_space.cpu()
+            for read_space in (read[i] for i in unique)
+        ]
+        for measure, values in zip(("angle", "orthogonality"), angles(bases(spaces)), strict=True):
+            angles_by_role[f"{role}_{measure}"] = torch.where(
+                comparable, values[unique_index[:, None], unique_index], torch.nan
             )
     return angles_by_role
 

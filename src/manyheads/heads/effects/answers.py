@@ -152,10 +152,10 @@ def answer(
                 logits = forward.output.value[0, _last(forward)]
                 return {"kind": kind, "items": likeliest(logits, tokenizer, top)}
             if kind == "mask":
-                asked, position = hidden(batch, tokenizer)
+                masked_batch, position = hidden(batch, tokenizer)
                 if position is None or tokenizer is None:
                     return None
-                logits = forward_of(asked).output.value[0, position].clone()
+                logits = forward_of(masked_batch).output.value[0, position].clone()
                 logits[tokenizer.mask_token_id] = -torch.inf
                 return {"kind": kind, "items": likeliest(logits, tokenizer, top), "place": position}
             ids = ids_of(batch)
@@ -276,8 +276,8 @@ def telling_tokens(
     chosen = logits.argmax(-1).tolist()
     usual = Counter(chosen).most_common(1)[0][0]
     special = set(getattr(tokenizer, "all_special_ids", None) or [])
-    plain = [i for i, number in enumerate(ids[0].tolist()) if number not in special]
-    return ([i for i, one in enumerate(chosen) if one != usual] or plain)[:top]
+    ordinary = [i for i, number in enumerate(ids[0].tolist()) if number not in special]
+    return ([i for i, label in enumerate(chosen) if label != usual] or ordinary)[:top]
 
 
 def transcript(model: nn.Module, logits: Tensor, tokenizer: PreTrainedTokenizerBase | None) -> Item:
@@ -296,8 +296,8 @@ def transcript(model: nn.Module, logits: Tensor, tokenizer: PreTrainedTokenizerB
     text = " ".join(map(str, letters))
     if decode is not None:  # repeats were joined where blanks could still be seen
         text = decode(letters, skip_special_tokens=True, group_tokens=False)
-    heard = best[chosen != blank] if letters else best
-    return [shown(str(text).strip()) or "–", round(math.exp(float(heard.mean())), 6)]
+    letter_scores = best[chosen != blank] if letters else best
+    return [shown(str(text).strip()) or "–", round(math.exp(float(letter_scores.mean())), 6)]
 
 
 def class_items(model: nn.Module, logits: Tensor, top: int = TOP) -> list[Item]:
@@ -312,8 +312,8 @@ def class_items(model: nn.Module, logits: Tensor, top: int = TOP) -> list[Item]:
     problem = getattr(getattr(model, "config", None), "problem_type", None)
     if len(logits) == 1 or problem == "regression":
         return [[str(labels.get(n, n)), round(x, 6)] for n, x in enumerate(logits.float().tolist()[:top])]
-    several = problem == "multi_label_classification"
-    p = logits.float().sigmoid() if several else logits.float().softmax(-1)
+    is_multi_label = problem == "multi_label_classification"
+    p = logits.float().sigmoid() if is_multi_label else logits.float().softmax(-1)
     probabilities, classes = p.topk(min(top, len(p)))
     pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
     return [[str(labels.get(number, number)), round(x, 6)] for number, x in pairs]
@@ -331,13 +331,13 @@ def span_items(
     >>> text, round(p, 3)
     ('6 7', 1.0)
     """
-    both = start.float().softmax(-1).unsqueeze(1) * end.float().softmax(-1).unsqueeze(0)  # (starts, ends)
+    joint = start.float().softmax(-1).unsqueeze(1) * end.float().softmax(-1).unsqueeze(0)  # (starts, ends)
     special = set(getattr(tokenizer, "all_special_ids", None) or [])
     ordinary = [i for i, number in enumerate(ids.tolist()) if number not in special]
     first_of_context = next((i for i in reversed(ordinary) if i - 1 not in ordinary), 0)
     inside = torch.zeros(len(start), dtype=torch.bool, device=start.device)
     inside[[i for i in ordinary if i >= first_of_context]] = True
-    likely = torch.ones_like(both).triu().tril(LONGEST_ANSWER - 1) * both * (inside.unsqueeze(1) & inside)
+    likely = torch.ones_like(joint).triu().tril(LONGEST_ANSWER - 1) * joint * (inside.unsqueeze(1) & inside)
     probabilities, chosen = likely.flatten().topk(min(top, likely.numel()))
     items: list[Item] = []
     for p, number in zip(probabilities.tolist(), chosen.tolist(), strict=True):

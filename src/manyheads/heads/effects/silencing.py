@@ -65,7 +65,7 @@ def silenced(
     >>> len(found["change"]), min(found["change"]) > 0, found["answer"]
     (2, True, None)
     """
-    asked = batch if question is None else question.batch
+    question_batch = batch if question is None else question.batch
     change: list[float | None] = [None] * len(rows)
     answers: list[list[Item] | None] = [None] * len(rows)
     order = range(len(rows)) if order is None else order
@@ -75,12 +75,12 @@ def silenced(
         sizes[row.site] = max(sizes.get(row.site, 0), row.head + 1)
     done = 0
     with torch.no_grad():
-        full = read(run(model, asked), model)
-        for numbers, result in _runs(model, asked, rows, sizes, order, length):
+        full = read(run(model, question_batch), model)
+        for numbers, result in _runs(model, question_batch, rows, sizes, order, length):
             values = read(result, model)
             for sequence, number in enumerate(numbers):
-                one = type(values)(values.value[sequence : sequence + 1], full.real)
-                change[number] = round(difference(full, one).item(), 9)
+                silenced_output = type(values)(values.value[sequence : sequence + 1], full.real)
+                change[number] = round(difference(full, silenced_output).item(), 9)
                 if question is not None:
                     answers[number] = question.answer(result, sequence)
             done += len(numbers)
@@ -97,18 +97,18 @@ def _runs(
     length: int,
 ) -> Iterator[tuple[list[int], object]]:
     """Which heads were silenced, one in each sequence, and what the model returned."""
-    together = max(1, TOGETHER // max(1, length))
-    if together > 1 and not _copies(model, batch, sizes):
-        together = 1
+    at_once = max(1, TOGETHER // max(1, length))
+    if at_once > 1 and not _copies(model, batch, sizes):
+        at_once = 1
     device = device_of(model)
-    for start in range(0, len(order), together):
-        numbers = list(order[start : start + together])
+    for start in range(0, len(order), at_once):
+        numbers = list(order[start : start + at_once])
         values = {}
         for row in (rows[number] for number in numbers):
             values[row.site] = torch.ones(len(numbers), sizes[row.site], device=device)
         for n, number in enumerate(numbers):
             values[rows[number].site][n, rows[number].head] = 0.0
-        if together == 1:
+        if at_once == 1:
             values = {site: value[0] for site, value in values.items()}
         with gates(model, values):
             yield numbers, run(model, repeat_batch(batch, len(numbers)))
@@ -117,14 +117,14 @@ def _runs(
 def _copies(model: nn.Module, batch: Batch, sizes: Mapping[str, int]) -> bool:
     """Whether copies of an input in one batch, each with its own gates, give the same output as alone."""
     try:
-        alone = read(run(model, batch), model).value
-        ones = {site: torch.ones(2, size, device=alone.device) for site, size in sizes.items()}
+        single = read(run(model, batch), model).value
+        ones = {site: torch.ones(2, size, device=single.device) for site, size in sizes.items()}
         with gates(model, ones):
-            both = read(run(model, repeat_batch(batch, 2)), model).value
+            double = read(run(model, repeat_batch(batch, 2)), model).value
     except Exception:  # whatever it is, this model takes one sequence at a time
         return False
-    within = 1e-3 * float(alone.abs().amax())
-    return both.shape[0] == 2 and torch.allclose(both, alone.expand_as(both), rtol=1e-3, atol=within)
+    within = 1e-3 * float(single.abs().amax())
+    return double.shape[0] == 2 and torch.allclose(double, single.expand_as(double), rtol=1e-3, atol=within)
 
 
 def repeat_batch(batch: Batch, number: int) -> Batch:

@@ -16,12 +16,12 @@ from manyheads.nn.statistics import StatisticsSet
 
 def confidence(request: Request) -> HeadTable:
     """The largest attention weight of a query, on average over batches: heads that know where to look."""
-    return _watched(request, "confidence", "confidence", "full", "largest attention weight of a query")
+    return _watch_batches(request, "confidence", "confidence", "full", "largest attention weight of a query")
 
 
 def output_norm(request: Request) -> HeadTable:
     """The length of a head's output vector, on average over batches: heads that write much."""
-    return _watched(request, "output-norm", "output_norm", "core", "length of the head's output")
+    return _watch_batches(request, "output-norm", "output_norm", "core", "length of the head's output")
 
 
 def random(request: Request) -> HeadTable:
@@ -37,7 +37,7 @@ def random(request: Request) -> HeadTable:
         return observer.table(sums.by_column, "nothing")
 
 
-def _watched(
+def _watch_batches(
     request: Request, method: str, column: str, statistics: StatisticsSet, measure: str
 ) -> HeadTable:
     tables: list[HeadTable] = []

@@ -30,18 +30,18 @@ def fisher(request: Request, squares: int = SQUARES, enough: int = ENOUGH) -> He
     The unit is that of `leave_one_out` without a loss.
     """
     sums = Sums()
-    count, left = count_of_all(request.batches), enough
+    count, remaining = count_of_all(request.batches), enough
     with observed(request.model) as observer:
-        every = numbered(request.batches, moved(request.batches, observer.device))
-        for batches, (position, batch) in enumerate(every, 1):
+        numbered_batches = numbered(request.batches, moved(request.batches, observer.device))
+        for batches, (position, batch) in enumerate(numbered_batches, 1):
             forward = observer.forward(batch, gradients=True)
             value, generator = forward.output.value, generator_of(request.seed, position)
-            share = left if count is None else enough // count
+            share = remaining if count is None else enough // count
             draws = max(1, min(squares, share) // len(value))
-            left = max(0, left - draws * len(value))
+            remaining = max(0, remaining - draws * len(value))
             total: dict[str, Tensor] = {}
-            for number, drawn in enumerate(directions(forward.output, generator, draws), 1):
-                gradients = gate_gradients(forward.heads, value, drawn, retain_graph=number < draws)
+            for number, direction in enumerate(directions(forward.output, generator, draws), 1):
+                gradients = gate_gradients(forward.heads, value, direction, retain_graph=number < draws)
                 for site, gradient in gradients.items():
                     # one row for several sequences is the sum over them of what is independent
                     square = gradient**2 * (len(gradient) / len(value) / 2 / draws)

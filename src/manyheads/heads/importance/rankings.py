@@ -64,19 +64,19 @@ def agreement(tables: Mapping[str, HeadTable], column: str = "importance") -> li
     agreements = []
     for (first, a), (second, b) in combinations(tables.items(), 2):
         a_sites, b_sites = _common_names([row.site for row in a.rows], [row.site for row in b.rows])
-        theirs = {
+        second_values = {
             (site, row.head): value
             for site, row, value in zip(b_sites, b.rows, b[column].tolist(), strict=True)
         }
         pairs = [
-            (value, theirs[site, row.head])
+            (value, second_values[site, row.head])
             for site, row, value in zip(a_sites, a.rows, a[column].tolist(), strict=True)
-            if (site, row.head) in theirs
+            if (site, row.head) in second_values
         ]
         if not pairs:
             raise ValueError(
-                f"tables: {first!r} and {second!r} have no head in common: one has {_some(a)}, the other "
-                f"{_some(b)}; expected tables of one model, or of two with the same heads"
+                f"tables: {first!r} and {second!r} have no head in common: one has {_heads_text(a)}, the "
+                f"other {_heads_text(b)}; expected tables of one model, or of two with the same heads"
             )
         pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
         agreements.append(Agreement(first, second, *_interval(pairs), len(pairs)))
@@ -98,7 +98,7 @@ def _common_names(first: list[str], second: list[str]) -> tuple[list[str], list[
     return first, second
 
 
-def _some(table: HeadTable) -> str:
+def _heads_text(table: HeadTable) -> str:
     names = list(dict.fromkeys(row.site for row in table.rows))
     return f"{names[0]!r}{f' and {len(names) - 1} more sites' if len(names) > 1 else ''}" if names else "none"
 

@@ -86,7 +86,7 @@ class Linear(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if rule is None else rule(func, args, kwargs or {})
 
 
-def _fixed(func: Function, args: Arguments, kwargs: Keywords) -> object:
+def _call_detached(func: Function, args: Arguments, kwargs: Keywords) -> object:
     """The result is a constant factor: a weight, a scale."""
     out = func(*args, **kwargs)
     return out.detach() if isinstance(out, Tensor) else tuple(item.detach() for item in out)
@@ -103,16 +103,16 @@ def _slope(func: Callable[..., object], args: Arguments, kwargs: Keywords) -> ob
 
 def _attention(func: Callable[..., object], args: Arguments, kwargs: Keywords) -> object:
     """The values, weighted by attention that is held fixed."""
-    held = [x.detach() for x in args[:2]] + list(args[2:])
-    named = {k: v.detach() if k in ("query", "key") else v for k, v in kwargs.items()}
-    return func(*held, **named)
+    fixed_args = [x.detach() for x in args[:2]] + list(args[2:])
+    fixed_kwargs = {k: v.detach() if k in ("query", "key") else v for k, v in kwargs.items()}
+    return func(*fixed_args, **fixed_kwargs)
 
 
 def _power(func: Callable[..., object], args: Arguments, kwargs: Keywords) -> object:
     """A negative power is a scale."""
     exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
     negative = isinstance(exponent, int | float) and exponent < 0
-    return _fixed(func, args, kwargs) if negative else func(*args, **kwargs)
+    return _call_detached(func, args, kwargs) if negative else func(*args, **kwargs)
 
 
 def _product(func: Function, args: Arguments, kwargs: Keywords) -> object:
@@ -159,7 +159,7 @@ _RULES: dict[object, Rule] = (
             Tensor.rsqrt, torch.sqrt, Tensor.sqrt, torch.std, Tensor.std, torch.var, Tensor.var, torch.norm,
             Tensor.norm, torch.linalg.vector_norm,
         ),
-        _fixed,
+        _call_detached,
     )
     | dict.fromkeys(
         (

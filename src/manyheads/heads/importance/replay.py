@@ -86,24 +86,24 @@ class Recording:
         waiting = deque(self._before.get(site, ()))
 
         def returning(module: nn.Module) -> Callable[..., object]:
-            computed: Callable[..., object] = module.forward
+            original_forward: Callable[..., object] = module.forward
 
             def forward(*args: object, **kwargs: object) -> object:
                 if waiting and waiting[0].module is module:
                     return waiting.popleft().output
-                return computed(*args, **kwargs)
+                return original_forward(*args, **kwargs)
 
             return forward
 
-        changed = {call.module: vars(call.module).get("forward") for call in waiting}
+        forwards = {call.module: vars(call.module).get("forward") for call in waiting}
         before, internal.repeating = internal.repeating, True
         try:
-            for module in changed:
+            for module in forwards:
                 vars(module)["forward"] = returning(module)
             yield
         finally:
             internal.repeating = before
-            for module, original in changed.items():
+            for module, original in forwards.items():
                 if original is None:
                     del vars(module)["forward"]
                 else:

@@ -33,8 +33,8 @@ def measured_as_asked(
         for name in ("workers", "shards"):
             if getattr(split, name) is not None:
                 raise ValueError(f"{name}: it is for --ray; expected it only with a cluster")
-    several = {"--shard": split.shard, "--ray": split.ray, "torchrun": processes() > 1 or None}
-    if len(ways := [name for name, value in several.items() if value is not None]) > 1:
+    values_by_way = {"--shard": split.shard, "--ray": split.ray, "torchrun": processes() > 1 or None}
+    if len(ways := [name for name, value in values_by_way.items() if value is not None]) > 1:
         raise ValueError(f"got {' and '.join(ways)}; expected one way to split the text")
     if split.shard is not None:
         return measure_part(measurement, loaded, corpus, Share.read(split.shard), progress)

@@ -164,14 +164,14 @@ def copying(rows: Rows) -> Cases:
     assert rows.output is not None
     copy = rows.facts.copy
     ids = rows.tokens[:, copy.start : copy.stop]  # (batch, n), all different
-    raised = rows.facts.lens.logits(rows.site.name, rows.output, rows.heads, ids)  # (batch, heads, rows, n)
+    logits = rows.facts.lens.logits(rows.site.name, rows.output, rows.heads, ids)  # (batch, heads, rows, n)
     index = (rows.largest - copy.start) % len(copy)  # the same tokens stand in both copies
     inside = (rows.largest >= copy.start) & (rows.largest < copy.stop + len(copy))
-    attended = raised.gather(-1, index.unsqueeze(-1))
-    less = (raised < attended).sum(-1) + 0.5 * ((raised == attended).sum(-1) - 1)
+    attended_logit = logits.gather(-1, index.unsqueeze(-1))
+    less = (logits < attended_logit).sum(-1) + 0.5 * ((logits == attended_logit).sum(-1) - 1)
     return Cases(
         less / (len(copy) - 1),
-        torch.tensor(0.5, device=raised.device),
+        torch.tensor(0.5, device=logits.device),
         rows.counted & inside & (rows.position >= copy.stop),
     )
 

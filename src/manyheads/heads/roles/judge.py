@@ -78,20 +78,20 @@ def _too_few(few: Mapping[str, list[str]], least: int) -> list[str]:
 def _missing(table: HeadTable, left_out: Mapping[str, str]) -> list[list[str]]:
     """For each head the roles that were left out or have no case at all, and why."""
     cases = {name: torch.zeros(len(table)) for name in (*left_out, *ROLES)}
-    looked = set(left_out)
+    judged_names = set(left_out)
     for column, sums in table.sums.items():
         name = column.partition(":")[0].removesuffix("_score") if column.endswith("_score") else ""
         if name in cases:
             cases[name] = cases[name] + sums[0]
-            looked.add(name)
+            judged_names.add(name)
     out: list[list[str]] = []
-    for row, one in enumerate(table.rows):
+    for row, head in enumerate(table.rows):
         reasons: dict[str, list[str]] = {}
-        for name in sorted(looked, key=list(ROLES).index):
+        for name in sorted(judged_names, key=list(ROLES).index):
             if name in left_out or not cases[name][row]:
-                why = left_out.get(name) or _no_case(ROLES[name], one.kind)
+                why = left_out.get(name) or _no_case(ROLES[name], head.kind)
                 reasons.setdefault(why, []).append(name)
-        out.append([f"{', '.join(each)}: {why}" for why, each in reasons.items()])
+        out.append([f"{', '.join(names)}: {why}" for why, names in reasons.items()])
     return out
 
 

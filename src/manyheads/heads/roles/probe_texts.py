@@ -170,7 +170,7 @@ def repeated(batch_facts: BatchFacts) -> Iterator[tuple[Batch, Facts]]:
         copies = torch.stack(
             [ordinary[torch.randperm(len(ordinary), generator=generator)[:length]] for _ in range(SEQUENCES)]
         )
-        ids = _framed(batch_facts, torch.cat([copies, copies], 1))
+        ids = _add_special_tokens(batch_facts, torch.cat([copies, copies], 1))
         second = before + length
         same = torch.full_like(ids, -1)
         same[:, second : second + length] = torch.arange(before, second)
@@ -201,11 +201,11 @@ def planted(batch_facts: BatchFacts) -> Iterator[tuple[Batch, Facts]]:
         )
     for number in range(PLANTED):
         start = int(torch.randint(len(text) - length + 1, (1,), generator=generator))
-        around = text[start : start + length]
+        context = text[start : start + length]
         secret = unused[torch.randperm(len(unused), generator=generator)[: KEY + ANSWER]]
         depth = (2 * number + 1) * length // (2 * PLANTED)
-        ids = _framed(
-            batch_facts, torch.cat([around[:depth], secret, around[depth:], secret[:-1]]).unsqueeze(0)
+        ids = _add_special_tokens(
+            batch_facts, torch.cat([context[:depth], secret, context[depth:], secret[:-1]]).unsqueeze(0)
         )
         target = torch.full_like(ids, -1)
         second_key = (
@@ -219,7 +219,7 @@ def planted(batch_facts: BatchFacts) -> Iterator[tuple[Batch, Facts]]:
         )
 
 
-def _framed(batch_facts: BatchFacts, ids: Tensor) -> Tensor:
+def _add_special_tokens(batch_facts: BatchFacts, ids: Tensor) -> Tensor:
     """Ids (sequences, length) between the special tokens that sequences begin and end with."""
     ends = (
         torch.tensor(part, dtype=torch.long).expand(len(ids), -1)
@@ -233,11 +233,11 @@ def separators(batch_facts: BatchFacts, tokenizer: PreTrainedTokenizerBase | Non
     """The ids in the batches that are special tokens or nothing but punctuation; None without a tokenizer."""
     if tokenizer is None or not hasattr(tokenizer, "decode") or not batch_facts.ids:
         return None
-    used = torch.cat([ids.flatten() for ids in batch_facts.ids]).unique().tolist()
+    used_ids = torch.cat([ids.flatten() for ids in batch_facts.ids]).unique().tolist()
     special = set(batch_facts.special.tolist())
     chosen = [
         number
-        for number in used
+        for number in used_ids
         if number >= 0 and (number in special or _stops(str(tokenizer.decode([number]))))
     ]
     return torch.tensor(chosen, dtype=torch.long)

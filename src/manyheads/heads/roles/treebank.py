@@ -80,54 +80,54 @@ def _sentence(path: str | PathLike[str], block: list[tuple[int, str]]) -> Senten
             text = value.strip() if name.strip() == "text" else text
             continue
         if line.count("\t") != 9:
-            raise _broken(path, number, f"{line.count(chr(9)) + 1} columns", "ten, between tabs")
+            raise _format_error(path, number, f"{line.count(chr(9)) + 1} columns", "ten, between tabs")
         try:
             rows.append((number, parse_line(line, _FIELDS)))
         except ParseException as error:
-            raise _broken(path, number, str(error), "a line of CoNLL-U") from error
-    return _aligned(path, text, rows, block[0][0])
+            raise _format_error(path, number, str(error), "a line of CoNLL-U") from error
+    return _align_words(path, text, rows, block[0][0])
 
 
 _FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 
 
-def _aligned(path: str | PathLike[str], text: str | None, rows: list[_Row], line: int) -> Sentence:
+def _align_words(path: str | PathLike[str], text: str | None, rows: list[_Row], line: int) -> Sentence:
     """Find each word in the text, or make the text of the words."""
     words: list[Word] = []
-    at = 0  # where in the text the next form begins
-    joined = ""
-    shared: tuple[int, int] | None = None  # the first and last word of a contraction
-    inside: list[str] = []
+    position = 0  # where in the text the next form begins
+    text_so_far = ""
+    contraction: tuple[int, int] | None = None  # the first and last word of a contraction
+    contraction_forms: list[str] = []
     for number, row in rows:
         identity = row["id"]
         if isinstance(identity, tuple) and identity[1] == ".":
             continue  # an empty node, which is not in the text
         space = (row["misc"] or {}).get("SpaceAfter") != "No"
         if isinstance(identity, tuple):
-            shared = identity[0], identity[2]
-            forms = [r["form"] for _, r in rows if r["id"] in range(shared[0], shared[1] + 1)]
-            inside = forms if "".join(forms) == row["form"] else []
-            start = _find(path, number, text, row["form"], at)
-            at, joined, start = _after(text, joined, row["form"], space, start)
+            contraction = identity[0], identity[2]
+            forms = [r["form"] for _, r in rows if r["id"] in range(contraction[0], contraction[1] + 1)]
+            contraction_forms = forms if "".join(forms) == row["form"] else []
+            start = _find(path, number, text, row["form"], position)
+            position, text_so_far, start = _append_form(text, text_so_far, row["form"], space, start)
             reading = start
             continue
         if identity != len(words) + 1:
-            raise _broken(path, number, f"word number {identity}", str(len(words) + 1))
+            raise _format_error(path, number, f"word number {identity}", str(len(words) + 1))
         head = row["head"]
         if not isinstance(head, int) or head < 0:
-            raise _broken(path, number, f"the head {head!r}", "the number of a word, or 0 for the root")
-        if shared is not None and shared[0] <= identity <= shared[1]:
-            start, stop = (reading, reading + len(row["form"])) if inside else (0, 0)
+            raise _format_error(path, number, f"the head {head!r}", "the number of a word, or 0 for the root")
+        if contraction is not None and contraction[0] <= identity <= contraction[1]:
+            start, stop = (reading, reading + len(row["form"])) if contraction_forms else (0, 0)
             reading = stop
         else:
-            start = _find(path, number, text, row["form"], at)
-            at, joined, start = _after(text, joined, row["form"], space, start)
+            start = _find(path, number, text, row["form"], position)
+            position, text_so_far, start = _append_form(text, text_so_far, row["form"], space, start)
             stop = start + len(row["form"])
         words.append(Word(row["form"], start, stop, head - 1, str(row["deprel"]), number))
     for word in words:
         if word.head >= len(words):
-            raise _broken(path, word.line, f"the head {word.head + 1}", f"at most {len(words)}")
-    return Sentence(joined.rstrip() if text is None else text, words, line)
+            raise _format_error(path, word.line, f"the head {word.head + 1}", f"at most {len(words)}")
+    return Sentence(text_so_far.rstrip() if text is None else text, words, line)
 
 
 def _find(path: str | PathLike[str], number: int, text: str | None, form: str, at: int) -> int:
@@ -136,19 +136,21 @@ def _find(path: str | PathLike[str], number: int, text: str | None, form: str, a
         return at
     start = text.find(form, at)
     if start < 0 or text[at:start].strip():
-        raise _broken(
+        raise _format_error(
             path, number, f"the word {form!r}", f"what follows in '# text': {text[at:].strip()[:30]!r}"
         )
     return start
 
 
-def _after(text: str | None, joined: str, form: str, space: bool, start: int) -> tuple[int, str, int]:
+def _append_form(
+    text: str | None, text_so_far: str, form: str, space: bool, start: int
+) -> tuple[int, str, int]:
     """Where the next form begins, the text made of the words so far, and where this form begins."""
     if text is not None:
-        return start + len(form), joined, start
-    longer = joined + form + (" " if space else "")
-    return len(longer), longer, len(joined)
+        return start + len(form), text_so_far, start
+    longer = text_so_far + form + (" " if space else "")
+    return len(longer), longer, len(text_so_far)
 
 
-def _broken(path: str | PathLike[str], line: int, got: str, expected: str) -> ValueError:
+def _format_error(path: str | PathLike[str], line: int, got: str, expected: str) -> ValueError:
     return ValueError(f"treebank: {path}, line {line}: got {got}; expected {expected}")

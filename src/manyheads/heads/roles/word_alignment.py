@@ -122,10 +122,10 @@ def batches(
         notes.append(
             f"{len(aligned) - len(short)} sentences longer than the model's {batch_facts.positions} tokens"
         )
-    return list(_batched(batch_facts, short)), " and ".join(notes)
+    return list(_batch_sentences(batch_facts, short)), " and ".join(notes)
 
 
-def _batched(batch_facts: BatchFacts, aligned: list[Aligned]) -> Iterator[tuple[Batch, Facts]]:
+def _batch_sentences(batch_facts: BatchFacts, aligned: list[Aligned]) -> Iterator[tuple[Batch, Facts]]:
     pairs = {id(a): a.pairs() for a in aligned}
     offsets: dict[str, tuple[Counter[int], Counter[int]]] = {}
     for by_relation in pairs.values():

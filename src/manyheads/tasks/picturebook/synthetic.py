@@ -53,10 +53,10 @@ class Scene(NamedTuple):
         >>> Scene(one, ABOVE, other).describe()
         {'en': 'a red circle above a blue cross', 'zh': '红色圆形在蓝色十字的上面'}
         """
-        both = (self.one, self.other)
-        one, other = (f"a {thing.colour[0]} {thing.shape[0]}" for thing in both)
-        this, that = (f"{thing.colour[1]}{thing.shape[1]}" for thing in both)
-        return {"en": f"{one} {self.relation[0]} {other}", "zh": f"{this}在{that}的{self.relation[1]}"}
+        things = (self.one, self.other)
+        one, other = (f"a {thing.colour[0]} {thing.shape[0]}" for thing in things)
+        one_zh, other_zh = (f"{thing.colour[1]}{thing.shape[1]}" for thing in things)
+        return {"en": f"{one} {self.relation[0]} {other}", "zh": f"{one_zh}在{other_zh}的{self.relation[1]}"}
 
 
 def scenes(count: int, seed: int = 0) -> list[Scene]:
@@ -66,10 +66,10 @@ def scenes(count: int, seed: int = 0) -> list[Scene]:
     700
     """
     things = [Thing(*pair) for pair in product(COLOURS, SHAPES)]
-    every = [Scene(*each) for each in product(things, RELATIONS, things) if _visible(Scene(*each))]
-    if count > len(every):
-        raise ValueError(f"count: expected at most {len(every)} different scenes, got {count}")
-    return random.Random(seed).sample(every, count)
+    all_scenes = [Scene(*parts) for parts in product(things, RELATIONS, things) if _visible(Scene(*parts))]
+    if count > len(all_scenes):
+        raise ValueError(f"count: expected at most {len(all_scenes)} different scenes, got {count}")
+    return random.Random(seed).sample(all_scenes, count)
 
 
 def _visible(scene: Scene) -> bool:

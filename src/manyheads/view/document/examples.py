@@ -187,16 +187,16 @@ def profiles(seen: Sequence[Seen], table: HeadTable) -> Profiles | None:
     total = torch.zeros(len(table), 2 * len(EDGES) + 1, dtype=torch.float64)
     count = torch.zeros(len(table), 1, dtype=torch.float64)
     rows = {(row.site, row.head): i for i, row in enumerate(table.rows)}
-    for maps in (maps for one in seen for maps in one.maps):
+    for maps in (maps for sample in seen for maps in sample.maps):
         heads = [rows.get((maps.site.name, head), -1) for head in range(maps.site.heads)]
         if maps.distance is not None and min(heads) >= 0:
             total[heads] += maps.distance.cpu() * maps.queries
             count[heads] += maps.queries
     mass = total / count.clamp(min=1)
-    used = mass.sum(0).nonzero().flatten()
-    if not len(used):
+    nonzero_bins = mass.sum(0).nonzero().flatten()
+    if not len(nonzero_bins):
         return None
-    low, high = int(used.min()), int(used.max()) + 1
+    low, high = int(nonzero_bins.min()), int(nonzero_bins.max()) + 1
     reach = [*EDGES[:-1], 2 * EDGES[-2]]
     offsets = [-edge for edge in reversed(reach)] + [0, *reach]
     return {"offsets": offsets[low:high], "mass": packed(mass[:, low:high], "uint16")}
@@ -207,14 +207,14 @@ def fitted(shown: Example, budget: Budget, order: Sequence[tuple[str, int]]) -> 
 
     Exact maps come last, in the order of the heads, (site, head).
     """
-    bare: list[Maps] = []
+    thumbnail_maps: list[Maps] = []
     pooled: dict[str, Packed] = {}
     for maps in shown["maps"]:
-        less: Maps = {**maps, "exact": {}}
-        if "pooled" in less:
-            pooled[less["site"]] = less.pop("pooled")
-        bare.append(less)
-    smaller: Example = {**shown, "maps": bare, "pipeline": None, "picture": None, "silenced": None}
+        thumbnail_map: Maps = {**maps, "exact": {}}
+        if "pooled" in thumbnail_map:
+            pooled[thumbnail_map["site"]] = thumbnail_map.pop("pooled")
+        thumbnail_maps.append(thumbnail_map)
+    smaller: Example = {**shown, "maps": thumbnail_maps, "pipeline": None, "picture": None, "silenced": None}
     if not budget.takes(smaller):
         return None
     if budget.takes(shown["picture"]):
@@ -223,11 +223,11 @@ def fitted(shown: Example, budget: Budget, order: Sequence[tuple[str, int]]) -> 
         smaller["silenced"] = shown["silenced"]
     if budget.takes(shown["pipeline"]):
         smaller["pipeline"] = shown["pipeline"]
-    for maps in bare:
+    for maps in thumbnail_maps:
         if maps["site"] in pooled and budget.takes(pooled[maps["site"]]):
             maps["pooled"] = pooled[maps["site"]]
     exact = {maps["site"]: maps["exact"] for maps in shown["maps"]}
-    fitting = {maps["site"]: maps["exact"] for maps in bare}
+    fitting = {maps["site"]: maps["exact"] for maps in thumbnail_maps}
     for site, head in order:
         weights = exact.get(site, {}).get(str(head))
         if weights is not None and budget.takes(weights):

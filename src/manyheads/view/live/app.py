@@ -120,19 +120,19 @@ def app(live: Live, queue: Queue, document: GrowingDocument, *, host: str, token
     async def answered(request: Request, compute: Callable[[], Mapping[str, object] | bytes]) -> Response:
         """The answer to a request when its turn comes; dropped if the browser goes away meanwhile."""
 
-        def encoded() -> bytes:
+        def encode() -> bytes:
             result = compute()
             return result if isinstance(result, bytes) else json.dumps(result, allow_nan=False).encode()
 
-        job = queue.submit(request.client or ("", 0), encoded)
-        waiting = asyncio.wrap_future(job)
-        gone = asyncio.ensure_future(_gone(request))
-        both: list[asyncio.Future[bytes] | asyncio.Future[None]] = [waiting, gone]
+        job = queue.submit(request.client or ("", 0), encode)
+        answer = asyncio.wrap_future(job)
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
+        futures: list[asyncio.Future[bytes] | asyncio.Future[None]] = [answer, disconnect]
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
                 raise HTTPException(GONE, "the browser went away")
-            return Response(waiting.result(), media_type="application/json")
+            return Response(answer.result(), media_type="application/json")
         except (CancelledError, asyncio.CancelledError):
             raise HTTPException(503, "the server is shutting down") from None
         except (ValueError, HTTPException):
@@ -141,9 +141,9 @@ def app(live: Live, queue: Queue, document: GrowingDocument, *, host: str, token
             message = f"the model failed on this input ({describe_error(error, 300)}); try another one"
             raise HTTPException(500, message) from error
         finally:
-            waiting.cancel()
+            answer.cancel()
             queue.drop(job)
-            gone.cancel()
+            disconnect.cancel()
 
     @routes.exception_handler(ValueError)
     async def wrong(request: Request, error: ValueError) -> Response:
@@ -223,6 +223,6 @@ def _version(name: str) -> str:
     return hashlib.sha256(_static(name)).hexdigest()[:16]
 
 
-async def _gone(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -157,10 +157,11 @@ class DiversityPresentation(MeasuredPresentation):
 
 
 def _print_layers(table: HeadTable, by_layer: Sequence[Layer], console: Console, width: int) -> None:
-    several = len({layer.layer for layer in by_layer}) < len(by_layer)
-    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    shown.add_column(
-        f"  {words('site') if several else words('layer')}", justify="left" if several else "right"
+    has_repeated_layers = len({layer.layer for layer in by_layer}) < len(by_layer)
+    layer_table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    layer_table.add_column(
+        f"  {words('site') if has_repeated_layers else words('layer')}",
+        justify="left" if has_repeated_layers else "right",
     )
     columns: list[tuple[str, list[str]]] = [(words("heads"), [str(layer.heads) for layer in by_layer])]
     for name, heading in (("js", "JS"), ("overlap", words("overlap")), ("cka", "CKA")):
@@ -180,13 +181,13 @@ def _print_layers(table: HeadTable, by_layer: Sequence[Layer], console: Console,
         ranks = [f"{_number(layer.rank, 0)} ({_number(layer.rank_99, 0)})" for layer in by_layer]
         columns.append((words("rank (99%)"), ranks))
     for heading, _ in columns:
-        shown.add_column(heading, justify="right")
+        layer_table.add_column(heading, justify="right")
     for row, layer in enumerate(by_layer):
-        name = f"  {layer.site}" if several else str(layer.layer)
-        shown.add_row(name, *(values[row] for _, values in columns))
+        name = f"  {layer.site}" if has_repeated_layers else str(layer.layer)
+        layer_table.add_row(name, *(values[row] for _, values in columns))
     console.print(Text(words("Layer by layer, mean over pairs of heads"), style="bold"), width=width)
     console.print()
-    console.print(shown, width=width)
+    console.print(layer_table, width=width)
     console.print()
     explained = []
     if "js_divergence" in table.matrices:
