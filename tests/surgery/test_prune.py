@@ -185,6 +185,18 @@ def test_a_curve_has_a_point_for_every_share(model):
     assert found.sequences == len(texts(2))
 
 
+def test_the_progress_of_a_curve_ends_at_its_total():
+    """Of two heads none can be removed at 0.9, which is skipped."""
+    torch.manual_seed(0)
+    model, steps = mh.Decoder(8, heads=2, layers=1, vocabulary=17).eval(), []
+    batches = [torch.randint(17, (13, 5))]
+    curve(
+        model, batches, batches, methods=["random"], shares=[0.9, 0.5], refit=False,
+        progress=lambda *step: steps.append(step),
+    )  # fmt: skip
+    assert steps[-1] == ("curve", 2, 2)
+
+
 FACTORY = """
 import torch
 import manyheads as mh

@@ -54,6 +54,7 @@ def test_folders_prefixes_and_tables_are_read(folder):
         ({"a.tsv": b"one\teins\ntwo\n"}, "a.tsv", "line 2 of .*a.tsv has 1 columns; expected 2"),
         ({"a.tsv": b"one\teins\ntw\xf6\tzwei\n"}, "a.tsv", "line 2 of .*a.tsv is not UTF-8"),
         ({"a.tsv": b"\teins\n"}, "a.tsv", "holds no pair"),
+        ({"a.tsv": b"one\teins\n"}, "a.tsv", "a.tsv has 1 pair; expected 2 or more"),
         ({"a.en": b"1\n"}, "a", "there is no file .*a.de"),
         ({}, "", "has no file train.en"),
         ({}, "no/where/at/all", "there is no .*expected a prefix"),

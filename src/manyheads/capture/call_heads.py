@@ -81,7 +81,7 @@ def _attributes(frame: Frame) -> list[int]:
 
 def _kv_heads(key: Tensor | None, value: Tensor, heads: int) -> tuple[int, ...]:
     """Which key head each head reads. Heads whose keys and values are the same to the bit read a repeated
-    one, unless the proof shows that weights of their own made them (`SiteProof.separate_keys`).
+    one, unless the proof shows that weights of their own made them (`SiteProof.kv_heads`).
     """
     kv_heads = value.shape[1]
     if kv_heads != heads:
@@ -90,7 +90,7 @@ def _kv_heads(key: Tensor | None, value: Tensor, heads: int) -> tuple[int, ...]:
         return tuple(range(heads))
     parts = [value] if key is None or key.shape[1] != heads else [key, value]
     sample = torch.cat([x[:1, :, -8:].detach().flatten(2) for x in parts], -1)[0]  # (heads, numbers)
-    if value.device.type == "meta" or not sample.numel():
+    if not sample.numel():
         return tuple(range(heads))
     with torch._C.DisableTorchFunction():  # many small steps, which no mode around this one needs to see
         is_equal = (sample[:, None] == sample).all(-1).tolist()  # (heads, heads)

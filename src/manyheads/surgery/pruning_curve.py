@@ -93,15 +93,17 @@ def curve(
     measure, uncut, sequences = "", (0.0, math.nan), 0
     for method in methods:
         table = importance(model, calibration, method, unverified=unverified)
+        names = [name for name in lines if name.partition(",")[0] == method]
         for share in sorted(shares, reverse=True):
             try:
                 chosen = plan(table, share, scope=scope)
             except ValueError:  # a model of few heads has none to remove for a large share
                 if share == min(shares):
                     raise
+                done += len(names)
                 continue
             small = cut(model, chosen, example, unverified=unverified)
-            for name in [name for name in lines if name.partition(",")[0] == method]:
+            for name in names:
                 if name != method:
                     fit(small, calibration, teacher=model)
                 measure, uncut, value, sequences = judge(model, small, evaluation)

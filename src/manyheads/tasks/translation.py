@@ -86,6 +86,11 @@ class Translation(LearnedTokenizer, Architecture):
             if valid is not None or has_part(data, self.source, "valid"):
                 held_out, _ = read_pairs(valid or data, self.source, self.target, "valid")
             else:
+                if len(pairs) < 2:
+                    raise ValueError(
+                        f"data: {data} has {len(pairs)} pair; expected 2 or more, since some are held out, "
+                        "or held-out pairs in a file of their own (valid)"
+                    )
                 held_out_count = min(1000, max(len(pairs) // 20, 1))
                 step = len(pairs) // held_out_count
                 held_out = pairs[::step][:held_out_count]
