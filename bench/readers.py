@@ -22,7 +22,7 @@ from manyheads.cli.train import train as run_training
 from manyheads.data import corpus
 from manyheads.data.batches import Corpus
 from manyheads.data.readers.audio import encode_wav
-from manyheads.heads.inspect import count, finished
+from manyheads.heads.inspect import count, table_or_error
 from manyheads.heads.roles import treebank
 from manyheads.models import folder as saved_models
 from manyheads.models import open as models
@@ -148,7 +148,7 @@ def _read_gpt2(folder: Path) -> None:
 
 
 def _inspect(model: torch.nn.Module, batch: Any) -> None:
-    finished(count(model, [(1, batch)]))
+    table_or_error(count(model, [(1, batch)]))
 
 
 def _right_hashes(folder: Path) -> None:

@@ -60,7 +60,7 @@ def make(shape: str) -> Path:
         file = f"model-{number:05}-of-00002.safetensors"
         (folder / file).unlink(missing_ok=True)
         layout = {name: (tuple(state[name].shape), torch.bfloat16) for name in part}
-        write_tensors(folder / file, layout, ((name, drawn(name, state[name])) for name in part))
+        write_tensors(folder / file, layout, ((name, [drawn(name, state[name])]) for name in part))
         weight_map |= dict.fromkeys(part, file)
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -81,6 +81,8 @@ def one(shape: str, verb: str) -> dict[str, float]:
     model = None
     if verb in ("plain", "inspect", "plain 512", "importance"):
         model = mh.open_model(str(folder), head=True, dtype="bfloat16").model
+    else:
+        _ = mh.cut_on_disk, transformers.LlamaForCausalLM  # imported: Python and its libraries do not count
     before, started = status("VmRSS"), time.process_time()
     if verb == "plain":
         with torch.no_grad():
@@ -179,12 +181,12 @@ def run(quick: bool) -> str:
         header = ["largest, from the smaller two", "bytes per weight", "MiB predicted", "measured", "off by"]
         parts.append(table([*header, "seconds predicted", "measured", "off by"], predictions))
     top = results[largest]
-    tensor = 32_000 * SHAPES[largest][0] * 2
+    tensor, cut = 32_000 * SHAPES[largest][0] * 2, top["cut on disk"]
     parts.append(
         targets(
             ("watch, peak of plain", top["inspect"]["peak"] / top["plain"]["peak"], "<=", 1.1),
             ("importance, peak of plain", top["importance"]["peak"] / top["plain 512"]["peak"], "<=", 1.5),
-            ("cut on disk, largest tensors", (top["cut on disk"]["peak"] - 400 * MIB) / tensor, "<=", 3),
+            ("cut on disk, largest tensors", (cut["peak"] - cut["before"]) / tensor, "<=", 1),
         )
     )
     return "\n\n".join(parts)

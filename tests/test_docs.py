@@ -154,8 +154,8 @@ def test_benchmarks_that_pages_name_exist():
         assert (ROOT / name.replace(".", "/")).with_suffix(".py").exists(), name
 
 
-@pytest.mark.parametrize("name", READMES)
-def test_a_readme_names_every_extra(name):
+@pytest.mark.parametrize("name", ["docs/getting-started.md", "docs/zh/getting-started.md"])
+def test_the_extras_are_listed(name):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     text = (ROOT / name).read_text(encoding="utf-8")
     assert set(re.findall(r"`(\w+)`\s?[(（]", text)) >= set(extras["optional-dependencies"])
@@ -201,6 +201,25 @@ def test_llms_txt_names_pages_that_exist():
     paths = [path for path, _ in LINK.findall((ROOT / "llms.txt").read_text(encoding="utf-8"))]
     assert len(paths) > 15
     assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+# What a stranger looks for, in this order; the Chinese README has the same sections.
+ORDER = {
+    "README.md": [
+        "Install", "From AutoModel to a smaller model in eight lines", "Commands by task",
+        "Compared with BertViz, TransformerLens and nnsight", "What it does", "Numbers", "Status",
+    ],
+    "README.zh-CN.md": [
+        "安装", "八行代码：从 AutoModel 到更小的模型", "按任务查命令",
+        "与 BertViz、TransformerLens、nnsight 的比较", "能做什么", "测量结果", "进展",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_a_readme_has_its_sections_in_order_with_a_picture_before_them(name):
+    assert [title for level, title in headings(ROOT / name) if level == 2] == ORDER[name]
+    assert "![" in (ROOT / name).read_text(encoding="utf-8").split("\n## ")[0]
 
 
 def test_the_commands_of_the_readme_are_on_its_first_screen():

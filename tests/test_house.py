@@ -56,6 +56,26 @@ def test_no_test_imports_another(path):
     assert not [name for name in names if re.match(r"tests\..*\btest_", name)]
 
 
+# Tests that compare with transformers itself, have odd configs on purpose, or write a module as a user does.
+ODD_CONFIGS = {
+    "cli/test_importance.py",
+    "helpers/models.py",
+    "models/test_transformers_loading.py",
+    "nn/test_transformers_parity.py",
+    "surgery/test_cut_numbers.py",
+    "view/test_inspect.py",
+    "web/test_pictures.py",
+}
+
+
+def test_common_configs_are_built_in_one_place():
+    """tests/helpers/models.py has ``bert_config(**changes)`` and the like: small, and the same for all."""
+    built = re.compile(r"\b(Bert|GPT2|Llama|T5|ViT)Config\(")
+    files = {path.relative_to(TESTS).as_posix(): path for path in TESTS.rglob("*.py")}
+    found = {name for name, path in files.items() if built.search(path.read_text(encoding="utf-8"))}
+    assert found <= ODD_CONFIGS
+
+
 OURS = re.compile(r"(from|import) (manyheads\b|\.)")
 
 
@@ -141,10 +161,10 @@ def imported(path: Path) -> set[Path]:
 
 
 def walk(name: str) -> list[Path]:
-    """The files of a walk, in order: the first reference of each row of its table."""
+    """The files of a walk, in order: every reference in its table."""
     section = ARCHITECTURE.split(f"## Walk: {name}\n")[1].split("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| ") and REFERENCE.search(line)]
-    return [located(REFERENCE.search(row)[1]) for row in rows]
+    rows = [line for line in section.splitlines() if line.startswith("| ")]
+    return [located(path) for row in rows for path, _ in REFERENCE.findall(row)]
 
 
 @pytest.mark.parametrize(("path", "names"), REFERENCES, ids=lambda value: value or "file")

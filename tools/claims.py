@@ -117,7 +117,8 @@ def _table(result: Result, language: Language) -> str:
     titles = [*(name.replace("_", " ") for name in keys), *(words[language] for words in columns.values())]
     lines = [f"| {' | '.join(titles)} |", f"|{'---:|' * len(titles)}"]
     for key, values in list(summary(result, list(columns)))[:MOST_ROWS]:
-        cells = [str(key.get(name, "")) for name in keys] + [f"{values[column]:.4g}" for column in columns]
+        cells = ["" if (value := key.get(name)) is None else str(value) for name in keys]
+        cells += [f"{values[column]:.4g}" if values[column].count else "" for column in columns]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

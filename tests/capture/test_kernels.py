@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from tests.helpers import opaque_kernels as opaque
+from tests.helpers.models import bert_config, gpt2_config, llama_config
 from tests.helpers.opaque_kernels import OPAQUE, TRAINABLE, register_backend, use
 from torch import nn
 
@@ -30,11 +31,11 @@ def build(kind: str, **changes):
         config = getattr(transformers, f"{name}Config")(**LLAMA | changes)
         return getattr(transformers, f"{name}Model")(config).eval()
     if kind == "bert":
-        config = transformers.BertConfig(
+        config = bert_config(
             vocab_size=97, hidden_size=21, num_attention_heads=3, num_hidden_layers=2, intermediate_size=19
         )
         return transformers.BertModel(config).eval()
-    config = transformers.GPT2Config(vocab_size=97, n_embd=21, n_head=3, n_layer=2, n_positions=131)
+    config = gpt2_config(vocab_size=97, n_embd=21, n_head=3, n_layer=2, n_positions=131)
     return transformers.GPT2Model(config).eval()
 
 
@@ -478,7 +479,7 @@ def test_nothing_is_left_behind() -> None:
 def test_generation_with_a_cache(monkeypatch) -> None:
     opaque.flash_backend(monkeypatch)
     torch.manual_seed(3)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).eval()
+    model = transformers.LlamaForCausalLM(llama_config(**LLAMA)).eval()
     tables = []
     for name in ("sdpa", OPAQUE, "flash_attention_2"):
         use(model, name)
@@ -498,7 +499,7 @@ def test_plugins_add_methods_roles_and_tasks(monkeypatch) -> None:
         return METHODS["random"](request)
 
     monkeypatch.setattr(plugins, "load", lambda group: {"constant": constant} if "import" in group else {})
-    monkeypatch.setattr(plugins, "named", lambda group: {"chess": "nowhere.chess:Chess"})
+    monkeypatch.setattr(plugins, "plugin_paths", lambda group: {"chess": "nowhere.chess:Chess"})
     try:
         assert len(mh.importance(build("bert"), [batch()], method="constant")) == 6
     finally:

@@ -14,7 +14,7 @@ from tests.helpers.models import tokens
 import manyheads as mh
 from manyheads import cli
 from manyheads.cli.export import export
-from manyheads.models.export import TARGETS
+from manyheads.models.export import FORMATS
 
 
 @pytest.fixture
@@ -64,4 +64,4 @@ def test_mistakes_are_one_sentence(command, tmp_path, monkeypatch):
 
 def test_the_command_takes_every_target():
     hint = get_type_hints(export, include_extras=True)["to"]
-    assert get_args(get_args(hint)[0]) == TARGETS
+    assert get_args(get_args(hint)[0]) == FORMATS

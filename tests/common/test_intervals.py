@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from manyheads.common.intervals import interval, paired_difference
+from manyheads.common.intervals import interval, paired_difference, student
 
 
 def test_an_interval_is_that_of_scipy():
@@ -28,3 +28,10 @@ def test_pairs_are_matched_by_seed():
     first, second = {0: 1.0, 1: 12.0, 2: 3.0}, {2: 2.0, 1: 11.0, 5: 0.0, 0: 0.0}
     spread = paired_difference(first, second)
     assert (spread.mean, spread.half, spread.count) == (1.0, pytest.approx(0.0), 3)
+
+
+def test_students_interval():
+    exact = {1: 12.706, 2: 4.303, 6: 2.447, 10: 2.228, 30: 2.042}
+    for degrees, wanted in exact.items():
+        assert student(degrees) == pytest.approx(wanted, rel=0.01)
+    assert math.isnan(student(0))

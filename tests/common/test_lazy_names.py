@@ -4,14 +4,12 @@ import ast
 import subprocess
 import sys
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
 import manyheads as mh
-
-# Rooms whose public docstrings are held to this here.
-ROOMS = ("manyheads.nn", "manyheads.models", "manyheads.training", "manyheads.tasks")
 
 
 def lazy_imports(module):
@@ -90,11 +88,16 @@ def test_rooms_resolve_on_a_fresh_import_which_loads_no_torch():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, home in mh._HOMES.items() if home.startswith(ROOMS) and name != "mask"]
-)
+DOCUMENTED = [
+    *(name for name in mh._HOMES if name != "mask"),
+    *(f"mask.{name}" for name in ("Mask", "alibi", "causal", "chunk", "padding", "window")),
+    *(f"tasks.{name}" for name in ("available", "find", "train_task")),
+]
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
 def test_public_docstrings_have_an_example_and_point_further(name):
-    text = getattr(mh, name).__doc__
+    text = attrgetter(name)(mh).__doc__
     for section in ("Examples\n", "See Also\n", "References\n"):
         assert section in text, section
     assert ">>> " in text

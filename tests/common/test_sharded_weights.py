@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from tests.helpers.models import llama_config
 
 import manyheads as mh
 from manyheads.common.devices import device_of, is_offloaded
@@ -21,7 +22,7 @@ COLUMNS = ("entropy", "confidence", "distance", "largest_logit", "output_norm")
 def llama():
     torch.manual_seed(0)
     sizes = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": 2}
-    config = transformers.LlamaConfig(**sizes, intermediate_size=28, vocab_size=102)
+    config = llama_config(**sizes, intermediate_size=28, vocab_size=102)
     return transformers.LlamaForCausalLM(config).eval()
 
 

@@ -14,6 +14,7 @@ import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tests.helpers.models import bert_config, t5_config
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
@@ -46,7 +47,7 @@ def bert(**changes):
         "intermediate_size": 5,
         "max_position_embeddings": 7,
     }
-    return loaded(hf.BertModel(hf.BertConfig(**config | changes)), tokenizer())
+    return loaded(hf.BertModel(bert_config(**config | changes)), tokenizer())
 
 
 def loaded(model, reader=None):
@@ -219,7 +220,7 @@ def test_a_model_without_a_mask_gets_equal_lengths_and_plain_ids(tmp_path):
 
 
 def test_a_decoder_reads_the_same_text_one_token_late(tmp_path):
-    config = hf.T5Config(
+    config = t5_config(
         vocab_size=11, d_model=4, d_kv=2, d_ff=3, num_layers=1, num_heads=2, decoder_start_token_id=3
     )
     read = corpus.text(loaded(hf.T5Model(config), tokenizer()), write(tmp_path, "a b\nc"))

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as hf
 from tests.helpers import models
-from tests.helpers.models import Nano, tokens
+from tests.helpers.models import Nano, bert_config, tokens
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -441,7 +441,7 @@ def test_kinds_are_known() -> None:
 def test_a_classifiers_unit_is_a_sequence() -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 5}
-    model = hf.BertForSequenceClassification(hf.BertConfig(vocab_size=17, **sizes)).eval()
+    model = hf.BertForSequenceClassification(bert_config(vocab_size=17, **sizes)).eval()
     for method in ("fisher", "leave-one-out"):
         table = importance(model, [{"input_ids": torch.randint(17, (3, 5))}], method)
         assert set(table["measure"]) == {"KL(full || silenced), nats a sequence"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from tests.helpers import models
-from tests.helpers.models import tokens
+from tests.helpers.models import bert_config, tokens
 from torch import Tensor, nn
 
 from manyheads.heads.importance import METHODS, importance
@@ -147,7 +147,7 @@ def with_labels(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     """A model of transformers and a batch of one sequence for which it computes its own loss."""
     batch = tokens(batch=1)
     small = {"vocab_size": 97, "hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3}
-    config = hf.BertConfig(**small, intermediate_size=11, num_labels=5)
+    config = bert_config(**small, intermediate_size=11, num_labels=5)
     if name == "causal":
         return models.llama(), batch | {"labels": batch["input_ids"]}
     if name == "masked":

@@ -14,8 +14,7 @@ from manyheads.common import processes
 from manyheads.common.interrupts import Interrupted, interruptible
 from manyheads.data.batches import Corpus, padded
 from manyheads.heads import measurements
-from manyheads.heads.measurements import Diversity, Importance, Inspect, Roles, Share
-from manyheads.heads.measurements import parts as parts_module
+from manyheads.heads.measurements import Diversity, Importance, Inspect, Roles, Share, split
 from manyheads.heads.measurements.shard import Shard
 from manyheads.models.loaded import Loaded
 
@@ -184,16 +183,16 @@ def test_processes_share_a_text(loaded, monkeypatch):
         loaded.model, [batch for _, batch in text.batches()], measures=["attention", "outputs"], rows=7
     )
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(parts_module, "gathered", lambda part: [part, parts[1]])
+    monkeypatch.setattr(split, "gathered", lambda part: [part, parts[1]])
     result = measurements.measured(measurement, loaded, text)
     same(result.table, expected, within=1e-6)
     assert (result.read, result.total) == (5, 5)
-    monkeypatch.setattr(parts_module, "gathered", lambda part: [part, "no room"])
+    monkeypatch.setattr(split, "gathered", lambda part: [part, "no room"])
     with pytest.raises(ValueError, match="no room"):
         measurements.measured(measurement, loaded, text)
     monkeypatch.setenv("RANK", "1")
     assert processes.rank() == 1
-    monkeypatch.setattr(parts_module, "gathered", lambda part: [parts[0], part])
+    monkeypatch.setattr(split, "gathered", lambda part: [parts[0], part])
     assert measurements.measured(measurement, loaded, text) is None
 
 

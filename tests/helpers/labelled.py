@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers as hf
+from tests.helpers.models import bert_config, gpt2_config, t5_config, vit_config
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
@@ -37,13 +38,13 @@ def bert(kind: Any, **changes: Any) -> Any:
         "intermediate_size": 7,
         "max_position_embeddings": 48,
     }
-    return drawn(kind(hf.BertConfig(**sizes | changes)))
+    return drawn(kind(bert_config(**sizes | changes)))
 
 
 def gpt2(kind: Any, **changes: Any) -> Any:
     sizes = {"vocab_size": len(VOCABULARY), "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 48}
     ends = {"bos_token_id": 1, "eos_token_id": 2}
-    return drawn(kind(hf.GPT2Config(**sizes | ends | changes)))
+    return drawn(kind(gpt2_config(**sizes | ends | changes)))
 
 
 def t5() -> Any:
@@ -55,7 +56,7 @@ def t5() -> Any:
         "num_layers": 1,
         "num_heads": 3,
     }
-    config = hf.T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0, eos_token_id=2)
+    config = t5_config(**sizes, decoder_start_token_id=0, pad_token_id=0, eos_token_id=2)
     return drawn(hf.T5ForConditionalGeneration(config))
 
 
@@ -68,7 +69,7 @@ def vit(**changes: Any) -> Any:
         "image_size": 8,
         "patch_size": 4,
     }
-    return drawn(hf.ViTForImageClassification(hf.ViTConfig(**sizes | changes)))
+    return drawn(hf.ViTForImageClassification(vit_config(**sizes | changes)))
 
 
 def wav2vec2(kind: Any, **changes: Any) -> Any:

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import torch
 import transformers as hf
+from tests.helpers.models import SIZES as SIZES
+from tests.helpers.models import bert_config
 
 from manyheads.models.loaded import Loaded
 from manyheads.view.live.app import app
@@ -14,7 +16,6 @@ from manyheads.view.live.growing_document import GrowingDocument
 from manyheads.view.live.queue import Queue
 
 TOKEN = "a-secret"
-SIZES = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 11}
 
 
 class Characters:
@@ -48,7 +49,7 @@ def _or_raise(found):
 def bert(kind=hf.BertModel, **options):
     """A BERT of 2 layers of 3 heads."""
     torch.manual_seed(3)
-    return kind(hf.BertConfig(vocab_size=97, max_position_embeddings=64, **SIZES, **options)).eval()
+    return kind(bert_config(max_position_embeddings=64, **options)).eval()
 
 
 class Site:

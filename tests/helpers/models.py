@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-VOCABULARY = 97
+VOCABULARY, CACHE_VOCABULARY = 97, 101
 LENGTH = 7
 
 
@@ -33,62 +33,66 @@ def sharpen(model: nn.Module, seed: int = 0, scale: float = 0.6) -> nn.Module:
     return model.eval()
 
 
+# The common configs: small and of prime sizes where a test says nothing else.
+SIZES = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 11}
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def bert_config(**changes: Any) -> hf.BertConfig:
+    return hf.BertConfig(**{"vocab_size": VOCABULARY} | SIZES | changes)
+
+
+def llama_config(**changes: Any) -> hf.LlamaConfig:
+    sizes = SIZES | {"hidden_size": 18, "num_attention_heads": 6}
+    return hf.LlamaConfig(**{"vocab_size": VOCABULARY} | sizes | changes)
+
+
+def gpt2_config(**changes: Any) -> hf.GPT2Config:
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 15, "n_layer": 2, "n_head": 3}
+    return hf.GPT2Config(**sizes | changes)
+
+
+def t5_config(**changes: Any) -> hf.T5Config:
+    sizes = {"vocab_size": VOCABULARY, "d_model": 10, "d_kv": 5, "d_ff": 11, "num_layers": 2, "num_heads": 3}
+    return hf.T5Config(**sizes | changes)
+
+
+def vit_config(**changes: Any) -> hf.ViTConfig:
+    return hf.ViTConfig(**SIZES | {"image_size": 6, "patch_size": 3} | changes)
+
+
 def llama(**changes: Any) -> nn.Module:
-    config = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 18,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 6,
-        "head_dim": 4,
-        "num_key_value_heads": 3,
-        "intermediate_size": 11,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    return sharpen(hf.LlamaForCausalLM(hf.LlamaConfig(**config | changes)), scale=0.3)
+    config = llama_config(**{"head_dim": 4, "num_key_value_heads": 3} | ENDS | changes)
+    return sharpen(hf.LlamaForCausalLM(config), scale=0.3)
+
+
+def cached_llama(heads: int = 6, kv_heads: int = 3, layers: int = 2, seed: int = 0) -> nn.Module:
+    """In float64, with heads that attend far from evenly, for tests of caches."""
+    torch.manual_seed(seed)
+    config = llama_config(
+        hidden_size=8 * heads, intermediate_size=31, num_attention_heads=heads, vocab_size=CACHE_VOCABULARY,
+        num_key_value_heads=kv_heads, num_hidden_layers=layers, pad_token_id=0, eos_token_id=100,
+        initializer_range=0.3,
+    )  # fmt: skip
+    return hf.LlamaForCausalLM(config).double().eval()
+
+
+def random_ids(batch: int, length: int) -> Tensor:
+    """Tokens for `cached_llama`."""
+    return torch.randint(1, 97, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
 def bert(**changes: Any) -> nn.Module:
-    config = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 15,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 11,
-        "max_position_embeddings": 16,
-        "pad_token_id": 0,
-    }
-    return sharpen(hf.BertModel(hf.BertConfig(**config | changes)))
+    return sharpen(hf.BertModel(bert_config(**{"max_position_embeddings": 16, "pad_token_id": 0} | changes)))
 
 
 def gpt2(**changes: Any) -> nn.Module:
-    config = {
-        "vocab_size": VOCABULARY,
-        "n_embd": 15,
-        "n_layer": 2,
-        "n_head": 3,
-        "n_positions": 16,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-    return sharpen(hf.GPT2LMHeadModel(hf.GPT2Config(**config | changes)))
+    return sharpen(hf.GPT2LMHeadModel(gpt2_config(**{"n_positions": 16} | ENDS | changes)))
 
 
 def t5(**changes: Any) -> nn.Module:
-    config = {
-        "vocab_size": VOCABULARY,
-        "d_model": 10,
-        "d_kv": 5,
-        "d_ff": 11,
-        "num_layers": 2,
-        "num_heads": 3,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "decoder_start_token_id": 0,
-    }
-    return sharpen(hf.T5ForConditionalGeneration(hf.T5Config(**config | changes)), scale=0.4)
+    ends = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    return sharpen(hf.T5ForConditionalGeneration(t5_config(**ends | changes)), scale=0.4)
 
 
 def albert() -> nn.Module:
@@ -183,15 +187,7 @@ def whisper() -> nn.Module:
 
 
 def vit() -> nn.Module:
-    config = hf.ViTConfig(
-        hidden_size=15,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=11,
-        image_size=6,
-        patch_size=3,
-    )
-    return sharpen(hf.ViTModel(config))
+    return sharpen(hf.ViTModel(vit_config()))
 
 
 def whisper_inputs() -> dict[str, Tensor]:

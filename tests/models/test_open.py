@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 import transformers as hf
+from tests.helpers.models import bert_config
 from torch import nn
 
 from manyheads.models import open as models
@@ -27,7 +28,7 @@ def saved(tmp_path_factory):
     """A tiny BERT with a language model head on disk, as transformers writes it."""
     folder = tmp_path_factory.mktemp("saved") / "bert"
     torch.manual_seed(0)
-    hf.BertForMaskedLM(hf.BertConfig(**CONFIG)).save_pretrained(folder)
+    hf.BertForMaskedLM(bert_config(**CONFIG)).save_pretrained(folder)
     return folder
 
 
@@ -77,7 +78,7 @@ def test_a_head_that_is_not_in_the_weights_is_not_made_up(folder):
 
 @pytest.mark.parametrize("named", [None, [], ["NobodyKnowsThis"], ["BertConfig"], ["BertModel"]])
 def test_a_config_that_names_no_head(folder, named):
-    hf.BertModel(hf.BertConfig(**CONFIG)).save_pretrained(folder)
+    hf.BertModel(bert_config(**CONFIG)).save_pretrained(folder)
     change(folder, architectures=named)
     assert type(models.open_model(str(folder), head=True).model) is hf.BertModel
 
@@ -91,7 +92,7 @@ def test_loading_leaves_the_random_numbers_alone(saved):
 
 
 def test_a_half_precision_folder_runs_in_float32_on_a_cpu(folder):
-    hf.BertModel(hf.BertConfig(**CONFIG)).to(torch.bfloat16).save_pretrained(folder)
+    hf.BertModel(bert_config(**CONFIG)).to(torch.bfloat16).save_pretrained(folder)
     assert models.open_model(str(folder)).model.dtype == torch.float32
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers as hf
 from tests.helpers import opaque_kernels
+from tests.helpers.models import llama_config
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -30,7 +31,7 @@ LLAMA = {
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved") / "llama"
     torch.manual_seed(0)
-    hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA)).save_pretrained(folder)
+    hf.LlamaForCausalLM(llama_config(**LLAMA)).save_pretrained(folder)
     return folder
 
 

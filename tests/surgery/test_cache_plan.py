@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from tests.helpers.cached_models import llama, random_ids
+from tests.helpers.models import cached_llama, random_ids
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -26,7 +26,7 @@ def one_layer() -> nn.Module:
     """A model whose heads change the prediction of their own token only, so that prices are exact to second
     order; its weights are small, so that the second order is what counts.
     """
-    model = llama(heads=6, kv_heads=3, layers=1)
+    model = cached_llama(heads=6, kv_heads=3, layers=1)
     with torch.no_grad():
         model.model.layers[0].self_attn.o_proj.weight.mul_(0.003)
     return model
@@ -52,7 +52,7 @@ def test_copies_price_only_the_tokens_that_could_be_copied():
     assert torch.equal(planted.ids[:, -8:], tokens.ids[:, 8:16])
     assert torch.equal(planted.ids[:, :-8], tokens.ids[:, :-8])
     assert TokenBatch(random_ids(2, 9)).planted(7) is None
-    model = llama()
+    model = cached_llama()
     sums = forgetting_prices(model, [tokens.ids], first=FIRST, window=WINDOW)
     assert sums.tokens == 82
     assert sums.copied == 2 * tokens.planted(FIRST + WINDOW)[1]
@@ -61,7 +61,7 @@ def test_copies_price_only_the_tokens_that_could_be_copied():
 
 def test_a_head_that_reads_nothing_far_costs_nothing():
     """Values of zero: whatever the head attends to, it puts out nothing."""
-    model = llama()
+    model = cached_llama()
     with torch.no_grad():
         model.model.layers[1].self_attn.v_proj.weight[8:16] = 0.0  # key/value head 1
     sums = forgetting_prices(model, [random_ids(2, 23)], first=FIRST, window=WINDOW)
@@ -85,7 +85,7 @@ def test_our_own_decoder_and_padding():
 
 
 def test_rounds_price_again_what_is_left():
-    model, batches = llama(), [random_ids(2, 29)]
+    model, batches = cached_llama(), [random_ids(2, 29)]
     options = {"first": FIRST, "window": WINDOW, "protected": math.inf}
     once = mh.cache_plan(model, batches, 1 / 3, **options)
     twice = mh.cache_plan(model, iter(batches), 1 / 3, rounds=2, **options)
@@ -101,7 +101,7 @@ def test_rounds_price_again_what_is_left():
 
 
 def test_protected_heads_never_forget():
-    model, batches = llama(), [random_ids(2, 41)]
+    model, batches = cached_llama(), [random_ids(2, 41)]
     options = {"first": FIRST, "window": WINDOW}
     plan = mh.cache_plan(model, batches, 0.5, **options, protect={0: [0], 1: [2]}, protected=math.inf)
     assert plan.forgetting == 3
@@ -115,7 +115,7 @@ def test_protected_heads_never_forget():
 
 
 def test_the_curve_is_that_of_the_dense_mask():
-    model = llama().float()
+    model = cached_llama().float()
     plan = mh.cache_plan(model, [random_ids(2, 29)], 0.5, first=FIRST, window=WINDOW, protected=math.inf)
     batches = [random_ids(3, 31), random_ids(2, 23)]
     points = cache_curve(model, plan, batches, budgets=(0.0,))
@@ -135,16 +135,16 @@ def test_the_curve_is_that_of_the_dense_mask():
 @pytest.mark.parametrize("budget", [-0.1, 1.5, math.nan, True, "half"])
 def test_budgets_outside_of_0_to_1(budget):
     with pytest.raises(ValueError, match="budget: expected the share"):
-        mh.cache_plan(llama(), [random_ids(1, 29)], budget)
+        mh.cache_plan(cached_llama(), [random_ids(1, 29)], budget)
 
 
 def test_no_number_of_nats():
     with pytest.raises(ValueError, match="protected: expected nats"):
-        mh.cache_plan(llama(), [random_ids(2, 40)], 0.5, first=1, window=8, protected=math.nan)
+        mh.cache_plan(cached_llama(), [random_ids(2, 40)], 0.5, first=1, window=8, protected=math.nan)
 
 
 def test_bad_batches():
-    model = llama()
+    model = cached_llama()
     for batches, message in (
         ([], "expected at least one"),
         ([random_ids(1, 6)], "nothing would be forgotten"),
@@ -160,7 +160,7 @@ def test_bad_batches():
 
 @pytest.fixture
 def folder(tmp_path):
-    model = llama().float()
+    model = cached_llama().float()
     words = {f"w{n}": n for n in range(100)} | {"[UNK]": 100}
     tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()

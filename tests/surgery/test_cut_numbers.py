@@ -12,6 +12,7 @@ import types
 import pytest
 import torch
 import transformers as hf
+from tests.helpers.models import bert_config, t5_config
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -288,7 +289,7 @@ def test_a_batch_that_cannot_be_longer_is_noted_and_numbers_beyond_it_are_refuse
 
 def test_t5_with_as_many_heads_as_buckets():
     torch.manual_seed(0)
-    config = hf.T5Config(
+    config = t5_config(
         vocab_size=99, d_model=16, d_kv=2, d_ff=8, num_layers=1, num_heads=32, decoder_start_token_id=0
     )
     model = hf.T5ForConditionalGeneration(config).eval()
@@ -651,7 +652,7 @@ def test_heads_that_leave_something_when_they_are_silent_are_refused(kind, messa
 
 def test_flags_and_random_numbers_stay_as_they_were():
     torch.manual_seed(0)
-    config = hf.BertConfig(
+    config = bert_config(
         vocab_size=50, hidden_size=12, num_attention_heads=3, num_hidden_layers=2, intermediate_size=8
     )
     model = hf.BertModel(config).train()

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tests.helpers.models import bert_config, gpt2_config, llama_config, t5_config
 
 import manyheads as mh
 from manyheads.common.errors import FailedChangeError
@@ -29,22 +30,22 @@ def built(kind, config):
 
 def llama():
     sizes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "num_hidden_layers": 2}
-    config = transformers.LlamaConfig(**sizes, intermediate_size=53, vocab_size=101)
+    config = llama_config(**sizes, intermediate_size=53, vocab_size=101)
     return built(transformers.LlamaForCausalLM, config)
 
 
 def gpt2():
-    config = transformers.GPT2Config(n_embd=33, n_head=3, n_layer=2, vocab_size=101, n_positions=97)
+    config = gpt2_config(n_embd=33, n_head=3, n_layer=2, vocab_size=101, n_positions=97)
     return built(transformers.GPT2LMHeadModel, config)
 
 
 def bert():
     sizes = {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 47}
-    return built(transformers.BertModel, transformers.BertConfig(**sizes, vocab_size=101))
+    return built(transformers.BertModel, bert_config(**sizes, vocab_size=101))
 
 
 def t5():
-    config = transformers.T5Config(d_model=35, d_kv=8, num_heads=5, num_layers=2, d_ff=31, vocab_size=101)
+    config = t5_config(d_model=35, d_kv=8, num_heads=5, num_layers=2, d_ff=31, vocab_size=101)
     return built(transformers.T5EncoderModel, config)
 
 
@@ -113,7 +114,7 @@ def test_bfloat16_and_the_same_number_in_every_layer(tmp_path):
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     folder = tmp_path_factory.mktemp("large")
-    config = transformers.GPT2Config(n_embd=24, n_head=3, n_layer=1, vocab_size=61, n_positions=97)
+    config = gpt2_config(n_embd=24, n_head=3, n_layer=1, vocab_size=61, n_positions=97)
     model = built(transformers.GPT2LMHeadModel, config)
     model.save_pretrained(folder / "model")
     return folder / "model", model
@@ -213,12 +214,24 @@ def test_rows_that_are_no_whole_heads_are_refused():
         Scale(4, 16).value("width", 12, 50, 8)
 
 
+def test_a_tensor_is_read_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_PART", 100)
+    tensors = {"rows": torch.rand(11, 7), "wide": torch.rand(3, 101), "number": torch.tensor(2.0)}
+    tensors |= {"none": torch.zeros(0, 3), "line": torch.arange(131)}
+    save_file(tensors, tmp_path / checkpoint.WEIGHTS)
+    for name, x in tensors.items():
+        parts = list(checkpoint.Checkpoint(tmp_path).read_parts(name))
+        assert torch.equal(torch.cat(parts) if x.dim() else parts[0], x)
+        assert len(parts) == {"rows": 4, "wide": 3, "line": 11}.get(name, 1)
+
+
 def test_a_file_is_written_one_tensor_at_a_time(tmp_path):
     """Every dtype, and tensors without axes or entries: the file that safetensors itself reads."""
     tensors = {f"{n}": torch.arange(6).to(dtype) for n, dtype in enumerate(checkpoint.DTYPES.values())}
     tensors |= {"none": torch.zeros(0, 3), "number": torch.tensor(3.0), "turned": torch.rand(2, 3).T}
     layout = {name: (tuple(x.shape), x.dtype) for name, x in tensors.items()}
-    checkpoint.write_tensors(tmp_path / "a", layout, tensors.items())
+    parts = [(name, x.split(2) if x.dim() else [x]) for name, x in tensors.items()]
+    checkpoint.write_tensors(tmp_path / "a", layout, parts)
     again = load_file(tmp_path / "a")
     assert again.keys() == tensors.keys()
     assert all(
@@ -228,6 +241,6 @@ def test_a_file_is_written_one_tensor_at_a_time(tmp_path):
     save_file({name: x.contiguous() for name, x in tensors.items()}, tmp_path / checkpoint.WEIGHTS)
     assert checkpoint.Checkpoint(tmp_path).numbers("turned", [[2, 1]]) == [tensors["turned"][2, 1].item()]
     with pytest.raises(ValueError, match="not written"):
-        checkpoint.write_tensors(tmp_path / "b", layout, list(tensors.items())[:-1])
+        checkpoint.write_tensors(tmp_path / "b", layout, parts[:-1])
     with pytest.raises(ValueError, match="expected"):
-        checkpoint.write_tensors(tmp_path / "c", layout, [("0", torch.zeros(5))])
+        checkpoint.write_tensors(tmp_path / "c", layout, [("0", [torch.zeros(5)])])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.helpers.models import gpt2_config
 
 import manyheads as mh
 from manyheads.heads.table import HeadTable, Row
@@ -112,9 +113,9 @@ def test_decoding_says_what_it_measured(model):
 
 def test_a_cache_is_measured_not_assumed():
     """GPT-2 with merged keys keeps one for every head, whatever is computed."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel
 
-    config = GPT2Config(
+    config = gpt2_config(
         vocab_size=17, n_embd=12, n_layer=1, n_head=3, n_positions=300, bos_token_id=1, eos_token_id=2
     )
     model = GPT2LMHeadModel(config).eval()

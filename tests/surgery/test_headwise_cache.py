@@ -9,13 +9,12 @@ import math
 
 import pytest
 import torch
-from tests.helpers.cached_models import VOCABULARY, llama, random_ids
+from tests.helpers.models import CACHE_VOCABULARY, cached_llama, gpt2_config, random_ids, t5_config
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     DynamicCache,
-    GPT2Config,
     GPT2LMHeadModel,
     MistralConfig,
     MistralForCausalLM,
@@ -23,7 +22,6 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
-    T5Config,
     T5ForConditionalGeneration,
 )
 from transformers.masking_utils import sdpa_mask
@@ -79,18 +77,18 @@ def qwen3() -> nn.Module:
     torch.manual_seed(0)
     config = Qwen3Config(
         hidden_size=20, intermediate_size=31, num_attention_heads=4, num_key_value_heads=2, head_dim=10,
-        vocab_size=VOCABULARY, num_hidden_layers=2, pad_token_id=0, initializer_range=0.3,
+        vocab_size=CACHE_VOCABULARY, num_hidden_layers=2, pad_token_id=0, initializer_range=0.3,
     )  # fmt: skip
     return Qwen3ForCausalLM(config).double().eval()
 
 
 def gpt2() -> nn.Module:
     torch.manual_seed(0)
-    config = GPT2Config(n_embd=21, n_head=3, n_layer=2, vocab_size=VOCABULARY, initializer_range=0.3)
+    config = gpt2_config(n_embd=21, n_head=3, n_layer=2, vocab_size=CACHE_VOCABULARY, initializer_range=0.3)
     return GPT2LMHeadModel(config).double().eval()
 
 
-MODELS = {"llama": llama, "qwen3": qwen3, "gpt2": gpt2}
+MODELS = {"llama": cached_llama, "qwen3": qwen3, "gpt2": gpt2}
 
 
 def reference(model: nn.Module, plan: mh.CachePlan, ids: Tensor, padding: Tensor | None = None) -> Tensor:
@@ -127,7 +125,7 @@ def test_forgetting_equals_a_dense_mask_in_any_chunks(name, chunks):
 
 @pytest.mark.parametrize(("window", "first"), [(1, 0), (1, 3), (7, 0), (13, 1), (3, 11)])
 def test_other_windows_and_numbers_of_first_tokens(window, first):
-    model = llama()
+    model = cached_llama()
     plan, ids = plan_of(model, window, first), random_ids(2, 23)
     cache = mh.HeadwiseCache(model, plan)
     with torch.no_grad():
@@ -139,7 +137,7 @@ def test_other_windows_and_numbers_of_first_tokens(window, first):
 def test_blocks_of_queries(monkeypatch):
     """A long prompt is computed in blocks; here in blocks of four queries."""
     monkeypatch.setattr("manyheads.nn.head_memory.BLOCK", 4)
-    model = llama()
+    model = cached_llama()
     plan, ids = plan_of(model), random_ids(2, 23)
     with torch.no_grad():
         got = model(ids, past_key_values=mh.HeadwiseCache(model, plan)).logits
@@ -150,7 +148,7 @@ def test_blocks_of_queries(monkeypatch):
 @pytest.mark.parametrize("block", [4, 512])
 def test_padding_on_the_left(monkeypatch, chunks, block):
     monkeypatch.setattr("manyheads.nn.head_memory.BLOCK", block)
-    model = llama()
+    model = cached_llama()
     plan, ids = plan_of(model), random_ids(3, 23)
     padding = torch.ones(3, 23, dtype=torch.int64)
     padding[0, :4], padding[2, :11] = 0, 0  # the first chunk is all padding in two rows
@@ -173,7 +171,9 @@ def test_padding_on_the_left(monkeypatch, chunks, block):
 def test_alibi_biases_follow_their_heads():
     """Our own decoder with a bias for each head, and prompts of different lengths."""
     torch.manual_seed(0)
-    model = mh.Decoder(24, heads=6, kv_heads=3, layers=2, vocabulary=VOCABULARY, positions="alibi").double()
+    model = mh.Decoder(
+        24, heads=6, kv_heads=3, layers=2, vocabulary=CACHE_VOCABULARY, positions="alibi"
+    ).double()
     model.eval()
     plan, ids = mh.CachePlan.of(model, {0: [1], 1: [0, 2]}, first=2, window=4), random_ids(2, 17)
     cache = mh.HeadwiseCache(model, plan)
@@ -189,7 +189,7 @@ def test_alibi_biases_follow_their_heads():
 @pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
 def test_our_own_decoder(positions):
     torch.manual_seed(0)
-    model = mh.Decoder(24, heads=6, kv_heads=3, layers=2, vocabulary=VOCABULARY, positions=positions)
+    model = mh.Decoder(24, heads=6, kv_heads=3, layers=2, vocabulary=CACHE_VOCABULARY, positions=positions)
     model = model.double().eval()
     plan, ids = mh.CachePlan.of(model, {0: [1], 1: [0, 2]}, first=2, window=4), random_ids(2, 17)
     cache = mh.HeadwiseCache(model, plan)
@@ -216,7 +216,9 @@ def _own_reference(model: nn.Module, plan: mh.CachePlan, ids: Tensor, padding: T
 
 def test_our_own_generation():
     torch.manual_seed(0)
-    model = mh.Decoder(24, heads=6, kv_heads=3, layers=2, vocabulary=VOCABULARY, positions="rotary").eval()
+    model = mh.Decoder(
+        24, heads=6, kv_heads=3, layers=2, vocabulary=CACHE_VOCABULARY, positions="rotary"
+    ).eval()
     prompt, lengths = random_ids(3, 13), torch.tensor([13, 4, 9])
     options = {"new_tokens": 11, "lengths": lengths}
     nothing = mh.CachePlan.of(model, {})
@@ -249,7 +251,7 @@ def _used(model: nn.Module, plan: mh.CachePlan) -> mh.HeadwiseCache:
 )
 @pytest.mark.parametrize("forgets", [False, True])
 def test_generate_of_transformers(how, forgets):
-    model = llama()
+    model = cached_llama()
     plan = plan_of(model) if forgets else mh.CachePlan.of(model, {})
     ids, padding = random_ids(2, 11), torch.ones(2, 11, dtype=torch.int64)
     ids[0, :4], padding[0, :4] = 0, 0
@@ -263,7 +265,7 @@ def test_generate_of_transformers(how, forgets):
 
 
 def test_nothing_forgets_equals_the_full_cache():
-    model = llama().float()
+    model = cached_llama().float()
     ids = random_ids(2, 31)
     caches = [DynamicCache(config=model.config), mh.HeadwiseCache(model, mh.CachePlan.of(model, {}))]
     outputs = []
@@ -275,7 +277,7 @@ def test_nothing_forgets_equals_the_full_cache():
 
 
 def test_memory_is_freed():
-    model = llama(heads=6, kv_heads=3, layers=2).float()
+    model = cached_llama(heads=6, kv_heads=3, layers=2).float()
     plan = mh.CachePlan.of(model, {0: [0, 1, 2], 1: [2]}, first=2, window=10)
     cache = mh.HeadwiseCache(model, plan)
     with torch.no_grad():
@@ -288,7 +290,7 @@ def test_memory_is_freed():
 
 
 def test_reset_and_reorder():
-    model = llama()
+    model = cached_llama()
     plan, ids = plan_of(model), random_ids(2, 19)
     cache = mh.HeadwiseCache(model, plan)
     with torch.no_grad():
@@ -307,7 +309,7 @@ def test_reset_and_reorder():
 
 
 def test_a_copy_continues_on_its_own():
-    model = llama()
+    model = cached_llama()
     plan, ids = plan_of(model), random_ids(2, 19)
     cache = mh.HeadwiseCache(model, plan)
     with torch.no_grad():
@@ -322,7 +324,7 @@ def test_layers_that_slide_stay_as_they_are():
     torch.manual_seed(0)
     config = Qwen2Config(
         hidden_size=24, intermediate_size=31, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=VOCABULARY, num_hidden_layers=2, sliding_window=7, use_sliding_window=True,
+        vocab_size=CACHE_VOCABULARY, num_hidden_layers=2, sliding_window=7, use_sliding_window=True,
         initializer_range=0.3,
         layer_types=["sliding_attention", "full_attention"],
     )  # fmt: skip
@@ -342,24 +344,24 @@ def test_layers_that_slide_stay_as_they_are():
 
 class TestBadInput:
     def test_a_cache_used_by_two_models(self):
-        first, second = llama(), llama(seed=1)
+        first, second = cached_llama(), cached_llama(seed=1)
         cache = mh.HeadwiseCache(first, plan_of(first))
         with torch.no_grad(), pytest.raises(ValueError, match="one HeadwiseCache for each model"):
             second(random_ids(1, 3), past_key_values=cache)
 
     def test_a_cache_used_by_two_decoders(self):
-        models = [mh.Decoder(12, heads=3, layers=2, vocabulary=VOCABULARY).eval() for _ in range(2)]
+        models = [mh.Decoder(12, heads=3, layers=2, vocabulary=CACHE_VOCABULARY).eval() for _ in range(2)]
         cache = mh.HeadwiseCache(models[0], mh.CachePlan.of(models[0], {}))
         with torch.no_grad(), pytest.raises(ValueError, match="one HeadwiseCache for each model"):
             models[1](random_ids(1, 3), cache=cache)
 
     def test_a_plan_for_another_model(self):
         with pytest.raises(ValueError, match="plan: it was made for the model"):
-            mh.HeadwiseCache(llama(seed=1), plan_of(llama()))
+            mh.HeadwiseCache(cached_llama(seed=1), plan_of(cached_llama()))
 
     def test_something_else_than_a_plan(self):
         with pytest.raises(TypeError, match="expected a CachePlan, got dict"):
-            mh.HeadwiseCache(llama(), {0: [1]})
+            mh.HeadwiseCache(cached_llama(), {0: [1]})
 
     @pytest.mark.parametrize(
         ("model", "message"),
@@ -377,7 +379,7 @@ class TestBadInput:
     def test_models_of_transformers_without_such_a_cache(self):
         sizes = {"d_model": 12, "d_kv": 4, "d_ff": 5, "num_layers": 1, "num_heads": 3, "vocab_size": 11}
         with pytest.raises(ValueError, match="cross-attention"):
-            mh.CachePlan.of(T5ForConditionalGeneration(T5Config(**sizes)), {})
+            mh.CachePlan.of(T5ForConditionalGeneration(t5_config(**sizes)), {})
         sliding = MistralConfig(
             hidden_size=12, intermediate_size=7, num_attention_heads=3, num_key_value_heads=3,
             vocab_size=11, num_hidden_layers=1, sliding_window=5,
@@ -386,18 +388,18 @@ class TestBadInput:
             mh.CachePlan.of(MistralForCausalLM(sliding), {})
 
     def test_eager_attention(self):
-        model = llama()
+        model = cached_llama()
         model.set_attn_implementation("eager")
         with pytest.raises(ValueError, match="attn_implementation='sdpa'"):
             mh.CachePlan.of(model, {})
 
     def test_gradients(self):
-        model = llama()
+        model = cached_llama()
         with pytest.raises(ValueError, match="no_grad"):
             model(random_ids(1, 3), past_key_values=mh.HeadwiseCache(model, plan_of(model)))
 
     def test_another_batch(self):
-        model = llama()
+        model = cached_llama()
         cache = mh.HeadwiseCache(model, plan_of(model))
         with torch.no_grad():
             model(random_ids(2, 3), past_key_values=cache)
@@ -419,17 +421,17 @@ class TestBadInput:
     )
     def test_heads_that_do_not_exist(self, forget, message):
         with pytest.raises((ValueError, TypeError), match=message):
-            mh.CachePlan.of(llama(), forget)
+            mh.CachePlan.of(cached_llama(), forget)
 
     @pytest.mark.parametrize("kept", [{"first": -1}, {"window": 0}, {"window": 2.5}, {"first": True}])
     def test_numbers_of_tokens(self, kept):
         with pytest.raises(ValueError, match="expected a whole number"):
-            mh.CachePlan.of(llama(), {}, **kept)
+            mh.CachePlan.of(cached_llama(), {}, **kept)
 
 
 class TestPlanFiles:
     def test_save_and_load(self, tmp_path):
-        model = llama()
+        model = cached_llama()
         plan = plan_of(model)
         plan.save(tmp_path / "plan.json")
         loaded = mh.CachePlan.load(tmp_path / "plan.json")
@@ -453,7 +455,7 @@ class TestPlanFiles:
     )
     def test_damaged_files(self, tmp_path, change):
         path = tmp_path / "plan.json"
-        plan_of(llama()).save(path)
+        plan_of(cached_llama()).save(path)
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
         with pytest.raises(ValueError, match=r"plan\.json is damaged"):
             mh.CachePlan.load(path)

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.helpers.models import bert_config, llama_config
 from torch import nn
 
 import manyheads as mh
@@ -11,7 +12,7 @@ from manyheads.capture.weights import projections
 from manyheads.models.changes import changes_of
 from manyheads.surgery.head_alignment import Freedom, HeadWeights, freedom
 from manyheads.surgery.merged_sites import find_freedoms
-from manyheads.surgery.shared_heads import groups_by_distance, lost, shared, square_root
+from manyheads.surgery.shared_heads import groups_by_distance, lost_energy, shared, square_root
 
 BATCHES = [torch.randint(17, (7, 11), generator=torch.Generator().manual_seed(n)) for n in range(2)]
 
@@ -23,10 +24,10 @@ def decoder(positions="rotary", **options):
 
 @pytest.fixture(scope="module")
 def bert():
-    from transformers import BertConfig, BertModel
+    from transformers import BertModel
 
     torch.manual_seed(5)
-    config = BertConfig(
+    config = bert_config(
         vocab_size=17, hidden_size=20, num_hidden_layers=2, num_attention_heads=4, intermediate_size=13
     )
     return BertModel(config).eval()
@@ -74,8 +75,8 @@ def test_shared_heads_lose_no_more_than_a_mean_or_a_turned_mean():
     apart = [w - mean for w in matrices]
     by_mean = sum(float((d @ moments @ d.T * g).sum()) for d, g in zip(apart, importances, strict=True))
     for one in (Freedom(tuple(range(4))), Freedom(pairs=((0, 2), (1, 3)))):
-        assert 0 < lost(matrices, importances, root, one) < by_mean / total
-    assert lost(matrices, importances, root, Freedom()) == pytest.approx(by_mean / total)
+        assert 0 < lost_energy(matrices, importances, root, one) < by_mean / total
+    assert lost_energy(matrices, importances, root, Freedom()) == pytest.approx(by_mean / total)
 
 
 def test_freedom_is_found_by_trying():
@@ -303,7 +304,7 @@ def test_a_merged_llama_is_a_plain_llama(tmp_path):
         "num_hidden_layers": 1,
         "head_dim": 4,
     }
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=3, num_key_value_heads=3)).eval()
+    model = LlamaForCausalLM(llama_config(**sizes, num_attention_heads=3, num_key_value_heads=3)).eval()
     small = mh.merge(model, 1, [{"input_ids": BATCHES[0]}], refit=False)
     mh.save(small, tmp_path / "small")
     config = LlamaConfig.from_pretrained(tmp_path / "small")

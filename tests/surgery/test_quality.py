@@ -5,19 +5,18 @@ import math
 import pytest
 import torch
 import transformers as hf
+from tests.helpers.models import bert_config
 from torch import nn
 
 import manyheads as mh
 from manyheads.surgery.card import card
-from manyheads.surgery.quality import change, compare_quality, estimate, student
-
-SIZES = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 11}
+from manyheads.surgery.quality import change, compare_quality, estimate
 
 
 def classifier(seed=0):
     """A BERT with two classes, which it tells apart at random."""
     torch.manual_seed(seed)
-    config = hf.BertConfig(vocab_size=37, max_position_embeddings=32, num_labels=2, **SIZES)
+    config = bert_config(vocab_size=37, max_position_embeddings=32, num_labels=2)
     return hf.BertForSequenceClassification(config).eval()
 
 
@@ -106,13 +105,6 @@ def test_one_sequence_says_nothing_about_its_error():
     found = torch.tensor([[1.0, 30.0]]).double()
     assert math.isnan(estimate("cosine", found).se)
     assert change("cosine", found, found).within_noise
-
-
-def test_students_interval():
-    exact = {1: 12.706, 2: 4.303, 6: 2.447, 10: 2.228, 30: 2.042}
-    for degrees, wanted in exact.items():
-        assert student(degrees) == pytest.approx(wanted, rel=0.01)
-    assert math.isnan(student(0))
 
 
 def test_the_card_says_what_it_was_measured_on_and_how_long_what_it_timed_was():

@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from tests.helpers.models import gpt2_config
 from torch import nn
 
 import manyheads as mh
@@ -127,7 +128,7 @@ def test_torch_attention_is_refitted_after_it_was_cut():
 def test_transposed_weights_are_refitted():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=19, n_positions=16, n_embd=12, n_layer=2, n_head=3)
+    config = gpt2_config(vocab_size=19, n_positions=16, n_embd=12, n_layer=2, n_head=3)
     model = transformers.GPT2LMHeadModel(config).eval()
     batches = [{"input_ids": texts()}]
     small = mh.cut(model, {0: [1], 1: [0]})

@@ -331,10 +331,10 @@ def test_a_trained_folder_describes(book, tmp_path_factory, kind):
     task, model = load(out)
     said = task.predict(model, [str(book / "red.png"), str(book / "blue.png")])
     assert all(text.startswith("en: ") and "; de: " in text for text in said)
-    only = task.predict(model, [str(book / "red.png")], language="de")
+    only = task.predict(model, [str(book / "red.png")], caption_language="de")
     assert said[0].endswith(f"; de: {only[0]}")
-    with pytest.raises(ValueError, match="language: expected one of en, de, got 'fr'"):
-        task.predict(model, [str(book / "red.png")], language="fr")
+    with pytest.raises(ValueError, match="caption_language: expected one of en, de, got 'fr'"):
+        task.predict(model, [str(book / "red.png")], caption_language="fr")
     batch = task.inputs(task.collate(task.read(str(book)).take(range(5), 0)))
     with torch.no_grad(), mh.watch(mh.load(out)) as seen:
         seen.model(**batch)

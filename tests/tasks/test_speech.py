@@ -17,7 +17,7 @@ from manyheads.tasks import find, load, restore
 from manyheads.tasks.speech import synthetic, word_strings
 from manyheads.tasks.speech import task as speech
 from manyheads.tasks.speech.task import KINDS, Speech
-from manyheads.tasks.speech.word_strings import spelled
+from manyheads.tasks.speech.word_strings import decode_greedily
 from manyheads.training.train import train
 
 SMALL = {"d_model": 12, "heads": 3, "layers": 1, "decoder_layers": 1, "dropout": 0.0, "mels": 11}
@@ -52,7 +52,9 @@ def test_strings_are_joined_from_one_speakers_takes_of_the_same_split(takes, mon
     _task, data = opened(kind="ctc", shortest=2, longest=4)
     joined = []
     monkeypatch.setattr(
-        speech, "joined", lambda those, *rest: (joined.append(those), word_strings.joined(those, *rest))[1]
+        speech,
+        "join_recordings",
+        lambda those, *rest: (joined.append(those), word_strings.join_recordings(those, *rest))[1],
     )
     for epoch in (0, 1):
         data.train.take(range(len(data.train)), 0, epoch)
@@ -124,7 +126,11 @@ def test_recordings_are_played_faster_and_slower_but_tones_are_their_pitch(takes
 def ways(string, length, blank=0):
     """Every way to spell a string in so many places."""
     known = sorted({blank, *string})
-    return [places for places in itertools.product(known, repeat=length) if spelled(places, blank) == string]
+    return [
+        places
+        for places in itertools.product(known, repeat=length)
+        if decode_greedily(places, blank) == string
+    ]
 
 
 def test_ctc_sums_all_ways_to_spell():
@@ -193,9 +199,9 @@ def test_word_errors_are_counted_by_hand():
 
 
 def test_spelling():
-    assert spelled([0, 0, 2, 2, 0, 2, 1, 1], 0) == [2, 2, 1]
-    assert spelled([1], 0) == [1]
-    assert spelled([], 0) == []
+    assert decode_greedily([0, 0, 2, 2, 0, 2, 1, 1], 0) == [2, 2, 1]
+    assert decode_greedily([1], 0) == [1]
+    assert decode_greedily([], 0) == []
 
 
 def test_long_strings_are_cut_to_what_there_is_time_for(takes):

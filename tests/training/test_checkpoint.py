@@ -85,7 +85,7 @@ def test_shared_weights_are_kept_once_and_stay_shared():
     values = checkpoint.weights(model)
     assert sum("embedding" in name for name in values) == 1
     other = Seq2Seq(6, heads=2, layers=1, vocabulary=11)
-    checkpoint.put(values, other)
+    checkpoint.set_weights(values, other)
     assert other.decoder.embedding is other.encoder.embedding
     ids = torch.randint(11, (2, 5))
     assert torch.equal(model(ids, ids), other(ids, ids))
@@ -93,9 +93,9 @@ def test_shared_weights_are_kept_once_and_stay_shared():
 
 def test_weights_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"'bias' is in the model or in the file"):
-        checkpoint.put({"weight": torch.ones(3, 2)}, nn.Linear(2, 3))
+        checkpoint.set_weights({"weight": torch.ones(3, 2)}, nn.Linear(2, 3))
     with pytest.raises(ValueError, match=r"'weight' has the shape \(2, 3\) in the file"):
-        checkpoint.put({"weight": torch.ones(2, 3), "bias": torch.ones(3)}, nn.Linear(2, 3))
+        checkpoint.set_weights({"weight": torch.ones(2, 3), "bias": torch.ones(3)}, nn.Linear(2, 3))
 
 
 def test_the_average_is_that_of_the_formula():

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as hf
+from tests.helpers.models import gpt2_config
 from torch.utils.data import DataLoader, Dataset
 
 import manyheads as mh
@@ -24,7 +25,7 @@ class Texts(Dataset):
 
 def gpt2():
     torch.manual_seed(1)
-    config = hf.GPT2Config(n_embd=20, n_layer=2, n_head=5, vocab_size=97, n_positions=32)
+    config = gpt2_config(n_embd=20, n_layer=2, n_head=5, vocab_size=97, n_positions=32)
     return hf.GPT2LMHeadModel(config)  # with dropout 0.1
 
 

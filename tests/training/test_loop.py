@@ -117,7 +117,7 @@ def test_alarms_are_reported_logged_and_remembered_when_a_run_goes_on(text, tmp_
 def test_the_terminal_prints_alarms(text, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(head_alarms, "EXTREME", 0.1)
     shown = io.StringIO()
-    with training_bar("loss", console=Console(file=shown, width=200)) as bar:
+    with training_bar("language", console=Console(file=shown, width=200)) as bar:
         train(Language(**SMALL), text, out=tmp_path / "out", callbacks=[bar], **QUICK)
     assert shown.getvalue().count("expect divergence") == 2
     assert not caplog.text

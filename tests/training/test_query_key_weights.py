@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers as hf
+from tests.helpers.models import bert_config, gpt2_config, llama_config, t5_config
 from torch import nn
 
 from manyheads.nn.transformers import Decoder, Encoder, Seq2Seq
@@ -30,21 +31,21 @@ class Packed(nn.Module):
 
 
 def gpt2(**options):
-    config = hf.GPT2Config(n_embd=20, n_layer=2, n_head=5, vocab_size=97, n_positions=32, **options)
+    config = gpt2_config(n_embd=20, n_layer=2, n_head=5, vocab_size=97, n_positions=32, **options)
     return hf.GPT2LMHeadModel(config)
 
 
 def llama(**options):
     config = {**TINY, "hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2}
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**config, intermediate_size=13, **options))
+    return hf.LlamaForCausalLM(llama_config(**config, intermediate_size=13, **options))
 
 
 def bert(**options):
-    return hf.BertModel(hf.BertConfig(**TINY, intermediate_size=13, **options))
+    return hf.BertModel(bert_config(**TINY, intermediate_size=13, **options))
 
 
 def t5(**options):
-    config = hf.T5Config(d_model=20, d_kv=7, d_ff=13, num_layers=2, num_heads=3, vocab_size=97, **options)
+    config = t5_config(d_model=20, d_kv=7, d_ff=13, num_layers=2, num_heads=3, vocab_size=97, **options)
     return hf.T5EncoderModel(config)
 
 

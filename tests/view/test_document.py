@@ -10,11 +10,13 @@ import pytest
 import tokenizers
 import torch
 import transformers as hf
+from tests.helpers.models import bert_config, gpt2_config, llama_config, t5_config, vit_config
 from torch import nn
 
 import manyheads as mh
 from manyheads.common.interrupts import stop_if_interrupted
 from manyheads.data.batches import Corpus, padded
+from manyheads.heads.effects import page_measurements
 from manyheads.heads.effects.questions import ask
 from manyheads.heads.effects.silencing import silenced
 from manyheads.heads.model_outputs import difference, read
@@ -23,7 +25,6 @@ from manyheads.heads.table import Row
 from manyheads.nn.transformers import Encoder
 from manyheads.surgery.silencing_curve import SHARES, curve
 from manyheads.view.document import About, Sample, document, example, of_batches, of_corpus
-from manyheads.view.document import assemble as making
 from manyheads.view.document.image import grid
 from manyheads.view.document.packing import packed, unpacked
 from manyheads.view.document.sample import PIECE, FirstBatches, singles
@@ -46,14 +47,14 @@ def sharp(model):
 
 
 def bert(length=64):
-    config = hf.BertConfig(
+    config = bert_config(
         **SMALL, intermediate_size=11, max_position_embeddings=length, attn_implementation="eager"
     )
     return sharp(hf.BertModel(config))
 
 
 def llama(head=hf.LlamaForCausalLM):
-    config = hf.LlamaConfig(
+    config = llama_config(
         vocab_size=97,
         hidden_size=18,
         num_hidden_layers=2,
@@ -68,7 +69,7 @@ def llama(head=hf.LlamaForCausalLM):
 
 
 def t5():
-    config = hf.T5Config(
+    config = t5_config(
         vocab_size=97,
         d_model=15,
         d_kv=5,
@@ -351,7 +352,7 @@ def test_source_and_target_of_an_encoder_and_decoder():
 def test_a_picture_and_its_patches():
     from PIL import Image
 
-    config = hf.ViTConfig(
+    config = vit_config(
         image_size=30,
         patch_size=6,
         hidden_size=15,
@@ -392,7 +393,7 @@ def steps(found):
 
 
 def test_the_pipeline_of_gpt2_is_its_arithmetic():
-    config = hf.GPT2Config(vocab_size=97, n_embd=15, n_layer=2, n_head=3, n_positions=19)
+    config = gpt2_config(vocab_size=97, n_embd=15, n_layer=2, n_head=3, n_positions=19)
     model = sharp(hf.GPT2Model(config))
     row = ids(1, 7)
     way = steps(example(model, {"input_ids": row})[0])
@@ -485,7 +486,7 @@ def test_models_that_cannot_be_batched_are_silenced_one_by_one():
 
 def test_the_input_is_no_neighbour_of_itself_when_a_head_is_silenced():
     sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 13}
-    model = hf.BertModel(hf.BertConfig(vocab_size=37, **sizes)).eval()
+    model = hf.BertModel(bert_config(vocab_size=37, **sizes)).eval()
     batches = [{"input_ids": torch.randint(5, 37, (1, 7))} for _ in range(3)]
     with torch.no_grad():
         values = torch.cat([read(model(**batch), model).value[:1].float() for batch in batches])
@@ -565,7 +566,7 @@ def test_what_fails_costs_only_itself(monkeypatch):
     model, batch = llama(), {"input_ids": ids(2, 13)}
     table = mh.inspect(model, [batch])
     for name in ("roles", "fisher"):
-        monkeypatch.setattr(making, name, fails)
+        monkeypatch.setattr(page_measurements, name, fails)
     found = document(table, model, sample(model, batch))
     assert found["roles"] is found["curve"] is None
     assert found["redundancy"] is not None
@@ -585,7 +586,7 @@ def interrupted(*_, **__):
 def test_an_interruption_keeps_what_there_is(monkeypatch):
     model, batch = llama(), {"input_ids": ids(2, 13)}
     table = mh.inspect(model, [batch])
-    monkeypatch.setattr(making, "diversity", interrupted)
+    monkeypatch.setattr(page_measurements, "diversity", interrupted)
     found = document(table, model, sample(model, batch))
     assert found["header"]["stopped"]
     assert found["examples"][0]["maps"]

@@ -17,7 +17,7 @@ import manyheads as mh
 from manyheads import cli
 from manyheads.common import out_folder
 from manyheads.heads import inspect as inspection
-from manyheads.heads.inspect import Counted, together
+from manyheads.heads.inspect import Counted, merge_processes
 from manyheads.models import open as models
 from manyheads.view.inspect import inspect
 from manyheads.view.terminal import inspect as terminal_inspect
@@ -215,7 +215,7 @@ def as_process(monkeypatch, parts):
         found[:] = [own, *parts[1:]]
 
     monkeypatch.setattr(distributed, "all_gather_object", gather)
-    return together(parts[0])
+    return merge_processes(parts[0])
 
 
 def test_what_processes_count_adds_up(monkeypatch):
@@ -231,7 +231,7 @@ def test_an_error_of_another_process_is_known_to_all(monkeypatch):
     table = inspect(llama(), batches())
     whole = as_process(monkeypatch, [Counted(table, 36), Counted(error=ValueError("no room"))])
     with pytest.raises(ValueError, match="no room"):
-        inspection.finished(whole)
+        inspection.table_or_error(whole)
 
 
 def test_processes_with_different_models(monkeypatch):
@@ -312,7 +312,7 @@ def test_the_command_with_no_model_reads_our_own_text(here, monkeypatch, capsys)
     code, told, _ = command(monkeypatch, capsys, "--limit", "9")
     assert code == 0
     assert "MiniLM on built-in sample text" in told
-    assert "look at the token before" in told
+    assert "attend to the previous token" in told
     assert files(here / "out" / "inspect") == FILES
 
 

@@ -12,6 +12,7 @@ import signal
 import pytest
 import torch
 import transformers as hf
+from tests.helpers.models import llama_config
 
 import manyheads as mh
 from manyheads.heads.table import Row
@@ -24,7 +25,7 @@ HOSTILE = "</script><script>alert(1)</script>\0\u202e&amp;\ud83d"
 
 
 def llama(layers=2, heads=3, positions=64):
-    config = hf.LlamaConfig(
+    config = llama_config(
         vocab_size=97,
         hidden_size=4 * heads,
         num_hidden_layers=layers,
@@ -136,8 +137,8 @@ def test_a_page_that_grows_too_large_loses_the_least_wanted_first(monkeypatch):
 
 @pytest.mark.parametrize(("layers", "heads", "length"), [(12, 12, 512), (32, 32, 61)])
 def test_large_models_fit(layers, heads, length, monkeypatch):
-    for name in ("importance", "roles", "diversity", "curve"):  # their numbers are few, and their time is not
-        monkeypatch.setattr(f"manyheads.view.document.assemble.{name}", lambda *_, **__: None)
+    for name in ("ranking", "roles_of_heads", "redundancy", "silencing_curve"):  # few numbers, much time
+        monkeypatch.setattr(f"manyheads.heads.effects.page_measurements.{name}", lambda *_, **__: None)
     monkeypatch.setattr("manyheads.view.document.examples.WORK", 0)
     model = llama(layers, heads, positions=512)
     batches = [{"input_ids": torch.randint(3, 97, (1, size))} for size in (13, length)]
@@ -175,7 +176,7 @@ def test_an_interruption_while_measuring_leaves_a_page(tmp_path, monkeypatch):
         progress("diversity", 1, 2)
         raise AssertionError("it did not stop between two units")
 
-    monkeypatch.setattr("manyheads.view.document.assemble.diversity", interrupted)
+    monkeypatch.setattr("manyheads.heads.effects.page_measurements.diversity", interrupted)
     before = signal.getsignal(signal.SIGINT)
     counted = mh.inspect(llama(), batches(), out=tmp_path)
     assert signal.getsignal(signal.SIGINT) is before

@@ -7,12 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers as hf
+from tests.helpers.models import bert_config
 
 import manyheads as mh
 from manyheads.data.batches import Corpus
 from manyheads.view.document import About, document, of_corpus
 from manyheads.view.report import write_report
 
+# The shell has no windows to draw and takes half the time.
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser")
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "dog", "run", "##ning", "fast", "it", "rained"]
 
 
@@ -20,9 +23,9 @@ WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "dog", "run", "##n
 def browser():
     """Chromium, started once; without one these tests are skipped."""
     sync = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
-        pytest.skip("there is no Chromium: apt-get install chromium, or say where in CHROMIUM")
+        pytest.skip("there is no Chromium: apt-get install chromium-headless-shell, or say where in CHROMIUM")
     with sync.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield started
@@ -86,7 +89,7 @@ def tokenizer():
 def bert(layers=3, heads=4):
     """A small encoder with a masked language model's head, attention far from even."""
     torch.manual_seed(0)
-    config = hf.BertConfig(
+    config = bert_config(
         vocab_size=5 + len(WORDS),
         hidden_size=8 * heads,
         num_hidden_layers=layers,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,8 +65,8 @@ class Call:
     again: the weights are those of the call before, now on further values.
     blocked: the batch holds pieces of one sequence (blocks, windows).
     partial: value and output are those of some keys only; the model adds the others' to it.
-    own_start: the column of `scores` at which the queries' own keys begin, where several sets of keys stand
-        side by side; -1 otherwise.
+    self_keys_start: the column of `scores` at which the queries' own keys begin, where several sets of keys
+        stand side by side; -1 otherwise.
     modified: the model changed its weights after the softmax; `scores` are then the logarithm of the weights
         that multiply the values.
     logits: what went into that softmax, where it is still there.
@@ -90,7 +92,7 @@ class Call:
     again: bool = False
     blocked: bool = False
     partial: bool = False
-    own_start: int = -1
+    self_keys_start: int = -1
     modified: bool = False
     logits: Tensor | None = None
     signed: bool = False
@@ -113,6 +115,15 @@ class Call:
     def queries(self) -> int:
         """The number of queries."""
         return self.output.shape[2]
+
+
+@contextmanager
+def measuring(call: Call) -> Iterator[None]:
+    """A context in which a call is measured: no function mode sees it, and autocast rounds nothing."""
+    device = call.output.device.type
+    autocast = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    with torch._C.DisableTorchFunction(), autocast:
+        yield
 
 
 _SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")

@@ -92,7 +92,7 @@ def emit_handwritten(
     call = Call(
         site, query, key, value, output, Mask(), scores=scores, sinks=(before, sinks - before),
         blocked=has_blocks(contraction.output_roles), partial=partial,
-        own_start=product.own_start if product else -1, modified=modified, signed=signed,
+        self_keys_start=product.self_keys_start if product else -1, modified=modified, signed=signed,
         first_head=part * output.shape[1],
     )  # fmt: skip
     if flow.ids and not (call.blocked or partial):

@@ -311,8 +311,8 @@ class Interceptor:
         if call.site.refuted and not self.parts:
             return None
         if call.site.in_order and not call.again:
-            call.own_start = 0 if frame.queries_seen + call.queries > call.keys else frame.queries_seen
-            frame.queries_seen = call.own_start + call.queries
+            call.self_keys_start = 0 if frame.queries_seen + call.queries > call.keys else frame.queries_seen
+            frame.queries_seen = call.self_keys_start + call.queries
         if self.parts or call.output.shape[1] == call.site.heads:
             return self.callback(call)
         frame.parts.append(call)

@@ -120,7 +120,7 @@ def update_site(call: Call, visibility: Visible) -> Tensor | None:
     site.ahead |= bool(visibility.ahead)
     site.causal |= visibility.ahead is False
     site.cached |= call.queries < call.keys and not site.cross and visibility.aligned
-    first = visibility.offset if visibility.aligned else call.own_start
+    first = visibility.offset if visibility.aligned else call.self_keys_start
     if visibility.real is None or site.cross or first < 0:
         return None
     return visibility.real[:, first : first + call.queries].to(call.output.device)

@@ -48,7 +48,7 @@ class Product:
     joint: bool = (
         False  # the scores of several sets of keys side by side, which have values of their own each
     )
-    own_start: int = -1  # of those, the column at which the queries' own keys begin; -1 when unknown
+    self_keys_start: int = -1  # of those, the column at which the queries' own keys begin; -1 when unknown
     origin: tuple[str, str, int] = ("", "", 0)  # the module, the kind of function and the number of axes
     axes: tuple[int, ...] = ()  # for each axis of the queries the axis of the product, -1 for none
     key_axes: tuple[int, ...] = ()
@@ -227,7 +227,10 @@ class Flow:
             return products[0] if products else None
         streams = functools.reduce(operator.or_, (product.key_streams for product in products))
         return replace(
-            products[0], key_streams=streams, joint=True, own_start=starts[0] if len(starts) == 1 else -1
+            products[0],
+            key_streams=streams,
+            joint=True,
+            self_keys_start=starts[0] if len(starts) == 1 else -1,
         )
 
     def _merged(self, args: Arguments, out: Tensor, merged: Merged) -> Merged:

@@ -257,7 +257,7 @@ class Perturbed(Baseline):
         """
         axes = [axis for axis, size in enumerate(new.shape) if size == self.count]
         if len(axes) != 1:
-            return _one_place(new, old)
+            return _one_position(new, old)
         kept = old.clone()
         _replace(kept.select(axes[0], self.index), new.select(axes[0], self.index), old)
         return kept
@@ -305,7 +305,7 @@ def _is_leaf(module: nn.Module) -> bool:
     return next(module.children(), None) is None
 
 
-def _one_place(new: Tensor, old: Tensor) -> Tensor:
+def _one_position(new: Tensor, old: Tensor) -> Tensor:
     """The old values, but for one place of every sequence, where the change is largest."""
     kept = old.clone()
     change = (new - old).abs().nan_to_num(0.0)

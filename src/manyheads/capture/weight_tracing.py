@@ -63,7 +63,7 @@ def _ready(model: nn.Module) -> Iterator[dict[int, str]]:
     """The model in eval mode with gradients for everything it holds: gives the names of those by id."""
     held = {
         id(tensor): (name, tensor)
-        for name, tensor in (*_own_buffers(model), *model.named_parameters())
+        for name, tensor in (*_differentiable_buffers(model), *model.named_parameters())
         if tensor.is_floating_point()
     }
     frozen = [tensor for _, tensor in held.values() if not tensor.requires_grad]
@@ -73,7 +73,7 @@ def _ready(model: nn.Module) -> Iterator[dict[int, str]]:
         yield {key: name for key, (name, _) in held.items()}
 
 
-def _own_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _differentiable_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The buffers of a model, but for those of torch's own modules: running statistics have no gradient."""
     for name, buffer in model.named_buffers():
         holder = model.get_submodule(name.rpartition(".")[0])
@@ -179,7 +179,7 @@ class _Local(TensorMode):
         self._read(data, weights, func, args, kwargs)
 
         def fix(x: Tensor) -> Tensor:
-            return _shown(x.detach()) if id(x) in constant else x
+            return _not_all_zero(x.detach()) if id(x) in constant else x
 
         fixed = [_mapped(arg, fix) for arg in args]
         return func(*fixed, **{name: _mapped(arg, fix) for name, arg in kwargs.items()})
@@ -193,7 +193,7 @@ class _Local(TensorMode):
             return
         constant = {id(x) for x in data}
         shown = [
-            _mapped(arg, lambda x: x if id(x) in constant else _filled(x))
+            _mapped(arg, lambda x: x if id(x) in constant else _fill_zero_rows(x))
             for arg in (*args, *kwargs.values())
         ]
         out = func(*shown[: len(args)], **dict(zip(kwargs, shown[len(args) :], strict=True)))
@@ -262,7 +262,7 @@ def _mapped(value: object, function: Callable[[Tensor], Tensor]) -> object:
     return value
 
 
-def _filled(weight: Tensor) -> Tensor:
+def _fill_zero_rows(weight: Tensor) -> Tensor:
     """Weights with other numbers in rows and columns that are all zeros, which would hide what the data was
     multiplied by before: those that read a new head begin like that.
     """
@@ -275,7 +275,7 @@ def _filled(weight: Tensor) -> Tensor:
     return weight + _direction(weight).masked_fill(~blank, 0.0) if bool(blank.any()) else weight
 
 
-def _shown(data: Tensor) -> Tensor:
+def _not_all_zero(data: Tensor) -> Tensor:
     """The data of a product, or other numbers where it is all zeros, which would hide the weights: DETR's
     decoder begins like that.
     """

@@ -63,7 +63,7 @@ In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
       which head does what, each claim against a baseline
 
   manyheads compare MODEL FINE-TUNED --text corpus.txt
-      which heads moved, in numbers with errors
+      which heads changed, with standard errors
 
   manyheads prune MODEL --keep 0.5 --out small
       a smaller model, refitted, and what that costs and saves
@@ -99,7 +99,7 @@ def _version(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
     language: Annotated[Literal["en", "zh"] | None, typer.Option("--language", help=LANGUAGE)] = None,
 ) -> None:

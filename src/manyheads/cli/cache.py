@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import manyheads as mh
-from manyheads.cli import options
+from manyheads.cli.options import Json
 from manyheads.common.console import loading
 from manyheads.data.source import Model
 from manyheads.models.opening import Opening
@@ -17,11 +15,11 @@ from manyheads.view.progress_bar import progress_bar
 
 def cache(
     opening: Opening,
-    how: CacheOptions,
+    options: CacheOptions,
     model: Model = None,
     text: Annotated[str | None, "A text file, read as one long text; - for standard input."] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file for the plan.")] = Path("out/plan.json"),
-    json: options.Json = False,
+    out: Annotated[Path, "The file for the plan."] = Path("out/plan.json"),
+    json: Json = False,
 ) -> None:
     """Find the key/value heads that may forget all but the first and the last tokens.
 
@@ -31,5 +29,5 @@ def cache(
     with loading(model):
         loaded = mh.open_model(model, head=True, **opening.how)
     with progress_bar() as progress:
-        planned = mh.surgery.cache_curve.plan_cache(loaded, text, **vars(how), out=out, progress=progress)
+        planned = mh.surgery.cache_curve.plan_cache(loaded, text, **vars(options), out=out, progress=progress)
     terminal.cache.print_planned(planned, out, as_json=json)

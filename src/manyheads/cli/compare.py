@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import manyheads as mh
-from manyheads.cli import options
+from manyheads.cli.options import Json, Open, Out
 from manyheads.common.console import loading
 from manyheads.common.interrupts import interruptible
 from manyheads.common.out_folder import prepared
@@ -19,14 +19,14 @@ from manyheads.view.progress_bar import progress_bar
 
 def compare(
     opening: Opening,
-    how: CompareOptions,
+    options: CompareOptions,
     model: Model = None,
     other: Annotated[
         str | None, typer.Argument(help="The model to compare with; the same one by default.")
     ] = None,
-    out: options.Out = Path("out/compare"),
-    open: options.Open = False,
-    json: options.Json = False,
+    out: Out = Path("out/compare"),
+    open: Open = False,
+    json: Json = False,
 ) -> None:
     """Which heads moved: a fine-tune against its base, cut against uncut, or two texts on one model.
 
@@ -42,10 +42,10 @@ def compare(
       manyheads compare owner/name --revision step1000 --other-revision step9000 --text corpus.txt
     """
     with loading(model):
-        sides = mh.heads.comparison.sides.open_sides(model, other, how, opening)
+        sides = mh.heads.comparison.sides.open_sides(model, other, options, opening)
     with prepared(out), interruptible():
         with progress_bar() as progress:
-            compared = mh.heads.comparison.sides.compare_sides(sides, how, progress)
+            compared = mh.heads.comparison.sides.compare_sides(sides, options, progress)
         result = terminal.compare.ComparePresentation(compared, sides, out)
         terminal.presentation.present(result, as_json=json)
         if open:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import manyheads as mh
-from manyheads.cli import options
+from manyheads.cli.options import Figure, Out
 from manyheads.common.console import loading
 from manyheads.common.language import words
 from manyheads.view import terminal
@@ -15,8 +15,8 @@ def demo(
     sentence: Annotated[
         str | None, "The sentence to send through the model; a built-in one by default."
     ] = None,
-    out: Annotated[Path, "The folder for the figure; created if it does not exist."] = Path("out/demo"),
-    open: options.Figure = False,
+    out: Out = Path("out/demo"),
+    open: Figure = False,
 ) -> None:
     """Follow a sentence through the heads of a real model.
 

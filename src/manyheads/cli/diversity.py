@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import manyheads as mh
-from manyheads.cli import options
 from manyheads.cli.measuring import measure
+from manyheads.cli.options import Json, Out
 from manyheads.common.commands import names
 from manyheads.data.source import Source
 from manyheads.data.split import Split
@@ -14,9 +14,9 @@ from manyheads.heads.options import DiversityOptions
 def diversity(
     source: Source,
     split: Split,
-    how: DiversityOptions,
-    out: options.Out = Path("out/diversity"),
-    json: options.Json = False,
+    options: DiversityOptions,
+    out: Out = Path("out/diversity"),
+    json: Json = False,
 ) -> str | None:
     """Which heads of a model are alike, which differ, which work together and which cancel each other.
 
@@ -25,6 +25,6 @@ def diversity(
     are and the pairs that stand out; draws map.png, which places similar heads together, and matrices.png;
     writes diversity.json and diversity.txt.
     """
-    measures = names(how.measures) or list(mh.heads.diversity.MEASURES)
-    diversity = mh.heads.measurements.Diversity(measures, how.rows)
-    return measure(diversity, source, split, out, json, sample=how.sample)
+    measures = names(options.measures) or list(mh.heads.diversity.MEASURES)
+    diversity = mh.heads.measurements.Diversity(measures, options.rows)
+    return measure(diversity, source, split, out, json, sample=options.sample)

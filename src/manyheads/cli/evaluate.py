@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import manyheads as mh
-from manyheads.cli import options
+from manyheads.cli.options import Json
 from manyheads.tasks.options import EvaluateOptions
 from manyheads.view import terminal
 from manyheads.view.progress_bar import progress_bar
@@ -19,8 +19,8 @@ def evaluate(
             "model with a task head: a folder, a hub name, or package.module:factory."
         ),
     ],
-    how: EvaluateOptions,
-    json: options.Json = False,
+    options: EvaluateOptions,
+    json: Json = False,
 ) -> str | None:
     """How good a model is, by the metrics of its task.
 
@@ -32,6 +32,6 @@ def evaluate(
     """
     with progress_bar(unit="examples") as progress:
         progress("measure", 0, None)
-        result = mh.evaluate(model, how.data, **how.arguments, progress=progress)
-    terminal.training.print_evaluation(result, model, how.data, as_json=json)
+        result = mh.evaluate(model, options.data, **options.arguments, progress=progress)
+    terminal.training.print_evaluation(result, model, options.data, as_json=json)
     return terminal.training.where_it_stopped(result)

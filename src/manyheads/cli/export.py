@@ -1,29 +1,26 @@
 """``manyheads export`` and ``push``: a model in a format that runs elsewhere, and a folder on the hub."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 import manyheads as mh
-from manyheads.cli import options
+from manyheads.cli.options import Json, NewFolder
 from manyheads.common.console import loading
 from manyheads.common.language import words
-from manyheads.models.opening import Opening
+from manyheads.models.opening import Format, Opening
 from manyheads.view import terminal
 
 
 def export(
     model: Annotated[str, typer.Argument(help="A folder, a hub name, or package.module:factory.")],
     to: Annotated[
-        Literal["onnx", "torch-export", "gguf", "openvino", "executorch"],
-        "The format: for onnxruntime, torch.export.load, llama.cpp, OpenVINO or ExecuTorch.",
+        Format, "The format: for onnxruntime, torch.export.load, llama.cpp, OpenVINO or ExecuTorch."
     ],
     opening: Opening,
-    out: Annotated[Path, typer.Option("--out", "-o", help="A folder that does not exist yet.")] = Path(
-        "out/export"
-    ),
-    json: options.Json = False,
+    out: NewFolder = Path("out/export"),
+    json: Json = False,
 ) -> None:
     """Write a model, cut or not, in a format that runs without manyheads, run it and compare.
 
@@ -37,8 +34,8 @@ def export(
 
 def push(
     folder: Annotated[Path, typer.Argument(help="A folder that prune or mh.save wrote.")],
-    repo: Annotated[str, typer.Argument(help="What it is called on the hub: owner/name.")],
-    private: Annotated[bool, "Whether a new one is private."] = False,
+    repo: Annotated[str, typer.Argument(help="Repository on the hub: owner/name.")],
+    private: Annotated[bool, "Make a newly created repository private."] = False,
 ) -> None:
     """Upload a model to the Hugging Face hub, where you are logged in by hf auth login.
 

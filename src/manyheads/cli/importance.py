@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import manyheads as mh
-from manyheads.cli import options
 from manyheads.cli.measuring import measure
+from manyheads.cli.options import Json, Out
 from manyheads.common.commands import names
 from manyheads.data.source import Source
 from manyheads.data.split import Split
@@ -14,9 +14,9 @@ from manyheads.heads.options import ImportanceOptions
 def importance(
     source: Source,
     split: Split,
-    how: ImportanceOptions,
-    out: options.Out = Path("out/importance"),
-    json: options.Json = False,
+    options: ImportanceOptions,
+    out: Out = Path("out/importance"),
+    json: Json = False,
 ) -> str | None:
     """Which heads matter: each method's ranking with standard errors, and how far the methods agree.
 
@@ -26,9 +26,9 @@ def importance(
     nats a sequence for classifiers, and 1 - cosine of the mean hidden state for models without a head of
     their own.
     """
-    methods = None if how.method is None else [name for name in names(how.method) or () if name]
+    methods = None if options.method is None else [name for name in names(options.method) or () if name]
     state = out / "leave-one-out.state.json"
     importance = mh.heads.measurements.Importance(
-        methods, how.loss, how.gates, how.seed, how.unverified, state, how.memory
+        methods, options.loss, options.gates, options.seed, options.unverified, state, options.memory
     )
-    return measure(importance, source, split, out, json, labels=how.loss == "classification")
+    return measure(importance, source, split, out, json, labels=options.loss == "classification")

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import manyheads as mh
-from manyheads.cli import options
 from manyheads.cli.measuring import measure
+from manyheads.cli.options import Json, Open, Out
 from manyheads.data.source import Source
 from manyheads.data.split import Split
 
@@ -14,9 +14,9 @@ def inspect(
     source: Source,
     split: Split,
     page: Annotated[bool, "Write report.html, for which a little more is measured on a sample."] = True,
-    out: options.Out = Path("out/inspect"),
-    open: options.Open = False,
-    json: options.Json = False,
+    out: Out = Path("out/inspect"),
+    open: Open = False,
+    json: Json = False,
 ) -> str | None:
     """What every head of a model does on a corpus: exact, at any length, under the model's fast kernels.
 

@@ -50,7 +50,7 @@ def measure(
     with prepared(out, split.file), interruptible():
         unit = "" if page is None or split.ray is not None else corpus.unit  # the speed, where units count
         with progress_bar(doing, unit=unit, hidden=rank() > 0) as progress:
-            result = mh.heads.measurements.measured_as_asked(
+            result = mh.heads.measurements.split.measure_split(
                 split, measurement, loaded, corpus, partial(source.open, **how), out, progress
             )
         if result is None:  # another process has it

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import manyheads as mh
-from manyheads.cli import options
+from manyheads.cli.options import Json, Out
 from manyheads.common.out_folder import prepared
 from manyheads.view import terminal
 
@@ -15,8 +15,8 @@ def merge(
     shards: Annotated[
         list[Path], typer.Argument(help="Files that --shard wrote, or the folders that they are in.")
     ],
-    out: options.Out = Path("out/merge"),
-    json: options.Json = False,
+    out: Out = Path("out/merge"),
+    json: Json = False,
 ) -> None:
     """Merge what inspect, roles, importance or diversity measured with --shard on parts of a text.
 
@@ -29,8 +29,7 @@ def merge(
       manyheads inspect MODEL --text corpus.txt --shard 2/2 --out out/parts
       manyheads merge out/parts
     """
-    parts = mh.heads.measurements
-    merged = parts.merged(parts.read_shards(shards))
+    merged = mh.heads.measurements.merge_files(shards)
     with prepared(out):
         result = terminal.shards.merged_presentation(merged, out)
         terminal.presentation.present(result, as_json=json)

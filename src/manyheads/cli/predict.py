@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 import manyheads as mh
-from manyheads.cli import options
+from manyheads.cli.options import Json, TrainedFolder
 from manyheads.models.opening import Device
 from manyheads.tasks.options import PredictOptions
 from manyheads.view import terminal
 
 
 def predict(
-    folder: options.TrainedFolder,
+    folder: TrainedFolder,
     inputs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -23,10 +23,10 @@ def predict(
         ),
     ] = None,
     *,
-    how: PredictOptions,
+    options: PredictOptions,
     draw: Annotated[Path | None, "DNA: a figure (.png) of where each head looks along each sequence."] = None,
     device: Device = None,
-    json: options.Json = False,
+    json: Json = False,
 ) -> None:
     """Translate, continue a text, classify an image, forecast a table, as the model was trained to.
 
@@ -38,10 +38,10 @@ def predict(
       manyheads predict out/series table.csv
       manyheads predict out/dna ACGTTGACAGATTATAATGC --draw out/heads.png
       manyheads predict out/speech recording.wav
-      manyheads predict out/picturebook picture.png --language zh
+      manyheads predict out/picturebook picture.png --caption-language zh
     """
     texts = inputs or [line.rstrip("\n") for line in sys.stdin]
-    outputs = mh.predict(folder, texts, device=device, **how.passed)
+    outputs = mh.predict(folder, texts, device=device, **options.passed)
     terminal.training.print_predictions(texts, outputs, as_json=json)
     if draw is not None:
         title, panels = mh.tasks.attention_panels(folder, texts, outputs, device)

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import manyheads as mh
-from manyheads.cli import options
 from manyheads.cli.measuring import measure
+from manyheads.cli.options import Json, Out
 from manyheads.common.commands import names
 from manyheads.data.source import Source
 from manyheads.data.split import Split
@@ -14,9 +14,9 @@ from manyheads.heads.options import RoleOptions
 def roles(
     source: Source,
     split: Split,
-    how: RoleOptions,
-    out: options.Out = Path("out/roles"),
-    json: options.Json = False,
+    options: RoleOptions,
+    out: Out = Path("out/roles"),
+    json: Json = False,
 ) -> str | None:
     """What each head is for: positional, sink, induction, syntactic and others, each against a baseline.
 
@@ -25,6 +25,6 @@ def roles(
     clearly more often than chance; what cannot be judged is listed with the reason. Writes roles.json,
     roles.csv and roles.txt.
     """
-    reads_text = source.tokens is None or how.treebank is not None
-    roles = mh.heads.measurements.Roles(how.treebank, names(how.only), how.least, reads_text)
-    return measure(roles, source, split, out, json, doing="Reading", sample=how.sample)
+    reads_text = source.tokens is None or options.treebank is not None
+    roles = mh.heads.measurements.Roles(options.treebank, names(options.only), options.least, reads_text)
+    return measure(roles, source, split, out, json, doing="Reading", sample=options.sample)

@@ -4,16 +4,16 @@ from functools import partial
 from typing import Annotated
 
 import manyheads as mh
-from manyheads.cli import options
+from manyheads.cli.options import Json
 from manyheads.common.console import loading
 from manyheads.view import terminal
 from manyheads.view.serve_options import ServeOptions
 
 
 def serve(
-    how: ServeOptions,
+    options: ServeOptions,
     open: Annotated[bool, "Open the page in your browser."] = False,
-    json: options.Json = False,
+    json: Json = False,
 ) -> None:
     """Type a text and see every head at once; silence heads and see what the model says without them.
 
@@ -27,6 +27,6 @@ def serve(
       manyheads serve out/language --text corpus.txt --port 0
       manyheads serve my-classifier --data reviews.csv --label-column stars
     """
-    with loading(how.model) as status:
+    with loading(options.model) as status:
         announce = partial(terminal.serving.print_address, loading=status, browser=open, as_json=json)
-        mh.serve(**vars(how), announce=announce)
+        mh.serve(**vars(options), announce=announce)

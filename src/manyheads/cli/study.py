@@ -6,20 +6,17 @@ from typing import Annotated
 import typer
 
 import manyheads as mh
-from manyheads.cli import options
-from manyheads.common.commands import Spoken
-from manyheads.common.language import choose_language
+from manyheads.cli.options import Json, Out
 from manyheads.studies.options import StudyOptions
 
 
 def study(
     name: Annotated[str | None, typer.Argument(help="Which claim; all are listed by default.")] = None,
     *,
-    how: StudyOptions,
+    options: StudyOptions,
     all: Annotated[bool, "Run every claim and write one page about all."] = False,
-    language: Spoken = None,
-    out: options.Out = Path("out/study"),
-    json: options.Json = False,
+    out: Out = Path("out/study"),
+    json: Json = False,
 ) -> str | None:
     """Claims about multi-head attention: each is an experiment with a rule, a figure and a verdict.
 
@@ -33,6 +30,4 @@ def study(
       manyheads study several_heads --set heads=1,2,4,8 --seeds 5
       manyheads study --all --out site
     """
-    if language is not None:
-        choose_language(language)
-    return mh.view.study.run(name, how, out, every=all, as_json=json)
+    return mh.view.study.run(name, options, out, every=all, as_json=json)

@@ -30,7 +30,7 @@ def train(
       manyheads train language --data book.txt --heads 8
       manyheads train translation --data corpus/train --source en --target de
     """
-    with terminal.training.training_bar(mh.tasks.find(task).metric, hidden=json or rank() > 0) as show:
+    with terminal.training.training_bar(task, hidden=json or rank() > 0) as show:
         trackers = [] if tracker == "none" else [tracker]
         result = mh.tasks.train_task(task, options, out=out, callbacks=[show], trackers=trackers, **settings)
     files = settings.get("data"), settings.get("valid")

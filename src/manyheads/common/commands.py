@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 Verb = Callable[..., str | None]  # returns what to say after Ctrl-C
 
 LANGUAGE = "The language of the output: en or zh; that of the locale by default."
-Spoken = Annotated[Literal["en", "zh"] | None, LANGUAGE]
+OutputLanguage = Annotated[Literal["en", "zh"] | None, LANGUAGE]
 
 
 def command(
@@ -37,7 +37,7 @@ def command(
     A text beside the type of a parameter is the help of its option. A parameter whose type is a dataclass
     stands for an option for each field. A verb that Ctrl-C ended returns the sentence that says what was
     kept, or raises `Interrupted` when there is nothing to keep; the exit code is then 130. Every verb has
-    --language, unless it has one for something else; the paragraphs of its help wrap where the terminal ends.
+    --language; the paragraphs of its help wrap where the terminal ends.
 
     Parameters
     ----------
@@ -55,13 +55,11 @@ def command(
             parameters += [option(name, values[name], hint) for name, hint in hints.items()]
         else:
             parameters.append(option(parameter.name, parameter.default, parameter.annotation))
-    has_language = any(parameter.name == "language" for parameter in parameters)
-    if not has_language:
-        parameters.append(option("language", None, Spoken))
+    parameters.append(option("language", None, OutputLanguage))
 
     @wraps(verb)
     def run(**options: Any) -> None:
-        if not has_language and (language := options.pop("language")) is not None:
+        if (language := options.pop("language")) is not None:
             choose_language(language)  # else that of the command itself, or of the locale
         for name, kind in groups.items():
             options[name] = kind(**{field.name: options.pop(field.name) for field in fields(kind)})
@@ -81,10 +79,14 @@ def command(
 
 
 def option(name: str, default: object, hint: Any) -> Parameter:
-    """A parameter for Typer: beside its type, its help and its panel; only what is True has a --no-NAME."""
+    """A parameter for Typer: beside its type, its help and its panel; only what is True has a --no-NAME.
+
+    The short form of --out is -o everywhere.
+    """
     kind, *details = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if details and isinstance(details[0], str):
         flags = [f"--{name.replace('_', '-')}"] if default is not True else []
+        flags += ["-o"] if name == "out" else []
         hint = Annotated[kind, typer.Option(*flags, help=details[0], rich_help_panel=[*details, None][1])]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 

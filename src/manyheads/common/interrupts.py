@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TypeVar
 
 from manyheads.common.numbered_batches import Numbered
+from manyheads.common.processes import processes
 from manyheads.common.whole_files import remove_unfinished
 
 EXIT_CODE = 130
@@ -53,7 +54,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         if not ctrl_c.is_set():
             first_time = time.monotonic()
             ctrl_c.set()
-        elif int(os.environ.get("WORLD_SIZE", 1)) == 1 or time.monotonic() - first_time > _SAME:
+        elif processes() == 1 or time.monotonic() - first_time > _SAME:
             previous = handlers[kind]
             if callable(previous):
                 previous(kind, frame)
@@ -71,6 +72,25 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         _ctrl_c = None
         for number, handler in handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
+
+
+@contextmanager
+def signals_silenced() -> Iterator[None]:
+    """A context for code that handles Ctrl-C and SIGTERM itself, and raises the signal again when it is done.
+
+    uvicorn does so, for the handler that was there before: inside, that one does nothing.
+
+    >>> with signals_silenced():
+    ...     signal.raise_signal(signal.SIGINT)
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    kinds = [signal.SIGINT, signal.SIGTERM] if in_main else []
+    before = {kind: signal.signal(kind, lambda *_: None) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 class Interrupted(KeyboardInterrupt):

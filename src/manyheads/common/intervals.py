@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,19 @@ def interval(values: Iterable[float], level: float = 0.95) -> Interval:
     if len(numbers) == 1:
         return Interval(mean, math.nan, math.nan, 1)
     error = float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
-    half = float(stats.t.ppf((1 + level) / 2, len(numbers) - 1)) * error
+    half = student(len(numbers) - 1, level) * error
     return Interval(mean, mean - half, mean + half, len(numbers))
+
+
+def student(degrees: int, level: float = 0.95) -> float:
+    """How many standard errors an interval reaches to each side: a quantile of Student's t.
+
+    >>> [round(student(n), 2) for n in (2, 10, 1000)]
+    [4.3, 2.23, 1.96]
+    """
+    from scipy.special import stdtrit  # scipy.stats takes a second to import
+
+    return float(stdtrit(degrees, (1 + level) / 2)) if degrees > 0 else math.nan
 
 
 def paired_difference(
@@ -73,6 +83,8 @@ def binomial(right: int, count: int, level: float = 0.95) -> Interval:
     """
     if not count:
         return Interval(math.nan, math.nan, math.nan, 0)
+    from scipy import stats
+
     ends = stats.binomtest(right, count).proportion_ci(level, method="wilson")
     return Interval(right / count, float(ends.low), float(ends.high), count)
 

@@ -20,10 +20,10 @@ GROUPS = ("manyheads.attention", "manyheads.roles", "manyheads.importance", "man
 
 
 @cache
-def named(group: str) -> MappingProxyType[str, str]:
+def plugin_paths(group: str) -> MappingProxyType[str, str]:
     """Where the objects of a group are, ``package.module:attribute`` by name; nothing is imported.
 
-    >>> dict(named("manyheads.nothing"))
+    >>> dict(plugin_paths("manyheads.nothing"))
     {}
     """
     return MappingProxyType({point.name: point.value for point in entry_points(group=group)})

@@ -39,12 +39,23 @@ def gathered(item: Item) -> list[Item]:
     """
     if processes() == 1:
         return [item]
+    with process_group():
+        return gathered_in_group(item)
+
+
+def gathered_in_group(item: Item) -> list[Item]:
+    """The same in a process group that is there already, whoever began it; without one, only this item.
+
+    >>> gathered_in_group(7)
+    [7]
+    """
     from torch import distributed  # the command asks for the rank before torch is loaded
 
-    with process_group():
-        items: list[Item | None] = [None] * distributed.get_world_size()
-        distributed.all_gather_object(items, item)
-    return [part for part in items if part is not None]
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return [item]
+    items: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(items, item)
+    return items
 
 
 def added_up(tensor: Tensor) -> Tensor:
@@ -72,7 +83,7 @@ def process_group() -> Iterator[None]:
     if processes() == 1 or distributed.is_initialized():
         yield
         return
-    # A second group under the names of the first would read addresses that nobody listens at any more.
+    # A second group under the names of the first would read addresses at which no process listens any more.
     if not _meetings:
         _meetings.append(next(distributed.rendezvous("env://"))[0])  # type: ignore[attr-defined]
     name = f"manyheads {next(_numbers)}"

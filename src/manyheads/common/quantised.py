@@ -27,7 +27,7 @@ def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def is_quantised(module: nn.Module) -> bool:
-    """Whether a module is a linear map whose weights are not plain numbers.
+    """Whether a module is a linear layer whose weights are not plain numbers.
 
     >>> is_quantised(nn.Linear(2, 3))
     False
@@ -44,7 +44,7 @@ def is_quantised(module: nn.Module) -> bool:
 
 
 def quantised_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The quantised linear maps of a model, by path."""
+    """The quantised linear layers of a model, by path."""
     return {name: part for name, part in model.named_modules() if is_quantised(part)}
 
 
@@ -74,7 +74,7 @@ def _dtype(module: nn.Module, model: nn.Module) -> torch.dtype:
 
 @torch.no_grad()
 def _plain(module: nn.Module, dtype: torch.dtype) -> nn.Linear:
-    """The linear map of a quantised one."""
+    """The linear layer of a quantised one."""
     weight, bias = module.weight, getattr(module, "bias", None)
     assert isinstance(weight, Tensor)
     columns, rows = int(module.in_features), int(module.out_features)  # type: ignore[arg-type]

@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from manyheads.common.errors import describe_error, first_line
+from manyheads.common.errors import first_line
 from manyheads.common.json_files import in_one_sentence, parse_json
 from manyheads.data.labelled.columns import choose_columns
 from manyheads.data.labelled.language import HiddenTokens
-from manyheads.data.readers.records import HUB_NAME, Records, is_missing
+from manyheads.data.readers.records import HUB_NAME, Records, is_missing, open_dataset
 from manyheads.data.text_lines import read_lines
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -158,16 +158,6 @@ def _parquet(file: str, column: str | None) -> Iterator[dict[str, object]]:
 
 
 def _of_dataset(name: str, column: str | None, split: str | None) -> Iterator[str]:
-    try:
-        import datasets
-    except ImportError:
-        raise ImportError("datasets need the package datasets: pip install 'manyheads[data]'") from None
-    repository, _, config = name.partition(":")
-    try:
-        rows: Any = datasets.load_dataset(repository, config or None, split=split or "train", streaming=True)
-    except Exception as error:
-        raise ValueError(
-            f"text: {name!r} is neither a file here nor a dataset that can be streamed "
-            f"({describe_error(error)}); expected a file, a pattern of files, or the name of a dataset"
-        ) from error
+    expected = "a file, a pattern of files, or the name of a dataset"
+    rows = open_dataset(name, "text", expected, split=split or "train", streaming=True)
     yield from _in_column(rows, name, column)

@@ -83,7 +83,7 @@ def count_corpus(model: nn.Module, corpus: Corpus, progress: Progress = no_progr
         progress(stage, done, units)
 
     report("watch", 0, None)
-    counted = together(count(model, corpus.batches(*share), corpus.groups, progress=report))
+    counted = merge_processes(count(model, corpus.batches(*share), corpus.groups, progress=report))
     if counted.stopped and (rank() > 0 or counted.table is None):
         raise Interrupted
     return counted
@@ -113,7 +113,7 @@ def _run(model: nn.Module, batch: Batch) -> None:
         ) from error
 
 
-def finished(counted: Counted) -> HeadTable:
+def table_or_error(counted: Counted) -> HeadTable:
     """The table, or the error that says why there is none."""
     if counted.error is not None:
         raise counted.error
@@ -124,7 +124,7 @@ def finished(counted: Counted) -> HeadTable:
     return counted.table
 
 
-def together(counted: Counted) -> Counted:
+def merge_processes(counted: Counted) -> Counted:
     """The counts of all processes, merged exactly; the same in each of them."""
     if processes() == 1:
         return counted

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from manyheads.data.source import Images, MaxLength, Sample, Text
+from manyheads.data.source import Images, Limit, MaxLength, Sample, Text
 
 Unverified = Annotated[
     Literal["refuse", "allow"],
     "What to do with heads at sites about which nothing could be proved: refuse or allow.",
 ]
 Memory = Annotated[
-    str | None, "What elimination and refit may take: 2GB, 800MB ...; half of what is free by default."
+    str | None, "Memory budget for elimination and refit: 2GB, 800MB ...; half of the free memory by default."
 ]
 
 
@@ -23,7 +23,7 @@ class RoleOptions:
 
     treebank: Annotated[Path | None, "Sentences with dependencies (CoNLL-U), for syntactic roles."] = None
     only: Annotated[str | None, "Some roles only, as in: induction,retrieval"] = None
-    least: Annotated[int, "The fewest cases on which a role may be claimed."] = 100
+    least: Annotated[int, "Minimum number of cases for a role."] = 100
     sample: Sample = 16384
 
 
@@ -52,7 +52,7 @@ class ImportanceOptions:
         "For gradient, leave-one-out, mean-ablation and gates: causal, masked, classification, seq2seq, "
         "embedding, labels; with labels, that of their task by default.",
     ] = None
-    gates: Annotated[int | None, "How many heads the method gates keeps; half of them by default."] = None
+    gates: Annotated[int | None, "Number of heads that --method gates keeps; half of them by default."] = None
     unverified: Unverified = "refuse"
     seed: Annotated[int, "The seed of all random numbers."] = 0
     memory: Memory = None
@@ -68,7 +68,7 @@ class CompareOptions:
     )
     images: Images = None
     max_length: MaxLength = None
-    limit: Annotated[int, "Read at most this many texts or images.", "Corpus"] = 200
+    limit: Limit = 200
     match: Annotated[
         Literal["function", "number"], "Match heads by what they do, or by their numbers before any cut."
     ] = "function"

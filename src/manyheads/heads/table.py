@@ -144,8 +144,8 @@ class HeadTable:
 
     def __repr__(self) -> str:
         sites = len({row.site for row in self.rows})
-        seen = int(self.tokens.max()) if len(self) else 0
-        return f"HeadTable({len(self)} heads at {sites} sites, {seen} tokens: {', '.join(self.metrics)})"
+        tokens = int(self.tokens.max()) if len(self) else 0
+        return f"HeadTable({len(self)} heads at {sites} sites, {tokens} tokens: {', '.join(self.metrics)})"
 
     def __str__(self) -> str:
         """The rows as text: the heads, and the mean of each metric; not the middle of a long table."""

@@ -6,12 +6,11 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.capture.call import Call
+from manyheads.capture.call import Call, measuring
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import Visible, find_unmasked, update_site, visible, without_dead_rows
 from manyheads.capture.site import Site
@@ -179,13 +178,9 @@ class Watch:
 
     def _on_call(self, call: Call) -> None:
         """Count one call."""
-        device = call.output.device.type
-        if call.again or device == "meta":  # numbers that are not there tell nothing
+        if call.again or call.output.device.type == "meta":  # numbers that are not there tell nothing
             return
-        autocast = (
-            torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-        )
-        with torch._C.DisableTorchFunction(), torch.no_grad(), autocast:
+        with measuring(call), torch.no_grad():
             call = without_dead_rows(call)
             visibility = self._visibility(call)
             site = call.site

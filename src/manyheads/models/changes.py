@@ -71,12 +71,12 @@ class Changes:
     notes: list[str] = field(default_factory=list)
     counts: dict[str, Count] = field(default_factory=dict)
 
-    def follow(self, path: str, name: str, axis: int, size: int, keep: list[int]) -> None:
-        """Record which entries a setting of every head has, now or once more."""
+    def follow(self, path: str, name: str, axis: int, size: int, heads: list[int]) -> None:
+        """Record which heads' entries a setting of every head has, now or once more."""
         settings = self.settings.setdefault(path, {})
         if name in settings:
-            size, keep = settings[name]["size"], [settings[name]["keep"][entry] for entry in keep]
-        settings[name] = {"axis": axis, "size": size, "keep": keep}
+            size, heads = settings[name]["size"], [settings[name]["keep"][head] for head in heads]
+        settings[name] = {"axis": axis, "size": size, "keep": heads}
 
     def removed(self) -> dict[str, list[int]]:
         """The original numbers of the cut heads, by site."""
@@ -163,7 +163,7 @@ def _like(old: object, new: object) -> object:
     return new
 
 
-def own_config(module: nn.Module, values: dict[str, object]) -> None:
+def copy_config(module: nn.Module, values: dict[str, object]) -> None:
     """Give a module a copy of its config, with other values."""
     config = copy.copy(module.config)
     for name, value in values.items():
@@ -216,18 +216,18 @@ def reshape(model: nn.Module, changes: Changes) -> nn.Module:
     return model
 
 
-def followed(value: Any, axis: int, keep: list[int]) -> object:
+def followed(value: Any, axis: int, heads: list[int]) -> object:
     """The entries of a setting, by head number: those that remain, and those that come twice.
 
     >>> followed((5, 6, 7), 0, [0, 2]), followed({0: "a", 1: "b"}, 0, [0, 1, 1])
     ((5, 7), {0: 'a', 1: 'b', 2: 'b'})
     """
     if isinstance(value, Tensor):
-        chosen = value.detach().index_select(axis, torch.tensor(keep, device=value.device))
+        chosen = value.detach().index_select(axis, torch.tensor(heads, device=value.device))
         return nn.Parameter(chosen, value.requires_grad) if isinstance(value, nn.Parameter) else chosen
     if isinstance(value, dict):
-        return {number: value[head] for number, head in enumerate(keep)}
-    entries = [value[head] for head in keep]
+        return {number: value[head] for number, head in enumerate(heads)}
+    entries = [value[head] for head in heads]
     return entries if isinstance(value, list) else tuple(entries)
 
 
@@ -280,7 +280,7 @@ def settle(model: nn.Module, changes: Changes) -> None:
         for name, value in values.items():
             set_value(model.get_submodule(path), name.split("."), value)
     for path, values in changes.configs.items():
-        own_config(model.get_submodule(path), values)
+        copy_config(model.get_submodule(path), values)
     for path, picked in changes.inputs.items():
         module = model.get_submodule(path)
         for options in picked:

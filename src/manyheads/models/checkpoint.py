@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,6 +22,7 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
+_PART = 2**24  # bytes
 
 
 class Entry(NamedTuple):
@@ -68,6 +69,25 @@ class Checkpoint:
             tensor: Tensor = file.get_tensor(name)
             return tensor
 
+    def read_parts(self, name: str) -> Iterator[Tensor]:
+        """A tensor in parts, some rows at a time.
+
+        >>> import tempfile
+        >>> from safetensors.torch import save_file
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_file({"weight": torch.ones(2**13, 2**10)}, f"{folder}/model.safetensors")
+        ...     [part.shape[0] for part in Checkpoint(Path(folder)).read_parts("weight")]
+        [4096, 4096]
+        """
+        file, shape, dtype = self.entries[name]
+        if bytes_of(shape, dtype) <= _PART:
+            yield self.read(name)
+            return
+        rows = max(_PART // bytes_of(shape[1:], dtype), 1)
+        for start in range(0, shape[0], rows):
+            with safe_open(file, "pt") as opened:
+                yield opened.get_slice(name)[start : start + rows]
+
     def numbers(self, name: str, positions: Iterable[list[int]]) -> list[object]:
         """Some numbers of a tensor, without the rest."""
         with safe_open(self.entries[name].file, "pt") as file:
@@ -106,15 +126,15 @@ def bytes_of(shape: Iterable[int], dtype: torch.dtype) -> int:
 def write_tensors(
     path: Path,
     layout: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
-    tensors: Iterable[tuple[str, Tensor]],
+    tensors: Iterable[tuple[str, Iterable[Tensor]]],
 ) -> None:
-    """Write a safetensors file of this layout, a tensor at a time, in that order.
+    """Write a safetensors file of this layout, in that order; tensors come in parts, some rows at a time.
 
     >>> import tempfile
     >>> from safetensors.torch import load_file
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder) / "model.safetensors"
-    ...     write_tensors(path, {"a": ((3,), torch.bfloat16)}, [("a", torch.ones(3, dtype=torch.bfloat16))])
+    ...     write_tensors(path, {"a": ((3,), torch.bfloat16)}, [("a", [torch.ones(3, dtype=torch.bfloat16)])])
     ...     load_file(path)
     {'a': tensor([1., 1., 1.], dtype=torch.bfloat16)}
     """
@@ -129,12 +149,23 @@ def write_tensors(
     expected = iter(layout.items())
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name, tensor in tensors:
+        for name, parts in tensors:
             of_layout = next(expected, ("", None))
-            if of_layout != (name, (tuple(tensor.shape), tensor.dtype)):
-                raise ValueError(f"{path}: {name} is {tuple(tensor.shape)}, expected {of_layout}")
-            numbers: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-            file.write(memoryview(numbers))
-            del tensor, numbers  # before the next one is read
+            written = _write_parts(file, parts)
+            if of_layout != (name, written):
+                raise ValueError(f"{path}: {name} is {written}, expected {of_layout}")
         if next(expected, None) is not None:
             raise ValueError(f"{path}: some tensors of its layout were not written")
+
+
+def _write_parts(file: BinaryIO, parts: Iterable[Tensor]) -> tuple[tuple[int, ...], torch.dtype]:
+    """Write the parts of a tensor one after the other. Returns its shape and dtype."""
+    rows = 0
+    shape: tuple[int, ...] = ()
+    dtype = torch.float32
+    for part in parts:
+        numbers: Any = part.contiguous().reshape(-1).view(torch.uint8).numpy()
+        file.write(memoryview(numbers))
+        rows, shape, dtype = rows + (len(part) if part.dim() else 0), tuple(part.shape), part.dtype
+        del part, numbers  # before the next one is read
+    return (rows, *shape[1:]) if shape else (), dtype

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +20,19 @@ from manyheads.common.whole_files import whole_folder, write_whole
 from manyheads.models import gguf_export, graph_export
 from manyheads.models.loaded import Loaded, if_any
 from manyheads.models.open import open_model
+from manyheads.models.opening import Format
 from manyheads.models.probe_batch import probe_batch
 from manyheads.nn.orthogonal_rows import plain
 
-Target = Literal["onnx", "torch-export", "gguf", "openvino", "executorch"]
-TARGETS: tuple[Target, ...] = get_args(Target)
-_EXTRAS: dict[Target, str] = {
+FORMATS: tuple[Format, ...] = get_args(Format)
+_EXTRAS: dict[Format, str] = {
     "onnx": "export", "gguf": "export", "openvino": "openvino", "executorch": "executorch",
 }  # fmt: skip
-_PACKAGES: dict[Target, tuple[str, ...]] = {
+_PACKAGES: dict[Format, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"), "gguf": ("gguf",), "openvino": ("openvino",),
     "executorch": ("executorch",),
 }  # fmt: skip
-_EXPORTERS: dict[Target, str] = {"torch-export": "dynamo"}  # transformers' names that are not ours
+_EXPORTERS: dict[Format, str] = {"torch-export": "dynamo"}  # transformers' names that are not ours
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Exported:
 def export(
     model: nn.Module | Loaded | str | PathLike[str],
     *,
-    to: Target,
+    to: Format,
     out: str | PathLike[str],
     batch: Mapping[str, Tensor] | None = None,
     **opening: Any,
@@ -104,8 +104,8 @@ def export(
     >>> done.files, program.module()(query=torch.randn(3, 7, 6)).shape
     (['model.pt2'], torch.Size([3, 7, 6]))
     """
-    if to not in TARGETS:
-        raise ValueError(f"to: got {to!r}; expected one of {', '.join(TARGETS)}")
+    if to not in FORMATS:
+        raise ValueError(f"to: got {to!r}; expected one of {', '.join(FORMATS)}")
     check_installed(to)
     out = Path(out)
     check_free(out)
@@ -136,7 +136,7 @@ def _open(model: str | PathLike[str], opening: Mapping[str, Any]) -> Loaded:
     return open_model(str(model), head=True, **{**opening, **({"device": "cpu"} if anywhere else {})})
 
 
-def check_installed(to: Target) -> None:
+def check_installed(to: Format) -> None:
     """Raise an ImportError that names the extra, unless everything that a format needs is installed."""
     missing = [name for name in _PACKAGES.get(to, ()) if importlib.util.find_spec(name) is None]
     if missing:

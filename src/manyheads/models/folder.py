@@ -32,7 +32,7 @@ _NAMELESS = 2**24  # numbers of a tensor that was cut and is in the file by anot
 
 def save(
     model: nn.Module,
-    dir: str | PathLike[str],
+    out: str | PathLike[str],
     tokenizer: object = None,
     *,
     card: bool | Mapping[str, object] = False,
@@ -46,7 +46,7 @@ def save(
     Parameters
     ----------
     model: a module; one of transformers or of manyheads can be loaded without a factory.
-    dir: a folder that does not exist yet, or is empty.
+    out: a folder that does not exist yet, or is empty.
     tokenizer: written beside the model; anything with ``save_pretrained``. Default: ``model.tokenizer``, if
         there is one.
     card: also write a model card, README.md: what was cut, and how to load it; with the measurements of
@@ -79,8 +79,8 @@ def save(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-    folder = Path(dir)
-    check_free(folder, "dir")
+    folder = Path(out)
+    check_free(folder, "out")
     with whole_folder(folder) as unfinished:
         write(
             plain(model),

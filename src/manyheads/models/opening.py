@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 _DEVICE = "Where the model runs: cpu, cuda:1, mps ...; the accelerator, if any, by default."
+Format = Literal["onnx", "torch-export", "gguf", "openvino", "executorch"]  # that `export` writes
 Device = Annotated[str | None, _DEVICE]  # for a command without the other options of `Opening`
 
 
@@ -20,7 +21,7 @@ class Opening:
     device: Annotated[str | None, _DEVICE, "Model"] = None
     dtype: Annotated[
         str | None,
-        "Numbers of the weights: float32, bfloat16, float16, float64, or auto for those of the files; "
+        "Data type of the weights: float32, bfloat16, float16, float64, or auto for those of the files; "
         "float32 on a CPU by default.",
         "Model",
     ] = None

@@ -32,9 +32,9 @@ from manyheads.nn.residual import Dropout
 from manyheads.nn.stack import DecoderCache
 from manyheads.nn.transformers import Decoder
 
-# From so many new tokens on, laying out the weights pays.
+# Laying out the weights pays from this number of new tokens on.
 FEWEST = 16
-# Up to so many rows, a wide matrix times a few columns is faster than a few rows times the matrix; with few
+# Up to this many rows, a wide matrix times a few columns is faster than a few rows times the matrix; with few
 # inputs up to some more.
 ROWS, ROWS_OF_FEW_INPUTS, FEW_INPUTS = 6, 8, 512
 

@@ -91,29 +91,27 @@ class Mask:
 
     def key_range(self, rows: Span, keys: int, offset: int) -> tuple[int, int]:
         """The keys [low, high) outside which no query of ``rows`` can attend, by geometry alone."""
-        low, high = 0, keys
-        first, last = rows.start + offset, rows.stop - 1 + offset
-        if self.causal:
-            high = min(high, last + 1)
-        if self.window is not None:
-            low, high = max(low, first - self.window + 1), min(high, last + self.window)
-        if self.chunk is not None:
-            low = max(low, first // self.chunk * self.chunk)
-            high = min(high, (last // self.chunk + 1) * self.chunk)
+        low, high = self._bounds(rows.start + offset, rows.stop - 1 + offset, keys)
         return min(low, keys), max(min(low, keys), high)
 
     def open_range(self, rows: Span, keys: int, offset: int) -> tuple[int, int]:
         """The keys [low, high) that every query of ``rows`` may attend to, by geometry alone."""
-        low, high = 0, keys
-        first, last = rows.start + offset, rows.stop - 1 + offset
-        if self.causal:
-            high = min(high, first + 1)
-        if self.window is not None:
-            low, high = max(low, last - self.window + 1), min(high, first + self.window)
-        if self.chunk is not None:
-            low = max(low, last // self.chunk * self.chunk)
-            high = min(high, (first // self.chunk + 1) * self.chunk)
+        low, high = self._bounds(rows.stop - 1 + offset, rows.start + offset, keys)
         return low, max(low, high)
+
+    def _bounds(self, low_of: int, high_of: int, keys: int) -> tuple[int, int]:
+        """The lowest key that the query at position ``low_of`` may attend to, and the end of those that the
+        query at ``high_of`` may attend to.
+        """
+        low, high = 0, keys
+        if self.causal:
+            high = min(high, high_of + 1)
+        if self.window is not None:
+            low, high = max(low, low_of - self.window + 1), min(high, high_of + self.window)
+        if self.chunk is not None:
+            low = max(low, low_of // self.chunk * self.chunk)
+            high = min(high, (high_of // self.chunk + 1) * self.chunk)
+        return low, high
 
     def rectangle(
         self,
@@ -219,6 +217,17 @@ _EVERYTHING = Mask()
 def causal() -> Mask:
     """Each query attends to its own position and those before it, aligned at the last query and key.
 
+    See Also
+    --------
+    window, chunk: also restrict how far back.
+    padding: for sequences of different lengths.
+
+    References
+    ----------
+    Vaswani et al. 2017, Attention is all you need.
+
+    Examples
+    --------
     >>> causal().dense(2, 4).int()
     tensor([[1, 1, 1, 0],
             [1, 1, 1, 1]], dtype=torch.int32)
@@ -229,6 +238,17 @@ def causal() -> Mask:
 def window(size: int) -> Mask:
     """Each query attends to positions less than ``size`` away from its own: ``|i - j| < size``.
 
+    See Also
+    --------
+    chunk: the same cost, without overlap.
+    causal: combine them by ``causal() & window(4)``.
+
+    References
+    ----------
+    Beltagy, Peters and Cohan 2020, Longformer: the long-document transformer.
+
+    Examples
+    --------
     >>> window(2).dense(3, 3).int()
     tensor([[1, 1, 0],
             [1, 1, 1],
@@ -240,6 +260,17 @@ def window(size: int) -> Mask:
 def chunk(size: int) -> Mask:
     """Attention only inside consecutive pieces of ``size`` positions.
 
+    See Also
+    --------
+    window: positions near the query, across pieces.
+    causal: combine them by ``causal() & chunk(4)``.
+
+    References
+    ----------
+    Child et al. 2019, Generating long sequences with sparse transformers.
+
+    Examples
+    --------
     >>> chunk(2).dense(3, 3).int()
     tensor([[1, 1, 0],
             [1, 1, 0],
@@ -256,6 +287,16 @@ def padding(lengths: Tensor, queries: Tensor | None = None) -> Mask:
     padding, which is what makes padded batches fast. Keep lengths on the CPU for that: reading them back from
     a GPU would make it wait.
 
+    See Also
+    --------
+    causal: combine them by ``causal() & padding(lengths)``.
+
+    References
+    ----------
+    Vaswani et al. 2017, Attention is all you need.
+
+    Examples
+    --------
     >>> lengths = torch.tensor([3, 1])
     >>> padding(lengths).dense(1, 3).int().flatten(1)
     tensor([[1, 1, 1],
@@ -275,8 +316,19 @@ def alibi(heads: int) -> Mask:
     """Attention with linear biases: ``-slope * |i - j|`` is added, slopes 2^(-8/heads) down to 2^-8.
 
     For a number of heads that is not a power of two, the slopes of the next lower power are followed by every
-    second one of the next higher, as in the paper (Press et al. 2022).
+    second one of the next higher, as in the paper.
 
+    See Also
+    --------
+    causal: ``causal() & alibi(heads)`` is what the paper uses.
+
+    References
+    ----------
+    Press et al. 2022, Train short, test long: attention with linear biases enables input length
+    extrapolation.
+
+    Examples
+    --------
     >>> alibi(2).dense(1, 3)[:, 0]
     tensor([[-0.1250, -0.0625, -0.0000],
             [-0.0078, -0.0039, -0.0000]])

@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.nn.mask import Mask
 from manyheads.nn.residual import factors
 
-# Up to so many weights, of all heads and sequences together, and so many keys: 2 MiB a tensor, three kept.
+# The most weights, of all heads and sequences together, and the most keys: 2 MiB a tensor, three kept.
 WEIGHTS = 2**19
 KEYS = 256
 

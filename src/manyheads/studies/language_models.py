@@ -18,7 +18,7 @@ TINY: dict[str, Any] = {
     "seeds": 2, "d_model": 16, "heads": 2, "layers": 1, "context": 16, "steps": 3, "batch_tokens": 64,
 }  # fmt: skip
 FULL: dict[str, Any] = {
-    "seeds": 5, "d_model": 128, "heads": 8, "layers": 4, "context": 128, "steps": 600, "batch_tokens": 1024,
+    "seeds": 5, "d_model": 128, "heads": 8, "layers": 4, "context": 128, "steps": 300, "batch_tokens": 1024,
 }  # fmt: skip
 
 

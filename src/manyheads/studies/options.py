@@ -14,7 +14,7 @@ class StudyOptions:
     {'heads': '1,2'}
     """
 
-    full: Annotated[bool, "Minutes to an hour instead of 90 seconds."] = False
+    full: Annotated[bool, "Run at full size: minutes to an hour instead of 90 seconds."] = False
     seeds: Annotated[int | None, "Repetitions; those of the size by default."] = None
     data: Annotated[str | None, "Data to run it on; embedded data by default."] = None
     set: Annotated[list[str] | None, "A setting, as in: heads=1,2,4"] = None

@@ -85,7 +85,7 @@ SIZES: Mapping[Size, Setup] = {
     "tiny": Setup(seeds=2, heads=(1, 2), d_model=16, layers=1, context=16, steps=3, batch_tokens=128),
     "quick": Setup(),
     "full": Setup(
-        seeds=5, heads=(1, 2, 4, 8, 16, 32), d_model=128, layers=4, context=128, steps=500, batch_tokens=1024
+        seeds=5, heads=(1, 2, 4, 8, 16, 32), d_model=128, layers=4, context=128, steps=300, batch_tokens=1024
     ),
 }
 

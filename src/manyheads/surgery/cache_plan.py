@@ -104,8 +104,8 @@ class CachePlan:
         """
         if not length >= 1:
             raise ValueError(f"length: expected a number of tokens, at least 1, got {length!r}")
-        kept = min(1.0, (self.first + self.window) / length)
-        return self.budget + (1 - self.budget) * kept
+        of_forgetting = min(1.0, (self.first + self.window) / length)
+        return self.budget + (1 - self.budget) * of_forgetting
 
     def windows(self, layer: int) -> list[int | None]:
         """For each head of a layer how many of the last tokens it keeps; None for all."""
@@ -158,8 +158,8 @@ class CachePlan:
                     raise ValueError(f"plan: {path} is damaged: layer {layer} has no such heads")
         if prices and {layer: len(values) for layer, values in prices.items()} != sizes:
             raise ValueError(f"plan: {path} is damaged: its prices are not those of its heads")
-        kept = document["first"], document["window"]
-        return CachePlan(forget, sizes, *kept, document["model"], prices, protected)
+        first, window = document["first"], document["window"]
+        return CachePlan(forget, sizes, first, window, document["model"], prices, protected)
 
 
 class _Document(TypedDict):

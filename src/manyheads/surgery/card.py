@@ -24,7 +24,7 @@ from manyheads.heads.observer import moved, tensors
 from manyheads.heads.unverified_sites import Doubts, doubts_of
 from manyheads.surgery.decoding_speed import Decoding, cache_bytes, decoding_speed
 from manyheads.surgery.head_prices import cache_prices
-from manyheads.surgery.prune import few
+from manyheads.surgery.prune import first_sequences
 from manyheads.surgery.quality import Compared, compare_quality
 
 Metric = Callable[[nn.Module], float]
@@ -195,7 +195,7 @@ def card(
         times = latency(model, small, first, sizes, repeats)
         sides, doubts = [], []
         for each, (value, error), seconds in zip((model, small), qualities, times, strict=True):
-            prices = cache_prices(each, few(first))
+            prices = cache_prices(each, first_sequences(first))
             sites, cache = list(prices), round(sum(price.whole for price in prices.values()))
             measured = cache_bytes(each) if cache else None
             cache = cache if measured is None else round(measured)

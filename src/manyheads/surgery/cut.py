@@ -97,7 +97,7 @@ def cut_unchecked(
     """
     batch = probe_batch(model) if batch is None else batch
     chosen = Selection(heads, module_paths(model).values())
-    sites, seen = observe(model, batch, "cut")
+    sites, run_lengths = observe(model, batch, "cut")
     removed = {name: sorted(numbers) for name, site in sites.items() if (numbers := chosen.at(site))}
     chosen.finish(sites.values())
     for name, numbers in removed.items():
@@ -107,4 +107,4 @@ def cut_unchecked(
         raise ValueError("heads: these are all heads of the whole model; leave at least one")
     if not removed:
         return None
-    return rebuild(model, batch, Arrangement("cut", sites, removed=removed), seen)
+    return rebuild(model, batch, Arrangement("cut", sites, removed=removed), run_lengths)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import partial
 from os import PathLike
@@ -67,8 +68,7 @@ def cut_on_disk(
     unverified: Unverified = "refuse",
     progress: Progress = no_progress,
 ) -> CutFolder:
-    """Cut a model of transformers from folder to folder, without ever holding more than about its largest
-    tensor.
+    """Cut a model of transformers from folder to folder, holding one of its attention modules at a time.
 
     Which weights belong to a head is found on a small twin, a model of the same class with the same layers
     and heads but narrow ones, with the methods of `cut`, and the twin's copy is checked as `cut` checks it.
@@ -128,6 +128,7 @@ def cut_on_disk(
         except ValueError as error:
             raise ValueError(_no_twin(large, error)) from error
         stop_if_interrupted()
+        gc.collect()  # what was tried on the twin
         cut = _cut_structure(large, changes, slices, rebuilt)
         layout, readers = _layout(large, cut, changes, slices, _biases(twin, rebuilt))
         _check_room(target, layout)
@@ -187,6 +188,8 @@ def _rebuild_twin(
             if widths - {scale.small}:
                 raise RuntimeError(f"its heads are {sorted(map(str, widths))} wide, not {scale.small}")
             rebuilt.check()
+            for region in rebuilt.regions.values():
+                del region.calls[1:]  # on longer batches; the first is enough for what follows
         except (ValueError, RuntimeError) as error:
             if str(error).startswith("heads:"):
                 raise  # the heads of the large model are the same
@@ -235,11 +238,11 @@ def _layout(
     changes: Changes,
     slices: dict[str, Slice],
     biases: dict[str, str],
-) -> tuple[Layout, dict[str, Callable[[], Tensor]]]:
+) -> tuple[Layout, dict[str, Callable[[], Iterable[Tensor]]]]:
     """What is in the new file, and how to get each tensor."""
     by_tensor = {id(get_tensor(cut, name)): part for name, part in slices.items()}
     layout: Layout = {}
-    readers: dict[str, Callable[[], Tensor]] = {}
+    readers: dict[str, Callable[[], Iterable[Tensor]]] = {}
     for name, tensor in saved.distinct(cut):
         old_name = biases.get(name) or source_name(large.model, changes, name)
         in_file = large.names.get(old_name)
@@ -252,16 +255,17 @@ def _layout(
     return layout, readers
 
 
-def _return_tensor(tensor: Tensor) -> Tensor:
-    return tensor
+def _return_tensor(tensor: Tensor) -> Iterable[Tensor]:
+    return [tensor]
 
 
-def _read_slice(large: LargeModel, name: str, part: Slice | None) -> Tensor:
-    tensor = large.checkpoint.read(name)
-    return tensor if part is None else part.of(tensor)
+def _read_slice(large: LargeModel, name: str, part: Slice | None) -> Iterable[Tensor]:
+    return large.checkpoint.read_parts(name) if part is None else [part.of(large.checkpoint.read(name))]
 
 
-def _read_all(readers: dict[str, Callable[[], Tensor]], progress: Progress) -> Iterator[tuple[str, Tensor]]:
+def _read_all(
+    readers: dict[str, Callable[[], Iterable[Tensor]]], progress: Progress
+) -> Iterator[tuple[str, Iterable[Tensor]]]:
     for number, (name, read) in enumerate(readers.items()):
         progress("write", number, len(readers))
         stop_if_interrupted()

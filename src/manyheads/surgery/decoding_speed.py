@@ -37,7 +37,7 @@ class Decoding:
     why_not: str = ""
 
 
-class Held(NamedTuple):
+class LayerCache(NamedTuple):
     """What one layer of a cache holds: its number of key heads, and bytes for each token; 0 bytes where the
     layer has a window, and holds no more of a longer text.
     """
@@ -52,11 +52,11 @@ def cache_bytes(model: nn.Module) -> float | None:
     >>> cache_bytes(Decoder(12, heads=4, kv_heads=2, layers=2, vocabulary=17))
     96.0
     """
-    layers = held_by_layer(model)
+    layers = cache_by_layer(model)
     return None if layers is None else sum(layer.bytes for layer in layers)
 
 
-def held_by_layer(model: nn.Module) -> list[Held] | None:
+def cache_by_layer(model: nn.Module) -> list[LayerCache] | None:
     """What each layer of a model's cache holds, measured; None for models without a cache."""
     with torch.no_grad(), evaluating(model):
         cache = _fill_cache(model, 1, _MEASURED)
@@ -66,7 +66,7 @@ def held_by_layer(model: nn.Module) -> list[Held] | None:
     for layer in getattr(cache, "layers", None) or cache.blocks:
         keys, values = _tensors(layer)
         size = sum(x.numel() * x.element_size() for x in (keys, values)) / _MEASURED
-        held.append(Held(keys.shape[1], 0.0 if getattr(layer, "is_sliding", False) else size))
+        held.append(LayerCache(keys.shape[1], 0.0 if getattr(layer, "is_sliding", False) else size))
     return held or None
 
 

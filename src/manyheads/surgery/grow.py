@@ -97,7 +97,7 @@ def grow(
     batch = probe_batch(model) if batch is None else batch
     numbers = {key: [0] if isinstance(n, int) else n for key, n in counts.items()}
     chosen = Selection(numbers, module_paths(model).values())
-    sites, seen = observe(model, batch, "grow")
+    sites, run_lengths = observe(model, batch, "grow")
     by_site = _resolve_sites(chosen, sites, dict(zip(chosen.heads, counts.values(), strict=True)))
     for name in by_site:
         sites[name].check("grow", unverified)
@@ -105,7 +105,7 @@ def grow(
         _norms(model, batch) if any(isinstance(n, int) for n in by_site.values()) and how == "split" else {}
     )
     copies = {name: _copies(sites[name], n, how, norms.get(name, [])) for name, n in by_site.items()}
-    larger = rebuild(model, batch, Arrangement("grow", sites, copied=copies), seen)
+    larger = rebuild(model, batch, Arrangement("grow", sites, copied=copies), run_lengths)
     larger.check()  # while new heads are copies, which shows what is set for each
     if how == "zero":
         start_anew(larger, seed)

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from manyheads.common.types import Arguments
-from manyheads.models.changes import own_config, set_value
+from manyheads.models.changes import copy_config, set_value
 from manyheads.surgery.attribute_tracing import Reads
 
 _TRIES = 4000
@@ -189,6 +189,6 @@ class Values:
             owner.config = config
         for candidate, value in chosen.items():
             if candidate.config:
-                own_config(self.owner(candidate), {candidate.path[0]: value})
+                copy_config(self.owner(candidate), {candidate.path[0]: value})
             else:
                 set_value(self.owner(candidate), candidate.path, value)

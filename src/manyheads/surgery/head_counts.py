@@ -22,7 +22,7 @@ from manyheads.surgery.head_count_search import Candidate, Key, Values, candidat
 from manyheads.surgery.noisy_module import with_noise
 from manyheads.surgery.per_head_settings import largest, same, settings
 from manyheads.surgery.regions import Region
-from manyheads.surgery.verify import own_output
+from manyheads.surgery.verify import compared_output
 from manyheads.surgery.weight_slices import Slice, readers, sizes
 
 _FAR = 256  # 4 times as long shows settings that code computes from the numbers of heads
@@ -126,8 +126,8 @@ def fix_head_counts(
             raise FailedChangeError(
                 f"{arrangement.verb}: {region.path or 'the model'} ({type(module).__name__}) "
                 f"{arrangement.describe(region.sites[0])} does not give the output that {output}: "
-                f"{_why(module, region.calls)}. Its code may have the number of heads written into it as a "
-                "number: let it read an attribute; nothing was changed"
+                f"{_reason(module, region.calls)}. Its code may have the number of heads written into it as "
+                "a number: let it read an attribute; nothing was changed"
             )
         _check_lengths(region, chosen, arrangement, changes)
         for path, width in widths.items():
@@ -376,10 +376,10 @@ def _differences(module: nn.Module, calls: list[Captured]) -> Iterator[float]:
         with seeded_evaluation(module):
             args, kwargs = call.arguments()
             output = module(*args, **kwargs)
-        yield difference(own_output(module, call.output), own_output(module, output))
+        yield difference(compared_output(module, call.output), compared_output(module, output))
 
 
-def _why(module: nn.Module, calls: list[Captured]) -> str:
+def _reason(module: nn.Module, calls: list[Captured]) -> str:
     try:
         off = max(_differences(module, calls))
     except Exception as error:

@@ -16,6 +16,7 @@ from manyheads.capture.mask_reading import update_site, visible
 from manyheads.capture.site import Site
 from manyheads.capture.weights import projections
 from manyheads.common.compare_outputs import seeded_evaluation
+from manyheads.common.devices import device_of
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.heads.watch import fingerprint
@@ -25,7 +26,7 @@ from manyheads.models.transformers_config import is_transformers
 from manyheads.nn.orthogonal_rows import plain
 from manyheads.surgery.arrangement import groups_of
 from manyheads.surgery.cut import cut
-from manyheads.surgery.decoding_speed import Held, held_by_layer
+from manyheads.surgery.decoding_speed import LayerCache, cache_by_layer
 from manyheads.surgery.prices import HeadPrices
 from manyheads.surgery.regions import regions_of
 
@@ -120,14 +121,14 @@ def cache_prices(model: nn.Module, batch: Batch) -> dict[Site, CachePrice]:
     with seeded_evaluation(model), Interceptor(model, on_call) as interceptor:
         run(model, batch)
     repeated = changes_of(model).repeated
-    layers = held_by_layer(model) if is_transformers(model) else None
+    layers = cache_by_layer(model) if is_transformers(model) else None
     prices = {}
     for name, site in interceptor.sites.by_name.items():
         under = f"{site.path}." if site.path else ""
         several = any(path.startswith(under) for path in repeated)
         key_heads = len(set(site.kv_heads))
         count = site.heads if several else key_heads
-        held = Held(count, float(count * widths[name]))
+        held = LayerCache(count, float(count * widths[name]))
         number = getattr(model.get_submodule(site.path), "layer_idx", None)
         if layers is not None and isinstance(number, int) and number < len(layers):
             held = layers[number]
@@ -171,7 +172,7 @@ def _time_modules(model: nn.Module, batch: Batch, paths: Iterable[str]) -> dict[
     """The processor time of one pass, and of the modules at these paths within it."""
     seconds: dict[str, float] = {}
     starts: dict[str, float] = {}
-    clock = process_time if next(model.parameters()).device.type == "cpu" else perf_counter
+    clock = process_time if device_of(model).type == "cpu" else perf_counter
     with ExitStack() as stack:
         stack.enter_context(seeded_evaluation(model))
         for path in filter(None, paths):

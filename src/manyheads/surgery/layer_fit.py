@@ -17,7 +17,7 @@ from manyheads.common.types import Batch
 from manyheads.heads.observer import moved
 from manyheads.models.changes import get_tensor
 from manyheads.surgery.regions import regions_of
-from manyheads.surgery.verify import capture, own_output
+from manyheads.surgery.verify import capture, compared_output
 
 _HELD_OUT = 5  # every fifth batch
 _RATE = 0.01  # of the size of a weight, the highest learning rate
@@ -126,8 +126,8 @@ def _apart(module: nn.Module, calls: list[Captured]) -> Tensor:
     total = torch.zeros(())
     for call in calls:
         args, kwargs = call.arguments()
-        output = own_output(module, module(*args, **kwargs))
-        (_, target), (_, actual) = next(tensors(own_output(module, call.output))), next(tensors(output))
+        output = compared_output(module, module(*args, **kwargs))
+        (_, target), (_, actual) = next(tensors(compared_output(module, call.output))), next(tensors(output))
         spread = (target - target.flatten(0, -2).mean(0)).square().sum().clamp(min=1e-12)
         total = total.to(target.device) + (target - actual).square().sum() / spread
     return total / len(calls)

@@ -25,10 +25,10 @@ from manyheads.surgery.input_moments import input_moments
 from manyheads.surgery.layer_fit import fit_layers
 from manyheads.surgery.longer_batch import LENGTH, RunLengths, longer
 from manyheads.surgery.merged_sites import How, find_freedoms, join_key_heads, key_head_groups, reorder
-from manyheads.surgery.prune import few
+from manyheads.surgery.prune import first_sequences
 from manyheads.surgery.rebuild import Rebuilt, observe, rebuild, replace_torch_attention
 from manyheads.surgery.recover import recover as learn
-from manyheads.surgery.refit import check_refit
+from manyheads.surgery.refit import batches_to_fit
 from manyheads.surgery.refit import refit as fit
 
 HOW = ("aligned", "mean", "best")
@@ -126,15 +126,10 @@ def merge(
         if number < 0:
             raise ValueError(f"{name}: got {number}; expected a number of steps, 0 for none")
     model = plain(model)
-    every = [without_labels(batch) for batch in batches]
-    fitted = every if calibration is None else [without_labels(batch) for batch in calibration]
-    for name, some in (("batches", every), ("calibration", fitted)):
-        if not some:
-            raise ValueError(f"{name}: expected at least one, got none")
-    if refit:
-        check_refit(model, fitted[0])
-    example = probe_batch(model) if hasattr(model, "config") else few(fitted[0])
-    sites, seen = observe(model, example, "merge")
+    unlabelled = None if calibration is None else map(without_labels, calibration)
+    every, fitted = batches_to_fit(model, map(without_labels, batches), unlabelled, refit)
+    example = probe_batch(model) if hasattr(model, "config") else first_sequences(fitted[0])
+    sites, run_lengths = observe(model, example, "merge")
     wanted = _wanted(kv_heads, model, sites)
     for name in wanted:
         sites[name].check("merge", unverified)
@@ -142,7 +137,7 @@ def merge(
     copied, head_weights = _prepared(model, example, sites, wanted)
     moments = input_moments(copied, fitted, head_weights)
     progress("merge", 1, 3)
-    lengthened = longer(copied, example, seen, LENGTH)
+    lengthened = longer(copied, example, run_lengths, LENGTH)
     tried = [example] if lengthened is None else [example, lengthened[0]]
     freedoms = find_freedoms(copied, head_weights, wanted, tried)
     groups = key_head_groups(copied, head_weights, moments, wanted, freedoms, grouping)
@@ -151,7 +146,7 @@ def merge(
     join_key_heads(copied, head_weights, moments, groups, freedoms, how)
     progress("merge", 2, 3)
     arrangement = Arrangement("merge", sites, merged=_dropped(sites, wanted))
-    small = _rebuilt(copied, example, arrangement, seen, head_weights).model
+    small = _rebuilt(copied, example, arrangement, run_lengths, head_weights).model
     progress("merge", 3, 3)
     if fit_steps:
         fit_layers(small, model, fitted, head_weights, steps=fit_steps, progress=progress)
@@ -229,14 +224,14 @@ def _rebuilt(
     merged: nn.Module,
     example: Batch,
     arrangement: Arrangement,
-    seen: RunLengths,
+    run_lengths: RunLengths,
     head_weights: dict[str, Projections],
 ) -> Rebuilt:
     """The merged model with fewer key heads, checked: by its own numbers of heads, or by repeated outputs."""
     try:
-        small = rebuild(merged, example, arrangement, seen, head_weights)
+        small = rebuild(merged, example, arrangement, run_lengths, head_weights)
         small.check()
     except FailedChangeError:
-        small = rebuild(merged, example, arrangement, seen, head_weights, repeating=True)
+        small = rebuild(merged, example, arrangement, run_lengths, head_weights, repeating=True)
         small.check()
     return small

@@ -16,7 +16,7 @@ from manyheads.models.changes import get_tensor
 from manyheads.surgery.head_alignment import Freedom, HeadWeights, freedom
 from manyheads.surgery.head_counts import Runs
 from manyheads.surgery.regions import regions_of
-from manyheads.surgery.shared_heads import groups_by_distance, lost, shared, square_root
+from manyheads.surgery.shared_heads import groups_by_distance, lost_energy, shared, square_root
 from manyheads.surgery.verify import capture
 
 How = Literal["aligned", "mean", "best"]
@@ -64,7 +64,9 @@ class KeyHeads:
 
     def loss(self, key_heads: list[int]) -> float:
         """What merging these key heads loses: the shares of the keys' and of the values' energy."""
-        return sum(lost(*self._problem(role, key_heads)) for role in READERS if self.weights.plain(role))
+        return sum(
+            lost_energy(*self._problem(role, key_heads)) for role in READERS if self.weights.plain(role)
+        )
 
     def join(self, key_heads: list[int], how: How) -> None:
         """Make key heads equal, and adjust what reads them."""

@@ -1,4 +1,4 @@
-"""The forward passes of a model on many batches, all waiting at the same linear map.
+"""The forward passes of a model on many batches, all waiting at the same linear layer.
 
 Maps are refitted one after the other, each on what those before it give once they are refitted. Running the
 model again for each of them would cost as many passes as there are maps. Instead each batch's pass runs in
@@ -131,7 +131,7 @@ def passes(
 ) -> Iterator[list[Pass]]:
     """A context in which the model's passes on these batches wait at each writer, until `Pass.advance`.
 
-    Writers are linear maps (nn.Linear, transformers' Conv1D, and nn.MultiheadAttention as a whole) whose
+    Writers are linear layers (nn.Linear, transformers' Conv1D, and nn.MultiheadAttention as a whole) whose
     output is added, as it is, to something of its shape. The model runs in eval mode. Name the
     writers where you can (for torch's attention, any map within): the outputs of all maps that may be writers
     are kept to the end of the pass, because they might still be added.

@@ -34,8 +34,8 @@ def settings(
             if name not in reads.get(path, ()) or f"{path}.{name}".lstrip(".") in weights:
                 continue
             follows = [
-                (axis, size, followed(value, axis, keep))
-                for size, keep in sources.items()
+                (axis, size, followed(value, axis, heads))
+                for size, heads in sources.items()
                 for axis in _axes(value, size)
             ]
             if follows:

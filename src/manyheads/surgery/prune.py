@@ -19,7 +19,7 @@ from manyheads.surgery.head_prices import head_prices
 from manyheads.surgery.plan import Plan, Scope, plan
 from manyheads.surgery.prices import check_save
 from manyheads.surgery.recover import recover as learn
-from manyheads.surgery.refit import check_refit
+from manyheads.surgery.refit import batches_to_fit
 from manyheads.surgery.refit import refit as fit
 
 
@@ -112,14 +112,8 @@ def prune(
         if keep is not None or using is not None or rounds > 1:
             raise ValueError("save: got save with keep, a plan or several rounds; expected save alone")
     keep = 0.5 if keep is None else keep
-    every = list(batches)
-    fitted = every if calibration is None else list(calibration)
-    for name, some in (("batches", every), ("calibration", fitted)):
-        if not some:
-            raise ValueError(f"{name}: expected at least one, got none")
-    if refit:
-        check_refit(model, fitted[0])
-    example = None if hasattr(model, "config") else few(fitted[0])
+    every, fitted = batches_to_fit(model, batches, calibration, refit)
+    example = None if hasattr(model, "config") else first_sequences(fitted[0])
     small: nn.Module = model
 
     def ranking(stage: str, done: float, total: float | None) -> None:
@@ -134,12 +128,12 @@ def prune(
             table = rank_heads(small, fitted, method, unverified=unverified, memory=memory, progress=ranking)
             total = len(table) / (1 - (1 - keep) * number / rounds)  # heads of the uncut model
             left = total * (1 - (1 - keep) * (number + 1) / rounds)
-            protected = _still(table, protect) if protect else None
+            protected = _renumbered(table, protect) if protect else None
             share = keep if rounds == 1 else min(left / len(table), 1.0)
             if save is None:
                 chosen = plan(table, share, scope=scope, floor=floor, protect=protected, groups=groups)
             else:
-                prices = head_prices(small, few(fitted[0]), latency="latency" in save)
+                prices = head_prices(small, first_sequences(fitted[0]), latency="latency" in save)
                 chosen = plan(table, save=save, prices=prices, floor=floor, protect=protected)
         progress("cut", 0, 1)
         small = cut(small, chosen, example, unverified=unverified)
@@ -151,18 +145,18 @@ def prune(
     return small
 
 
-def few(batch: Batch) -> Batch:
+def first_sequences(batch: Batch) -> Batch:
     """The first two sequences of a batch, as an example input.
 
     >>> import torch
-    >>> few({"input_ids": torch.ones(5, 3)})["input_ids"].shape
+    >>> first_sequences({"input_ids": torch.ones(5, 3)})["input_ids"].shape
     torch.Size([2, 3])
     """
     first: Batch = map_tensors(lambda x: x[:2], batch)
     return first
 
 
-def _still(table: HeadTable, protect: Heads) -> dict[str, list[int]]:
+def _renumbered(table: HeadTable, protect: Heads) -> dict[str, list[int]]:
     """Heads of the uncut model, by the numbers that they have in a cut one."""
     chosen = Selection(protect)
     by_site: dict[str, list[int]] = {}

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from manyheads.heads.options import Memory
+from manyheads.models.opening import Format
+
 
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions:
@@ -23,7 +26,7 @@ class PruneOptions:
     kv_heads: Annotated[
         int | None, "Merge key and value heads instead, to this many in every layer; no head goes."
     ] = None
-    plan: Annotated[Path | None, "A plan.json to follow instead; it must be of this very model."] = None
+    plan: Annotated[Path | None, "A plan.json to follow instead, made for exactly this model."] = None
     refit: Annotated[bool, "Fit the remaining output projections to the uncut model."] = True
     recover: Annotated[int, "The number of steps of distillation from the uncut model."] = 0
     rounds: Annotated[int, "Remove the heads in this many rounds, and rank them again in between."] = 1
@@ -43,16 +46,12 @@ class PruneOptions:
         "Rank and refit on a random sample of the corpus with at most this many tokens; 0 for all of it. "
         "Recovery reads all.",
     ] = 16_384
-    memory: Annotated[
-        str | None,
-        "What elimination and refit may take: 2GB, 800MB ...; half of what is free by default. Where a refit "
-        "on all of the sample needs more, the sample is smaller.",
-    ] = None
+    memory: Memory = None
     metric: Annotated[
         str | None, "Measure quality by your own function of the model, package.module:function."
     ] = None
     export: Annotated[
-        Literal["onnx", "torch-export", "gguf", "openvino", "executorch"] | None,
+        Format | None,
         "Also write the smaller model in this format, into a folder of that name beside it.",
     ] = None
     on_disk: Annotated[

@@ -40,7 +40,7 @@ from manyheads.surgery.merge import merge
 from manyheads.surgery.plan import Plan, with_roles
 from manyheads.surgery.plan_check import check_plan
 from manyheads.surgery.prices import read_save
-from manyheads.surgery.prune import few, prune
+from manyheads.surgery.prune import first_sequences, prune
 from manyheads.surgery.prune_options import PruneOptions
 from manyheads.surgery.recover import steps_done
 from manyheads.surgery.refit import check_refit
@@ -120,7 +120,7 @@ def prune_to_folder(
     every = without_outside_labels(batches_of(fitting)) if options.recover else fitted
     if options.keep is not None:
         limits: JsonObject = {"scope": options.scope, "floor": options.floor, "groups": options.groups}
-        check_plan(model, few(fitted[0]), options.keep, protect=protected, **limits)
+        check_plan(model, first_sequences(fitted[0]), options.keep, protect=protected, **limits)
     together = processes() > 1
     if together and (options.recover or options.kv_heads is not None):
         raise ValueError(

@@ -16,7 +16,7 @@ from manyheads.heads.importance import importance
 from manyheads.heads.observer import moved
 from manyheads.surgery.cut import cut
 from manyheads.surgery.plan import Scope, plan
-from manyheads.surgery.prune import few
+from manyheads.surgery.prune import first_sequences
 from manyheads.surgery.quality import compare_quality
 from manyheads.surgery.refit import refit as fit
 
@@ -81,7 +81,7 @@ def curve(
     """
     device = device_of(model)
     calibration, evaluation = list(moved(batches, device)), list(moved(held_out, device))
-    example = None if hasattr(model, "config") else few(calibration[0])
+    example = None if hasattr(model, "config") else first_sequences(calibration[0])
     variants = [
         (method, refitted) for method in methods for refitted in ((False, True) if refit else (False,))
     ]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.capture.site import Site
+from manyheads.common.intervals import student
 from manyheads.common.labelled_batch import LabelledBatch, without_labels
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
@@ -184,17 +185,6 @@ def change(measure: str, before: Tensor, after: Tensor) -> Change:
         return Change(mean, error, mean - half, mean + half, factor=False)
     value, low, high = (math.exp(min(end, 700.0)) for end in (mean, mean - half, mean + half))
     return Change(value, value * error, low, high, factor=True)
-
-
-def student(degrees: int) -> float:
-    """How many standard errors a 95% interval reaches to each side: a quantile of Student's t.
-
-    >>> [round(student(n), 2) for n in (2, 10, 1000)]
-    [4.3, 2.23, 1.96]
-    """
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, 0.975)) if degrees > 0 else math.nan
 
 
 def _weighted(values: Tensor, counts: Tensor) -> tuple[float, float]:

@@ -71,23 +71,23 @@ def observe(model: nn.Module, batch: Batch, verb: str) -> tuple[dict[str, Site],
             f"{verb}: the weights of the model are offloaded or sharded, and not in memory to be changed; "
             "open it without a device map in one process, or use cut_on_disk (prune --on-disk)"
         )
-    seen = RunLengths()
+    run_lengths = RunLengths()
 
     def on_call(call: Call) -> None:
-        seen.note(call)
+        run_lengths.note(call)
 
     with seeded_evaluation(model), Interceptor(model, on_call) as interceptor:
         run(model, batch)
     if not interceptor.sites.by_name:
         raise ValueError(f"{verb}: no attention was seen in the model")
-    return dict(interceptor.sites.by_name), seen
+    return dict(interceptor.sites.by_name), run_lengths
 
 
 def rebuild(
     model: nn.Module,
     batch: Batch,
     arrangement: Arrangement,
-    seen: RunLengths,
+    run_lengths: RunLengths,
     head_weights: dict[str, Projections] | None = None,
     repeating: bool = False,
 ) -> Rebuilt:
@@ -95,7 +95,7 @@ def rebuild(
 
     Where heads are copied, what reads them is shared between the copies, so that the function stays.
 
-    seen: how long the batch is at each site.
+    run_lengths: how long the batch is at each site.
     head_weights: which weights each head has, where that is at hand.
     repeating: let smaller projections repeat their outputs, for classes that cannot have fewer key heads.
     """
@@ -107,14 +107,14 @@ def rebuild(
     captured, _ = capture(model, batch, arrangement.removed, {*regions, *empty})
     for path, region in regions.items():
         region.calls = list(captured[path])
-        region.length = seen.longest(region.sites)
+        region.length = run_lengths.longest(region.sites)
     find_inputs(model, regions, arrangement)
     changing = [region for region in regions.values() if any(map(arrangement.changes, region.sites))]
     read_regions(copied, changing, captured)
     only, separated = separate(copied, regions, head_weights, arrangement, changes)
     sliced = slices(copied, head_weights, arrangement, only) | separated
     stake = max(numbers_at_stake(copied, region, head_weights, arrangement, sliced) for region in changing)
-    others = _other_batches(model, batch, seen, stake, arrangement, regions, changes)
+    others = _other_batches(model, batch, run_lengths, stake, arrangement, regions, changes)
     later = {path: region.calls[len(captured[path]) :] for path, region in regions.items()}
     read_regions(copied, changing, later)
     for path in dict.fromkeys(empty):
@@ -156,7 +156,7 @@ def _computes_inputs(model: nn.Module, region: Region) -> bool:
 def _other_batches(
     model: nn.Module,
     batch: Batch,
-    seen: RunLengths,
+    run_lengths: RunLengths,
     stake: int,
     arrangement: Arrangement,
     regions: Mapping[str, Region],
@@ -170,11 +170,11 @@ def _other_batches(
     batches: list[Batch] = list(variations(model, batch))
     small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL
     enough = max(LENGTH - 1, 4 * stake)
-    lengthened = longer(model, batch, seen, max(enough, 4 * LENGTH * small), enough)
+    lengthened = longer(model, batch, run_lengths, max(enough, 4 * LENGTH * small), enough)
     if lengthened is None:
         changes.notes.append(
-            f"the batch, of length {seen.longest(seen.batch)}, could not be made longer, so the copy was "
-            "not checked on longer ones"
+            f"the batch, of length {run_lengths.longest(run_lengths.batch)}, could not be made longer, so "
+            "the copy was not checked on longer ones"
         )
     else:
         batches.append(lengthened[0])

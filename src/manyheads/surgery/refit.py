@@ -1,4 +1,4 @@
-"""refit: new weights by least squares for the maps of a cut model that write into the residual stream."""
+"""refit: new weights by least squares for the layers of a cut model that write into the residual stream."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from manyheads.nn.orthogonal_rows import constrained, plain
 from manyheads.surgery.paused_passes import Pass, Stop, passes
 from manyheads.surgery.refit_memory import batches_within
 
-# Tried on held-out sequences, in units of the mean square of what a map reads.
+# Tried on held-out sequences, in units of the mean square of what a layer reads.
 RIDGES = (1e-5, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _HELD_OUT = 5  # every fifth sequence
 
 _NO_WRITER = (
-    "none of its linear maps writes into a residual stream, as it is, so there is nothing to refit (a norm "
+    "none of its linear layers writes into a residual stream, as it is, so there is nothing to refit (a norm "
     "may stand between, as in Gemma 2)"
 )
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The result for one map.
+    """The result for one linear layer.
 
     Attributes
     ----------
-    writer: the name of the map.
+    writer: the name of the layer.
     before, after: the mean square of the stream's error on held-out tokens, as a share of the stream's own
         variance there: with the weights it had, and with those it has now.
     ridge: the strength that was best on held-out tokens; None when no new weights were better than the old.
@@ -61,10 +61,10 @@ def refit(
 ) -> list[Fitted]:
     """Refit a cut model, in place, to stay close to the uncut one.
 
-    Layers of a transformer write into the residual stream through linear maps: the output projection of
+    Layers of a transformer write into the residual stream through linear layers: the output projection of
     attention, the second linear layer of the feed-forward. From the first to the last, each of them gets the
     weights that bring the cut model's stream closest, in least squares over all tokens, to the uncut
-    model's stream at the same position. So a map makes up for the heads that are missing before it, and for
+    model's stream at the same position. So a layer makes up for the heads that are missing before it, and for
     every deviation in the stream that it is added to.
 
     All sequences count alike, whatever their length. The normal equations are summed in float64, batch by
@@ -75,17 +75,17 @@ def refit(
     ----------
     small: the cut model, changed in place.
     batches: dicts, tuples or tensors, as the model takes them; plain text is enough. Give a few times as many
-        tokens as the widest map has inputs.
+        tokens as the widest layer has inputs.
     teacher: the uncut model.
     memory: what may be kept of the batches, in bytes or as ``"2GB"``; half of what is free by default. Where
         all batches need more, some of them are read, and the notes say how many.
     together: the processes of torchrun share the batches. Each of them calls this with the same models and
         batches, and gets the same weights.
-    progress: called with how many maps are fitted.
+    progress: called with how many layers are fitted.
 
     Returns
     -------
-    One `Fitted` for each map, in the order in which they run.
+    One `Fitted` for each layer, in the order in which they run.
 
     See Also
     --------
@@ -123,12 +123,12 @@ def refit(
     calibration, note = batches_within(teacher, calibration, names, memory)
     share = (rank(), processes()) if together else (0, 1)
     numbers = range(share[0], len(calibration), share[1])
-    own_batches = [calibration[number] for number in numbers]
+    local_batches = [calibration[number] for number in numbers]
     fits: list[Fitted] = []
     with (
         process_group() if together else nullcontext(),
-        passes(small, own_batches, names) as students,
-        passes(teacher, own_batches, names) as teachers,
+        passes(small, local_batches, names) as students,
+        passes(teacher, local_batches, names) as teachers,
     ):
         for number, name in enumerate(names, 1):
             stops = [_advance_to(student, name) for student in students]
@@ -155,15 +155,34 @@ def check_refit(model: nn.Module, batch: Batch) -> None:
 
     >>> check_refit(nn.Linear(3, 5), torch.ones(1, 3))
     Traceback (most recent call last):
-    ValueError: refit: none of its linear maps writes into a residual stream, as it is, so there is ...
+    ValueError: refit: none of its linear layers writes into a residual stream, as it is, so there is ...
     """
     (batch,) = moved([batch], device_of(model))
     if not any(True for _ in _stops(model, batch)):
         raise ValueError(f"refit: {_NO_WRITER}; pass refit=False (--no-refit)")
 
 
+def batches_to_fit(
+    model: nn.Module, batches: Iterable[Batch], calibration: Iterable[Batch] | None, refit: bool
+) -> tuple[list[Batch], list[Batch]]:
+    """All batches, and those to rank and refit on; raises if there are none, or if no refit is possible.
+
+    >>> batches_to_fit(nn.Linear(3, 5), [torch.ones(1, 3)], [], refit=False)
+    Traceback (most recent call last):
+    ValueError: calibration: expected at least one, got none
+    """
+    every = list(batches)
+    fitted = every if calibration is None else list(calibration)
+    for name, some in (("batches", every), ("calibration", fitted)):
+        if not some:
+            raise ValueError(f"{name}: expected at least one, got none")
+    if refit:
+        check_refit(model, fitted[0])
+    return every, fitted
+
+
 def _stops(model: nn.Module, batch: Batch) -> Iterator[Stop]:
-    """Where a pass stops; torch's own attention, which lost no heads, shows no map there."""
+    """Where a pass stops; torch's own attention, which lost no heads, shows no layer there."""
     with passes(model, [batch]) as (only,):
         while (stop := only.advance()) is not None:
             yield stop
@@ -189,7 +208,7 @@ class _Sums:
         self.rows = 0
 
     def add(self, read: Tensor, missing: Tensor, total: Tensor, weights: Tensor) -> None:
-        """Add tokens with their weights: the map's inputs, what the stream lacks, its target."""
+        """Add tokens with their weights: the layer's inputs, what the stream lacks, its target."""
         weighted = read * weights
         self.squares += weighted.T @ read
         self.products += weighted.T @ missing
@@ -233,23 +252,23 @@ class _Sequences:
     """
 
     def __init__(self, stops: list[Stop], numbers: Iterable[int], together: bool) -> None:
-        own_entries = [
+        local_entries = [
             (n, len(stop.stream), len(_real(stop))) for n, stop in zip(numbers, stops, strict=True)
         ]
         entries = sorted(
-            entry for part in (gathered(own_entries) if together else [own_entries]) for entry in part
+            entry for part in (gathered(local_entries) if together else [local_entries]) for entry in part
         )
         self.hold_out = sum(rows for _, rows, _ in entries) >= 2 * _HELD_OUT
         lengths = [sequences for _, _, sequences in entries]
         before = {n: sum(lengths[:i]) for i, (n, _, _) in enumerate(entries)}
-        self.before = [before[n] for n, _, _ in own_entries]
+        self.before = [before[n] for n, _, _ in local_entries]
         self.together = together
 
 
 def _fit(
     name: str, module: nn.Module, stops: list[Stop], targets: list[Stop], sequences: _Sequences
 ) -> Fitted:
-    """Give a map the weights that bring the stream closest to its target."""
+    """Give a layer the weights that bring the stream closest to its target."""
     weight, bias = module.weight, module.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
@@ -293,7 +312,7 @@ def _real(stop: Stop) -> Tensor:
 def _rows(
     stops: list[Stop], targets: list[Stop], constant: bool, sequences: _Sequences
 ) -> Iterator[tuple[Tensor, ...]]:
-    """For each batch, in float64 and without padding: the map's inputs, what the stream lacks, its target,
+    """For each batch, in float64 and without padding: the layer's inputs, what the stream lacks, its target,
     the weights of the tokens, and which of them are held out.
     """
     for stop, target, first_sequence in zip(stops, targets, sequences.before, strict=True):

@@ -21,7 +21,7 @@ class RefitMemory(NamedTuple):
     """Bytes that a refit keeps.
 
     batch: for the batch that was tried, in both models.
-    fixed: for the normal equations of the widest map, and for one batch in float64.
+    fixed: for the normal equations of the widest layer, and for one batch in float64.
     """
 
     batch: float
@@ -29,9 +29,9 @@ class RefitMemory(NamedTuple):
 
 
 def refit_memory(model: nn.Module, batch: Batch, writers: Sequence[str] | None = None) -> RefitMemory:
-    """What a refit on this batch keeps: one pass of the uncut model, which stops at every map.
+    """What a refit on this batch keeps: one pass of the uncut model, which stops at every layer.
 
-    ``writers`` are the maps, where they are known.
+    ``writers`` are the layers, where they are known.
 
     >>> from manyheads.nn.transformers import Encoder
     >>> import torch
@@ -94,13 +94,13 @@ def _checked(
 
 
 def _widths(stop: Stop) -> tuple[int, int]:
-    """The inputs of a map, and a one for its bias; the width of the stream."""
+    """The inputs of a layer, and a one for its bias; the width of the stream."""
     read = stop.stream if stop.read is None else stop.read
     return read.shape[-1] + 1, stop.stream.shape[-1]
 
 
 def _bytes(stop: Stop) -> float:
-    """What a pass holds that waits here: what the map reads and writes, the stream twice, and a mask."""
+    """What a pass holds that waits here: what the layer reads and writes, the stream twice, and a mask."""
     held: list[Tensor] = [stop.written, stop.stream, stop.stream]
     held += [] if stop.read is None else [stop.read]
     mask = 0 if stop.real is None else stop.real.numel() * stop.real.shape[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterable
 
 import torch
@@ -20,7 +21,7 @@ from manyheads.models.per_head_inputs import arguments
 from manyheads.surgery.large_model import LargeModel
 from manyheads.surgery.rebuild import Rebuilt
 from manyheads.surgery.small_twin import Scale
-from manyheads.surgery.verify import own_output
+from manyheads.surgery.verify import compared_output
 
 _ALLOWED = 1e-5  # everything is computed in float32
 
@@ -69,7 +70,7 @@ def check_regions(
                 f"cut: {region.path!r} could not be checked at full width ({describe_error(error)}); nothing "
                 "was written"
             ) from error
-        gap = difference(own_output(cut_module, expected), own_output(cut_module, actual))
+        gap = difference(compared_output(cut_module, expected), compared_output(cut_module, actual))
         if not gap <= _ALLOWED:
             raise FailedChangeError(
                 f"cut: {region.path!r} of the cut model differs from the silenced one by {gap:.2g} (allowed: "
@@ -78,7 +79,8 @@ def check_regions(
         worst = max(worst, gap)
         if region.path in makers:
             outputs[region.path] = expected, actual
-        del uncut_module, cut_module, expected, actual  # before the next ones are read
+        del uncut_module, cut_module, expected, actual
+        gc.collect()  # modules and their hooks hold each other: away with them before the next ones are read
     progress("check", len(checked), len(checked))
     return worst
 

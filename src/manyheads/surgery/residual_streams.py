@@ -35,7 +35,7 @@ class Streams(TorchFunctionMode):
     Parameters
     ----------
     model: runs inside the context.
-    writers: names of linear maps whose output is added to the stream.
+    writers: names of linear layers whose output is added to the stream.
 
     Examples
     --------

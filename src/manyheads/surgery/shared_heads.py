@@ -90,11 +90,13 @@ def _turn_pairs(stacked: Tensor, energy: Tensor, root: Tensor) -> tuple[Tensor, 
     return basis * size.unsqueeze(-1), scale / size
 
 
-def lost(matrices: Sequence[Tensor], importances: Sequence[Tensor], root: Tensor, freedom: Freedom) -> float:
+def lost_energy(
+    matrices: Sequence[Tensor], importances: Sequence[Tensor], root: Tensor, freedom: Freedom
+) -> float:
     """The share of the energy of several heads that one in their place loses.
 
     >>> apart = [torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0]]).double()]
-    >>> round(lost(apart, [torch.eye(1).double()] * 2, torch.eye(2).double(), Freedom((0,))), 6)
+    >>> round(lost_energy(apart, [torch.eye(1).double()] * 2, torch.eye(2).double(), Freedom((0,))), 6)
     0.5
     """
     one, maps = shared(matrices, importances, root, freedom)

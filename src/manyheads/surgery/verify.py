@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,8 @@ from manyheads.surgery.arrangement import Arrangement
 _NOISE = 1e-2  # a difference up to this may be rounding that a deep model made larger
 STEPS = 3
 
+Kind = TypeVar("Kind")
+
 
 def capture(
     model: nn.Module, batch: Batch, removed: Mapping[str, list[int]], paths: Iterable[str]
@@ -40,6 +43,7 @@ def capture(
     the output of the model.
     """
     captured: dict[str, list[Captured]] = {path: [] for path in paths}
+    copies = _Copies()
     returned: dict[int, tuple[str, Tensor]] = {}  # what modules gave, and which first
     with ExitStack() as stack:
         for path, calls in captured.items():
@@ -52,7 +56,7 @@ def capture(
                     for argument, value in arguments(args, kwargs)
                     if id(value) in returned
                 }
-                calls.append(Captured(*copy.deepcopy((args, kwargs)), producers=producers))
+                calls.append(Captured(*copies.of((args, kwargs)), producers=producers))
 
             def after(
                 _: nn.Module, args: object, output: object, path: str = path, calls: list[Captured] = calls
@@ -68,6 +72,27 @@ def capture(
         with seeded_evaluation(model), silence(model, removed, unverified="allow"):
             output = run(model, batch)
     return captured, output
+
+
+class _Copies:
+    """Copies of arguments in which a tensor that comes again, unchanged, is the same copy: every layer gets
+    the mask, and the cache with the keys of all layers before it.
+    """
+
+    def __init__(self) -> None:
+        self._copied: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
+
+    def of(self, value: Kind) -> Kind:
+        memo: dict[int, Any] = {
+            key: tensor
+            for key, (original, version, tensor) in self._copied.items()
+            if (alive := original()) is not None and alive._version == version
+        }
+        value = copy.deepcopy(value, memo)
+        for original in memo.get(id(memo), ()):  # what deepcopy keeps alive: all that it has copied
+            if isinstance(original, Tensor) and not original.is_inference():  # those have no version
+                self._copied[id(original)] = weakref.ref(original), original._version, memo[id(original)]
+        return value
 
 
 def verify(
@@ -103,7 +128,7 @@ def verify_output(
     if expected is not None:
         with seeded_evaluation(changed):
             actual = run(changed, batch)
-        if difference(own_output(changed, expected), own_output(changed, actual)) <= allowed:
+        if difference(compared_output(changed, expected), compared_output(changed, actual)) <= allowed:
             return
     off = _agreed(_apart, model, changed, batch, arrangement.removed)
     if off > allowed:
@@ -139,10 +164,10 @@ def _apart(model: nn.Module, cut: nn.Module, batch: Batch, removed: Mapping[str,
         expected = run(model, batch)
     with seeded_evaluation(cut):
         actual = run(cut, batch)
-    return difference(own_output(cut, expected), own_output(cut, actual))
+    return difference(compared_output(cut, expected), compared_output(cut, actual))
 
 
-def own_output(module: nn.Module, output: object) -> object:
+def compared_output(module: nn.Module, output: object) -> object:
     """The part of a module's output that must not change: torch's attention also returns mean weights."""
     if isinstance(module, TorchAttention | NoHeads) and isinstance(output, tuple):
         return output[0]
@@ -153,13 +178,13 @@ def _apart_writing(model: nn.Module, cut: nn.Module, batch: Batch, removed: Mapp
     """The same for a few tokens that are generated with the cache."""
     try:
         with seeded_evaluation(model), silence(model, removed, unverified="allow"):
-            expected = written(model, batch)
+            expected = generated_logits(model, batch)
     except Exception:  # the model before does not write from this either
         return 0.0
     if expected is None:
         return 0.0
     with seeded_evaluation(cut):
-        actual = written(cut, batch)
+        actual = generated_logits(cut, batch)
     assert actual is not None
     off = 0.0
     for a, b in zip(expected, actual, strict=False):
@@ -207,12 +232,12 @@ def _outputs(
     return outputs
 
 
-def written(model: nn.Module, batch: Batch) -> list[Tensor] | None:
+def generated_logits(model: nn.Module, batch: Batch) -> list[Tensor] | None:
     """The logits (1, vocabulary) of some tokens that a model generates greedily, with its cache, from the
     first sequence of a batch; None for models that do not generate, or not from this batch.
 
     >>> model = Decoder(12, heads=3, layers=2, vocabulary=17).eval()
-    >>> [tuple(logits.shape) for logits in written(model, torch.randint(17, (2, 5)))]
+    >>> [tuple(logits.shape) for logits in generated_logits(model, torch.randint(17, (2, 5)))]
     [(1, 17), (1, 17), (1, 17)]
     """
     with torch.no_grad():

@@ -71,9 +71,26 @@ TASKS = {
 
 
 def available() -> dict[str, tuple[str, str]]:
-    """`TASKS`, and those of other packages by the entry points ``manyheads.tasks``; nothing is imported."""
+    """All tasks by name, each with its class and what it does; nothing is imported.
+
+    They are `TASKS`, and those of other packages, which name them as entry points ``manyheads.tasks``.
+
+    See Also
+    --------
+    find: the class of a task.
+
+    References
+    ----------
+    Python Packaging User Guide, Entry points specification.
+
+    Examples
+    --------
+    >>> available()["images"]
+    ('manyheads.tasks.images:Images', 'Image classification.')
+    """
     others = {
-        name: (where, f"{where}, a plugin.") for name, where in plugins.named("manyheads.tasks").items()
+        name: (where, f"{where}, a plugin.")
+        for name, where in plugins.plugin_paths("manyheads.tasks").items()
     }
     return others | TASKS
 
@@ -81,6 +98,17 @@ def available() -> dict[str, tuple[str, str]]:
 def find(name: str) -> type[Task]:
     """The class of a task by its name; its fields are the task's options.
 
+    See Also
+    --------
+    available: the names of all tasks.
+    train_task: trains the task of a name.
+
+    References
+    ----------
+    Python Packaging User Guide, Entry points specification: how other packages add tasks.
+
+    Examples
+    --------
     >>> find("language").__name__
     'Language'
     >>> find("chess")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -32,6 +33,11 @@ HIDDEN, UNKNOWN = "<hidden>", "<unknown>"
 # The share of tokens to predict, and of these the share that is replaced at random, or left (as in BERT).
 CHOSEN, REPLACED, LEFT = 0.15, 0.1, 0.1
 HELD_OUT = 0.1
+TOPICS: dict[str, str] = {}  # of the language reference
+with suppress(ImportError):  # some builds of Python leave them out
+    from pydoc_data.topics import topics
+
+    TOPICS |= topics
 
 
 class MaskedLanguage(nn.Module):
@@ -200,7 +206,7 @@ class Language(LearnedTokenizer, Architecture):
         special = [HIDDEN, UNKNOWN]
         if self.tokens == "characters":
             return texts.characters([text], special)
-        return texts.pieces(texts.lines_of(text), self.vocabulary, special, merge=self.tokens == "pieces")
+        return texts.train_bpe(texts.lines_of(text), self.vocabulary, special, merge=self.tokens == "pieces")
 
     def _windows(self, text: str, jitter: bool) -> Examples:
         """Windows of ``context`` tokens; with ``jitter``, each begins at a random position near its own."""
@@ -259,8 +265,6 @@ class Language(LearnedTokenizer, Architecture):
 
 def standard_library() -> list[str]:
     """The topics of the language reference that come with Python; our own text if they are not installed."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
+    if not TOPICS:
         return [resources.files("manyheads").joinpath("data/files/text.txt").read_text(encoding="utf-8")]
-    return [topics[name] for name in sorted(topics)]
+    return [TOPICS[name] for name in sorted(TOPICS)]

@@ -13,6 +13,8 @@ from manyheads.data.columns import Columns
 from manyheads.data.source import BatchTokens, Limit, MaxLength
 from manyheads.models.opening import Opening
 
+Beams = Annotated[int | None, "Beam width for translation and speech: wider is slower and better."]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
@@ -62,8 +64,10 @@ class PredictOptions:
         "varied); 0 for greedy.",
     ] = None
     seed: Annotated[int | None, "Language: the seed of the sampling."] = None
-    beams: Annotated[int | None, "Translation, speech: the beam width."] = None
-    language: Annotated[str | None, "Picture book: the language to write; all of them by default."] = None
+    beams: Beams = None
+    caption_language: Annotated[
+        str | None, "Picture book: the language of the caption; all of them by default."
+    ] = None
 
     @property
     def passed(self) -> dict[str, object]:
@@ -78,7 +82,7 @@ class EvaluateOptions(Opening, Columns):
 
     max_length: MaxLength = None
     limit: Limit = None
-    beams: Annotated[int | None, "Beam width for translation and speech: wider is slower and better."] = None
+    beams: Beams = None
     batch_tokens: BatchTokens = 4096
 
     @property

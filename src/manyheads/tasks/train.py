@@ -41,6 +41,15 @@ def train_task(
     out, data, valid, callbacks, trackers: as for `train`.
     resume: continue the run in ``out``; what ``options`` does not name is as that run began.
 
+    See Also
+    --------
+    find: the class of a task.
+    train: trains a task that you have in hand.
+
+    References
+    ----------
+    Loshchilov and Hutter 2019, Decoupled weight decay regularization (the optimizer, AdamW).
+
     Examples
     --------
     >>> import tempfile

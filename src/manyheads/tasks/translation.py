@@ -101,7 +101,7 @@ class Translation(LearnedTokenizer, Architecture):
                 ]
         if self._tokenizer is None:
             sentences = (sentence for pair in pairs for sentence in pair)
-            self._tokenizer = texts.pieces(sentences, self.vocabulary, [START, END])
+            self._tokenizer = texts.train_bpe(sentences, self.vocabulary, [START, END])
         train, long = self._examples(pairs, self.max_tokens)
         notes += [f"{long:,} pairs longer than {self.max_tokens} tokens were left out"] if long else []
         return Data(train, self._examples(held_out, None)[0], notes)

@@ -117,11 +117,11 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def put(values: Mapping[str, Tensor], model: nn.Module) -> None:
+def set_weights(values: Mapping[str, Tensor], model: nn.Module) -> None:
     """Set a model's weights, in place.
 
     >>> model = nn.Linear(2, 1)
-    >>> put({"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, model)
+    >>> set_weights({"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, model)
     >>> model(torch.ones(1, 2)).item()
     2.0
     """
@@ -155,7 +155,7 @@ def moments(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def put_moments(values: Mapping[str, Tensor], optimizer: Optimizer, model: nn.Module) -> None:
+def set_moments(values: Mapping[str, Tensor], optimizer: Optimizer, model: nn.Module) -> None:
     """Let an optimiser remember what `moments` gave."""
     for name, parameter in model.named_parameters():
         state = {

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.capture.call import Call
+from manyheads.capture.call import Call, measuring
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import Visible, update_site, visible, without_dead_rows
 from manyheads.capture.site import Unverified
@@ -248,12 +247,8 @@ class DiversityTerms:
         site.check("diversity_terms", self._unverified)
         if not torch.is_grad_enabled():
             self._without_gradient.add(site.name)
-        device = call.output.device.type
-        autocast = (
-            torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-        )
         # Not in a checkpoint's books: it counts what is saved, and repeats the model's functions only.
-        with torch._C.DisableTorchFunction(), autocast, _kept():
+        with measuring(call), _saved_as_is():
             with torch.no_grad():
                 alive = without_dead_rows(call)
                 visibility = visible(alive)
@@ -269,7 +264,7 @@ class DiversityTerms:
                         self._sums[name][site.name] = total + term[0], count + term[1]
 
 
-def _kept() -> Any:
+def _saved_as_is() -> Any:
     """A context in which what a function saves for its gradient is the tensor itself."""
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from manyheads.capture.site import Site
 from manyheads.capture.weights import Projections, projections, weights
 from manyheads.common.errors import FailedChangeError, first_line
+from manyheads.common.processes import gathered_in_group
 from manyheads.common.registry import registered
 from manyheads.common.types import Batch, JsonObject
 from manyheads.surgery.arrangement import Arrangement
@@ -24,8 +25,8 @@ from manyheads.surgery.in_place import Average, become
 from manyheads.surgery.reseed import reseed
 from manyheads.surgery.weight_slices import slices
 from manyheads.training.bare_model import bare, input_of, plain_forward
-from manyheads.training.head_budget import Budget, Unit, budget, together, units_of
-from manyheads.training.head_costs import Loss, cost, gathered, look, losses_without, noise
+from manyheads.training.head_budget import Budget, Unit, budget, joint_heads, units_of
+from manyheads.training.head_costs import Loss, cost, look, losses_without, noise
 from manyheads.training.head_decisions import Limits, Moment, decide
 
 BATCHES = 4  # recent batches on which heads are priced
@@ -250,7 +251,7 @@ class DynamicHeads:
         units = units_of(seen.sites)
 
         def price(chosen: Sequence[Unit]) -> Any:
-            return cost(losses_without(self.model, self.loss, batches, together(chosen)), seen.losses)
+            return cost(losses_without(self.model, self.loss, batches, joint_heads(chosen)), seen.losses)
 
         limits = Limits(
             self._budget.at(self._number),
@@ -260,14 +261,14 @@ class DynamicHeads:
             self._young(units),
             self._number == self._schedule[-1],
         )
-        everywhere = gathered(noise([float(loss) for loss in self._losses]))
+        everywhere = gathered_in_group(noise([float(loss) for loss in self._losses]))
         varies = sum(everywhere) / len(everywhere)
         decisions = decide(Moment(seen, units, limits, varies, price))
         sites, inputs = seen.sites, input_of(self.model, self.loss, batches[-1])
         if decisions.anew:
             self._reseed(decisions.anew, sites, inputs)
         if decisions.cut:
-            removed_heads = together(unit for unit, _ in decisions.cut)
+            removed_heads = joint_heads(unit for unit, _ in decisions.cut)
             if self._change(lambda: cut(self.model, removed_heads, inputs)):
                 self._note("cut", sites, decisions.cut)
         for unit, kind, reason in decisions.grow:
@@ -283,7 +284,7 @@ class DynamicHeads:
             copy = change()
         except (ValueError, FailedChangeError) as error:
             problem = first_line(error)
-        problems = [text for text in gathered(problem) if text]
+        problems = [text for text in gathered_in_group(problem) if text]
         if problems or copy is None:
             self.acts.append(Act(self._number, "none", "", -1, (), problems[0]))
             return False
@@ -291,7 +292,7 @@ class DynamicHeads:
         return True
 
     def _reseed(self, chosen: list[tuple[Unit, str]], sites: Mapping[str, Site], inputs: Batch) -> None:
-        heads = together(unit for unit, _ in chosen)
+        heads = joint_heads(unit for unit, _ in chosen)
         try:
             self._start_anew(heads, inputs)
         except ValueError as error:  # a head that shares its readers; in every process alike

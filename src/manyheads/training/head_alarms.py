@@ -16,7 +16,7 @@ from manyheads.heads.table import Row
 if TYPE_CHECKING:
     import pandas
 
-# Trends are those of so many looks, and of no fewer than LEAST.
+# Trends are those of the last LOOKS looks, and of no fewer than LEAST.
 LOOKS, LEAST = 5, 3
 # A largest logit is alarming from EXTREME on, where Kimi K2 (2025) clips, or from HIGH on if it tends to
 # LARGE, and to GROWS times itself, within as many steps as the looks cover.
@@ -26,10 +26,10 @@ HIGH, LARGE, EXTREME, GROWS = 25.0, 60.0, 100.0, 1.5
 COLLAPSED, OPEN = 0.02, 0.2
 # Heads are twins from this linear CKA on; a layer of twins has more than this share of them.
 ALIKE, MOST = 0.98, 0.75
-# The gradient explodes when it is so many times its median of the last looks.
+# The gradient explodes when it is this many times its median of the last looks.
 EXPLODES = 20.0
-# The loss is rising when its median since the last look is so many standard errors of the difference, and so
-# many percent, above the lowest median before.
+# The loss is rising when its median since the last look is ERRORS standard errors of the difference, and
+# PERCENT percent, above the lowest median before.
 ERRORS, PERCENT = 4.0, 3.0
 
 
@@ -168,8 +168,8 @@ def trends(history: History, metric: str) -> list[Trend | None]:
 
 
 def _trend(steps: Tensor, values: Tensor) -> Trend | None:
-    seen = values.isfinite()
-    steps, values = steps[seen], values[seen]
+    finite = values.isfinite()
+    steps, values = steps[finite], values[finite]
     if len(values) < LEAST:
         return None
     slope, last, span = _slope(steps, values), float(values[-1]), float(steps[-1] - steps[0])
@@ -332,8 +332,8 @@ def _alarm(
     ambiguous = len({r.site for r in history.rows if r.layer == row.layer}) > 1
     where = f"{row.site}" if ambiguous else f"layer {row.layer}"
     where += "" if of_layer else f" head {row.head}"
-    seen = float(history[metric][-1, number]) if value is None else value
-    return Alarm(history.steps[-1], row.site, row.layer, head, metric, seen, trend, f"{where}: {words}")
+    value = float(history[metric][-1, number]) if value is None else value
+    return Alarm(history.steps[-1], row.site, row.layer, head, metric, value, trend, f"{where}: {words}")
 
 
 def _grows(logit: float, trend: Trend | None) -> bool:

@@ -54,10 +54,10 @@ def units_of(sites: Mapping[str, Site]) -> dict[str, list[Unit]]:
     return units
 
 
-def together(units: Iterable[Unit]) -> dict[str, list[int]]:
+def joint_heads(units: Iterable[Unit]) -> dict[str, list[int]]:
     """The heads of several units.
 
-    >>> together([Unit(("a",), (2,)), Unit(("a",), (0,)), Unit(("b",), (1,))])
+    >>> joint_heads([Unit(("a",), (2,)), Unit(("a",), (0,)), Unit(("b",), (1,))])
     {'a': [0, 2], 'b': [1]}
     """
     heads: dict[str, list[int]] = {}

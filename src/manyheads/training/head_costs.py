@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from manyheads.capture.call import Call
@@ -17,6 +16,7 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.site import Site
 from manyheads.common.devices import in_float64
 from manyheads.common.preserved_state import evaluating
+from manyheads.common.processes import gathered_in_group
 from manyheads.heads.silence import silence
 from manyheads.training.head_monitor import DEAD, TOKENS, twins
 
@@ -165,7 +165,7 @@ def losses_without(
 
 def _gather_values(values: list[float]) -> Tensor:
     """The values of all processes."""
-    return torch.tensor([value for part in gathered(values) for value in part], dtype=torch.float64)
+    return torch.tensor([value for part in gathered_in_group(values) for value in part], dtype=torch.float64)
 
 
 def cost(without: Tensor, losses: Tensor) -> Cost:
@@ -194,18 +194,9 @@ def noise(losses: Sequence[float]) -> float:
     return (centred.square().mean() / 2 / len(values)).sqrt().item()
 
 
-def gathered(value: Any) -> list[Any]:
-    """A value of every process; of this one, where there are no others."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
 def _mean(values: dict[str, Tensor]) -> dict[str, Tensor]:
     """The mean over processes."""
-    everywhere = gathered(values)
+    everywhere = gathered_in_group(values)
     if len(everywhere) == 1:
         return values
     return {name: torch.stack([one[name] for one in everywhere]).mean(0) for name in values}

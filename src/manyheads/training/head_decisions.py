@@ -9,10 +9,10 @@ from manyheads.training.head_budget import Unit
 from manyheads.training.head_costs import Cost, Look
 
 TWINS = 0.95  # a head whose outputs have this CKA with those of another head of its site says the same
-PACE = 4  # of so many heads at most one is cut at a time because it costs nothing
-MORE = 2  # so many heads are priced beyond those that may go
-SATURATED = 2.0  # a site is saturated if its cheapest head costs so many times the noise
-LOADED = 2.0  # a head with so many times the mean influence of its site is split; else one is added
+PACE = 4  # of this many heads at most one is cut at a time because it costs nothing
+MORE = 2  # this many heads are priced beyond those that may go
+SATURATED = 2.0  # a site is saturated if its cheapest head costs this many times the noise
+LOADED = 2.0  # a head with this many times the mean influence of its site is split; else one is added
 
 Price = Callable[[Sequence[Unit]], Cost]
 

@@ -36,7 +36,7 @@ SUMMARY: dict[str, Callable[[Tensor], Tensor]] = {
     "spectral_norm": lambda x: x.nan_to_num(-torch.inf).amax(),
     "dead": torch.nansum,
 }
-LOSSES = 100  # at most so many steps' losses are one look's
+LOSSES = 100  # at most the losses of this many steps belong to one look
 LOGGER = "manyheads.health"
 
 

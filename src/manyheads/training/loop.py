@@ -145,7 +145,7 @@ class Loop:
         if self.run.weights.exists() and self.dynamic is not None:
             self.model = load(self.run.out).to(self.accelerator.device)  # it may have had other heads
         elif self.run.weights.exists():
-            checkpoint.put(checkpoint.read_weights(self.run.weights), self.model)
+            checkpoint.set_weights(checkpoint.read_weights(self.run.weights), self.model)
         if ended != "interrupted":
             metrics, ended = self._evaluate_at_the_end(ended)
             if metrics and self.accelerator.is_main_process:
@@ -339,11 +339,11 @@ class Loop:
         return newest, state, tensors
 
     def _put(self, state: checkpoint.State, tensors: dict[str, dict[str, Tensor]]) -> None:
-        checkpoint.put(tensors["model"], self.model)
+        checkpoint.set_weights(tensors["model"], self.model)
         if self.average is not None:
             for name, value in self.average.values.items():
                 value.copy_(tensors["average"][name])
-        checkpoint.put_moments(tensors["optimizer"], self.optimizer, self.model)
+        checkpoint.set_moments(tensors["optimizer"], self.optimizer, self.model)
         if self.dynamic is not None and "dynamic" in state:
             self.dynamic.load_state_dict(state["dynamic"])
         if state["scaler"] is not None and self.accelerator.scaler is not None:

@@ -118,13 +118,13 @@ def _begin(task: Task, run: Run, options: Options, data: str | None, valid: str 
     if resume and run.config.exists():
         with in_one_sentence(f"{run.config}: damaged, or not what train wrote"):
             task.restore(run.out)
-        read = task.open(data, valid)
+        opened = task.open(data, valid)
         run.check(task, options)
     else:
         run.free()
-        read = task.open(data, valid)
+        opened = task.open(data, valid)
         run.begin(task, options, data, valid)
-    return read
+    return opened
 
 
 def _add(log: Log, out: Path, report: Report) -> None:

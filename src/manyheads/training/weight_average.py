@@ -50,8 +50,8 @@ class Average:
     def in_place(self) -> Iterator[None]:
         """The model with the average as its weights."""
         before = {name: value.clone() for name, value in checkpoint.weights(self.model).items()}
-        checkpoint.put(self.values, self.model)
+        checkpoint.set_weights(self.values, self.model)
         try:
             yield
         finally:
-            checkpoint.put(before, self.model)
+            checkpoint.set_weights(before, self.model)

@@ -17,7 +17,8 @@ from manyheads.common.processes import rank
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
 from manyheads.common.whole_files import write_whole
-from manyheads.heads.inspect import Counted, count, finished, together
+from manyheads.heads.effects.page_measurements import count_batches
+from manyheads.heads.inspect import Counted, table_or_error
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
 from manyheads.nn.statistics import StatisticsSet
@@ -77,13 +78,13 @@ def inspect(
     """
     first = FirstBatches(batches, TOKENS)
     with nullcontext() if out is None else prepared(Path(out)), interruptible():
-        counted = together(count(model, ((0, batch) for batch in first), tokens, statistics))
+        counted = count_batches(model, first, tokens, statistics)
         if out is not None and counted.table is not None and rank() == 0:
             write_table(counted.table, Path(out), summary_text(counted.table))
             about = About(type(model).__name__, notes=notes(counted))
             sample = partial(of_batches, first.batches, model)
             write_page(counted, Path(out), model, sample, about=about, tokenizer=tokenizer)
-    return finished(counted)
+    return table_or_error(counted)
 
 
 def notes(counted: Counted) -> list[str]:

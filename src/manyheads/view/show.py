@@ -11,7 +11,7 @@ from torch import nn
 from manyheads.common.devices import device_of
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.types import Batch
-from manyheads.heads.inspect import count, finished
+from manyheads.heads.effects.page_measurements import counted_table
 from manyheads.models.loaded import Loaded
 from manyheads.models.open import open_model
 from manyheads.view.progress_bar import progress_bar
@@ -76,7 +76,7 @@ def show(
     if _is_text(text) and tokenizer is None:
         tokenizer = loaded.tokenizer() if loaded is not None else _tokenizer_beside(module)
     batches = _batches(module, loaded, text, tokenizer)
-    table = finished(count(module, ((0, batch) for batch in batches)))
+    table = counted_table(module, batches)
     title = loaded.name if loaded is not None else type(module).__name__
     with progress_bar("Measuring") as progress:
         page = page_document(

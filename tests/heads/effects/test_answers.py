@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers as hf
+from tests.helpers.models import bert_config, gpt2_config, t5_config, vit_config
 from torch import nn
 
 import manyheads as mh
@@ -10,8 +11,6 @@ from manyheads.heads.effects.answers import Sentences, answer, kind_of, shown, t
 from manyheads.heads.effects.questions import ask
 from manyheads.nn.transformers import Decoder, Encoder, Seq2Seq
 from manyheads.tasks.language import MaskedLanguage
-
-SMALL = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 11}
 
 
 class Words:
@@ -30,7 +29,7 @@ def seed():
 
 
 def test_next_tokens_after_the_last_that_is_no_padding():
-    config = hf.GPT2Config(
+    config = gpt2_config(
         vocab_size=97, n_embd=15, n_layer=2, n_head=3, n_positions=19, bos_token_id=2, eos_token_id=3
     )
     model = hf.GPT2LMHeadModel(config).eval()
@@ -53,9 +52,9 @@ def test_next_tokens_after_the_last_that_is_no_padding():
 def test_a_model_that_has_run_is_not_run_again(kind, monkeypatch):
     makes = {
         "next": lambda: Decoder(12, heads=3, layers=1, vocabulary=101),
-        "mask": lambda: hf.BertForMaskedLM(hf.BertConfig(vocab_size=97, **SMALL)),
-        "class": lambda: hf.BertForSequenceClassification(hf.BertConfig(vocab_size=97, **SMALL)),
-        "neighbours": lambda: hf.BertModel(hf.BertConfig(vocab_size=97, **SMALL)),
+        "mask": lambda: hf.BertForMaskedLM(bert_config()),
+        "class": lambda: hf.BertForSequenceClassification(bert_config()),
+        "neighbours": lambda: hf.BertModel(bert_config()),
     }
     model = makes[kind]().eval()
     ids = torch.tensor([[0, 11, 1, 13, 17, 0]])
@@ -87,7 +86,7 @@ def test_a_silenced_model_says_something_else():
 
 
 def test_the_hidden_token_or_else_the_last_word_is_filled_in():
-    model = hf.BertForMaskedLM(hf.BertConfig(vocab_size=97, **SMALL)).eval()
+    model = hf.BertForMaskedLM(bert_config()).eval()
     ids = torch.tensor([[0, 11, 1, 13, 17, 0]])
     said = answer(model, Words(), {"input_ids": ids})
     assert (said["kind"], said["place"]) == ("mask", 2)
@@ -112,7 +111,7 @@ def test_our_own_masked_model():
 
 
 def test_classes_by_their_names():
-    config = hf.BertConfig(vocab_size=97, num_labels=3, id2label={0: "bad", 1: "fair", 2: "good"}, **SMALL)
+    config = bert_config(num_labels=3, id2label={0: "bad", 1: "fair", 2: "good"})
     model = hf.BertForSequenceClassification(config).eval()
     ids = torch.randint(97, (1, 5))
     said = answer(model, Words(), {"input_ids": ids})
@@ -126,7 +125,7 @@ def test_classes_by_their_names():
 
 
 def test_a_single_score_is_said_as_it_is():
-    model = hf.BertForSequenceClassification(hf.BertConfig(vocab_size=97, num_labels=1, **SMALL)).eval()
+    model = hf.BertForSequenceClassification(bert_config(num_labels=1)).eval()
     ids = torch.randint(97, (1, 5))
     said = answer(model, Words(), {"input_ids": ids})
     assert said == {
@@ -136,7 +135,7 @@ def test_a_single_score_is_said_as_it_is():
 
 
 def test_labels_of_tokens_that_stand_out():
-    config = hf.BertConfig(vocab_size=97, num_labels=2, id2label={0: "O", 1: "NAME"}, **SMALL)
+    config = bert_config(num_labels=2, id2label={0: "O", 1: "NAME"})
     model = hf.BertForTokenClassification(config).eval()
     ids = torch.randint(97, (1, 11))
     with torch.no_grad():
@@ -150,7 +149,7 @@ def test_labels_of_tokens_that_stand_out():
 
 
 def test_classes_of_tokens_are_asked_again_without_a_head():
-    config = hf.BertConfig(vocab_size=97, num_labels=3, id2label={0: "O", 1: "NAME", 2: "DATE"}, **SMALL)
+    config = bert_config(num_labels=3, id2label={0: "O", 1: "NAME", 2: "DATE"})
     model = hf.BertForTokenClassification(config).eval()
     with torch.no_grad():
         model.classifier.weight.mul_(50)
@@ -169,7 +168,7 @@ def test_classes_of_tokens_are_asked_again_without_a_head():
 
 
 def test_tokens_that_all_have_one_class_are_still_named():
-    model = hf.BertForTokenClassification(hf.BertConfig(vocab_size=97, num_labels=2, **SMALL)).eval()
+    model = hf.BertForTokenClassification(bert_config(num_labels=2)).eval()
     with torch.no_grad():
         model.classifier.bias.copy_(torch.tensor([50.0, 0.0]))
     reply, _ = ask(model, {"input_ids": torch.tensor([[0, 11, 13, 17]])}, Words())  # 0 is special
@@ -191,7 +190,7 @@ def test_a_recogniser_of_speech_answers_with_what_it_hears():
 
 
 def test_pictures_have_classes_and_no_neighbours():
-    config = hf.ViTConfig(image_size=8, patch_size=4, num_labels=3, **SMALL)
+    config = vit_config(image_size=8, patch_size=4, num_labels=3)
     picture = {"pixel_values": torch.randn(1, 3, 8, 8)}
     said = answer(hf.ViTForImageClassification(config).eval(), None, picture)
     assert (said["kind"], len(said["items"])) == ("class", 3)
@@ -225,7 +224,7 @@ def test_neighbours_are_those_of_the_model_in_hand():
 
 
 def test_translations_of_transformers_models():
-    config = hf.T5Config(
+    config = t5_config(
         vocab_size=97, d_model=12, d_kv=5, d_ff=11, num_layers=2, num_heads=3, decoder_start_token_id=0
     )
     model = hf.T5ForConditionalGeneration(config).eval()

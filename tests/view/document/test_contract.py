@@ -9,6 +9,7 @@ import torch
 import transformers as hf
 from tests.helpers import page_document
 from tests.helpers.contract_check import mismatches
+from tests.helpers.models import llama_config, vit_config
 
 import manyheads as mh
 from manyheads.view.document import document, of_batches
@@ -35,7 +36,7 @@ def of(model, *batches):
 def language_model():
     sizes = {"hidden_size": 24, "intermediate_size": 17, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
-    model = hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=31, num_key_value_heads=2, **sizes)).eval()
+    model = hf.LlamaForCausalLM(llama_config(vocab_size=31, num_key_value_heads=2, **sizes)).eval()
     return of(model, {"input_ids": torch.randint(31, (3, 23))}, {"input_ids": torch.randint(31, (1, 101))})
 
 
@@ -51,7 +52,7 @@ def test_a_document_of_a_language_model(language_model):
 def test_a_document_of_a_model_of_images():
     torch.manual_seed(0)
     sizes = {"hidden_size": 12, "intermediate_size": 17, "num_hidden_layers": 1, "num_attention_heads": 3}
-    model = hf.ViTForImageClassification(hf.ViTConfig(image_size=20, patch_size=4, **sizes)).eval()
+    model = hf.ViTForImageClassification(vit_config(image_size=20, patch_size=4, **sizes)).eval()
     page = of(model, torch.rand(2, 3, 20, 20))
     assert mismatches(page, HeadDocument) == []
     assert page["examples"][0]["picture"]["rows"] == 5

@@ -15,6 +15,7 @@ import torch
 import transformers as hf
 from PIL import Image
 from tests.helpers.live_models import SIZES, Characters, Site, apart, bert, loaded
+from tests.helpers.models import llama_config, t5_config, vit_config
 
 import manyheads as mh
 from manyheads.common.run_batch import run
@@ -274,7 +275,7 @@ def test_a_stage_that_fails_leaves_a_note(site, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no roles\ntoday")
 
-    monkeypatch.setattr(growing_document, "roles", broken)
+    monkeypatch.setattr(growing_document.page_measurements, "roles_of_heads", broken)
     growing = GrowingDocument(site.live, site.queue)
     for _ in growing.steps():
         pass
@@ -476,7 +477,7 @@ class Pixels:
 
 
 def test_pictures():
-    model = hf.ViTForImageClassification(hf.ViTConfig(image_size=8, patch_size=2, num_labels=3, **SIZES))
+    model = hf.ViTForImageClassification(vit_config(image_size=8, patch_size=2, num_labels=3, **SIZES))
     site = Site(begin(loaded(model, processor=Pixels())))
     try:
         progress = answered(site, "/api/progress")
@@ -507,7 +508,7 @@ def test_pictures():
 def test_pictures_that_it_is_measured_on_can_be_asked_about(tmp_path):
     for number, size in enumerate([(8, 8), (23, 17), (9, 9)]):
         Image.new("RGB", size, (200, 50 * number, 90)).save(tmp_path / f"{number}.png")
-    model = hf.ViTForImageClassification(hf.ViTConfig(image_size=8, patch_size=2, num_labels=3, **SIZES))
+    model = hf.ViTForImageClassification(vit_config(image_size=8, patch_size=2, num_labels=3, **SIZES))
     site = Site(begin(loaded(model, processor=Pixels()), images=str(tmp_path)))
     try:
         assert answered(site, "/api/progress")["pictures"] == 3
@@ -525,7 +526,7 @@ def test_pictures_that_it_is_measured_on_can_be_asked_about(tmp_path):
 
 
 def test_models_that_write_have_a_perplexity():
-    config = hf.LlamaConfig(
+    config = llama_config(
         vocab_size=97,
         max_position_embeddings=64,
         num_key_value_heads=2,
@@ -571,7 +572,7 @@ def test_models_that_fill_in_begin_with_a_gap():
 
 
 def test_models_that_translate_read_their_own_translation():
-    config = hf.T5Config(
+    config = t5_config(
         vocab_size=97, d_model=12, d_kv=5, d_ff=11, num_layers=2, num_heads=3, decoder_start_token_id=0
     )
     torch.manual_seed(1)

@@ -44,8 +44,8 @@ def test_each_head_stands_in_its_place_with_its_letter():
     assert lines[0] == "Tiny"
     assert lines[2] == "self encoder.layer.*.attention: 2 layers, 5 heads"
     assert lines[4:7] == ["  layer   head 0  1  2", "      0        ░  █p ░", "      1        ░     ░p"]
-    assert [line.split() for line in lines if "token before" in line] == [
-        ["p", "look", "at", "the", "token", "before", "2", "0.1", "80%", "1.2", "50%"]
+    assert [line.split() for line in lines if "previous token" in line] == [
+        ["p", "attend", "to", "the", "previous", "token", "2", "0.1", "80%", "1.2", "50%"]
     ]
 
 

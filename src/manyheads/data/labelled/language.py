@@ -16,7 +16,7 @@ from manyheads.data.batches import padded
 from manyheads.data.labelled import metrics as measured
 from manyheads.data.labelled.columns import Customs
 from manyheads.data.labelled.losses import IGNORED, token_cross_entropy
-from manyheads.data.labelled.task import Example, Part, Task, counted, stacked
+from manyheads.data.labelled.task import Example, Part, Task, label_counts, stacked
 from manyheads.data.labelled.texts import TEXTS
 from manyheads.data.readers.records import Record, is_missing
 from manyheads.data.text_lines import pieces
@@ -40,12 +40,12 @@ class PredictedTokens(Task):
 
     def scores(self, result: object, batch: LabelledBatch) -> Tensor:
         """The mean cross-entropy of a sequence, weighted by its predicted tokens."""
-        return stacked(self.loss(result, batch), counted(self.aligned(result, batch)[1]))
+        return stacked(self.loss(result, batch), label_counts(self.aligned(result, batch)[1]))
 
     def parts(self, model: nn.Module, result: object, batch: LabelledBatch) -> list[Part]:
         """(sum of cross-entropies, right tokens, tokens)."""
         logits, labels = self.aligned(result, batch)
-        count = counted(labels)
+        count = label_counts(labels)
         right = ((logits.argmax(-1) == labels) & (labels >= 0)).sum(1)
         columns = self.loss(result, batch).double() * count, right, count
         return list(zip(*(column.tolist() for column in columns), strict=True))

@@ -223,6 +223,6 @@ def stacked(values: Tensor, weights: Tensor | None = None) -> Tensor:
     return torch.stack([values.double().cpu(), ones], 1)
 
 
-def counted(labels: Tensor) -> Tensor:
+def label_counts(labels: Tensor) -> Tensor:
     """How many labels each sequence has, (batch,)."""
     return (labels >= 0).sum(1)

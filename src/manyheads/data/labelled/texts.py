@@ -16,7 +16,7 @@ from manyheads.data.labelled import metrics as measured
 from manyheads.data.labelled.class_labels import Cell, list_of, match_classes, number_of
 from manyheads.data.labelled.columns import Customs
 from manyheads.data.labelled.losses import IGNORED, several_classes, squared_error, token_cross_entropy
-from manyheads.data.labelled.task import Example, Part, Reading, Task, counted, stacked
+from manyheads.data.labelled.task import Example, Part, Reading, Task, label_counts, stacked
 from manyheads.data.readers.records import Record
 
 TEXTS = ("text", "sentence", "review", "content", "tweet", "comment", "document", "title")
@@ -282,7 +282,7 @@ class WordLabels(Task):
 
     def scores(self, result: ModelOutput, batch: LabelledBatch) -> Tensor:
         """The share of words whose class is right, weighted by words."""
-        count = counted(batch["labels"])
+        count = label_counts(batch["labels"])
         right = ((result["logits"].argmax(-1) == batch["labels"]) & (batch["labels"] >= 0)).sum(1)
         return stacked(right / count.clamp(min=1), count)
 

@@ -12,7 +12,7 @@ FASTA = frozenset({".fa", ".fasta", ".fna"})
 TABLES = frozenset({".tsv", ".txt", ".tab"})
 BASES = "ACGT"
 UNSURE = "NRYSWKMBDHV"  # letters for one of several bases
-_KNOWN = frozenset(BASES + UNSURE + "U")
+_LETTERS = frozenset(BASES + UNSURE + "U")
 
 # Classes and sequences, and how many records were left out because they held none.
 Labelled = tuple[list[tuple[str, str]], int]
@@ -52,7 +52,7 @@ def check(sequence: str, where: str) -> str:
     'ACGTN'
     """
     bases = sequence.upper()
-    misfit = next((letter for letter in bases if letter not in _KNOWN), None)
+    misfit = next((letter for letter in bases if letter not in _LETTERS), None)
     if misfit is not None:
         raise ValueError(
             f"data: {where} has {misfit!r}, which is not a base; expected {BASES}, or {UNSURE} for one of "

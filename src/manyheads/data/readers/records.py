@@ -275,24 +275,32 @@ def _class_folders(path: Path) -> Records:
     return Records(str(path), ["file", "label"], rows, path)
 
 
-def _from_datasets(name: str, split: str | None, limit: int | None, folder: Path | None = None) -> Records:
-    """A dataset of the hub, or one that ``datasets`` saved in a folder."""
+def open_dataset(
+    name: str, option: str, expected: str, folder: Path | None = None, **settings: object
+) -> Any:
+    """A dataset of the hub, NAME or NAME:CONFIG, or one that ``datasets`` saved in a folder.
+
+    ``option`` and ``expected`` are for the error where there is none, ``settings`` for ``load_dataset``.
+    """
     try:
         import datasets
     except ImportError:
         raise ImportError("datasets need the package datasets: pip install 'manyheads[data]'") from None
     repository, _, config = name.partition(":")
     try:
-        dataset: Any = (
-            datasets.load_from_disk(str(folder))
-            if folder is not None
-            else datasets.load_dataset(repository, config or None)
-        )
+        if folder is not None:
+            return datasets.load_from_disk(str(folder))
+        return datasets.load_dataset(repository, config or None, **settings)
     except Exception as error:
         raise ValueError(
-            f"data: {name!r} is neither a file here nor a dataset that can be read "
-            f"({describe_error(error)}); expected {EXPECTED}"
+            f"{option}: {name!r} is neither a file here nor a dataset that can be read "
+            f"({describe_error(error)}); expected {expected}"
         ) from error
+
+
+def _from_datasets(name: str, split: str | None, limit: int | None, folder: Path | None = None) -> Records:
+    """A dataset of the hub, or one that ``datasets`` saved in a folder."""
+    dataset = open_dataset(name, "data", EXPECTED, folder)
     if isinstance(dataset, Mapping):
         chosen = split or next((part for part in SPLITS if part in dataset), next(iter(dataset), ""))
         if chosen not in dataset:

@@ -104,10 +104,10 @@ def characters(texts: Iterable[str], special: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def pieces(texts: Iterable[str], size: int, special: list[str], *, merge: bool = True) -> Tokenizer:
+def train_bpe(texts: Iterable[str], size: int, special: list[str], *, merge: bool = True) -> Tokenizer:
     """Byte-pair encoding of these texts with ``size`` tokens; without merges, the tokens are bytes.
 
-    >>> tokenizer = pieces([], 256, [], merge=False)
+    >>> tokenizer = train_bpe([], 256, [], merge=False)
     >>> tokenizer.get_vocab_size(), tokenizer.decode(tokenizer.encode("äa\\n").ids)
     (256, 'äa\\n')
     """

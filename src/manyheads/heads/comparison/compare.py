@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
 from manyheads.heads.comparison.batch_means import Side, run_both
-from manyheads.heads.comparison.matching import Match, matched_heads
+from manyheads.heads.comparison.matching import Match, matched_heads, spread_over_heads
 from manyheads.heads.table import METRICS, HeadTable
 
 # A change that is smaller than this part of the spread between heads does not count, however certain.
 LEAST_CHANGE = 0.05
+LEAST_SPREAD = 1e-6  # a metric that is the same for all heads still has a unit
 # The metrics that are tested: one for each property of attention, and the length of the output.
 TESTED = (
     "entropy", "confidence", "distance", "self", "previous", "next", "first", "special", "rare",
@@ -82,7 +83,10 @@ class Comparison:
         if "attention" in self.changes.sums:
             column: Tensor = self.changes["attention"]
             return column
-        scaled = [self.changes[f"{name}_change"].abs() / _spread(self.before[name]) for name in self.q]
+        scaled = [
+            self.changes[f"{name}_change"].abs() / spread_over_heads(self.before[name], LEAST_SPREAD)
+            for name in self.q
+        ]
         return torch.stack(scaled).nan_to_num(0.0).amax(0)
 
     def of(self, row: int) -> list[Change]:
@@ -95,7 +99,7 @@ class Comparison:
             )
             for name, q in self.q.items()
         ]  # fmt: skip
-        spreads = {name: float(_spread(self.before[name])) for name in self.q}
+        spreads = {name: float(spread_over_heads(self.before[name], LEAST_SPREAD)) for name in self.q}
         size = {each.metric: abs(each.change) / spreads[each.metric] for each in changes}
         return sorted(changes, key=lambda each: (not each.q < self.rate, -size[each.metric], each.metric))
 
@@ -219,7 +223,7 @@ def _compare_heads(
             squares = count * (count - 1) * error.square().nan_to_num(0.0) + count * mean.square()
             sums[f"{name}_change"] = torch.stack([count, count * mean, squares])
         if name in tested:
-            least = LEAST_CHANGE * _spread(side.table[name])
+            least = LEAST_CHANGE * spread_over_heads(side.table[name], LEAST_SPREAD)
             p_values[name] = _p_value(mean, error, freedom, least)
     q = _false_discovery(p_values)
     smallest = torch.stack([value.nan_to_num(math.inf) for value in q.values()]).amin(0).tolist()
@@ -270,17 +274,11 @@ def _p_value(mean: Tensor, error: Tensor, freedom: Tensor, least: Tensor) -> Ten
     return torch.where(error.isnan() | mean.isnan(), math.nan, value)
 
 
-def _spread(column: Tensor) -> Tensor:
-    """The standard deviation of a metric over heads."""
-    finite = column[column.isfinite()]
-    return finite.std(unbiased=False).clamp(min=1e-6) if len(finite) else torch.ones((), dtype=column.dtype)
-
-
 def _false_discovery(p_values: dict[str, Tensor]) -> dict[str, Tensor]:
     """q-values of all tests together, valid under any dependence; NaN stays NaN."""
-    every = torch.stack(list(p_values.values()))
-    q = torch.full_like(every, math.nan)
-    there = every.isfinite()
-    if there.any():
-        q[there] = torch.as_tensor(stats.false_discovery_control(every[there].numpy(), method="by"))
+    values = torch.stack(list(p_values.values()))
+    q = torch.full_like(values, math.nan)
+    finite = values.isfinite()
+    if finite.any():
+        q[finite] = torch.as_tensor(stats.false_discovery_control(values[finite].numpy(), method="by"))
     return dict(zip(p_values, q, strict=True))

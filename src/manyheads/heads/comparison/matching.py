@@ -44,14 +44,15 @@ def profile_distance(table: HeadTable, other: HeadTable) -> Tensor:
     metrics = [name for name in PROFILE if name in table.sums and name in other.sums]
     columns, other_columns = (torch.stack([t[name] for name in metrics], 1) for t in (table, other))
     all_columns = torch.cat([columns, other_columns])
-    spread = torch.stack([_spread(column) for column in all_columns.unbind(1)])
+    spread = torch.stack([spread_over_heads(column, 1e-12) for column in all_columns.unbind(1)])
     difference = (columns[:, None] - other_columns) / spread
     return difference.square().nanmean(-1).nan_to_num(_NEVER).sqrt()
 
 
-def _spread(column: Tensor) -> Tensor:
+def spread_over_heads(column: Tensor, least: float) -> Tensor:
+    """The standard deviation of a metric over heads, ``least`` or more; 1 where no number is finite."""
     finite = column[column.isfinite()]
-    return finite.std(unbiased=False).clamp(min=1e-12) if len(finite) else torch.ones((), dtype=column.dtype)
+    return finite.std(unbiased=False).clamp(min=least) if len(finite) else torch.ones((), dtype=column.dtype)
 
 
 def matched_heads(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.capture.call import Call
+from manyheads.capture.call import Call, measuring
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible, without_dead_rows
 from manyheads.capture.site import Site
@@ -109,11 +108,7 @@ class Collector:
             return call.output * _gate(call).unsqueeze(-1) if self._gated(call) else None
         if call.again:
             return None
-        device = call.output.device.type
-        autocast = (
-            torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-        )
-        with torch._C.DisableTorchFunction(), torch.no_grad(), autocast:
+        with measuring(call), torch.no_grad():
             seen = self._record(call)
         if self._gated(call):
             seen.gate = _gate(call)

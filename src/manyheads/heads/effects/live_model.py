@@ -1,4 +1,4 @@
-"""What the live page needs of a model before it is asked: its sites, a first table, a way to stop it."""
+"""What the live page needs of a model beforehand: its sites, a first table, an input, a way to stop it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from manyheads.common.types import Batch
 from manyheads.heads.observer import observed
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint, labels_of, rows_of
+from manyheads.models.loaded import Loaded
+from manyheads.models.probe_batch import probe_batch
 
 
 def sites_of(model: nn.Module, batch: Batch) -> dict[str, Site]:
@@ -50,3 +52,14 @@ def call_before_modules(model: nn.Module, check: Callable[[], None]) -> None:
     """
     for module in model.modules():
         module.register_forward_pre_hook(lambda *_: check())
+
+
+def image_probe(loaded: Loaded) -> Batch:
+    """A batch that a model of images runs on, where there are no images."""
+    try:
+        return probe_batch(loaded.model)
+    except ValueError as error:
+        raise ValueError(
+            f"images: {loaded.name} reads images, and the form of its input could not be guessed ({error}); "
+            "give --images FOLDER"
+        ) from error

@@ -25,7 +25,7 @@ from manyheads.heads.importance.baselines import confidence, output_norm, random
 from manyheads.heads.importance.gradients import fisher, gradient
 from manyheads.heads.importance.hard_concrete import gates as learned_gates
 from manyheads.heads.importance.leave_one_out import leave_one_out, mean_ablation
-from manyheads.heads.importance.losses import Loss, named
+from manyheads.heads.importance.losses import Loss, find_loss
 from manyheads.heads.importance.rankings import Agreement, agreement
 from manyheads.heads.importance.relevance import relevance
 from manyheads.heads.importance.request import Request
@@ -152,7 +152,7 @@ def importance(
     if loss is None and method in WITH_LOSS and _has_labels(batches):
         loss = "labels"
     where = None if state is None else Path(state)
-    request = Request(model, batches, named(loss), seed, gates, where, unverified, memory, progress)
+    request = Request(model, batches, find_loss(loss), seed, gates, where, unverified, memory, progress)
     return METHODS[method](request)
 
 

@@ -39,16 +39,16 @@ def gates(request: Request, steps: int = STEPS, restarts: int = RESTARTS) -> Hea
         full = [observer.forward(batch) for batch in batches]
         observer.check("gates", request.unverified)
         heads = {site.name: site.heads for site in observer.sites}
-        keep = sum(heads.values()) // 2 if request.gates is None else request.gates
-        if not 0 < keep < sum(heads.values()):
-            raise ValueError(f"gates: expected 1 to {sum(heads.values()) - 1} heads, got {keep}")
+        open_gates = sum(heads.values()) // 2 if request.gates is None else request.gates
+        if not 0 < open_gates < sum(heads.values()):
+            raise ValueError(f"gates: expected 1 to {sum(heads.values()) - 1} heads, got {open_gates}")
         for restart in range(restarts):
             generator = torch.Generator().manual_seed(request.seed + restart)
-            probabilities = _learned(request, observer, batches, full, heads, keep, steps, generator)
+            probabilities = _learned(request, observer, batches, full, heads, open_gates, steps, generator)
             sums.add(dict(zip(heads, probabilities.unsqueeze(0).split(list(heads.values()), 1), strict=True)))
             request.progress("gates", restart + 1, restarts)
         return observer.table(
-            sums.by_column, f"probability of an open gate, {keep} of {len(probabilities)} heads"
+            sums.by_column, f"probability of an open gate, {open_gates} of {len(probabilities)} heads"
         )
 
 
@@ -58,7 +58,7 @@ def _learned(
     batches: list[Batch],
     full: list[Forward],
     heads: dict[str, int],
-    keep: int,
+    open_gates: int,
     steps: int,
     generator: torch.Generator,
 ) -> Tensor:
@@ -68,7 +68,7 @@ def _learned(
     optimiser = torch.optim.Adam([location], lr=RATE)
     for step in range(steps):
         # from all heads to the target in the first half: heads are tried in good company first
-        open_now = max(keep, total - (total - keep) * 2 * (step + 1) / steps)
+        open_now = max(open_gates, total - (total - open_gates) * 2 * (step + 1) / steps)
         centred = _centred(location, min(open_now, total - 0.5))
         noise = torch.rand(total, generator=generator).clamp(1e-6, 1 - 1e-6)
         drawn = torch.sigmoid((noise.logit() + centred) / _SOFTNESS) * (_HIGH - _LOW) + _LOW
@@ -90,20 +90,20 @@ def _learned(
             optimiser.zero_grad()
             value.mean().backward()
         optimiser.step()
-    return torch.sigmoid(_centred(location.detach(), keep) - _SHIFT).double()
+    return torch.sigmoid(_centred(location.detach(), open_gates) - _SHIFT).double()
 
 
-def _centred(location: Tensor, keep: float) -> Tensor:
-    """The locations, shifted together so that ``keep`` gates are open on average: the target holds exactly,
-    without a penalty that would have to be weighed against the loss.
+def _centred(location: Tensor, open_gates: float) -> Tensor:
+    """The locations, shifted together so that ``open_gates`` gates are open on average: the target holds
+    exactly, without a penalty that would have to be weighed against the loss.
 
-    The shift solves sum sigmoid(location - shift) = keep; its gradient follows from that equation.
+    The shift solves sum sigmoid(location - shift) = open_gates; its gradient follows from that equation.
     """
     with torch.no_grad():
         low, high = location.min() - 30, location.max() + 30
         for _ in range(60):
             shift = (low + high) / 2
-            too_many = torch.sigmoid(location - shift - _SHIFT).sum() > keep
+            too_many = torch.sigmoid(location - shift - _SHIFT).sum() > open_gates
             low, high = torch.where(too_many, shift, low), torch.where(too_many, high, shift)
     if not location.requires_grad:
         return location - shift

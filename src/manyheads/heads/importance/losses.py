@@ -123,10 +123,10 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def named(loss: str | Loss | None) -> Loss | None:
+def find_loss(loss: str | Loss | None) -> Loss | None:
     """A loss by its name, or the function itself.
 
-    >>> named("causal") is causal
+    >>> find_loss("causal") is causal
     True
     """
     if loss is None or callable(loss):

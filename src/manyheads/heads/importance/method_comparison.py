@@ -21,7 +21,7 @@ from manyheads.common.progress import Progress, no_progress
 from manyheads.data.batches import Corpus
 from manyheads.data.labelled import Labelled
 from manyheads.heads.importance import METHODS, WITH_LOSS, Agreement, add_plugins, agreement, importance
-from manyheads.heads.importance.losses import hide_tokens, named
+from manyheads.heads.importance.losses import find_loss, hide_tokens
 from manyheads.heads.table import HeadTable
 from manyheads.models.loaded import Loaded
 
@@ -68,7 +68,7 @@ def check_methods(
     if unknown or not methods:
         wrong = ", ".join(unknown) or "none"
         raise ValueError(f"method: expected some of {', '.join(METHODS)}, got {wrong}")
-    named(loss)
+    find_loss(loss)
     return list(dict.fromkeys(methods))
 
 

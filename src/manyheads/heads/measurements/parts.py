@@ -1,4 +1,4 @@
-"""One part of a text, all parts merged, and all parts by the processes of torchrun."""
+"""One part of a text, and all parts merged."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
-from manyheads.common.processes import gathered, processes, rank
 from manyheads.common.progress import Progress, no_progress
 from manyheads.data.batches import Corpus
 from manyheads.heads.importance.method_comparison import MethodComparison
-from manyheads.heads.inspect import Counted
-from manyheads.heads.inspect import finished as finished_counts
+from manyheads.heads.inspect import Counted, table_or_error
 from manyheads.heads.measurements.shard import Shard, Share, check_whole, find_shards, joined
 from manyheads.heads.measurements.verbs import VERBS, ComparedPairs, Measurement
 from manyheads.heads.table import HeadTable
@@ -74,14 +72,14 @@ def finished(shard: Shard) -> Any:
     return VERBS[shard.verb].finish(shard.state, shard.options)
 
 
-def read_shards(paths: Sequence[str | PathLike[str]]) -> list[Shard]:
-    """The shards in files, and in the files of folders."""
+def merge_files(paths: Sequence[str | PathLike[str]]) -> Shard:
+    """The shards in files, and in the files of folders, as one: see `merged`."""
     shards = [Shard.load(path) for path in find_shards([str(path) for path in paths])]
     if unknown := [shard for shard in shards if shard.verb not in VERBS]:
         raise ValueError(
             f"merge: {unknown[0].name} is of {unknown[0].verb!r}; expected one of {', '.join(VERBS)}"
         )
-    return shards
+    return merged(shards)
 
 
 def merge_shards(paths: Sequence[str | PathLike[str]]) -> dict[str, HeadTable]:
@@ -125,32 +123,9 @@ def merge_shards(paths: Sequence[str | PathLike[str]]) -> dict[str, HeadTable]:
     """
     if isinstance(paths, str | PathLike):
         raise TypeError(f"paths: expected a list of files and folders, got {paths!r}")
-    shard = merged(read_shards(paths))
+    shard = merge_files(paths)
     result = finished(shard)
     if isinstance(result, MethodComparison):
         return result.tables
-    table = finished_counts(result) if isinstance(result, Counted) else result
+    table = table_or_error(result) if isinstance(result, Counted) else result
     return {shard.verb: table.table if isinstance(table, ComparedPairs) else table}
-
-
-def measured(
-    measurement: Measurement, loaded: Loaded, corpus: Corpus, progress: Progress = no_progress
-) -> Any | None:
-    """What a verb returns for a text. The processes of torchrun share it; then None for all but the first."""
-    if processes() == 1:
-        return measurement.whole(loaded, corpus, progress)
-    measurement.check()
-    part: Shard | str
-    try:
-        part = measure_part(measurement, loaded, corpus, Share(rank(), processes()), progress)
-    except (ValueError, TypeError, OSError) as error:  # the others must not wait for this one
-        part = str(error)
-    shards = []
-    for one in gathered(part):
-        if isinstance(one, str):
-            raise ValueError(one)
-        shards.append(one)
-    if rank() > 0:
-        check_whole(shards)
-        return None
-    return finished(merged(shards))

@@ -1,22 +1,23 @@
-"""Measuring a text as the options of a command ask: whole, one part of it, or on a cluster."""
+"""Measuring a text as the options of a command ask: whole, shared by processes, in part, or on a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from manyheads.common.processes import processes
-from manyheads.common.progress import Progress
+from manyheads.common.processes import gathered, processes, rank
+from manyheads.common.progress import Progress, no_progress
 from manyheads.data.batches import Corpus
 from manyheads.data.split import Split
-from manyheads.heads.measurements.parts import measure_part, measured
+from manyheads.heads.measurements.parts import finished, measure_part, merged
 from manyheads.heads.measurements.ray_cluster import Cluster, measured_on_ray
-from manyheads.heads.measurements.shard import Share
+from manyheads.heads.measurements.shard import Shard, Share, check_whole
 from manyheads.heads.measurements.verbs import Measurement
 from manyheads.models.loaded import Loaded
 
 
-def measured_as_asked(
+def measure_split(
     split: Split,
     measurement: Measurement,
     loaded: Loaded,
@@ -42,3 +43,26 @@ def measured_as_asked(
         cluster = Cluster(split.ray, split.workers, split.shards)
         return measured_on_ray(measurement, loaded, corpus, reopen, cluster, out, progress)
     return measured(measurement, loaded, corpus, progress)
+
+
+def measured(
+    measurement: Measurement, loaded: Loaded, corpus: Corpus, progress: Progress = no_progress
+) -> Any | None:
+    """What a verb returns for a text. The processes of torchrun share it; then None for all but the first."""
+    if processes() == 1:
+        return measurement.whole(loaded, corpus, progress)
+    measurement.check()
+    part: Shard | str
+    try:
+        part = measure_part(measurement, loaded, corpus, Share(rank(), processes()), progress)
+    except (ValueError, TypeError, OSError) as error:  # the others must not wait for this one
+        part = str(error)
+    shards = []
+    for one in gathered(part):
+        if isinstance(one, str):
+            raise ValueError(one)
+        shards.append(one)
+    if rank() > 0:
+        check_whole(shards)
+        return None
+    return finished(merged(shards))

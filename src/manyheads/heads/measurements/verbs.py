@@ -131,8 +131,8 @@ class Roles(_Checked):
     @property
     def options(self) -> dict[str, object]:
         """What has to be the same in all parts; of the treebank, its content."""
-        read = None if self.treebank is None else hashlib.sha256(self.treebank.read_bytes()).hexdigest()
-        return asdict(self) | {"treebank": read}
+        digest = None if self.treebank is None else hashlib.sha256(self.treebank.read_bytes()).hexdigest()
+        return asdict(self) | {"treebank": digest}
 
     def whole(self, loaded: Loaded, corpus: Corpus, progress: Progress) -> HeadTable:
         """The roles on a whole text; Ctrl-C judges what was read."""
@@ -173,7 +173,7 @@ class Roles(_Checked):
 class Importance(_Checked):
     """Which heads matter: `importance`, by several methods.
 
-    keep: how many heads the method ``gates`` keeps.
+    gates: how many heads the method ``gates`` keeps.
     state_file: where ``leave-one-out`` keeps its results after Ctrl-C, of a whole text.
     memory: as for `importance`.
     """
@@ -181,7 +181,7 @@ class Importance(_Checked):
     verb: ClassVar[str] = "importance"
     methods: list[str] | None = None
     loss: str | None = None
-    keep: int | None = None
+    gates: int | None = None
     seed: int = 0
     unverified: Unverified = "refuse"
     state_file: Path | None = None
@@ -193,7 +193,7 @@ class Importance(_Checked):
     @property
     def options(self) -> dict[str, object]:
         """What has to be the same in all parts."""
-        free = ("keep", "state_file", "memory")
+        free = ("gates", "state_file", "memory")
         return {name: value for name, value in asdict(self).items() if name not in free}
 
     def check(self) -> None:
@@ -215,7 +215,7 @@ class Importance(_Checked):
             state[ELIMINATION] = self._elimination(loaded, corpus, share, progress)
         methods = None if self.methods is None else [name for name in self.methods if name != ELIMINATION]
         if methods is None or methods:
-            others = replace(self, methods=methods, state_file=None, keep=None)
+            others = replace(self, methods=methods, state_file=None, gates=None)
             comparison = others._compared(loaded, corpus, share, progress)
             if comparison.error is not None:
                 raise comparison.error
@@ -238,7 +238,7 @@ class Importance(_Checked):
         self, loaded: Loaded, corpus: Corpus, share: tuple[int, int], progress: Progress
     ) -> MethodComparison:
         return compare_methods(
-            loaded, corpus, self.methods, self.loss, gates=self.keep, seed=self.seed, state=self.state_file,
+            loaded, corpus, self.methods, self.loss, gates=self.gates, seed=self.seed, state=self.state_file,
             unverified=self.unverified, memory=self.memory, share=share, progress=progress,
         )  # fmt: skip
 

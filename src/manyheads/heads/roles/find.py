@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from manyheads.capture.call import Call
+from manyheads.capture.call import Call, measuring
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible, without_dead_rows
 from manyheads.common import plugins
@@ -261,11 +260,7 @@ class _Collected:
     def _on_call(self, call: Call) -> None:
         if call.again:
             return
-        device = call.output.device.type
-        autocast = (
-            torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-        )
-        with torch._C.DisableTorchFunction(), torch.no_grad(), autocast:
+        with measuring(call), torch.no_grad():
             call = without_dead_rows(call)
             visibility = visible(call)
             real_queries = update_site(call, visibility)

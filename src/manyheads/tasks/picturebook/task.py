@@ -109,7 +109,7 @@ class Picturebook(LearnedTokenizer, Architecture):
         if self._tokenizer is None:
             special = [END, *map(_token, self._languages)]
             captions = [page.captions[language] for page, language in train]
-            self._tokenizer = texts.pieces(captions, self.vocabulary, special)
+            self._tokenizer = texts.train_bpe(captions, self.vocabulary, special)
         learned = [pair for pair in train if len(self._ids(*pair)) <= self.max_tokens + 2]
         if not learned:
             raise ValueError(f"max_tokens: all captions are longer than {self.max_tokens}; give more")
@@ -176,11 +176,15 @@ class Picturebook(LearnedTokenizer, Architecture):
             metrics[f"chrf_{language}"] = _chrf([row for row in rows if row[0] == language])
         return metrics
 
-    def predict(self, model: nn.Module, inputs: list[str], *, language: str | None = None) -> list[str]:
+    def predict(
+        self, model: nn.Module, inputs: list[str], *, caption_language: str | None = None
+    ) -> list[str]:
         """The caption of each of these image files, in one language or in all."""
-        if language is not None and language not in self._languages:
-            raise ValueError(f"language: expected one of {', '.join(self._languages)}, got {language!r}")
-        languages = self._languages if language is None else [language]
+        if caption_language is not None and caption_language not in self._languages:
+            raise ValueError(
+                f"caption_language: expected one of {', '.join(self._languages)}, got {caption_language!r}"
+            )
+        languages = self._languages if caption_language is None else [caption_language]
         device = device_of(model)
         first = torch.tensor([self.id_of(_token(name)) for name in languages], device=device)
         captions = []
@@ -189,7 +193,7 @@ class Picturebook(LearnedTokenizer, Architecture):
             ids = self._write(model, image.expand(len(languages), -1, -1, -1), first)
             written = self.decode_up_to(END, ids)
             named = (f"{name}: {text}" for name, text in zip(languages, written, strict=True))
-            captions.append(written[0] if language is not None else "; ".join(named))
+            captions.append(written[0] if caption_language is not None else "; ".join(named))
         return captions
 
     def processor(self) -> Callable[..., dict[str, Tensor]]:

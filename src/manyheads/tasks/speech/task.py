@@ -24,7 +24,7 @@ from manyheads.nn.generate import generate
 from manyheads.tasks.architecture import Architecture
 from manyheads.tasks.next_token_loss import next_token_loss
 from manyheads.tasks.speech.synthetic import ESPEAK, spoken, tones
-from manyheads.tasks.speech.word_strings import changed, hidden, joined, spelled
+from manyheads.tasks.speech.word_strings import change_speed, decode_greedily, join_recordings, mask_frames
 from manyheads.training.options import option
 from manyheads.training.run_folder import read_config
 from manyheads.training.task import Data
@@ -279,12 +279,12 @@ class Speech(Architecture):
             if not augmented:
                 random = torch.Generator().manual_seed(index)  # always the same strings
             taken = string(index, random)
-            sound, count = joined(taken, gap, longest, random)
+            sound, count = join_recordings(taken, gap, longest, random)
             if augmented:
-                sound = changed(sound, self.speed or 0, round(self.shift * self.rate), random)
+                sound = change_speed(sound, self.speed or 0, round(self.shift * self.rate), random)
             frames = log_mel(sound, self.rate, self.mels)
             if augmented:
-                frames = hidden(frames, self.masks, random)
+                frames = mask_frames(frames, self.masks, random)
             return self._tokens(frames), self._ids(taken[:count])
 
         mean = sum(len(one.samples) for one in recordings) / len(recordings) + gap / 2
@@ -335,7 +335,7 @@ class Speech(Architecture):
             return [self._words([number]) for number in outputs["logits"].argmax(-1).tolist()]
         blank = self.vocabulary.index(BLANK)
         rows = (row[:n].tolist() for row, n in zip(outputs.argmax(-1), lengths.tolist(), strict=True))
-        return [self._words(spelled(row, blank)) for row in rows]
+        return [self._words(decode_greedily(row, blank)) for row in rows]
 
     def _words(self, ids: Sequence[int]) -> list[str]:
         """Ids up to the end as words, without special tokens."""

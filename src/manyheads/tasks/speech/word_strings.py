@@ -11,7 +11,7 @@ from torch import Tensor
 from manyheads.data.readers.recordings import Recording
 
 
-def joined(
+def join_recordings(
     recordings: Sequence[Recording], gap: int, longest: int, random: torch.Generator
 ) -> tuple[Tensor, int]:
     """Recordings one after the other ``(samples,)``, and how many of them there was room for.
@@ -26,8 +26,10 @@ def joined(
     Examples
     --------
     >>> takes = [Recording.of(torch.ones(5), "one"), Recording.of(torch.ones(3), "two")]
-    >>> joined(takes, 0, 99, torch.Generator())[0].shape, joined(takes, 0, 7, torch.Generator())[1]
-    (torch.Size([8]), 1)
+    >>> join_recordings(takes, 0, 99, torch.Generator())[0].shape
+    torch.Size([8])
+    >>> join_recordings(takes, 0, 7, torch.Generator())[1]
+    1
     """
     parts, length = [recordings[0].sound], len(recordings[0].samples)
     for one in recordings[1:]:
@@ -39,7 +41,7 @@ def joined(
     return torch.cat(parts), (len(parts) + 1) // 2
 
 
-def changed(sound: Tensor, speed: float, silence: int, random: torch.Generator) -> Tensor:
+def change_speed(sound: Tensor, speed: float, silence: int, random: torch.Generator) -> Tensor:
     """A sound played faster or slower, between two silences.
 
     Parameters
@@ -51,7 +53,7 @@ def changed(sound: Tensor, speed: float, silence: int, random: torch.Generator) 
 
     Examples
     --------
-    >>> changed(torch.ones(100), 0.0, 7, torch.Generator().manual_seed(0)).shape[0] in range(100, 115)
+    >>> change_speed(torch.ones(100), 0.0, 7, torch.Generator().manual_seed(0)).shape[0] in range(100, 115)
     True
     """
     faster, before, after = torch.rand(3, generator=random).tolist()
@@ -60,7 +62,7 @@ def changed(sound: Tensor, speed: float, silence: int, random: torch.Generator) 
     return F.pad(played, (round(before * silence), round(after * silence)))
 
 
-def hidden(frames: Tensor, share: float, random: torch.Generator) -> Tensor:
+def mask_frames(frames: Tensor, share: float, random: torch.Generator) -> Tensor:
     """Frames ``(length, bands)`` with two stretches of time and two of bands set to zero.
 
     Parameters
@@ -75,7 +77,7 @@ def hidden(frames: Tensor, share: float, random: torch.Generator) -> Tensor:
 
     Examples
     --------
-    >>> frames = hidden(torch.ones(20, 10), 0.5, torch.Generator().manual_seed(1))
+    >>> frames = mask_frames(torch.ones(20, 10), 0.5, torch.Generator().manual_seed(1))
     >>> bool((frames == 0).all(0).any()), bool((frames == 0).all(1).any()), frames.sum() > 0
     (True, True, tensor(True))
     """
@@ -88,10 +90,10 @@ def hidden(frames: Tensor, share: float, random: torch.Generator) -> Tensor:
     return frames
 
 
-def spelled(tokens: Sequence[int], blank: int) -> list[int]:
+def decode_greedily(tokens: Sequence[int], blank: int) -> list[int]:
     """The greedy decoding of connectionist temporal classification: repeats count once, blanks not at all.
 
-    >>> spelled([0, 3, 3, 0, 3, 5, 5, 0], blank=0)
+    >>> decode_greedily([0, 3, 3, 0, 3, 5, 5, 0], blank=0)
     [3, 3, 5]
     """
     return [one for one, last in zip(tokens, [blank, *tokens], strict=False) if one not in (last, blank)]

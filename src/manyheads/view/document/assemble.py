@@ -22,16 +22,12 @@ from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
 from manyheads.common.version import __version__
-from manyheads.heads.diversity import diversity
-from manyheads.heads.importance import importance
-from manyheads.heads.importance.gradients import fisher
-from manyheads.heads.importance.request import Request
+from manyheads.heads.effects import page_measurements
 from manyheads.heads.observer import moved
-from manyheads.heads.roles import roles
 from manyheads.heads.roles.probe_texts import COPIES, PLANTED, SEQUENCES
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
-from manyheads.surgery.silencing_curve import DRAWS, SHARES, curve
+from manyheads.surgery.silencing_curve import DRAWS, SHARES
 from manyheads.view.document import head_numbers
 from manyheads.view.document.contract import VERSION, HeadDocument, Measured
 from manyheads.view.document.examples import WORK, Examples, left_out, profiles
@@ -239,12 +235,13 @@ def _rank(
         parts.notes.append("heads that are not verified are not silenced, neither alone nor in the curve")
     ranked = parts.measure(
         "importance",
-        lambda progress: fisher(Request(model, batches, progress=progress), enough=ESTIMATES),
+        lambda progress: page_measurements.fisher_ranking(model, batches, ESTIMATES, progress),
     )
     rankings = {} if ranked is None else {"fisher": ranked}
     if all(isinstance(batch, LabelledBatch) for batch in batches):
         by_labels = parts.measure(
-            "importance", lambda progress: importance(model, batches, "gradient", progress=progress)
+            "importance",
+            lambda progress: page_measurements.ranking(model, batches, "gradient", progress),
         )
         rankings |= {} if by_labels is None else {"gradient": by_labels}
     page["importance"] = head_numbers.importance(rankings, table) | page["importance"]
@@ -263,16 +260,14 @@ def _judge(
     """Fill in redundancy, roles and the curve on a sample."""
     judged = parts.measure(
         "redundancy",
-        lambda progress: diversity(
-            model, batches, measures=("attention", "outputs"), across=False, progress=progress
-        ),
+        lambda progress: page_measurements.redundancy(model, batches, outputs=True, progress=progress),
     )
     if judged is not None:
         page["redundancy"] = head_numbers.redundancy(judged, table)
         page["heads"] = head_numbers.heads(table, judged)
     evidence = parts.measure(
         "roles",
-        lambda progress: roles(model, batches, tokenizer=tokenizer, context=CONTEXT, progress=progress),
+        lambda progress: page_measurements.roles_of_heads(model, batches, tokenizer, CONTEXT, progress),
     )
     if evidence is not None:
         page["roles"] = head_numbers.roles(evidence, table)
@@ -280,7 +275,8 @@ def _judge(
         first = batches[0]
         few_texts = first if isinstance(first, LabelledBatch) else fewer(first, token_limit(model) // 8)
         page["curve"] = parts.measure(
-            "curve", lambda progress: curve(model, [few_texts], rankings, progress=progress)
+            "curve",
+            lambda progress: page_measurements.silencing_curve(model, [few_texts], rankings, progress),
         )
 
 

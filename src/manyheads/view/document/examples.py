@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Heads are silenced one by one as long as parameters times tokens times heads are below this.
 WORK = 2e11
-# Long maps are kept exactly for at most so many heads.
+# Long maps are kept exactly for at most this many heads.
 LONG_EXACT = 24
 # Characters of a neighbour's text.
 NEIGHBOUR_TEXT = 100

@@ -14,7 +14,7 @@ from manyheads.common.types import Batch
 from manyheads.heads.pooled_maps import Seen
 from manyheads.view.document.contract import Picture
 
-# At most so many keys before the patches: a class token, registers.
+# At most this many keys before the patches: a class token, registers.
 _EXTRA_KEYS = 16
 # Pixels of the longer side on the page.
 _LARGEST = 448

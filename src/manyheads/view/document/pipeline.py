@@ -10,7 +10,7 @@ from manyheads.heads.effects.followed_attention import HEADS, QUERIES, Step
 from manyheads.view.document.contract import PipelineStep, Token
 from manyheads.view.document.packing import short
 
-# So many columns of a matrix are drawn.
+# The number of columns of a matrix that are drawn.
 COLUMNS = 24
 
 

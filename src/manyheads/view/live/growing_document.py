@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from manyheads.heads.effects import page_measurements
 from manyheads.heads.effects.live_model import table_without_numbers
-from manyheads.heads.inspect import count, finished
-from manyheads.heads.roles import roles
 from manyheads.heads.table import HeadTable
-from manyheads.surgery.silencing_curve import curve
 from manyheads.view.document import About, document, head_numbers
 from manyheads.view.document.contract import Curve, Example, HeadDocument, Profiles
 from manyheads.view.document.examples import left_out, profiles
@@ -110,18 +108,14 @@ class GrowingDocument:
         try:
             self.queue.yield_to_others()
             if name == "roles":
-                self._roles = roles(
-                    live.model, live.batches, tokenizer=live.tokenizer, progress=self._on_progress
+                self._roles = page_measurements.roles_of_heads(
+                    live.model, live.batches, live.tokenizer, progress=self._on_progress
                 )
             elif name == "curve":
                 ranked = {"fisher": measured_table(live, "fisher")}
-                lines = curve(
-                    live.model,
-                    quality_batches(live),
-                    ranked,
-                    progress=self._on_progress,
+                self._curve = page_measurements.silencing_curve(
+                    live.model, quality_batches(live), ranked, self._on_progress
                 )
-                self._curve = lines
             else:
                 measured_table(live, name, self._on_progress)
         except OthersWaitError:
@@ -164,8 +158,7 @@ class GrowingDocument:
         live = self.live
         if live.read is None:
             return table_without_numbers(live.model, live.sites.values())
-        batches = ((1, batch) for batch in quality_batches(live))
-        return finished(count(live.model, batches, live.read.groups))
+        return page_measurements.counted_table(live.model, quality_batches(live), live.read.groups)
 
     def _first_example(self, table: HeadTable) -> tuple[list[Example], Profiles | None]:
         """One input from the small text, and its attention by distance; measured once."""

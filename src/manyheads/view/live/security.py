@@ -131,8 +131,8 @@ def names(host: str) -> set[str]:
     """
     if is_loopback(host):
         return {"localhost"}
-    own_names = {"localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
-    return own_names | ({host.lower()} if host else set())
+    host_names = {"localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
+    return host_names | ({host.lower()} if host else set())
 
 
 def is_loopback(host: str) -> bool:

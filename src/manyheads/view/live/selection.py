@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from manyheads.common.progress import Progress, no_progress
-from manyheads.heads.diversity import diversity
-from manyheads.heads.importance import importance
-from manyheads.heads.inspect import count, finished
+from manyheads.heads.effects import page_measurements
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import unverified_heads
 from manyheads.surgery.plan import plan
@@ -64,19 +62,11 @@ def measured_table(live: Live, name: str, progress: Progress = no_progress) -> H
         return live.tables[name]
     read = required_corpus(live)
     if name == "watch":
-        batches = ((1, batch) for batch in live.batches)
-        table = finished(
-            count(
-                live.model,
-                batches,
-                read.groups,
-                progress=lambda stage, done, _: progress(stage, done, len(live.batches)),
-            )
-        )
+        table = page_measurements.counted_table(live.model, live.batches, read.groups, progress)
     elif name == "diversity":
-        table = diversity(live.model, live.batches, measures=["attention"], progress=progress)
+        table = page_measurements.redundancy(live.model, live.batches, outputs=False, progress=progress)
     else:
-        table = importance(live.model, live.batches, name, progress=progress)
+        table = page_measurements.ranking(live.model, live.batches, name, progress)
     live.tables[name] = table
     return table
 

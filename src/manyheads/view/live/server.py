@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import signal
 import socket
-import threading
 from collections.abc import Callable
 
 import uvicorn
 
+from manyheads.common.interrupts import signals_silenced
 from manyheads.view.live.app import app
 from manyheads.view.live.connections import IDLE, Connection
 from manyheads.view.live.growing_document import GrowingDocument
@@ -34,19 +33,14 @@ def serve(live: Live, host: str, port: int, announce: Callable[[str], None]) -> 
     queue = Queue()
     document = GrowingDocument(live, queue)
     application = app(live, queue, document, host=host, token=token)
-    # uvicorn raises the signal that ended it again, for the handler that was there before: it is done already
-    in_main = threading.current_thread() is threading.main_thread()
-    signals = [signal.SIGINT, signal.SIGTERM] if in_main else []
-    before = {number: signal.signal(number, lambda *_: None) for number in signals}
-    try:
-        queue.in_spare_time(document.steps())
-        announce(address(listening, host, token))
-        uvicorn.Server(configured(application)).run(sockets=[listening])
-    finally:
-        queue.close()
-        listening.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with signals_silenced():
+        try:
+            queue.in_spare_time(document.steps())
+            announce(address(listening, host, token))
+            uvicorn.Server(configured(application)).run(sockets=[listening])
+        finally:
+            queue.close()
+            listening.close()
 
 
 def configured(application: Guard) -> uvicorn.Config:

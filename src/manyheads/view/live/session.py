@@ -20,7 +20,7 @@ from manyheads.data.batches import Corpus, padded
 from manyheads.data.text_lines import pieces, read_lines
 from manyheads.heads.effects.ablated import forwards
 from manyheads.heads.effects.answers import Sentences, ids_of, kind_of
-from manyheads.heads.effects.live_model import sites_of
+from manyheads.heads.effects.live_model import image_probe, sites_of
 from manyheads.heads.effects.neighbours import embeddings
 from manyheads.heads.model_outputs import Output
 from manyheads.heads.observer import moved
@@ -28,7 +28,6 @@ from manyheads.heads.pooled_maps import Seen
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
 from manyheads.models.loaded import Loaded
-from manyheads.models.probe_batch import probe_batch
 from manyheads.surgery.quality import measure_of
 from manyheads.view.document.contract import Answer, Example
 
@@ -191,7 +190,7 @@ def begin(
         read = corpus.images(loaded, images, limit=IMAGES, batch_tokens=BATCH_TOKENS)
     device = device_of(loaded.model)
     batches = list(moved((batch for _, batch in read.batches()), device)) if read else []
-    first = batches[0] if batches else _probe(loaded)
+    first = batches[0] if batches else image_probe(loaded)
     sites = sites_of(loaded.model, first)
     kind = kind_of(loaded.model, first)
     neighbours: Sentences | None = None
@@ -311,17 +310,6 @@ def _reader(
         if images is not None or not why:
             raise
         raise ValueError(why) from None
-
-
-def _probe(loaded: Loaded) -> Batch:
-    """A batch that a model of images runs on, where there are no images."""
-    try:
-        return probe_batch(loaded.model)
-    except ValueError as error:
-        raise ValueError(
-            f"images: {loaded.name} reads images, and the form of its input could not be guessed ({error}); "
-            "give --images FOLDER"
-        ) from error
 
 
 def mask_of(tokenizer: PreTrainedTokenizerBase | None) -> str:

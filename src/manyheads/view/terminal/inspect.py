@@ -12,7 +12,7 @@ from manyheads.common.language import words
 from manyheads.common.progress import Progress
 from manyheads.common.types import Keywords
 from manyheads.data.batches import Corpus, CorpusSummary
-from manyheads.heads.inspect import Counted, finished
+from manyheads.heads.inspect import Counted, table_or_error
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
 from manyheads.models.loaded import Loaded, if_any
@@ -44,7 +44,7 @@ class InspectPresentation(MeasuredPresentation):
     @property
     def table(self) -> HeadTable:
         """The table; raises what ended the counting before there was one."""
-        return self.counted.table or finished(self.counted)
+        return self.counted.table or table_or_error(self.counted)
 
     @property
     def about(self) -> Keywords:

@@ -46,9 +46,9 @@ class Target(NamedTuple):
 
 # The first that holds gives a head its letter.
 TARGETS = (
-    Target("previous", "p", "look at the token before"),
-    Target("next", "n", "look at the token after"),
-    Target("self", "s", "look at their own token"),
+    Target("previous", "p", "attend to the previous token"),
+    Target("next", "n", "attend to the next token"),
+    Target("self", "s", "attend to their own token"),
     Target("first", "f", "rest on the first token"),
     Target("special", "x", "rest on special tokens"),
     Target("rare", "r", "look for rare tokens"),
@@ -87,7 +87,7 @@ def summary(
     <BLANKLINE>
       wide ░ ▒ ▓ █ narrow; letters as below, where 3.7 is head 7 of layer 3
     <BLANKLINE>
-      p  look at the token before  1  0.0 90%
+      p  attend to the previous token  1  0.0 90%
     """
     width = min(console.width, WIDEST)
     show = partial(console.print, width=width)

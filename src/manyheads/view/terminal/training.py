@@ -18,6 +18,7 @@ from rich.table import Table
 from manyheads.common.json_numbers import plain
 from manyheads.common.language import words
 from manyheads.heads.along_sequence import Along
+from manyheads.tasks import find
 from manyheads.tasks.trained import Evaluation
 from manyheads.training.dynamic_heads import DynamicHeads
 from manyheads.training.head_health import LOGGER
@@ -33,10 +34,13 @@ SMOOTH = 0.9  # how much of the loss and the speed shown is that of the steps be
 
 @contextmanager
 def training_bar(
-    metric: str, *, hidden: bool = False, console: Console | None = None
+    task: str, *, hidden: bool = False, console: Console | None = None
 ) -> Iterator[Callable[[Report], None]]:
-    """A callback that shows loss, metric, tokens a second, dead heads and the time left, on stderr."""
-    console = console or Console(stderr=True, quiet=hidden)
+    """A callback that shows loss, metric, tokens a second, dead heads and the time left, on stderr.
+
+    ``task`` is the name of the task that is trained.
+    """
+    console, metric = console or Console(stderr=True, quiet=hidden), find(task).metric
     columns = (
         TextColumn(words("Training")),
         BarColumn(),
