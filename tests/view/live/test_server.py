@@ -54,7 +54,7 @@ def test_it_answers_and_ends_by_a_signal(folder, number):
             assert answer.json()["answer"]["kind"] == "neighbours"
             assert client.post("/api/attend", json={"text": "heads"}).status_code == 403
             process.send_signal(number)  # while a connection is open, and work goes on in spare time
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=600)
     finally:
         process.kill()
         process.communicate()
@@ -67,7 +67,7 @@ def test_mistakes_end_it_before_anybody_can_ask(folder):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         process = start(folder, "--port", str(taken.getsockname()[1]))
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=600)
     assert process.returncode == 2
     assert "--port 0" in errors
     assert "Traceback" not in errors

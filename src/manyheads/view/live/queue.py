@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 REMEMBERED = 4096  # addresses and connections whose last turn is remembered
+STOPPING = 10.0  # seconds that the running job gets to end when the queue is closed
 PAUSE = 0.3  # seconds without a job after which spare time begins: typing is not slowed down
 
 T = TypeVar("T")
@@ -111,14 +112,17 @@ class Queue:
             raise OthersWaitError
 
     def close(self) -> None:
-        """Drop waiting jobs, let the running one end at its next `check`, and end the thread."""
+        """Drop waiting jobs, let the running one end at its next `check`, and end the thread.
+
+        A job that does not come to its next `check` in time is not waited for: Ctrl-C must end the server.
+        """
         with self._changed:
             self._closing = True
             dropped = list(self._waiting)
             self._changed.notify()
         for job in dropped:
             job.future.cancel()
-        self._thread.join()
+        self._thread.join(STOPPING)
 
     def _forget(self, job: Job) -> None:
         with self._changed:
