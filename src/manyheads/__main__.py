@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 
+import manyheads
 from manyheads.common.interrupts import leave_at_once
 
 
@@ -13,12 +14,10 @@ def run() -> None:
 
     Python frees torch's and transformers' modules one by one when it ends, which takes about two seconds.
     """
-    signal.signal(signal.SIGINT, leave_at_once)  # Ctrl-C leaves without a traceback from the first moment on
-    from manyheads.cli import main
-
+    signal.signal(signal.SIGINT, leave_at_once)
     code: object = 0
     try:
-        main()
+        manyheads.cli.main()  # loaded by its lazy name: only now, so that Ctrl-C is quiet while it loads
     except SystemExit as end:
         code = end.code
     if not (code is None or isinstance(code, int)):
