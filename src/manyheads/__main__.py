@@ -5,8 +5,10 @@ import os
 import signal
 import sys
 
-import manyheads
 from manyheads.common.interrupts import leave_at_once
+from manyheads.common.lazy_names import submodules
+
+find = submodules("manyheads")
 
 
 def run() -> None:
@@ -17,7 +19,7 @@ def run() -> None:
     signal.signal(signal.SIGINT, leave_at_once)
     code: object = 0
     try:
-        manyheads.cli.main()  # loaded by its lazy name: only now, so that Ctrl-C is quiet while it loads
+        find("cli").main()  # the verbs load only now: Ctrl-C is quiet while they do
     except SystemExit as end:
         code = end.code
     if not (code is None or isinstance(code, int)):

@@ -163,9 +163,10 @@ def _workers() -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds workers in /proc")
-def test_a_killed_worker_of_ray_costs_nothing(here):
+def test_a_killed_worker_of_ray_costs_nothing(here, monkeypatch):
     """20 parts; one worker is killed in the middle: the table is that of one process, no part is twice."""
     pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # polite workers (15) wait for minutes beside other tests
     source = Source(model=str(here / "model"), tokens=str(here / "ids.npy"), batch_tokens=40)
     loaded, corpus = source.open()
     expected = Inspect().whole(loaded, corpus, lambda *_: None)
