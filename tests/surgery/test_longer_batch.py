@@ -57,3 +57,14 @@ def test_a_batch_with_as_many_rows_as_tokens_gets_no_more_rows() -> None:
     assert made is not None
     assert made[0][0].shape[0] == 3
     assert made[0][0].shape[1] > 200
+
+
+class BehindPatches(InTwo):
+    """Twenty tokens of an image stand before those of the text."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.cat([x[:, :1].expand(-1, 20, -1), x], 1))
+
+
+def test_tokens_that_stay_do_not_make_it_longer_than_wanted() -> None:
+    assert 180 < length_of(BehindPatches(), 200, 200) < 260

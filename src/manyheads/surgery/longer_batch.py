@@ -62,12 +62,15 @@ class RunLengths:
 class Group:
     """Axes of a batch that have the same length and grow together, and what grows with them.
 
+    sides: with which power of the size they grow: 1 with the size, 2 with its square.
+    steps: how many more queries or keys there are for each unit of size.
     looped: so does the number of calls, as in a loop over queries.
     """
 
     axes: Axes
     size: int
-    sides: dict[Side, float]  # how: 1 with the size, 2 with its square
+    sides: dict[Side, float]
+    steps: dict[Side, float]
     looped: bool
 
 
@@ -178,7 +181,8 @@ class _Trial:
             if sides and all(rows[site] == self.seen.batch[site] for site, _ in sides):
                 powers = {side: math.log(ratio, larger / size) for side, ratio in sides.items()}
                 grown = {side: max(power, 0.5) for side, power in powers.items()}
-                return Group(axes, size, grown, looped=seen.calls > self.seen.calls)
+                steps = {side: (after[side] - before[side]) / (larger - size) for side in sides}
+                return Group(axes, size, grown, steps, looped=seen.calls > self.seen.calls)
             return None
         return None
 
@@ -208,8 +212,11 @@ class _Trial:
             batch = self.seen.batch[site]
             scores = math.isqrt(_SCORES // (batch * self.seen.heads[site]))
             length = min(wanted, max(min(scores, int(_WORK // (batch * max(self.parameters, 1)))), LENGTH))
-            growth = (length + 1) / self.seen.lengths[site, side]
-            sizes.append(math.ceil(group.size * growth ** (1 / power)))
+            before = self.seen.lengths[site, side]
+            by_power = group.size * ((length + 1) / before) ** (1 / power)
+            # beside tokens that stay as they are (image patches before a text), growth is in steps
+            by_steps = group.size + (length + 1 - before) / group.steps[site, side]
+            sizes.append(math.ceil(min(by_power, by_steps)))
         return int(max(sizes))
 
     def longest(self, group: Group, size: int) -> tuple[int, RunLengths | None]:
