@@ -63,7 +63,9 @@ class BehindPatches(InTwo):
     """Twenty tokens of an image stand before those of the text."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(torch.cat([x[:, :1].expand(-1, 20, -1), x], 1))
+        tokens = torch.cat([x[:, :1].expand(-1, 20, -1), x], 1)
+        q, k, v = self.qkv(tokens).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+        return self.o(((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
 def test_tokens_that_stay_do_not_make_it_longer_than_wanted() -> None:
