@@ -14,7 +14,7 @@ from torch.nn.modules import module as hooks_of_all
 from torch.overrides import _get_current_function_mode_stack
 
 import manyheads as mh
-from manyheads.common.preserved_state import evaluating, flushes_denormals, untouched
+from manyheads.common.preserved_state import evaluating, flushes_denormals, seed_generators, untouched
 from manyheads.data.examples import Examples
 from manyheads.heads.along_sequence import along
 from manyheads.heads.importance import METHODS
@@ -75,7 +75,7 @@ class Net(nn.Module):
 
 def make():
     with torch.random.fork_rng():
-        torch.manual_seed(3)
+        seed_generators(3)
         model = Net()
     model.train()
     model.blocks[0].eval()  # a frozen part, as in fine-tuning
@@ -107,6 +107,8 @@ def state_of(model):
                 id(tensor), tensor.tolist(), tensor.requires_grad, tensor.dtype, tensor.device,
                 None if tensor.grad is None else tensor.grad.tolist(),
             )  # fmt: skip
+    # what torch.manual_seed leaves for a device that is used later
+    found["seed of devices"] = id(torch.cuda._lazy_seed_tracker.manual_seed_all_cb)
     found["longest"] = model.longest if isinstance(model, Net) else None
     return found
 

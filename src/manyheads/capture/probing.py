@@ -30,6 +30,7 @@ from manyheads.capture.proof import Forward, Proof, SiteProof, Step
 from manyheads.capture.second_run import Rows, probe_interceptor, second_run, token_run
 from manyheads.capture.token_mixing import Baseline, is_beside_attention, reasons
 from manyheads.common.errors import describe_error
+from manyheads.common.preserved_state import seed_generators
 
 _TRIES = 3  # first runs until custom and proof agree
 _ALSO_READ = (
@@ -101,7 +102,7 @@ def _steps(copied: nn.Module, path: str, inputs: Inputs) -> set[Step]:
     interceptor.steps = set()
     probe = inputs.changed(lambda x: x.detach().clone())
     with interceptor, torch.no_grad():
-        torch.manual_seed(0)
+        seed_generators(0)
         copied(*probe.args, **probe.kwargs)
     return interceptor.steps
 
@@ -142,7 +143,7 @@ def _first_run(
         interceptor = probe_interceptor(copied, see, proof, path)
         interceptor.embedded = first.ids
         with interceptor, first, torch.enable_grad():
-            torch.manual_seed(0)  # a model that draws numbers draws the same in every run
+            seed_generators(0)  # a model that draws numbers draws the same in every run
             copied(*probe.args, **probe.kwargs)
     for record in records:
         record.readers = marks.readers.get(id(record.output), [])

@@ -19,6 +19,7 @@ from manyheads.capture.probe_inputs import Inputs, position, replaced
 from manyheads.capture.probed_call import Record, shown_digest
 from manyheads.capture.proof import Proof
 from manyheads.capture.token_mixing import Baseline, Perturbed, row_map
+from manyheads.common.preserved_state import seed_generators
 from manyheads.common.types import Arguments, Function, Keywords
 
 _CHOICES = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argsort, Tensor.argsort}
@@ -106,7 +107,7 @@ def second_run(
     if choices is not None:
         choices.perturbed, perturbed.one_by_one = perturbed, True
     with choices or nullcontext(), _Reused(first), interceptor, perturbed, torch.no_grad():
-        torch.manual_seed(0)
+        seed_generators(0)
         copied(*probe.args, **probe.kwargs)
     run.leaks = perturbed.leaks if other is not None else set()
     if axis and other is not None and len(perturbed.ids) == len(first.ids):
@@ -214,7 +215,7 @@ def token_run(
     kept = Choices()
     probe = inputs.changed(lambda x: x.detach().clone())
     with kept, torch.no_grad():
-        torch.manual_seed(0)
+        seed_generators(0)
         copied(*probe.args, **probe.kwargs)
     leaks: set[str] = set() if blamed else token.leaks
     for number in range(_TOKENS):

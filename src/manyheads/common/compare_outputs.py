@@ -77,7 +77,7 @@ def seeded_evaluation(model: nn.Module) -> Iterator[None]:
     Afterwards every module and every random generator is as it was.
     """
     with preserved_state.evaluating(model), torch.no_grad():
-        torch.manual_seed(0)
+        preserved_state.seed_generators(0)
         yield
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from manyheads.common.errors import describe_error
 from manyheads.common.import_names import import_from_here
+from manyheads.common.preserved_state import seed_generators
 from manyheads.common.registry import registered
 from manyheads.models import config as described
 from manyheads.models import embedded
@@ -124,7 +125,7 @@ def _move(model: nn.Module, placement: Placement) -> None:
 def _repeatable() -> Iterator[None]:
     """Weights that a checkpoint lacks, or that a factory draws, are the same in every process."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        seed_generators(0)
         yield
 
 

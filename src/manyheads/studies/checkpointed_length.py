@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from manyheads.common.intervals import Interval, interval
+from manyheads.common.preserved_state import seed_generators
 from manyheads.nn.transformers import Encoder
 from manyheads.studies.drawing import GREY, bars, line, log_ticks, panels
 from manyheads.studies.processor_time import processor_seconds
@@ -153,7 +154,7 @@ def _bytes(setup: Setup, layers: int, kernel: str, checkpoint: bool, length: int
 
 
 def _seconds(setup: Setup, layers: int, kernel: str, checkpoint: bool, seed: int) -> float:
-    torch.manual_seed(seed)
+    seed_generators(seed)
     encoder = _encoder(setup, layers, kernel, checkpoint)
     x = torch.randn(1, setup.timed_length, setup.d_model)
     return processor_seconds(lambda: _pass(encoder, x), setup.repeats)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.common.intervals import Interval, interval, paired_difference
+from manyheads.common.preserved_state import seed_generators
 from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.studies.drawing import line, panels
 from manyheads.studies.head_weights import by_head
@@ -141,7 +142,7 @@ def parts(setup: Setup) -> Sequence[Part]:
 
 
 def _measure(setup: Setup, needs: str, seed: int) -> list[Row]:
-    torch.manual_seed(seed)
+    seed_generators(seed)
     model = TwoHeads(setup.span, setup.values, setup.d_model)
     draw = partial(sequences, setup, needs, torch.Generator().manual_seed(seed))
     norms, correct = [], []

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from manyheads.common.preserved_state import seed_generators
 from manyheads.data.examples import Order, spread
 from manyheads.models.config import build
 from manyheads.training.evaluation import evaluate
@@ -54,7 +55,7 @@ class Fit:
 
 def new_model(task: Task, seed: int) -> nn.Module:
     """A new model of a task; the task must have opened its data."""
-    torch.manual_seed(seed)
+    seed_generators(seed)
     return build(task.describe())
 
 
@@ -96,7 +97,7 @@ def fit(
         fused=True,
     )  # fmt: skip
     order = Order(data.train.sizes, recipe.batch_tokens, seed)
-    torch.manual_seed(seed)
+    seed_generators(seed)
     model.train()
     fitted = Fit(task, data, model)
     for step in range(recipe.steps):

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from manyheads.common.intervals import Interval
+from manyheads.common.preserved_state import seed_generators
 from manyheads.studies.drawing import line, log_ticks, panels
 from manyheads.studies.fitting import fit, new_model
 from manyheads.studies.language_models import FULL, TINY, LanguageModel
@@ -130,7 +131,7 @@ def _language(setup: Setup, heads: int, d_key: int, seed: int) -> tuple[nn.Modul
 
 
 def _recall(setup: Setup, heads: int, d_key: int, seed: int) -> tuple[nn.Module, float]:
-    torch.manual_seed(seed)
+    seed_generators(seed)
     pairs, random = Pairs(), torch.Generator().manual_seed(seed)
     model = Recall(pairs, setup.d_model, heads, d_key=d_key, d_value=setup.d_model // heads)
     for _ in training(model, partial(pairs.draw, setup.recall_batch, random), setup.recall_steps, 3e-3):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 from manyheads.common.intervals import Interval, interval
+from manyheads.common.preserved_state import seed_generators
 from manyheads.nn.transformers import Encoder
 from manyheads.studies.drawing import line, panels
 from manyheads.studies.result import Result
@@ -140,7 +141,7 @@ def _rows(setup: Setup, distances: Tensor, random: torch.Generator) -> tuple[Ten
 
 
 def _measure(setup: Setup, pattern: str, size: int, seed: int) -> list[Row]:
-    torch.manual_seed(seed)
+    seed_generators(seed)
     vocabulary = 2 * setup.values + 1
     encoder = Encoder(setup.d_model, setup.heads, setup.layers, vocabulary=vocabulary, positions="none")
     naming = nn.Linear(setup.d_model, setup.values)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from manyheads.common.preserved_state import seed_generators
 from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.studies.drawing import line, log_ticks, panels
 from manyheads.studies.result import Result
@@ -85,7 +86,7 @@ def parts(setup: Setup) -> Sequence[Part]:
 
 
 def _measure(setup: Setup, heads: int, seed: int) -> Row:
-    torch.manual_seed(seed)
+    seed_generators(seed)
     module = MultiHeadAttention(setup.d_model, heads=heads).eval()
     x = torch.randn(setup.batch, setup.length, setup.d_model)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from manyheads.common.preserved_state import seed_generators
 from manyheads.data.text_lines import read_lines
 from manyheads.heads.maps import maps
 from manyheads.models import embedded
@@ -105,7 +106,7 @@ def _measure(setup: Setup, name: str, seed: int) -> Row:
     model, tokenizer = _minilm()
     lines = list(read_lines(setup.data, None))
     random = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)
+    seed_generators(seed)
     sums = []
     for number in torch.randperm(len(lines), generator=random)[: setup.sentences].tolist():
         batch = tokenizer(lines[number], return_tensors="pt", truncation=True)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from manyheads.common.preserved_state import seed_generators
 from manyheads.models.changes import Changes, get_tensor
 from manyheads.models.transformers_config import parts_of
 from manyheads.surgery.weight_slices import Slice
@@ -145,7 +146,7 @@ def twins(cls: type[PreTrainedModel], config: PretrainedConfig) -> Iterator[tupl
     for small in (*(n for n in _HEAD_WIDTHS_TRIED if n < large and n not in counts), large):
         scale = Scale(small, large)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            seed_generators(0)
             try:
                 with without_weights():
                     numbers = sum(p.numel() for p in _built(cls, small_config(config, scale)).parameters())

@@ -25,6 +25,7 @@ from manyheads.common.devices import for_float64
 from manyheads.common.interrupts import Interrupted, interrupted
 from manyheads.common.json_files import in_one_sentence
 from manyheads.common.out_folder import writing
+from manyheads.common.preserved_state import seed_generators
 from manyheads.common.whole_files import write_whole
 from manyheads.data.examples import Order, seed_of, spread
 from manyheads.models.changes import record_of, restructure
@@ -74,7 +75,7 @@ class Loop:
     def __init__(self, task: Task, data: Data, run: Run, options: Options, accelerator: Accelerator) -> None:
         self.task, self.data, self.run, self.options = task, data, run, options
         self.accelerator = accelerator
-        torch.manual_seed(seed_of(options.seed))
+        seed_generators(seed_of(options.seed))
         self.model = build(task.describe())
         saved = self._saved()
         if saved is not None and (record := saved[1].get("changes")):
@@ -159,7 +160,7 @@ class Loop:
         """One update of the weights, from the same examples for any number of processes."""
         options, accelerator, step = self.options, self.accelerator, self.step
         processes = accelerator.num_processes
-        torch.manual_seed(seed_of(options.seed, step, accelerator.process_index))
+        seed_generators(seed_of(options.seed, step, accelerator.process_index))
         learning_rate = rate(step, options)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from manyheads.common.devices import choose_device
-from manyheads.common.preserved_state import untouched
+from manyheads.common.preserved_state import seed_generators, untouched
 from manyheads.data.examples import Order, spread
 from manyheads.models.config import build
 from manyheads.nn.blocks import TransformerBlock
@@ -45,7 +45,7 @@ def flops_per_step(task: Task, data: Data, options: Options) -> float:
     device = choose_device()
     order = Order(data.train.sizes, options.batch_tokens, seed=0)
     with untouched():
-        torch.manual_seed(0)
+        seed_generators(0)
         model = build(task.describe()).to(device).train()
         for part in model.modules():
             if isinstance(part, MultiHeadAttention) and part.kernel != "reference":

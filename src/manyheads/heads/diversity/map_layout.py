@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from manyheads.common.preserved_state import untouched
+
 # More groups than this are no summary.
 MOST = 20
 
@@ -45,13 +47,14 @@ def layout(distance: Tensor) -> Layout:
     silhouette = torch.zeros(size, dtype=torch.float64)
     position = torch.zeros(size, 2, dtype=torch.float64)
     used = 0
-    for heads in islands(distance):
-        near = distance[heads][:, heads]
-        twin[heads] = _twins(near, heads)
-        groups, silhouette[heads] = _clusters(near)
-        cluster[heads] = groups + used
-        used += int(groups.max()) + 1
-        position[heads] = _map(near)
+    with untouched():  # to import scikit-learn draws a random number
+        for heads in islands(distance):
+            near = distance[heads][:, heads]
+            twin[heads] = _twins(near, heads)
+            groups, silhouette[heads] = _clusters(near)
+            cluster[heads] = groups + used
+            used += int(groups.max()) + 1
+            position[heads] = _map(near)
     return Layout(twin, cluster, silhouette, position)
 
 
