@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from manyheads.nn.few_weights import attend_in_memory, has_few_weights
 from manyheads.nn.fused import fused, saves_masks
 from manyheads.nn.mask import Mask, as_mask, check
 from manyheads.nn.mask import chunk as chunk_mask
 from manyheads.nn.mask import window as window_mask
 from manyheads.nn.reference import reference
-from manyheads.nn.small import is_small, small
 from manyheads.nn.tiled import tiled
 
 Kernel = Literal["auto", "reference", "fused", "tiled"]
@@ -99,7 +99,7 @@ _RUN: dict[str, Run] = {"reference": reference, "fused": fused, "tiled": tiled}
 
 def _choose(q: Tensor, k: Tensor, mask: Mask, dropout: float, offset: int) -> Run:
     if dropout > 0 and q.device.type == "cpu":
-        return small if is_small(q, k, mask, offset) else tiled
+        return attend_in_memory if has_few_weights(q, k, mask, offset) else tiled
     if not torch.is_grad_enabled() or torch.compiler.is_exporting():
         return fused
     bias_learns = any(tensor.requires_grad for tensor in mask.tensors)
