@@ -23,7 +23,7 @@ from manyheads.heads.model_outputs import difference, read
 from manyheads.heads.pooled_maps import EDGES, area, bin_of, see
 from manyheads.heads.table import Row
 from manyheads.nn.transformers import Encoder
-from manyheads.surgery.silencing_curve import SHARES, curve
+from manyheads.surgery.silencing_curve import SHARES, silencing_curve
 from manyheads.view.document import About, Sample, document, example, of_batches, of_corpus
 from manyheads.view.document.image import grid
 from manyheads.view.document.packing import packed, unpacked
@@ -499,7 +499,7 @@ def test_the_input_is_no_neighbour_of_itself_when_a_head_is_silenced():
 def test_the_curve_is_what_silencing_gives():
     model, batches = llama(), [{"input_ids": ids(3, 11)}]
     ranked = mh.importance(model, batches)
-    found = curve(model, batches, {"fisher": ranked})
+    found = silencing_curve(model, batches, {"fisher": ranked})
     assert found["quality"] == "perplexity"
     assert [line["name"] for line in found["lines"]] == ["fisher", "random"]
     fisher, random = found["lines"]

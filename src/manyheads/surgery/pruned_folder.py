@@ -34,14 +34,13 @@ from manyheads.models.export import Exported, check_installed, export
 from manyheads.models.folder import save
 from manyheads.models.loaded import Loaded, if_any
 from manyheads.models.model_card import write_card
-from manyheads.surgery import pruning_curve
 from manyheads.surgery.card import Card, card
 from manyheads.surgery.merge import merge
-from manyheads.surgery.plan import Plan, with_roles
-from manyheads.surgery.plan_check import check_plan
+from manyheads.surgery.plan import Plan, check_plan, with_roles
 from manyheads.surgery.prices import read_save
 from manyheads.surgery.prune import first_sequences, prune
 from manyheads.surgery.prune_options import PruneOptions
+from manyheads.surgery.pruning_curve import METHODS, PruningCurve, pruning_curve
 from manyheads.surgery.recover import steps_done
 from manyheads.surgery.refit import check_refit
 from manyheads.surgery.refit_memory import tokens_within
@@ -142,14 +141,14 @@ def prune_to_folder(
         tidy(out.parent, out.name)
         small = _smaller(model, every, fitted, options, plan, protected, unverified, state, report)
         costs = card(model, small, held_out, metric=metric, lengths=LENGTHS)
-        curve: pruning_curve.Curve | None = None
+        curve: PruningCurve | None = None
         if options.curve and not interrupted():
             with suppress(Interrupted):
-                curve = pruning_curve.curve(
+                curve = pruning_curve(
                     model,
                     fitted,
                     held_out,
-                    methods=tuple(dict.fromkeys((options.method, *pruning_curve.METHODS))),
+                    methods=tuple(dict.fromkeys((options.method, *METHODS))),
                     refit=options.refit,
                     scope=options.scope,
                     metric=metric,
