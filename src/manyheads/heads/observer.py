@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,7 +16,6 @@ from manyheads.capture.mask_reading import update_site, visible
 from manyheads.capture.site import Site, Unverified
 from manyheads.common.devices import device_of, for_float64
 from manyheads.common.errors import describe_error, first_line, lacks_gradient
-from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.quantised import without_gradient
 from manyheads.common.run_batch import run
@@ -274,16 +273,6 @@ class Sums:
             parts = torch.stack([torch.ones_like(value).sum(0), value.sum(0), value.pow(2).sum(0)])
             sums = self.by_column.setdefault(column, {})
             sums[site] = sums[site] + parts if site in sums else parts
-
-
-def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """The batches on the model's device; raises when there are none."""
-    empty = True
-    for batch in batches:
-        empty = False
-        yield map_tensors(lambda x: x.to(device), batch)
-    if empty:
-        raise ValueError("batches: expected at least one, got none")
 
 
 def tensors(batch: Batch) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads import tasks
-from manyheads.common.devices import device_of
+from manyheads.common.devices import device_of, to_device
 from manyheads.common.preserved_state import evaluating
 from manyheads.data.examples import Example, Examples
 from manyheads.data.readers import text
@@ -150,7 +150,7 @@ class DNA(Classification):
         """The class of each sequence."""
         rows = [self._row(sequence) for sequence in inputs]
         device = device_of(model)
-        batch = {name: item.to(device) for name, item in self._padded(rows).items()}
+        batch = to_device(self._padded(rows), device)
         with evaluating(model), torch.no_grad():
             logits = model(**batch)["logits"]
         return [self.labels[number] for number in logits.argmax(-1).tolist()]
@@ -207,9 +207,8 @@ def attention_panels(
     panels = []
     for sequence, label in zip(sequences, classes, strict=True):
         batch, letters = task.one(sequence)
-        batch = {name: item.to(device_of(model)) for name, item in batch.items()}
         with evaluating(model):
-            attention = along(model, [batch], query=0 if by_first else None)
+            attention = along(model, [to_device(batch, device_of(model))], query=0 if by_first else None)
         panels.append((f"{label}: {sequence[:100]}", attention, letters))
     return f"{folder}: where {'the class token looks' if by_first else 'all tokens look on average'}", panels
 

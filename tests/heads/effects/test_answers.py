@@ -7,7 +7,8 @@ from tests.helpers.models import bert_config, gpt2_config, t5_config, vit_config
 from torch import nn
 
 import manyheads as mh
-from manyheads.heads.effects.answers import Sentences, answer, kind_of, shown, token
+from manyheads.heads.effects.answer_items import shown, token
+from manyheads.heads.effects.answers import Sentences, answer, kind_of
 from manyheads.heads.effects.questions import ask
 from manyheads.nn.transformers import Decoder, Encoder, Seq2Seq
 from manyheads.tasks.language import MaskedLanguage

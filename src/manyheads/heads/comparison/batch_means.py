@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from manyheads.common.devices import device_of
+from manyheads.common.devices import device_of, to_device
 from manyheads.common.labelled_batch import without_labels
-from manyheads.common.nested_tensors import map_tensors, tensors_in
+from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress
 from manyheads.common.types import Batch
@@ -58,7 +58,7 @@ class Heads:
 
     def run(self, batch: Batch) -> dict[str, tuple[object, Tensor]]:
         """Run a batch: for each site the queries sampled, and their attention (heads, rows, keys)."""
-        batch = map_tensors(lambda x: x.to(self._device), without_labels(batch))
+        batch = to_device(without_labels(batch), self._device)
         records, _ = self._collector.run(batch)
         self._sums.append(_by_site(self._seen.table))
         sites = [record.site.name for record in records]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.capture.weights import Projections
-from manyheads.common.devices import device_of, in_float64
+from manyheads.common.devices import batches_to_device, device_of, in_float64
 from manyheads.common.errors import check_choices, first_line, lacks_gradient
 from manyheads.common.numbered_batches import generator_of, numbered
 from manyheads.common.preserved_state import evaluating
@@ -21,7 +21,6 @@ from manyheads.heads.diversity.result import Compared, compared, table
 from manyheads.heads.diversity.weight_subspaces import head_projections
 from manyheads.heads.importance.request import Loss
 from manyheads.heads.model_outputs import directions, read
-from manyheads.heads.observer import moved
 from manyheads.heads.table import HeadTable
 
 MEASURES = ("attention", "outputs", "subspaces", "contributions", "gradients")
@@ -117,7 +116,7 @@ def compare_pairs(
         seed=seed,
     )
     with evaluating(model):
-        every = numbered(batches, moved(batches, device_of(model)))
+        every = numbered(batches, batches_to_device(batches, device_of(model)))
         for number, (position, batch) in enumerate(every, 1):
             with collector:
                 seen, result = collector.run(batch, position)

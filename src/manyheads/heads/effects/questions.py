@@ -11,21 +11,17 @@ from torch import Tensor, nn
 
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
-from manyheads.heads.effects.answers import (
+from manyheads.heads.effects.answer_items import (
     SAME,
     TOP,
-    Answer,
     Item,
-    answer,
-    hidden,
-    ids_of,
-    kind_of,
     likeliest,
     nearest,
     output_items,
     span_items,
     telling_tokens,
 )
+from manyheads.heads.effects.answers import Answer, answer, hidden, ids_of, kind_of
 from manyheads.heads.model_outputs import main_tensor, read
 
 if TYPE_CHECKING:

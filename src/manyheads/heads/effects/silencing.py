@@ -13,7 +13,7 @@ from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
-from manyheads.heads.effects.answers import Item
+from manyheads.heads.effects.answer_items import Item
 from manyheads.heads.effects.questions import Question
 from manyheads.heads.model_outputs import difference, read
 from manyheads.heads.silence import gates

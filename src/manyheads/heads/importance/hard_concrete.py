@@ -13,11 +13,12 @@ import math
 import torch
 from torch import Tensor
 
+from manyheads.common.devices import batches_to_device
 from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import units
 from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import difference
-from manyheads.heads.observer import Forward, Observer, Sums, moved, observed
+from manyheads.heads.observer import Forward, Observer, Sums, observed
 from manyheads.heads.table import HeadTable
 
 STEPS, RESTARTS, RATE = 120, 3, 0.3
@@ -35,7 +36,7 @@ def gates(request: Request, steps: int = STEPS, restarts: int = RESTARTS) -> Hea
     """
     sums = Sums()
     with observed(request.model) as observer:
-        batches = list(moved(request.batches, observer.device))
+        batches = list(batches_to_device(request.batches, observer.device))
         full = [observer.forward(batch) for batch in batches]
         observer.check("gates", request.unverified)
         heads = {site.name: site.heads for site in observer.sites}

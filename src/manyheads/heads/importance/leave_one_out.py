@@ -13,6 +13,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from manyheads.common.devices import batches_to_device
 from manyheads.common.json_files import in_one_sentence, read_json
 from manyheads.common.types import Batch
 from manyheads.common.whole_files import write_whole
@@ -21,7 +22,7 @@ from manyheads.heads.importance.losses import loss_name, units
 from manyheads.heads.importance.replay import Recording
 from manyheads.heads.importance.request import Loss, Request
 from manyheads.heads.model_outputs import difference
-from manyheads.heads.observer import Forward, Observer, Sums, moved, observed, tensors
+from manyheads.heads.observer import Forward, Observer, Sums, observed, tensors
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
 
@@ -57,7 +58,7 @@ def _one_by_one(
     sound: dict[str, bool] = {}  # whether the model can be run from this site on
     with observed(request.model) as observer:
         recording = Recording(request.model)
-        for number, batch in enumerate(moved(request.batches, observer.device)):
+        for number, batch in enumerate(batches_to_device(request.batches, observer.device)):
             changes = state.of(batch)
             with recording.recorded():
                 full = observer.forward(batch, mark=recording.mark)

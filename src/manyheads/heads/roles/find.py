@@ -14,14 +14,13 @@ from manyheads.capture.call import Call, measuring
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible, without_dead_rows
 from manyheads.common import plugins
-from manyheads.common.devices import device_of, in_float64
+from manyheads.common.devices import batches_to_device, device_of, in_float64
 from manyheads.common.errors import describe_error, first_line
 from manyheads.common.interrupts import interrupted, interruptible, stop_if_interrupted
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run_heads
 from manyheads.common.types import Batch
-from manyheads.heads.observer import moved
 from manyheads.heads.roles import probe_texts, word_alignment
 from manyheads.heads.roles.attention_rows import Facts, Rows, rows_of
 from manyheads.heads.roles.direct_logits import lens
@@ -123,7 +122,7 @@ def count_cases(
     and of all that is made up is read; what is rare, and which tokens are separators, is that of all batches.
     """
     chosen_roles = _chosen(only, treebank)
-    batch_list = list(moved(batches, device_of(model)))
+    batch_list = list(batches_to_device(batches, device_of(model)))
     batch_facts = replace(probe_texts.read_batch_facts(model, batch_list, tokenizer), context=context)
     collected = _Collected(model, progress, share)
     with evaluating(model), torch.no_grad(), interruptible():

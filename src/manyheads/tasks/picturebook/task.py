@@ -245,7 +245,7 @@ class Picturebook(LearnedTokenizer, Architecture):
         def make(index: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
             image = _floats(captions[index][0].picture)
             if augmented and self.jitter:
-                image = moved(image, self.jitter, random)
+                image = jittered(image, self.jitter, random)
             return image, torch.tensor(rows[index])
 
         return Examples([self._patches + len(row) - 1 for row in rows], make)
@@ -258,10 +258,10 @@ class Picturebook(LearnedTokenizer, Architecture):
         return ids
 
 
-def moved(image: Tensor, most: float, random: torch.Generator) -> Tensor:
+def jittered(image: Tensor, most: float, random: torch.Generator) -> Tensor:
     """An image ``(channels, height, width)`` shifted and scaled by up to this share, its border repeated.
 
-    >>> moved(torch.rand(3, 8, 8), 0.1, torch.Generator().manual_seed(0)).shape
+    >>> jittered(torch.rand(3, 8, 8), 0.1, torch.Generator().manual_seed(0)).shape
     torch.Size([3, 8, 8])
     """
     scale, down, right = ((2 * torch.rand(3, generator=random) - 1) * most).tolist()

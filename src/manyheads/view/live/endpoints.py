@@ -23,7 +23,8 @@ from manyheads.heads.effects.ablated import (
     observe_answer,
     observe_input,
 )
-from manyheads.heads.effects.answers import ids_of, translated
+from manyheads.heads.effects.answers import ids_of
+from manyheads.heads.effects.translations import with_decoder_ids
 from manyheads.heads.model_outputs import Output, difference, read
 from manyheads.surgery.arrangement import check_groups
 from manyheads.surgery.plan import Plan
@@ -262,7 +263,7 @@ def input_result(live: Live, request: Input) -> InputResult:
     if (result := live.results.pop(request, None)) is None:
         batch, tokens = _batch(live, request)
         if live.kind == "translation" and isinstance(batch, Mapping) and "decoder_input_ids" in batch:
-            batch = translated(live.model, batch)
+            batch = with_decoder_ids(live.model, batch)
         observation, answer = observe_answer(
             live.model, batch, tokenizer=live.tokenizer, kind=live.kind, sentences=live.neighbours
         )
