@@ -192,7 +192,7 @@ def flex_scores(args: Arguments) -> Tensor:
     return _math_attention_inner(query, key, value, *args[3:])[1]
 
 
-def joined(parts: list[Call]) -> Call:
+def join_calls(parts: list[Call]) -> Call:
     """One call of several that a model made for one head each, or for some heads each."""
 
     def cat(name: str) -> Any:

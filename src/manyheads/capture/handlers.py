@@ -31,7 +31,15 @@ from manyheads.capture.call_heads import (
 from manyheads.capture.call_rows import is_fine, is_output, weight_rows
 from manyheads.capture.handwritten_call import emit_handwritten
 from manyheads.capture.kernel_arguments import AttentionArguments, UnreadableError, as_heads
-from manyheads.capture.kernels import Reading, attended, by_schema, operators, read, reader_of, replaced
+from manyheads.capture.kernels import (
+    Reading,
+    attended,
+    by_schema,
+    operators,
+    read_call,
+    reader_of,
+    with_output,
+)
 from manyheads.capture.tensor_tags import NOT_MERGED, Tag
 from manyheads.common.types import Arguments, Function, Keywords
 from manyheads.nn.attention import attention
@@ -169,8 +177,8 @@ def _operator(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out
     if reader is None:
         return out
     with mode:  # what the reader does to its arguments is followed
-        arguments = read(by_schema(func, reader), str(func), args, kwargs)
-    return replaced(out, lambda output: _opaque(mode, output, arguments))
+        arguments = read_call(by_schema(func, reader), str(func), args, kwargs)
+    return with_output(out, lambda output: _opaque(mode, output, arguments))
 
 
 def _opaque(mode: Mode, out: Tensor, arguments: AttentionArguments | str) -> Tensor:

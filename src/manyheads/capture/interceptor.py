@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from manyheads.capture import handlers, kernels, torch_patches
-from manyheads.capture.call import Call, joined
+from manyheads.capture.call import Call, join_calls
 from manyheads.capture.frame import Frame, Piece
 from manyheads.capture.probe_inputs import Inputs
 from manyheads.capture.proof import Forward, Proof, Step, proof_of, proof_reaching, structure_of
@@ -318,7 +318,7 @@ class Interceptor:
         frame.parts.append(call)
         if call.heads.stop < call.site.heads:
             return None
-        whole, frame.parts = joined(frame.parts), []
+        whole, frame.parts = join_calls(frame.parts), []
         if whole.output.shape[1] == call.site.heads and self.callback(whole) is not None:
             message = (
                 f"{call.site.name}: this model computes its heads one by one, which cannot be edited here"

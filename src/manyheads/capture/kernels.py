@@ -288,7 +288,7 @@ def _run(function: Function, reader: Reader, name: str, args: Arguments, kwargs:
     running = torch_patches.states()
     if _local.reading or not running:
         return function(*args, **kwargs)
-    arguments = read(reader, name, args, kwargs)
+    arguments = read_call(reader, name, args, kwargs)
     reading = Reading(name, arguments, running)
     with _read_from_outside(isinstance(arguments, AttentionArguments)):
         try:
@@ -299,7 +299,7 @@ def _run(function: Function, reader: Reader, name: str, args: Arguments, kwargs:
             with torch.no_grad():  # a kernel for inference alone: what it gives is differentiated anyway
                 plain_args, plain_kwargs = map_tensors(Tensor.detach, (args, dict(kwargs)))
                 out = function(*plain_args, **plain_kwargs)
-    return replaced(out, lambda output: attended(output, reading))
+    return with_output(out, lambda output: attended(output, reading))
 
 
 def _is_unseen_probe(state: State, reading: Reading) -> bool:
@@ -307,7 +307,7 @@ def _is_unseen_probe(state: State, reading: Reading) -> bool:
     return state.owner.probing and state.seen == reading.seen[id(state)]
 
 
-def read(reader: Reader, name: str, args: Arguments, kwargs: Keywords) -> AttentionArguments | str:
+def read_call(reader: Reader, name: str, args: Arguments, kwargs: Keywords) -> AttentionArguments | str:
     """What a reader says of a call, or why it says nothing."""
     try:
         arguments: object = reader(*args, **kwargs)
@@ -318,7 +318,7 @@ def read(reader: Reader, name: str, args: Arguments, kwargs: Keywords) -> Attent
     return arguments
 
 
-def replaced(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def with_output(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """What a function returned, with its output, the first tensor of it, changed."""
     if isinstance(out, Tensor):
         return change(out)

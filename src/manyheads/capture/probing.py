@@ -24,7 +24,7 @@ from manyheads.capture.call_rows import is_fine
 from manyheads.capture.dependence import Marks
 from manyheads.capture.interceptor import module_paths
 from manyheads.capture.probe_conditions import WithoutDropout, message_when_slow, undisturbed
-from manyheads.capture.probe_inputs import LONGER, Inputs, candidates, structure_copy
+from manyheads.capture.probe_inputs import LONGER, Inputs, candidate_batches, structure_copy
 from manyheads.capture.probed_call import NOTHING_TELLS, Record, record_call
 from manyheads.capture.proof import Forward, Proof, SiteProof, Step
 from manyheads.capture.second_run import Rows, probe_interceptor, second_run, token_run
@@ -86,7 +86,7 @@ def _stands_for_another(x: Tensor) -> bool:
 
 def _prove(copied: nn.Module, path: str, called: Inputs, step: Step | None) -> Proof:
     problem: Exception | None = None
-    for inputs in candidates(called) if step is None else candidates(called, LONGER):
+    for inputs in candidate_batches(called) if step is None else candidate_batches(called, LONGER):
         try:
             if step is None or step in _steps(copied, path, inputs):
                 return _proof(copied, path, inputs)

@@ -21,7 +21,7 @@ from manyheads.common.quantised import without_gradient
 from manyheads.common.run_batch import run
 from manyheads.common.sharded_weights import check_all_layers
 from manyheads.common.types import Batch
-from manyheads.heads.model_outputs import Output, read
+from manyheads.heads.model_outputs import Output, read_output
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint, labels_of, rows_of
 
@@ -82,7 +82,7 @@ class Observer:
         self._heads, self._real, self._gradients, self._mark = {}, None, gradients, mark
         with torch.set_grad_enabled(gradients):
             result = self._run(batch)
-            output = read(result, self.model, self._real)
+            output = read_output(result, self.model, self._real)
         if not self._heads:
             raise ValueError(
                 "model: no attention was seen in it; expected a transformer whose attention is made of torch "
@@ -132,7 +132,7 @@ class Observer:
 
     def output(self, result: object, full: Forward) -> Output:
         """What the model returned for a batch, read with the padding seen when the full model ran on it."""
-        return read(result, self.model, full.real)
+        return read_output(result, self.model, full.real)
 
     def table(self, sums: Mapping[str, Mapping[str, Tensor]], measure: str) -> HeadTable:
         """A table of sums (3, heads) by column and site, whose text column ``measure`` says what they are.

@@ -106,10 +106,10 @@ def _choose(q: Tensor, k: Tensor, mask: Mask, dropout: float, offset: int) -> Ru
     return tiled if bias_learns or saves_masks(q, k, mask) else fused
 
 
-def join(mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: int | None) -> Mask:
+def joined_mask(mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: int | None) -> Mask:
     """One Mask from all arguments of `attention` that restrict it.
 
-    >>> join(None, causal=True, window=2, chunk=None).dense(3, 3).int()
+    >>> joined_mask(None, causal=True, window=2, chunk=None).dense(3, 3).int()
     tensor([[1, 0, 0],
             [1, 1, 0],
             [0, 1, 1]], dtype=torch.int32)
@@ -148,8 +148,8 @@ def check_kernel(kernel: str) -> None:
 def check_mask(
     q: Tensor, k: Tensor, mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: int | None
 ) -> Mask:
-    """`join`, and raise unless the result fits q (batch, heads, queries, ...) and k (..., keys, ...)."""
-    whole_mask = join(mask, causal, window, chunk)
+    """`joined_mask`; raises unless the result fits q (batch, heads, queries, ...) and k (..., keys, ...)."""
+    whole_mask = joined_mask(mask, causal, window, chunk)
     if not whole_mask.geometric:
         check(whole_mask, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     return whole_mask

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.mask import Mask
-from manyheads.nn.residual import factors
+from manyheads.nn.residual import dropout_factors
 
 # The most weights, of all heads and sequences together, and the most keys: 2 MiB a tensor, three kept.
 WEIGHTS = 2**19
@@ -54,7 +54,7 @@ def attend_in_memory(
 )
 def _factors(weights: Tensor, rate: float) -> Tensor:
     """An operator, so that a compiled module draws what the module itself draws."""
-    return factors(weights, rate)
+    return dropout_factors(weights, rate)
 
 
 @_factors.register_fake

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.common.types import Arguments, Keywords
-from manyheads.nn.attention import Kernel, attention, check_kernel, check_mask, join
+from manyheads.nn.attention import Kernel, attention, check_kernel, check_mask, joined_mask
 from manyheads.nn.cache import KVCache
 from manyheads.nn.mask import Mask
 from manyheads.nn.positions import Rotary
@@ -101,7 +101,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout}")
         if rotary is not None and rotary.width > d_key:
             raise ValueError(f"rotary: it rotates {rotary.width} channels, a head has d_key {d_key}")
-        join(None, False, window, chunk)  # raises on a window or chunk below 1
+        joined_mask(None, False, window, chunk)  # raises on a window or chunk below 1
         check_kernel(kernel)
         self.d_model, self.heads, self.kv_heads = d_model, heads, kv_heads
         self.d_key, self.d_value = d_key, d_value

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from manyheads.capture.weights import Projections
-from manyheads.common.compare_outputs import Captured, difference, seeded_evaluation, tolerance
+from manyheads.common.compare_outputs import Captured, relative_difference, seeded_evaluation, tolerance
 from manyheads.common.errors import FailedChangeError, describe_error
 from manyheads.models.changes import Changes, get_tensor
 from manyheads.models.reported_width import Width, reporting, width_of
@@ -18,9 +18,9 @@ from manyheads.models.torch_attention import TorchAttention
 from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.surgery.arrangement import Arrangement
 from manyheads.surgery.attribute_tracing import Reading
-from manyheads.surgery.head_count_search import Candidate, Key, Values, candidates, find
+from manyheads.surgery.head_count_search import Candidate, Key, Values, candidate_numbers, search_numbers
 from manyheads.surgery.noisy_module import with_noise
-from manyheads.surgery.per_head_settings import largest, same, settings
+from manyheads.surgery.per_head_settings import begins_alike, largest_number, settings
 from manyheads.surgery.regions import Region
 from manyheads.surgery.verify import compared_output
 from manyheads.surgery.weight_slices import Slice, readers, sizes
@@ -48,7 +48,7 @@ def numbers_at_stake(
     """
     module = model.get_submodule(region.path)
     modules = dict(module.named_modules())
-    numbers = candidates(modules, _sizes(region, projections, arrangement, sliced), True, region.reads)
+    numbers = candidate_numbers(modules, _sizes(region, projections, arrangement, sliced), True, region.reads)
     attributes: dict[str, set[str]] = {}
     for candidate in numbers:
         attributes.setdefault(candidate.module, set()).add(candidate.attribute)
@@ -59,7 +59,7 @@ def numbers_at_stake(
     sites = [projections[name].site for name in region.sites]
     if any({site.heads, len(set(site.kv_heads))} & set(doubtful) for site in sites):
         doubtful.append(_FAR)
-    return max([*doubtful, *(largest(candidate.old) for candidate in per_head)], default=0)
+    return max([*doubtful, *(largest_number(candidate.old) for candidate in per_head)], default=0)
 
 
 def _read(module: nn.Module, calls: list[Captured], numbers: Mapping[str, set[str]]) -> Reading:
@@ -112,10 +112,10 @@ def fix_head_counts(
         for configs, widths in itertools.product(
             (False, True), _widths(copied, region, projections, arrangement)
         ):
-            numbers = [*candidates(modules, becomes, configs, region.reads), *per_head]
+            numbers = [*candidate_numbers(modules, becomes, configs, region.reads), *per_head]
             values = Values(module, numbers)
             with reporting(copied, widths):
-                chosen = find(module, numbers, holds, right_options)
+                chosen = search_numbers(module, numbers, holds, right_options)
                 if chosen is not None and _ambiguous(region, module, numbers, chosen, holds):
                     chosen = _from_noise(model, region, arrangement, sliced, numbers, values, holds)
                 if chosen is not None:
@@ -241,7 +241,9 @@ def _ambiguous(
             if candidate in chosen or not (candidate.axes or candidate.key in region.split):
                 continue
             for option in candidate.options:
-                if option is not candidate.old and not (candidate.axes and same(candidate.old, option)):
+                if option is not candidate.old and not (
+                    candidate.axes and begins_alike(candidate.old, option)
+                ):
                     values.put(chosen | {candidate: option})
                     if holds():
                         return True
@@ -267,7 +269,7 @@ def _from_noise(
     """
     values.put({})
     noisy = with_noise(model, values.region, region, arrangement, sliced)
-    chosen = None if noisy is None else find(noisy[0], numbers, Runs(*noisy, holds.allowed), {})
+    chosen = None if noisy is None else search_numbers(noisy[0], numbers, Runs(*noisy, holds.allowed), {})
     if noisy is not None and chosen is not None:
         left = [c for c in numbers if c.axes and c not in chosen]
         twin = Runs(*noisy, holds.allowed)
@@ -376,7 +378,7 @@ def _differences(module: nn.Module, calls: list[Captured]) -> Iterator[float]:
         with seeded_evaluation(module):
             args, kwargs = call.arguments()
             output = module(*args, **kwargs)
-        yield difference(compared_output(module, call.output), compared_output(module, output))
+        yield relative_difference(compared_output(module, call.output), compared_output(module, output))
 
 
 def _reason(module: nn.Module, calls: list[Captured]) -> str:

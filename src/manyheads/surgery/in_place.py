@@ -67,10 +67,10 @@ def become(
             optimizer.state[after[name]] = state
     for average, values in zip(averages, averaged, strict=True):
         if isinstance(average, nn.Module):
-            _become(inner(average), changed)
+            _become(averaged_model(average), changed)
             with torch.no_grad():
                 for name, value in values.items():
-                    get_tensor(inner(average), name).copy_(value)
+                    get_tensor(averaged_model(average), name).copy_(value)
         else:
             average.clear()
             average.update(values)
@@ -217,7 +217,7 @@ def _regroup(
         group["params"][:] = params
 
 
-def inner(average: nn.Module) -> nn.Module:
+def averaged_model(average: nn.Module) -> nn.Module:
     """The averaged model inside of torch's AveragedModel."""
     return average.module if isinstance(average, torch.optim.swa_utils.AveragedModel) else average
 
@@ -229,7 +229,7 @@ def _carried_average(
     """An average of the weights after the change; where these became something else than what they were, as
     in new and in split heads, it begins with them.
     """
-    old = _tensors(inner(average)) if isinstance(average, nn.Module) else dict(average)
+    old = _tensors(averaged_model(average)) if isinstance(average, nn.Module) else dict(average)
     live, values = _tensors(model), {}
     for name, now in _tensors(changed).items():
         origin = sources.get(name, Origin(name))  # buffers have none: those of another shape begin anew

@@ -24,7 +24,7 @@ from manyheads.heads.roles.role import ROLES
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint, rows_of
 from manyheads.models.probe_batch import probe_batch
-from manyheads.surgery.leaving_heads import ModuleHeads, WholeGroups, remove, remove_for
+from manyheads.surgery.leaving_heads import ModuleHeads, WholeGroups, remove_for, remove_least_important
 from manyheads.surgery.prices import HeadPrices, check_save, equal_prices
 
 _FORMAT = "manyheads plan"
@@ -213,7 +213,7 @@ def plan(
     for part in [modules] if scope == "global" else [[module] for module in modules]:
         most = (1 - keep) * sum(module.size for module in part)
         most += min(len(group) for module in part for group in module.groups) / 2 - 1e-6 if groups else 0
-        remove(part, importance, int(most + 1e-9), floor)
+        remove_least_important(part, importance, int(most + 1e-9), floor)
     if all(module.left == module.size for module in modules):
         shared = any(len(module.groups) < module.size for module in modules)
         within = " (heads that share keys leave a whole group at a time)" if shared else ""

@@ -19,7 +19,7 @@ from manyheads.common.labelled_batch import LabelledBatch, without_labels
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import causal, fitting, units
-from manyheads.heads.model_outputs import Output, difference, main_tensor, read
+from manyheads.heads.model_outputs import Output, main_tensor, output_distance, read_output
 from manyheads.heads.observer import observed
 
 
@@ -94,7 +94,7 @@ def compare_quality(model: nn.Module, small: nn.Module, batches: Iterable[Batch]
         for batch in batches:
             inputs = without_labels(batch)
             full = observer.forward(inputs)
-            other = read(run(small, inputs), small, full.real)
+            other = read_output(run(small, inputs), small, full.real)
             measure = measure or measure_of(full.result, model, observer.sites, batch)
             for part, output in zip(parts, (full.output, other), strict=True):
                 part.append(scores(measure, full.output, output, batch))
@@ -119,7 +119,7 @@ def measure_of(result: object, model: nn.Module, sites: Iterable[Site], batch: B
     """
     if isinstance(batch, LabelledBatch):
         return batch.task.measure
-    output = read(result, model)
+    output = read_output(result, model)
     if output.amounts:
         return "squared change"
     if fitting(result, model, sites) is causal:
@@ -154,10 +154,10 @@ def scores(measure: str, full: Output, other: Output, batch: Batch) -> Tensor:
         count = full.real.sum(1)
         value = same.sum(1) / count.clamp(min=1)
     elif measure == "squared change":
-        value = 2 * difference(full, other)
+        value = 2 * output_distance(full, other)
         count = torch.ones_like(value)
     else:
-        value = 1 - difference(full, other)
+        value = 1 - output_distance(full, other)
         count = torch.ones_like(value)
     return torch.stack([value.double().cpu(), count.double().cpu()], 1)
 

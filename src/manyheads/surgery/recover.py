@@ -23,7 +23,7 @@ from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.common.whole_files import write_whole
-from manyheads.heads.model_outputs import main_tensor, read
+from manyheads.heads.model_outputs import main_tensor, read_output
 from manyheads.heads.observer import Forward, Observer, observed
 from manyheads.heads.watch import fingerprint
 from manyheads.surgery.refit import writers
@@ -184,7 +184,7 @@ def _stream_error(target: Tensor, stream: Tensor, real: Tensor | None) -> Tensor
 
 
 def _output_distance(small: nn.Module, forward: Forward, result: object) -> Tensor:
-    target, actual = forward.output, read(result, small, forward.real)
+    target, actual = forward.output, read_output(result, small, forward.real)
     if target.real is not None:
         a, b = (output.value[target.real].float().log_softmax(-1) for output in (target, actual))
         return F.kl_div(b, a, reduction="batchmean", log_target=True)

@@ -225,7 +225,7 @@ def _check_separable(
         )
 
 
-def apply(model: nn.Module, sliced: Mapping[str, Slice], changes: Changes) -> None:
+def apply_slices(model: nn.Module, sliced: Mapping[str, Slice], changes: Changes) -> None:
     """Take the slices, and record the new shapes."""
     for name, taken in sliced.items():
         with torch.no_grad():

@@ -205,7 +205,7 @@ class Language(LearnedTokenizer, Architecture):
     def _learn(self, text: str) -> Tokenizer:
         special = [HIDDEN, UNKNOWN]
         if self.tokens == "characters":
-            return texts.characters([text], special)
+            return texts.character_tokenizer([text], special)
         return texts.train_bpe(texts.lines_of(text), self.vocabulary, special, merge=self.tokens == "pieces")
 
     def _windows(self, text: str, jitter: bool) -> Examples:

@@ -19,7 +19,7 @@ from manyheads.heads.importance.hard_concrete import _SHIFT, _centred, gates
 from manyheads.heads.importance.rankings import spearman
 from manyheads.heads.importance.relevance import Linear, output_weights
 from manyheads.heads.importance.request import Request
-from manyheads.heads.model_outputs import difference
+from manyheads.heads.model_outputs import output_distance
 from manyheads.heads.observer import gate_gradients, observed
 from manyheads.heads.silence import silence
 from manyheads.heads.table import HeadTable, Row
@@ -53,7 +53,7 @@ def test_learned_gates_keep_a_better_set_than_chance() -> None:
             full = observer.forward(batch)
             with silence(model, {layer: found for layer, found in heads.items() if found}):
                 other = observer.gated(batch, {})
-        return difference(full.output, observer.output(other, full)).mean().item()
+        return output_distance(full.output, observer.output(other, full)).mean().item()
 
     learned = without(table["importance"].argsort()[:3].tolist())
     every = [without([a, b, c]) for a in range(6) for b in range(a + 1, 6) for c in range(b + 1, 6)]

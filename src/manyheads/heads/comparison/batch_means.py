@@ -37,7 +37,7 @@ class Side:
         return len(next(iter(self.means.values())))
 
 
-class Heads:
+class WatchedModel:
     """A model that is watched, batch by batch, with attention rows of sampled queries."""
 
     def __init__(
@@ -126,8 +126,8 @@ def run_both(
         first, second = _run_in_turn(models, batches, tokens, progress)
         return first, second, None
     with torch.no_grad(), ExitStack() as stack:
-        heads = Heads(models[0], tokens, rows, seed, stack)
-        others = heads if models[0] is models[1] else Heads(models[1], tokens, rows, seed, stack)
+        heads = WatchedModel(models[0], tokens, rows, seed, stack)
+        others = heads if models[0] is models[1] else WatchedModel(models[1], tokens, rows, seed, stack)
         distances = []
         for number, batch in enumerate(batches[0], 1):
             seen = heads.run(batch)
@@ -147,7 +147,7 @@ def _run_in_turn(
     sides, done = [], 0
     for model, of_model in zip(models, batches, strict=True):
         with torch.no_grad(), ExitStack() as stack:
-            heads = Heads(model, tokens, 0, 0, stack)
+            heads = WatchedModel(model, tokens, 0, 0, stack)
             for batch in of_model:
                 heads.run(batch)
                 done += 1

@@ -17,10 +17,10 @@ from manyheads.common.progress import Progress, count_of, no_progress
 from manyheads.common.types import Batch
 from manyheads.heads.diversity.accumulators import Sums
 from manyheads.heads.diversity.collect import CallRecord, Collector
-from manyheads.heads.diversity.result import Compared, compared, table
+from manyheads.heads.diversity.result import Compared, compared, table_of_pairs
 from manyheads.heads.diversity.weight_subspaces import head_projections
 from manyheads.heads.importance.request import Loss
-from manyheads.heads.model_outputs import directions, read
+from manyheads.heads.model_outputs import directions, read_output
 from manyheads.heads.table import HeadTable
 
 MEASURES = ("attention", "outputs", "subspaces", "contributions", "gradients")
@@ -90,7 +90,7 @@ def diversity(
     >>> table.matrices["js"].shape, table["twin"][0] in {"0.1", "1.0", "1.1", "2.0", "2.1"}
     (torch.Size([6, 6]), True)
     """
-    return table(compare_pairs(model, batches, measures, rows, across, loss, seed, progress))
+    return table_of_pairs(compare_pairs(model, batches, measures, rows, across, loss, seed, progress))
 
 
 def compare_pairs(
@@ -168,7 +168,7 @@ def _gradients(
     """Take the gradients of the gates of one batch; whether there were any."""
     weights = None
     if loss is None:
-        output = read(result, model, padding)
+        output = read_output(result, model, padding)
         value, weights = output.value, next(directions(output, generator))
     else:
         value = loss(result, batch)

@@ -77,7 +77,7 @@ def compared(
     projections: Mapping[str, Projections],
     measures: Sequence[str],
 ) -> Compared:
-    """The sums, with what of the model `table` needs besides them."""
+    """The sums, with what of the model `table_of_pairs` needs besides them."""
     sites = [site for site in sites if site.name in sums.first]
     subspaces, columns = {}, None
     if "subspaces" in measures and projections:
@@ -91,7 +91,7 @@ def compared(
     )  # fmt: skip
 
 
-def table(parts: Compared) -> HeadTable:
+def table_of_pairs(parts: Compared) -> HeadTable:
     """The sums as a table."""
     sites, rows, sums, measures = parts.sites, parts.rows, parts.sums, parts.measures
     moments = sums.moments

@@ -27,7 +27,7 @@ def likeliest(logits: Tensor, tokenizer: PreTrainedTokenizerBase | None, top: in
     """The most probable tokens of logits (vocabulary,)."""
     probabilities, ids = logits.float().softmax(-1).topk(min(top, logits.shape[-1]))
     pairs = zip(ids.tolist(), probabilities.tolist(), strict=True)
-    return [[token(tokenizer, number), round(p, 6)] for number, p in pairs]
+    return [[token_text(tokenizer, number), round(p, 6)] for number, p in pairs]
 
 
 def output_items(
@@ -53,7 +53,9 @@ def output_items(
     labels = class_names(model)
     positions = telling_tokens(logits, tokenizer, ids, top) if positions is None else positions
     best, chosen = (x.tolist() for x in logits.float().softmax(-1).max(-1))
-    names = {i: f"{token(tokenizer, int(ids[0, i]))}: {labels.get(chosen[i], chosen[i])}" for i in positions}
+    names = {
+        i: f"{token_text(tokenizer, int(ids[0, i]))}: {labels.get(chosen[i], chosen[i])}" for i in positions
+    }
     return [[name, round(best[i], 6)] for i, name in names.items()]
 
 
@@ -108,7 +110,7 @@ def transcript(model: nn.Module, logits: Tensor, tokenizer: PreTrainedTokenizerB
     if decode is not None:  # repeats were joined where blanks could still be seen
         text = decode(letters, skip_special_tokens=True, group_tokens=False)
     letter_scores = best[chosen != blank] if letters else best
-    return [shown(str(text).strip()) or "–", round(math.exp(float(letter_scores.mean())), 6)]
+    return [with_signs(str(text).strip()) or "–", round(math.exp(float(letter_scores.mean())), 6)]
 
 
 def span_items(
@@ -138,7 +140,7 @@ def span_items(
         first, last = divmod(number, len(start))
         part = ids[first : last + 1].tolist()
         text = tokenizer.decode(part) if tokenizer is not None else " ".join(map(str, part))
-        items.append([shown(str(text).strip()), round(p, 6)])
+        items.append([with_signs(str(text).strip()), round(p, 6)])
     return items
 
 
@@ -149,10 +151,10 @@ def nearest(embedding: Tensor, others: Tensor, texts: Sequence[str], top: int) -
     return [[texts[i], round(float(cosines[i]), 6)] for i in order[:top]]
 
 
-def token(tokenizer: PreTrainedTokenizerBase | None, number: int) -> str:
+def token_text(tokenizer: PreTrainedTokenizerBase | None, number: int) -> str:
     """One token as text; its own name where it is only a part of a character.
 
-    >>> token(None, 7)
+    >>> token_text(None, 7)
     '7'
     """
     if tokenizer is None:
@@ -160,13 +162,13 @@ def token(tokenizer: PreTrainedTokenizerBase | None, number: int) -> str:
     text = str(tokenizer.decode([number])) if hasattr(tokenizer, "decode") else ""
     if (not text or "\ufffd" in text) and hasattr(tokenizer, "convert_ids_to_tokens"):
         text = str(tokenizer.convert_ids_to_tokens(number))
-    return shown(text) or str(number)
+    return with_signs(text) or str(number)
 
 
-def shown(text: str) -> str:
+def with_signs(text: str) -> str:
     """A token's text with visible signs for line breaks, tabs and lone spaces.
 
-    >>> [shown(text) for text in (" cat", " ", "a\\n")]
+    >>> [with_signs(text) for text in (" cat", " ", "a\\n")]
     [' cat', '␣', 'a⏎']
     """
     for character, sign in _SIGNS.items():

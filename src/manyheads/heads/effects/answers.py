@@ -18,11 +18,11 @@ from manyheads.heads.effects.answer_items import (
     nearest,
     output_items,
     span_items,
-    token,
+    token_text,
 )
 from manyheads.heads.effects.translations import can_write, translation
 from manyheads.heads.importance.losses import causal, classification, fitting, masked, seq2seq
-from manyheads.heads.model_outputs import is_span, main_tensor, read
+from manyheads.heads.model_outputs import is_span, main_tensor, read_output
 from manyheads.heads.observer import Forward, observed
 from manyheads.models.task_head import task_kind
 from manyheads.models.text_config import vocabulary_of
@@ -143,7 +143,7 @@ def answer(
             def forward_of(inputs: Batch) -> Forward:
                 if result is None or inputs is not batch:
                     return observer.forward(inputs)
-                return Forward(result, read(result, model), None, {})
+                return Forward(result, read_output(result, model), None, {})
 
             if kind == "next":
                 forward = forward_of(batch)
@@ -196,7 +196,7 @@ def hidden(batch: Batch, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Bat
     special = set(getattr(tokenizer, "all_special_ids", None) or [])
     # the last word, not the full stop after it
     ordinary = [i for i, number in enumerate(ids[0].tolist()) if number not in special]
-    words = [i for i in ordinary if any(map(str.isalnum, token(tokenizer, int(ids[0, i]))))] or ordinary
+    words = [i for i in ordinary if any(map(str.isalnum, token_text(tokenizer, int(ids[0, i]))))] or ordinary
     if not words:
         return batch, None
     changed = ids.clone()

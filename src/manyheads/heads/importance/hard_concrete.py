@@ -17,7 +17,7 @@ from manyheads.common.devices import batches_to_device
 from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import units
 from manyheads.heads.importance.request import Request
-from manyheads.heads.model_outputs import difference
+from manyheads.heads.model_outputs import output_distance
 from manyheads.heads.observer import Forward, Observer, Sums, observed
 from manyheads.heads.table import HeadTable
 
@@ -80,7 +80,7 @@ def _learned(
         result = observer.gated(batches[number], values, gradients=True)
         with torch.enable_grad():
             if request.loss is None:
-                value = difference(full[number].output, observer.output(result, full[number]))
+                value = output_distance(full[number].output, observer.output(result, full[number]))
             else:
                 value = units(request.loss, result, batches[number])
             if not value.requires_grad:

@@ -21,7 +21,7 @@ from manyheads.heads.head_means import head_means
 from manyheads.heads.importance.losses import loss_name, units
 from manyheads.heads.importance.replay import Recording
 from manyheads.heads.importance.request import Loss, Request
-from manyheads.heads.model_outputs import difference
+from manyheads.heads.model_outputs import output_distance
 from manyheads.heads.observer import Forward, Observer, Sums, observed, tensors
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import fingerprint
@@ -98,7 +98,7 @@ def _silenced(
         with recording.replayed(site) if recording else nullcontext():
             result = observer.gated(batch, {site: gate}, means=means)
         if loss is None or before is None:
-            columns.append(difference(full.output, observer.output(result, full)))
+            columns.append(output_distance(full.output, observer.output(result, full)))
         else:
             columns.append(units(loss, result, batch) - before)
     return torch.stack(columns, 1).cpu().double()

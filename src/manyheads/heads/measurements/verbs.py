@@ -18,8 +18,7 @@ from manyheads.common.registry import registered
 from manyheads.common.types import JsonObject
 from manyheads.data.batches import Corpus
 from manyheads.heads.diversity.measure import MEASURES, compare_pairs
-from manyheads.heads.diversity.result import Compared
-from manyheads.heads.diversity.result import table as table_of_pairs
+from manyheads.heads.diversity.result import Compared, table_of_pairs
 from manyheads.heads.importance.method_comparison import MethodComparison, check_methods, compare_methods
 from manyheads.heads.importance.request import Request
 from manyheads.heads.inspect import Counted, count, count_corpus

@@ -19,7 +19,7 @@ from manyheads.data.readers import text as texts
 from manyheads.data.readers.image import to_pixels
 from manyheads.models.config import ModelDescription
 from manyheads.tasks.architecture import Architecture, LearnedTokenizer
-from manyheads.tasks.image_stems import check
+from manyheads.tasks.image_stems import check_stem
 from manyheads.tasks.next_token_loss import next_token_loss
 from manyheads.tasks.picturebook import synthetic
 from manyheads.tasks.picturebook.captions import Page, colour_image, drawn, pairs, read_pages
@@ -84,7 +84,7 @@ class Picturebook(LearnedTokenizer, Architecture):
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
         if self.held_out not in ("pictures", "captions"):
             raise ValueError(f"held_out: expected pictures or captions, got {self.held_out!r}")
-        check(self.stem, self.patch)
+        check_stem(self.stem, self.patch)
         if self.size < self.patch or self.size % self.patch:
             raise ValueError(f"size: expected a multiple of the patch, {self.patch}, got {self.size}")
         if self.max_tokens < 4:

@@ -25,7 +25,7 @@ from manyheads.heads.effects.ablated import (
 )
 from manyheads.heads.effects.answers import ids_of
 from manyheads.heads.effects.translations import with_decoder_ids
-from manyheads.heads.model_outputs import Output, difference, read
+from manyheads.heads.model_outputs import Output, output_distance, read_output
 from manyheads.surgery.arrangement import check_groups
 from manyheads.surgery.plan import Plan
 from manyheads.surgery.quality import compared, scores
@@ -83,7 +83,7 @@ def ablate(live: Live, request: Input, heads: SiteHeads) -> Ablation:
     observation, after = observe_answer(
         live.model, full.batch, heads, tokenizer=live.tokenizer, kind=live.kind, sentences=neighbours
     )
-    change = float(difference(full.output, read(observation.seen.result, live.model))[0])
+    change = float(output_distance(full.output, read_output(observation.seen.result, live.model))[0])
     example = _drawn(live, full.batch, observation)
     example["answer"] = cast("Answer | None", after)
     return {
@@ -269,7 +269,7 @@ def input_result(live: Live, request: Input) -> InputResult:
         )
         example = _drawn(live, batch, observation)
         example["answer"] = cast("Answer | None", answer)
-        output = read(observation.seen.result, live.model)
+        output = read_output(observation.seen.result, live.model)
         result = InputResult(batch, tokens, example["answer"], output, example, observation.seen)
     live.results[request] = result
     while len(live.results) > REMEMBERED:
