@@ -55,7 +55,7 @@ class _Local(threading.local):
 _local = _Local()
 
 
-class Reading:
+class KernelCall:
     """A call of an opaque kernel that has been made.
 
     arguments: what it computes, or the reason why that is unknown.
@@ -160,7 +160,7 @@ def reader_of(operator: Function) -> Reader | None:
     return None if _local.reading else _readers.get(operator)
 
 
-def attended(out: Tensor, reading: Reading) -> Tensor:
+def attended(out: Tensor, reading: KernelCall) -> Tensor:
     """The output of an opaque kernel; the modes on this thread learn of it here."""
     if has_torch_function((out,)):
         return handle_torch_function(attended, (out,), out, reading)
@@ -289,7 +289,7 @@ def _run(function: Function, reader: Reader, name: str, args: Arguments, kwargs:
     if _local.reading or not running:
         return function(*args, **kwargs)
     arguments = read_call(reader, name, args, kwargs)
-    reading = Reading(name, arguments, running)
+    reading = KernelCall(name, arguments, running)
     with _read_from_outside(isinstance(arguments, AttentionArguments)):
         try:
             out = function(*args, **kwargs)
@@ -302,7 +302,7 @@ def _run(function: Function, reader: Reader, name: str, args: Arguments, kwargs:
     return with_output(out, lambda output: attended(output, reading))
 
 
-def _is_unseen_probe(state: State, reading: Reading) -> bool:
+def _is_unseen_probe(state: State, reading: KernelCall) -> bool:
     """Whether a run is that of a probe, in which nothing of the kernel was seen so far."""
     return state.owner.probing and state.seen == reading.seen[id(state)]
 

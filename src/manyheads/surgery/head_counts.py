@@ -17,7 +17,7 @@ from manyheads.models.reported_width import Width, reporting, width_of
 from manyheads.models.torch_attention import TorchAttention
 from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.surgery.arrangement import Arrangement
-from manyheads.surgery.attribute_tracing import Reading
+from manyheads.surgery.attribute_tracing import AttributeReads
 from manyheads.surgery.head_count_search import Candidate, Key, Values, candidate_numbers, search_numbers
 from manyheads.surgery.noisy_module import with_noise
 from manyheads.surgery.per_head_settings import begins_alike, largest_number, settings
@@ -62,16 +62,16 @@ def numbers_at_stake(
     return max([*doubtful, *(largest_number(candidate.old) for candidate in per_head)], default=0)
 
 
-def _read(module: nn.Module, calls: list[Captured], numbers: Mapping[str, set[str]]) -> Reading:
+def _read(module: nn.Module, calls: list[Captured], numbers: Mapping[str, set[str]]) -> AttributeReads:
     """Run a module on calls, and record what it reads."""
-    reading = Reading(module, numbers)
+    reading = AttributeReads(module, numbers)
     try:
         with seeded_evaluation(module), reading:
             for call in calls:
                 args, kwargs = call.arguments()
                 module(*args, **kwargs)
     except Exception:  # code that does not run under tracing: then it may have read everything
-        reading = Reading(module)
+        reading = AttributeReads(module)
         for path, part in module.named_modules():
             config = vars(getattr(part, "config", None) or reading)
             reading.names[path] = {*vars(part), *part._buffers, *part._parameters}
@@ -108,7 +108,7 @@ def fix_head_counts(
             _sources(region, projections, arrangement),
             _weights(region, projections),
         )
-        holds = Runs(module, region.calls, allowed)
+        holds = OutputCheck(module, region.calls, allowed)
         for configs, widths in itertools.product(
             (False, True), _widths(copied, region, projections, arrangement)
         ):
@@ -187,7 +187,7 @@ def _check_readers(
             weight, removed = get_tensor(module, name[start:]), sorted(sliced[name].touched)
             with torch.no_grad():
                 weight.index_fill_(sliced[name].axis, torch.tensor(removed, device=weight.device), 0.0)
-        if Runs(module, region.calls, 10 * tolerance(model)).fails():
+        if OutputCheck(module, region.calls, 10 * tolerance(model)).fails():
             raise ValueError(
                 f"heads: cannot cut at {region.sites[0]!r}: {why} (such as a convolution of the values, or a "
                 "norm over all heads), so that without them the output is not that of the silenced module"
@@ -232,7 +232,11 @@ def _weights(region: Region, projections: Mapping[str, Projections]) -> set[str]
 
 
 def _ambiguous(
-    region: Region, module: nn.Module, numbers: list[Candidate], chosen: dict[Candidate, object], holds: Runs
+    region: Region,
+    module: nn.Module,
+    numbers: list[Candidate],
+    chosen: dict[Candidate, object],
+    holds: OutputCheck,
 ) -> bool:
     """Whether numbers that split axes, or per-head settings, give the same output unchanged and changed."""
     values = Values(module, numbers)
@@ -259,7 +263,7 @@ def _from_noise(
     sliced: Mapping[str, Slice],
     numbers: list[Candidate],
     values: Values,
-    holds: Runs,
+    holds: OutputCheck,
 ) -> dict[Candidate, object]:
     """The changes found with noise in weights and inputs, where those alone do not show them.
 
@@ -269,10 +273,12 @@ def _from_noise(
     """
     values.put({})
     noisy = with_noise(model, values.region, region, arrangement, sliced)
-    chosen = None if noisy is None else search_numbers(noisy[0], numbers, Runs(*noisy, holds.allowed), {})
+    chosen = (
+        None if noisy is None else search_numbers(noisy[0], numbers, OutputCheck(*noisy, holds.allowed), {})
+    )
     if noisy is not None and chosen is not None:
         left = [c for c in numbers if c.axes and c not in chosen]
-        twin = Runs(*noisy, holds.allowed)
+        twin = OutputCheck(*noisy, holds.allowed)
         if not _ambiguous(region, noisy[0], left, chosen, twin):
             values.put(chosen)
             if holds():
@@ -353,7 +359,7 @@ def _joined(*parts: str) -> str:
     return ".".join(part for part in parts if part)
 
 
-class Runs:
+class OutputCheck:
     """Whether the output of a module is the expected one."""
 
     def __init__(self, module: nn.Module, calls: list[Captured], allowed: float) -> None:

@@ -14,7 +14,7 @@ from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.models.changes import get_tensor
 from manyheads.surgery.head_alignment import Freedom, HeadWeights, freedom
-from manyheads.surgery.head_counts import Runs
+from manyheads.surgery.head_counts import OutputCheck
 from manyheads.surgery.regions import regions_of
 from manyheads.surgery.shared_heads import groups_by_distance, lost_energy, shared_matrices, square_root
 from manyheads.surgery.verify import capture
@@ -217,7 +217,7 @@ def find_freedoms(
     done: set[str] = set()
     for path, region in regions.items():
         calls = [call for by_path in captured for call in by_path[path]]
-        holds = Runs(model.get_submodule(path), calls, 10 * tolerance(model))
+        holds = OutputCheck(model.get_submodule(path), calls, 10 * tolerance(model))
         for name in region.sites:
             if _key_weights(by_site[name]) in done:
                 continue

@@ -32,7 +32,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Change:
+class QualityChange:
     """From one model to another, on the same sequences, with standard error and 95% interval.
 
     For perplexity it is the factor by which it grows, for all else the difference.
@@ -63,7 +63,7 @@ class Compared:
     measure: str
     before: Estimate
     after: Estimate
-    change: Change
+    change: QualityChange
     sequences: int
 
     @property
@@ -176,15 +176,15 @@ def estimate(measure: str, scored: Tensor) -> Estimate:
     return Estimate(mean, error)
 
 
-def change(measure: str, before: Tensor, after: Tensor) -> Change:
+def change(measure: str, before: Tensor, after: Tensor) -> QualityChange:
     """From one model's scores (sequences, 2) to another's, on the same sequences."""
     mean, error = _weighted(after[:, 0] - before[:, 0], before[:, 1])
     error = _at_least(measure, error, len(before))
     half = student(len(before) - 1) * error
     if measure != "perplexity":
-        return Change(mean, error, mean - half, mean + half, factor=False)
+        return QualityChange(mean, error, mean - half, mean + half, factor=False)
     value, low, high = (math.exp(min(end, 700.0)) for end in (mean, mean - half, mean + half))
-    return Change(value, value * error, low, high, factor=True)
+    return QualityChange(value, value * error, low, high, factor=True)
 
 
 def _weighted(values: Tensor, counts: Tensor) -> tuple[float, float]:

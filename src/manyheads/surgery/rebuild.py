@@ -32,7 +32,7 @@ from manyheads.surgery.longer_batch import LENGTH, RunLengths, longer
 from manyheads.surgery.regions import Region, find_inputs, pick_inputs, regions_of, separate_tables
 from manyheads.surgery.repeated_heads import follow_heads, repeat_outputs
 from manyheads.surgery.verify import capture, verify, verify_output
-from manyheads.surgery.weight_origins import Origin, note_origins, origins_in_torch_attention
+from manyheads.surgery.weight_origins import WeightOrigin, note_origins, origins_in_torch_attention
 from manyheads.surgery.weight_slices import Slice, apply_slices, slices
 
 _SMALL = 1_000_000  # parameters: such models are held to longer sequences at no cost
@@ -191,11 +191,11 @@ def _other_batches(
 
 def replace_torch_attention(
     model: nn.Module, arrangement: Arrangement, changes: Changes
-) -> tuple[nn.Module, dict[str, Origin]]:
+) -> tuple[nn.Module, dict[str, WeightOrigin]]:
     """Replace each nn.MultiheadAttention whose heads change by our module. Returns the model, and where the
     parameters of those modules come from.
     """
-    replaced: dict[str, Origin] = {}
+    replaced: dict[str, WeightOrigin] = {}
     for name in filter(arrangement.changes, arrangement.sites):
         path = arrangement.sites[name].path
         module = model.get_submodule(path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from manyheads.common.commands import listed_names
-from manyheads.data.columns import Columns
+from manyheads.data.labelled_options import LabelledOptions
 from manyheads.data.source import BatchTokens, Limit, MaxLength
 from manyheads.models.opening import Opening
 
@@ -77,7 +77,7 @@ class PredictOptions:
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(Opening, Columns):
+class EvaluateOptions(Opening, LabelledOptions):
     """How a model is evaluated, how it is opened, and on which rows."""
 
     max_length: MaxLength = None

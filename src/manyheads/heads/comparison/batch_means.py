@@ -23,7 +23,7 @@ from manyheads.heads.watch import watch
 
 
 @dataclass(eq=False)
-class Side:
+class BatchMeans:
     """One model on its batches.
 
     table: of all batches together.
@@ -68,13 +68,13 @@ class WatchedModel:
             if record.rows is not None and sites.count(record.site.name) == 1
         }
 
-    def side(self) -> Side:
+    def side(self) -> BatchMeans:
         """What was collected."""
         table = self._seen.table
         means = {
             name: torch.stack([self._mean(n, name) for n in range(len(self._sums))]) for name in table.metrics
         }
-        return Side(table, means)
+        return BatchMeans(table, means)
 
     def _mean(self, number: int, metric: str) -> Tensor:
         """The mean of a metric on one batch, (heads,); NaN at a site that the batch did not reach."""
@@ -115,7 +115,7 @@ def run_both(
     rows: int,
     seed: int,
     progress: Progress,
-) -> tuple[Side, Side, Tensor | None]:
+) -> tuple[BatchMeans, BatchMeans, Tensor | None]:
     """Both sides, and the distance of attention between every head of one and every head of the other on each
     batch, (batches, heads, others), where both read the same tokens; NaN between heads not compared.
     """
@@ -142,7 +142,7 @@ def _run_in_turn(
     batches: tuple[Sequence[Batch], Sequence[Batch]],
     tokens: Mapping[str, Iterable[int]] | None,
     progress: Progress,
-) -> list[Side]:
+) -> list[BatchMeans]:
     """Both sides without distances; they may be the same model."""
     sides, done = [], 0
     for model, of_model in zip(models, batches, strict=True):
@@ -184,7 +184,7 @@ def _distances(seen: dict[str, tuple[object, Tensor]], others: dict[str, tuple[o
     return distances
 
 
-def _arrange(distances: Distances, side: Side, other: Side) -> Tensor:
+def _arrange(distances: Distances, side: BatchMeans, other: BatchMeans) -> Tensor:
     """Distances in the order of the rows of both tables."""
     whole = torch.full((len(side.table), len(other.table)), torch.nan, dtype=torch.float64)
     for (site, name), values in distances.items():

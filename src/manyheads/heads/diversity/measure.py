@@ -17,7 +17,7 @@ from manyheads.common.progress import Progress, count_of, no_progress
 from manyheads.common.types import Batch
 from manyheads.heads.diversity.accumulators import Sums
 from manyheads.heads.diversity.collect import CallRecord, Collector
-from manyheads.heads.diversity.result import Compared, compared, table_of_pairs
+from manyheads.heads.diversity.result import ComparedHeads, compared, table_of_pairs
 from manyheads.heads.diversity.weight_subspaces import head_projections
 from manyheads.heads.importance.request import Loss
 from manyheads.heads.model_outputs import directions, read_output
@@ -102,7 +102,7 @@ def compare_pairs(
     loss: Loss | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
-) -> Compared:
+) -> ComparedHeads:
     """Every pair of heads on some batches: sums, which `table` finishes, alone or merged with others."""
     _check(measures, rows)
     sums = Sums(across)

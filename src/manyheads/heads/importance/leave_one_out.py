@@ -19,7 +19,7 @@ from manyheads.common.types import Batch
 from manyheads.common.whole_files import write_whole
 from manyheads.heads.head_means import head_means
 from manyheads.heads.importance.losses import loss_name, units
-from manyheads.heads.importance.replay import Recording
+from manyheads.heads.importance.replay import RecordedForward
 from manyheads.heads.importance.request import Loss, Request
 from manyheads.heads.model_outputs import output_distance
 from manyheads.heads.observer import Forward, Observer, Sums, observed, tensors
@@ -57,7 +57,7 @@ def _one_by_one(
     sums = Sums()
     sound: dict[str, bool] = {}  # whether the model can be run from this site on
     with observed(request.model) as observer:
-        recording = Recording(request.model)
+        recording = RecordedForward(request.model)
         for number, batch in enumerate(batches_to_device(request.batches, observer.device)):
             changes = state.of(batch)
             with recording.recorded():
@@ -84,7 +84,7 @@ def _measure(loss: Loss | None, full: Forward) -> str:
 
 def _silenced(
     observer: Observer,
-    recording: Recording | None,
+    recording: RecordedForward | None,
     batch: Batch,
     full: Forward,
     site: str,
@@ -104,7 +104,7 @@ def _silenced(
     return torch.stack(columns, 1).cpu().double()
 
 
-def _sound(observer: Observer, recording: Recording, batch: Batch, full: Forward, site: str) -> bool:
+def _sound(observer: Observer, recording: RecordedForward, batch: Batch, full: Forward, site: str) -> bool:
     """Whether replaying up to a site shows its attention and gives the same output to the bit. Calls of a
     shared module cannot be replayed: with some of them left out, they cannot be told apart.
     """
