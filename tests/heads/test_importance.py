@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from manyheads.heads import model_outputs
 from manyheads.heads.importance import METHODS, gradients, importance
 from manyheads.heads.importance.gradients import fisher
-from manyheads.heads.importance.hard_concrete import gates as gated
 from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import Output, directions, output_distance
 from manyheads.heads.observer import gate_gradients, observed
@@ -404,7 +403,7 @@ def test_leave_one_out_goes_without_where_running_on_changes_something() -> None
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_model_is_left_as_it_was(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "gates", partial(gated, steps=5))
+    monkeypatch.setitem(METHODS, "gates", partial(learned_gates, steps=5))
     model = models.llama()
     model.train()
     model.model.layers[0].eval()

@@ -23,7 +23,7 @@ from manyheads.surgery.noisy_module import with_noise
 from manyheads.surgery.per_head_settings import begins_alike, largest_number, settings
 from manyheads.surgery.regions import Region
 from manyheads.surgery.verify import compared_output
-from manyheads.surgery.weight_slices import Slice, readers, sizes
+from manyheads.surgery.weight_slices import Slice, possible_sizes, readers
 
 _FAR = 256  # 4 times as long shows settings that code computes from the numbers of heads
 _WIDELY = 4  # a batch shows what a number is for when it is this many times longer
@@ -204,7 +204,7 @@ def _sizes(
     inside = {name: taken for name, taken in sliced.items() if region.holds(name)}
     becomes: dict[int, list[int]] = {}
     for name in region.sites:
-        for before, after in sizes(projections[name], arrangement, inside).items():
+        for before, after in possible_sizes(projections[name], arrangement, inside).items():
             becomes[before] = list(dict.fromkeys([*becomes.get(before, []), *after]))
     return becomes
 

@@ -158,7 +158,7 @@ def prune_to_folder(
         removed = Plan.of(model, small, fitted[0])
         document: JsonObject = {"model": loaded.name, "corpus": corpus.what, "out": str(out)}
         document |= {"notes": [*corpus.notes, *_notes_of(sample, options.recover)]}
-        document |= {"fitted": sizes(sample), "held_out": sizes(holding)}
+        document |= {"fitted": corpus_sizes(sample), "held_out": corpus_sizes(holding)}
         document |= {**costs.as_json(), "original_heads": getattr(small, "original_heads", {})}
         if curve is not None:
             document["curve"] = plain(asdict(curve))
@@ -296,7 +296,7 @@ def without_outside_labels(batches: list[Batch]) -> list[Batch]:
     return [one if isinstance(one, LabelledBatch) else without_labels(one) for one in batches]
 
 
-def sizes(corpus: Corpus) -> dict[str, int]:
+def corpus_sizes(corpus: Corpus) -> dict[str, int]:
     """How many sequences and tokens a corpus has."""
     return {"sequences": len(corpus.sizes), "tokens": sum(corpus.sizes)}
 

@@ -106,7 +106,7 @@ def compared(measure: str, before: Tensor, after: Tensor) -> Compared:
     first, second = (estimate(measure, one) for one in (before, after))
     if measure in ("agreement", "cosine", "squared change"):  # with itself: one or none by definition
         first = Estimate(first.value, 0.0)
-    return Compared(measure, first, second, change(measure, before, after), len(before))
+    return Compared(measure, first, second, quality_change(measure, before, after), len(before))
 
 
 def measure_of(result: object, model: nn.Module, sites: Iterable[Site], batch: Batch) -> str:
@@ -176,7 +176,7 @@ def estimate(measure: str, scored: Tensor) -> Estimate:
     return Estimate(mean, error)
 
 
-def change(measure: str, before: Tensor, after: Tensor) -> QualityChange:
+def quality_change(measure: str, before: Tensor, after: Tensor) -> QualityChange:
     """From one model's scores (sequences, 2) to another's, on the same sequences."""
     mean, error = _weighted(after[:, 0] - before[:, 0], before[:, 1])
     error = _at_least(measure, error, len(before))

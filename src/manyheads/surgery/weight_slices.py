@@ -234,7 +234,7 @@ def apply_slices(model: nn.Module, sliced: Mapping[str, Slice], changes: Changes
         changes.shapes[name] = list(chosen.shape)
 
 
-def sizes(
+def possible_sizes(
     projections: Projections, arrangement: Arrangement, sliced: Mapping[str, Slice]
 ) -> dict[int, list[int]]:
     """Sizes that a module may keep, and what each may have become: the numbers of heads, key heads and heads

@@ -1,4 +1,4 @@
-"""Importance by learning which heads to keep: `gates`, with hard concrete gates.
+"""Importance by learning which heads to keep: `learned_gates`, with hard concrete gates.
 
 Louizos, Welling, Kingma, "Learning sparse neural networks through L0 regularization" (2018); on heads: Voita
 and others, "Analyzing multi-head self-attention" (2019). Each head is multiplied by a random gate that can be
@@ -26,7 +26,7 @@ _SOFTNESS, _LOW, _HIGH = 2 / 3, -0.1, 1.1  # as in the literature: how a sigmoid
 _SHIFT = _SOFTNESS * math.log(-_LOW / _HIGH)
 
 
-def gates(request: Request, steps: int = STEPS, restarts: int = RESTARTS) -> HeadTable:
+def learned_gates(request: Request, steps: int = STEPS, restarts: int = RESTARTS) -> HeadTable:
     """The probability that a head's gate is open, after learning to keep ``request.gates`` heads (half by
     default).
 

@@ -22,7 +22,7 @@ from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run_heads
 from manyheads.common.types import Batch
 from manyheads.heads.roles import probe_texts, word_alignment
-from manyheads.heads.roles.attention_rows import Facts, Rows, rows_of
+from manyheads.heads.roles.attention_rows import Facts, Rows, tiles_of_rows
 from manyheads.heads.roles.direct_logits import lens
 from manyheads.heads.roles.judge import LEAST
 from manyheads.heads.roles.probe_texts import BatchFacts, separators
@@ -268,7 +268,7 @@ class _Collected:
             self._sums.setdefault(call.site.name, {})
             self._tokens.setdefault(call.site.name, torch.zeros(call.site.heads, dtype=torch.float64))
             if roles:
-                rows = rows_of(call, visibility, real_queries, self._facts)
+                rows = tiles_of_rows(call, visibility, real_queries, self._facts)
                 for part in word_alignment.between_words(rows) if self._facts.words is not None else rows:
                     self._count(part, roles)
 

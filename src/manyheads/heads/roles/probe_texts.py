@@ -83,7 +83,7 @@ def read_batch_facts(
     if not special:
         named = (getattr(config, f"{name}_token_id", None) for name in _SPECIAL)
         special = {number for number in named if isinstance(number, int)}
-    ids = [token_ids for batch in batches if (token_ids := ids_of(batch)) is not None]
+    ids = [token_ids for batch in batches if (token_ids := ids_without_padding(batch)) is not None]
     vocabulary = vocabulary_of(model) or 0
     if ids:
         vocabulary = max(vocabulary, 1 + max(int(x.max()) for x in ids))
@@ -98,12 +98,13 @@ def read_batch_facts(
     )
 
 
-def ids_of(batch: Batch) -> Tensor | None:
+def ids_without_padding(batch: Batch) -> Tensor | None:
     """The token ids (sequences, length) of a batch on the CPU, -1 for padding; None when it holds none.
 
-    >>> ids_of({"input_ids": torch.tensor([[7, 8, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])})
+    >>> mask = torch.tensor([[1, 1, 0]])
+    >>> ids_without_padding({"input_ids": torch.tensor([[7, 8, 0]]), "attention_mask": mask})
     tensor([[ 7,  8, -1]])
-    >>> ids_of(torch.randn(2, 3, 4))
+    >>> ids_without_padding(torch.randn(2, 3, 4))
     """
     mask = None
     if isinstance(batch, Mapping):
