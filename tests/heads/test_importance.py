@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from manyheads.heads import model_outputs
 from manyheads.heads.importance import METHODS, gradients, importance
 from manyheads.heads.importance.gradients import fisher
+from manyheads.heads.importance.hard_concrete import learned_gates
 from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import Output, directions, output_distance
 from manyheads.heads.observer import gate_gradients, observed
