@@ -155,7 +155,7 @@ class MultiHeadAttention(nn.Module):
         The output (batch, queries, d_model); with ``return_weights`` or ``return_statistics`` a tuple of
         the output, the weights, the statistics, as asked.
         """
-        q, k, v = self._heads(query, key, value, cache)
+        q, k, v = self.project_heads(query, key, value, cache)
         dropout = self.dropout if self.training else 0.0
         options: Keywords = {"mask": mask, "causal": causal, "window": self.window, "chunk": self.chunk}
         extras: Arguments = ()
@@ -190,8 +190,12 @@ class MultiHeadAttention(nn.Module):
         cache.fixed = True
         return cache
 
-    def _heads(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: KVCache | None
+    def project_heads(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        cache: KVCache | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (batch, heads, length, width), those in the cache included."""
         _check("query", query, self.query)

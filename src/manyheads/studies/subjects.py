@@ -195,7 +195,7 @@ def on_examples(task: Any, model: nn.Module, examples: Any, count: int, batch: i
 
 def windows_of_lines(looked: Subject, lines: Sequence[str], count: int = 32) -> Subject:
     """A language model of ours on other texts, in its own characters."""
-    return on_examples(looked.task, looked.model, looked.task._windows("\n".join(lines), False), count)
+    return on_examples(looked.task, looked.model, looked.task.windows("\n".join(lines), jitter=False), count)
 
 
 @torch.no_grad()

@@ -156,4 +156,5 @@ def _tensors(layer: Any) -> tuple[Tensor, Tensor]:
     """The keys and values of one layer of a cache, of transformers or of ours."""
     if hasattr(layer, "keys"):
         return layer.keys, layer.values
-    return layer._keys[:, :, : layer.length], layer._values[:, :, : layer.length]
+    held: tuple[Tensor, Tensor] = layer.held()
+    return held
