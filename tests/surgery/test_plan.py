@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import manyheads as mh
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.table import HeadTable, Row
-from manyheads.heads.watch import fingerprint
 from manyheads.surgery.plan import check_plan
 
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import manyheads as mh
 from manyheads.cli import app
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.table import HeadTable, Row
-from manyheads.heads.watch import fingerprint
 from manyheads.surgery.pruning_curve import pruning_curve
 
 

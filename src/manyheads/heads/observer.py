@@ -21,9 +21,10 @@ from manyheads.common.quantised import without_gradient
 from manyheads.common.run_batch import run
 from manyheads.common.sharded_weights import check_all_layers
 from manyheads.common.types import Batch
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.model_outputs import Output, read_output
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint, labels_of, rows_of
+from manyheads.heads.watch import labels_of, rows_of
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from torch import nn
 
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
-from manyheads.heads.watch import fingerprint
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.surgery.cache_layers import kv_heads_by_layer
 from manyheads.surgery.cache_plan import CachePlan, check_kept
 from manyheads.surgery.forgetting_price import PriceSums, forgetting_prices

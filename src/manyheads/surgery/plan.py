@@ -20,9 +20,10 @@ from manyheads.common.labelled_batch import without_labels
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch, Heads
 from manyheads.common.whole_files import write_whole
+from manyheads.heads.fingerprint import check_plan_model, fingerprint
 from manyheads.heads.roles.role import ROLES
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint, rows_of
+from manyheads.heads.watch import rows_of
 from manyheads.models.probe_batch import probe_batch
 from manyheads.surgery.leaving_heads import ModuleHeads, WholeGroups, remove_for, remove_least_important
 from manyheads.surgery.prices import HeadPrices, check_save, equal_prices
@@ -82,12 +83,7 @@ class Plan(Mapping[str, list[int]]):
 
     def check(self, model: nn.Module) -> None:
         """Raise a ValueError unless the plan was made for this model with these weights."""
-        actual = fingerprint(model)
-        if actual != self.model:
-            raise ValueError(
-                f"plan: it was made for the model {self.model or 'unknown'}, and this one is {actual}: other "
-                "shapes or other weights; rank the heads of this model and plan again"
-            )
+        check_plan_model(self.model, model, "rank the heads of this model and plan again")
 
     @staticmethod
     def of(model: nn.Module, small: nn.Module, batch: Batch | None = None) -> Plan:

@@ -28,8 +28,8 @@ from manyheads.common.registry import registered
 from manyheads.common.types import Batch, JsonObject
 from manyheads.common.whole_files import tidy, whole_folder, write_whole
 from manyheads.data.batches import Corpus
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint
 from manyheads.models.export import Exported, check_installed, export
 from manyheads.models.folder import save
 from manyheads.models.loaded import Loaded, if_any

@@ -23,9 +23,9 @@ from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.common.whole_files import write_whole
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.model_outputs import main_tensor, read_output
 from manyheads.heads.observer import Forward, Observer, observed
-from manyheads.heads.watch import fingerprint
 from manyheads.surgery.refit import writers
 from manyheads.surgery.residual_streams import Streams
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from manyheads.capture.call import Call
 from manyheads.capture.mask_reading import find_unmasked
 from manyheads.capture.proof import ForwardCall
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import Watch, fingerprint
+from manyheads.heads.watch import Watch
 from manyheads.nn.attention import default_scale
 
 # A head whose influence on the loss is below this share of its site's mean is dead.

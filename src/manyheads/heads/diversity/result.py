@@ -18,8 +18,9 @@ from manyheads.heads.diversity.map_layout import layout
 from manyheads.heads.diversity.output_moments import Moments
 from manyheads.heads.diversity.pair_sums import cosines
 from manyheads.heads.diversity.weight_subspaces import output_columns, subspace_matrices
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.table import HeadTable, Row
-from manyheads.heads.watch import fingerprint, labels_of, rows_of
+from manyheads.heads.watch import labels_of, rows_of
 
 
 @dataclass

@@ -17,6 +17,7 @@ from manyheads.common.devices import batches_to_device
 from manyheads.common.json_files import in_one_sentence, read_json
 from manyheads.common.types import Batch
 from manyheads.common.whole_files import write_whole
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.head_means import head_means
 from manyheads.heads.importance.losses import loss_name, units
 from manyheads.heads.importance.replay import RecordedForward
@@ -24,7 +25,6 @@ from manyheads.heads.importance.request import Loss, Request
 from manyheads.heads.model_outputs import output_distance
 from manyheads.heads.observer import Forward, Observer, Sums, observed, tensors
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint
 
 _FORMAT = "manyheads leave-one-out state"
 _VERSION = 1

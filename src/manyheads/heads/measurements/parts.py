@@ -8,12 +8,12 @@ from typing import Any
 
 from manyheads.common.progress import Progress, no_progress
 from manyheads.data.batches import Corpus
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.importance.method_comparison import MethodComparison
 from manyheads.heads.inspect import Counted, table_or_error
 from manyheads.heads.measurements.shard import Shard, Share, check_whole, find_shards, join_shards
 from manyheads.heads.measurements.verbs import VERBS, ComparedPairs, Measurement
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint
 from manyheads.models.loaded import Loaded
 
 

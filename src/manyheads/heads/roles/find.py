@@ -21,6 +21,7 @@ from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run_heads
 from manyheads.common.types import Batch
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.roles import probe_texts, word_alignment
 from manyheads.heads.roles.attention_rows import Facts, Rows, tiles_of_rows
 from manyheads.heads.roles.direct_logits import lens
@@ -30,7 +31,7 @@ from manyheads.heads.roles.role import ROLES, Cases, Role
 from manyheads.heads.roles.role_cases import READING, RoleCases, in_order
 from manyheads.heads.roles.treebank import read
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint, labels_of
+from manyheads.heads.watch import labels_of
 from manyheads.heads.watch import rows_of as table_rows
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from manyheads.heads.effects.ablated import forwards
 from manyheads.heads.effects.answers import Sentences, ids_of, kind_of
 from manyheads.heads.effects.live_model import image_probe, sites_of
 from manyheads.heads.effects.neighbours import embeddings
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.model_outputs import Output
 from manyheads.heads.pooled_maps import Seen
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint
 from manyheads.models.loaded import Loaded
 from manyheads.surgery.quality import measure_of
 from manyheads.view.document.contract import Answer, Example
