@@ -15,7 +15,7 @@ from torch import nn
 from bench import harness
 from manyheads.capture import probing
 from manyheads.capture.probe_inputs import Inputs
-from manyheads.capture.proof import Forward
+from manyheads.capture.proof import ForwardCall
 
 REPEATS = 7
 PASSES = 3.0  # of the small batch, for a hundred sites, wanted
@@ -38,8 +38,8 @@ def models() -> dict[str, nn.Module]:
     }
 
 
-def _forward(model: nn.Module, ids: torch.Tensor) -> Forward:
-    return Forward(model, model, "", Inputs((), {"input_ids": ids}))
+def _forward(model: nn.Module, ids: torch.Tensor) -> ForwardCall:
+    return ForwardCall(model, model, "", Inputs((), {"input_ids": ids}))
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:

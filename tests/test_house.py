@@ -106,6 +106,34 @@ class Verb:
     assert inside_functions(source) == {"from manyheads.nn import mask"}
 
 
+# What there is one of, as it would look in a file, and the files that may have it.
+ONE_OF_EACH = {
+    "rows of a CSV or TSV file": (r"csv\.reader\(", {"data/readers/table.py", "heads/table_files.py"}),
+    "a batch on a device": (r"lambda (\w+): \1\.to\(device\)", {"common/devices.py"}),
+    "the device of a model": (r"next\((iter\()?\w*\.?(model|module)\.parameters\(\)", set()),
+    "the positions of a config": (
+        r'"max_position_embeddings"',
+        {"models/text_config.py", "models/gguf_export.py"},
+    ),
+    "the part of a config for text": (
+        r"\.get_text_config\(",
+        {"models/text_config.py", "models/transformers_config.py"},
+    ),
+    "files that are whole or absent": (r"os\.(replace|fsync)\(", {"common/whole_files.py"}),
+    "Ctrl-C": (r"signal\.signal\(", {"common/interrupts.py", "cli/__init__.py", "__main__.py"}),
+    "the first line of an error": (r"str\(e(rror)?\)\.(split|partition)", {"common/errors.py"}),
+}
+
+
+@pytest.mark.parametrize("what", ONE_OF_EACH)
+def test_there_is_one_of_each(what):
+    """A second one would soon differ: import the first."""
+    pattern, homes = ONE_OF_EACH[what]
+    files = {path.relative_to(SOURCE).as_posix(): path for path in SOURCE.rglob("*.py")}
+    found = {name for name, path in files.items() if re.search(pattern, path.read_text(encoding="utf-8"))}
+    assert found == homes
+
+
 def test_any_is_rare():
     """It was 1,066 times in src, and is to stay below half of that: common/types.py has names for most."""
     files = (path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads.capture.probe_inputs import LONGER, Inputs, candidates, replaced, structure_copy
+from manyheads.capture.probe_inputs import LONGER, Inputs, candidate_batches, replaced, structure_copy
 
 
 def boxes(batch: int, length: int) -> torch.Tensor:
@@ -21,7 +21,7 @@ def are_boxes(x: torch.Tensor) -> bool:
 @pytest.mark.parametrize("length", [2, 7, 50])
 def test_boxes_stay_boxes(batch, length) -> None:
     called = Inputs((), {"input_ids": torch.randint(5, 90, (batch, length)), "bbox": boxes(batch, length)})
-    for probe in candidates(called):
+    for probe in candidate_batches(called):
         assert are_boxes(probe.kwargs["bbox"])
         for axis in (0, 1):
             other = replaced(probe, axis)
@@ -85,7 +85,7 @@ def padded_ids(lengths: list[int], left: bool = False) -> Inputs:
 @pytest.mark.parametrize("left", [False, True])
 def test_padding_that_short_beginnings_do_not_show_is_tried_first(left: bool) -> None:
     called = padded_ids([101, 101, 101, 97, 53], left)
-    first = next(iter(candidates(called, LONGER)))
+    first = next(iter(candidate_batches(called, LONGER)))
     mask, ids = first.kwargs["attention_mask"], first.kwargs["input_ids"]
     assert mask.shape == ids.shape == (3, 13)
     assert mask.all(1).tolist() == [True, False, True]  # none, most, and half-way
@@ -95,5 +95,5 @@ def test_padding_that_short_beginnings_do_not_show_is_tried_first(left: bool) ->
 
 def test_without_padding_beginnings_are_tried_first() -> None:
     for called in (padded_ids([101] * 5), padded_ids([101, 53]), padded_ids([31, 5, 3])):
-        assert next(iter(candidates(called, LONGER))).length == min(67, called.length)
-    assert next(iter(candidates(padded_ids([101, 97, 53])))).kwargs["attention_mask"].all()
+        assert next(iter(candidate_batches(called, LONGER))).length == min(67, called.length)
+    assert next(iter(candidate_batches(padded_ids([101, 97, 53])))).kwargs["attention_mask"].all()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyheads.capture import destinations, head_axes, probed_call, probing
 from manyheads.capture.probe_inputs import Inputs, structure_copy
-from manyheads.capture.proof import Forward, Proof
+from manyheads.capture.proof import ForwardCall, Proof
 
 
 class Attention(nn.Module):
@@ -57,7 +57,7 @@ def test_calls_are_the_same_in_pieces(
     model: nn.Module, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def proved() -> dict[str, object]:
-        proof = probing.prove(Forward(model, model, "", inputs), None)
+        proof = probing.prove(ForwardCall(model, model, "", inputs), None)
         return {field.name: getattr(proof, field.name) for field in dataclasses.fields(proof)}
 
     whole = proved()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import manyheads as mh
 from manyheads.capture import probed_call
 from manyheads.capture.probe_inputs import Inputs
-from manyheads.capture.proof import Forward, proof_of
+from manyheads.capture.proof import ForwardCall, proof_of
 from manyheads.heads.table import HeadTable
 
 
@@ -65,8 +65,8 @@ def test_the_probe_leaves_the_model_and_hooks_of_others_alone(model: nn.Module, 
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def forward(model: nn.Module, x: Tensor) -> Forward:
-    return Forward(model, model, "", Inputs((x,), {}))
+def forward(model: nn.Module, x: Tensor) -> ForwardCall:
+    return ForwardCall(model, model, "", Inputs((x,), {}))
 
 
 def test_a_proof_is_made_once(model: nn.Module, x: Tensor) -> None:

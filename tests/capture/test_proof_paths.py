@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import manyheads as mh
 from manyheads.capture import probing
 from manyheads.capture.probe_inputs import Inputs
-from manyheads.capture.proof import Forward, proof_of
+from manyheads.capture.proof import ForwardCall, proof_of
 
 LIMIT = 40
 
@@ -137,4 +137,4 @@ def test_pieces_of_long_sequences_are_one_site() -> None:
 
 def test_a_proof_says_how_long_its_probe_was() -> None:
     net = model(Switching)
-    assert proof_of(Forward(net, net, "", Inputs((torch.randn(2, 90, 24),), {}))).length == 13
+    assert proof_of(ForwardCall(net, net, "", Inputs((torch.randn(2, 90, 24),), {}))).length == 13

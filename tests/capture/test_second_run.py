@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from manyheads.capture import probing
 from manyheads.capture.probe_inputs import Inputs
-from manyheads.capture.proof import Forward, Proof
+from manyheads.capture.proof import ForwardCall, Proof
 from manyheads.capture.second_run import _Reused
 from manyheads.capture.token_mixing import Baseline
 
@@ -54,7 +54,7 @@ def proof_of_chosen(attention: nn.Module, seed: int) -> Proof:
     for parameter in attention.parameters():
         nn.init.normal_(parameter, std=0.4)
     model = Chosen(attention).eval()
-    proof = probing.prove(Forward(model, model, "", Inputs((torch.randn(2, 11, 6),), {})), None)
+    proof = probing.prove(ForwardCall(model, model, "", Inputs((torch.randn(2, 11, 6),), {})), None)
     assert not proof.failed
     return proof
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from manyheads.common.commands import command, names
+from manyheads.common.commands import command, listed_names
 from manyheads.common.interrupts import Interrupted
 from manyheads.data.source import Source
 
@@ -87,5 +87,5 @@ def test_a_dataclass_is_an_option_for_each_field() -> None:
 
 
 def test_names_of_a_list() -> None:
-    assert names(None) is None
-    assert names("induction, retrieval") == ["induction", "retrieval"]
+    assert listed_names(None) is None
+    assert listed_names("induction, retrieval") == ["induction", "retrieval"]

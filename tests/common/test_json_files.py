@@ -18,7 +18,7 @@ import torch
 import manyheads as mh
 from manyheads.common import decompression, interrupts, whole_files
 from manyheads.common.csv_cells import from_cell, to_cell
-from manyheads.common.json_files import check, parse_json, read_json, regular_file
+from manyheads.common.json_files import check_type, parse_json, read_json, regular_file
 from manyheads.common.locks import LOCK, locked
 from manyheads.common.whole_files import tidy, whole_folder, write_whole
 from manyheads.data.readers.audio import decode_sound, encode_wav
@@ -76,11 +76,11 @@ GOOD = {
     ],
 )
 def test_a_wrong_type_is_said_with_its_place(change, said):
-    check(GOOD, Outer)
+    check_type(GOOD, Outer)
     changed = json.loads(json.dumps(GOOD))
     change(changed)
     with pytest.raises(ValueError, match=said):
-        check(changed, Outer)
+        check_type(changed, Outer)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_lock_of_a_killed_process_is_free(tmp_path):
 def test_archives_that_would_grow_are_not_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(decompression, "FLOOR", 10_000)
     with pytest.raises(ValueError, match="would unpack to"):
-        decompression.unpacked(gzip.compress(bytes(1_000_000)), "data: a.gz")
+        decompression.decompressed(gzip.compress(bytes(1_000_000)), "data: a.gz")
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.wav", bytes(1_000_000))

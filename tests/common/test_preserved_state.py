@@ -21,7 +21,7 @@ from manyheads.heads.importance import METHODS
 from manyheads.heads.inspect import count
 from manyheads.models import open as models
 from manyheads.nn.blocks import TransformerBlock
-from manyheads.surgery.pruning_curve import curve
+from manyheads.surgery.pruning_curve import pruning_curve
 from manyheads.tasks.language import Language
 from manyheads.training.evaluation import evaluate
 from manyheads.training.train import train
@@ -226,7 +226,9 @@ VERBS = {
     "card": cut_and(lambda small, model, tmp_path: mh.card(model, small, batches(), repeats=1)),
     "save and load": cut_and(save),
     "prune": lambda model, tmp_path: mh.prune(model, batches(), keep=0.5, refit=True, recover=2),
-    "curve": lambda model, tmp_path: curve(model, batches(), batches(), methods=["fisher"], shares=(0.5,)),
+    "curve": lambda model, tmp_path: pruning_curve(
+        model, batches(), batches(), methods=["fisher"], shares=(0.5,)
+    ),
     "inspect": lambda model, tmp_path: mh.inspect(model, batches(), out=tmp_path / "out"),
     "count": lambda model, tmp_path: count(model, [(1, batch) for batch in batches()]),
     "evaluate": measured,

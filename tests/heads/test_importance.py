@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from manyheads.heads import model_outputs
 from manyheads.heads.importance import METHODS, gradients, importance
 from manyheads.heads.importance.gradients import fisher
-from manyheads.heads.importance.hard_concrete import gates as gated
+from manyheads.heads.importance.hard_concrete import learned_gates
 from manyheads.heads.importance.request import Request
-from manyheads.heads.model_outputs import Output, difference, directions
+from manyheads.heads.model_outputs import Output, directions, output_distance
 from manyheads.heads.observer import gate_gradients, observed
 from manyheads.heads.silence import gates, silence
 from manyheads.heads.watch import watch
@@ -160,7 +160,7 @@ def test_a_small_change_is_predicted() -> None:
     full = Output(value, torch.ones(3, 5, dtype=torch.bool))
     p = value.softmax(-1)
     second_order = ((p * change**2).sum(-1) - (p * change).sum(-1) ** 2).mean(1) / 2
-    assert torch.allclose(difference(full, Output(value + change, full.real)), second_order, rtol=1e-2)
+    assert torch.allclose(output_distance(full, Output(value + change, full.real)), second_order, rtol=1e-2)
 
 
 def test_small_divergences_keep_their_digits_in_float32() -> None:
@@ -170,7 +170,7 @@ def test_small_divergences_keep_their_digits_in_float32() -> None:
     real = torch.ones(1, 3, dtype=torch.bool)
     p, q = value.double().log_softmax(-1), other.double().log_softmax(-1)
     exact = (p.exp() * (p - q)).sum(-1).mean().item()  # about 5e-9
-    assert difference(Output(value, real), Output(other, real)).item() == pytest.approx(exact, rel=1e-3)
+    assert output_distance(Output(value, real), Output(other, real)).item() == pytest.approx(exact, rel=1e-3)
 
 
 @pytest.mark.parametrize("per_sequence", [True, False])
@@ -324,7 +324,7 @@ def test_leave_one_out_equals_silence_on_any_model(make: Callable[[], nn.Module]
                 full = observer.forward(batch)
                 with silence(model, {table["site"][row]: [table["head"][row]]}):
                     other = observer.gated(batch, {})
-            values.append(difference(full.output, observer.output(other, full)))
+            values.append(output_distance(full.output, observer.output(other, full)))
         assert table["importance"][row].item() == pytest.approx(
             torch.cat(values).mean().item(), rel=1e-9, abs=1e-15
         )
@@ -404,7 +404,7 @@ def test_leave_one_out_goes_without_where_running_on_changes_something() -> None
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_model_is_left_as_it_was(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "gates", partial(gated, steps=5))
+    monkeypatch.setitem(METHODS, "gates", partial(learned_gates, steps=5))
     model = models.llama()
     model.train()
     model.model.layers[0].eval()

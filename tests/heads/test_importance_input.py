@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from manyheads.heads.importance import METHODS, importance
 from manyheads.heads.importance.losses import LOSSES, fitting, hide_tokens
-from manyheads.heads.model_outputs import Output, difference, read
+from manyheads.heads.model_outputs import Output, output_distance, read_output
 from manyheads.heads.observer import observed
 
 
@@ -205,16 +205,16 @@ def test_the_embedding_loss_by_its_formula() -> None:
 
 def test_outputs_are_read_for_what_they_are() -> None:
     decoder = nn.Sequential(nn.Embedding(11, 5))
-    assert read(torch.zeros(2, 3, 11), decoder).real is not None  # as wide as the vocabulary: logits
-    assert read(torch.zeros(2, 3, 5), decoder).value.shape == (2, 5)
-    assert read((torch.zeros(2, 7), None), decoder).value.shape == (2, 7)
-    assert read(torch.zeros(2, 7, 3, 3), decoder).value.shape == (2, 7)
-    assert read({"logits": torch.zeros(2, 1)}, decoder).real is None
+    assert read_output(torch.zeros(2, 3, 11), decoder).real is not None  # as wide as the vocabulary: logits
+    assert read_output(torch.zeros(2, 3, 5), decoder).value.shape == (2, 5)
+    assert read_output((torch.zeros(2, 7), None), decoder).value.shape == (2, 7)
+    assert read_output(torch.zeros(2, 7, 3, 3), decoder).value.shape == (2, 7)
+    assert read_output({"logits": torch.zeros(2, 1)}, decoder).real is None
     for wrong in ("text", {"loss": None}, torch.zeros(3), torch.zeros(2, 3, dtype=torch.long)):
         with pytest.raises(ValueError, match="model: expected"):
-            read(wrong, decoder)
+            read_output(wrong, decoder)
     with pytest.raises(ValueError, match="its output changed"):
-        difference(Output(torch.zeros(2, 3), None), Output(torch.zeros(2, 4), None))
+        output_distance(Output(torch.zeros(2, 3), None), Output(torch.zeros(2, 4), None))
 
 
 def stopping(after: int) -> Any:

@@ -97,7 +97,7 @@ def test_parts_of_different_sizes_make_up_a_text(loaded, shards):
     """The second half as two quarters."""
     text = a_text()
     quarters = [measurements.measure_part(Inspect(), loaded, text, Share(number, 4)) for number in (1, 3)]
-    halves, mixed = (measurements.merged(each) for each in (shards, [shards[0], *quarters]))
+    halves, mixed = (measurements.merged_shard(each) for each in (shards, [shards[0], *quarters]))
     assert mixed.numbers == halves.numbers == [0, 1, 2, 3, 4]
     torch.testing.assert_close(mixed.state["table"]["tokens"], halves.state["table"]["tokens"])
 
@@ -114,7 +114,7 @@ def test_what_is_no_whole_is_not_merged(shards):
         ([replace(first, options={"rows": 7}), replace(second, options={"rows": 11})], r"rows \(7 and 11\)"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
-            measurements.merged(wrong)
+            measurements.merged_shard(wrong)
 
 
 def test_another_model_or_text_is_noticed(loaded, shards):
@@ -125,7 +125,7 @@ def test_another_model_or_text_is_noticed(loaded, shards):
     replaced = Loaded("a llama", other, lambda: None, lambda: None)
     part = measurements.measure_part(Inspect(), replaced, a_text(), Share(1, 2))
     with pytest.raises(ValueError, match="different models"):
-        measurements.merged([shards[0], part])
+        measurements.merged_shard([shards[0], part])
     text = a_text()
     make = text.make
 
@@ -136,7 +136,7 @@ def test_another_model_or_text_is_noticed(loaded, shards):
 
     part = measurements.measure_part(Inspect(), loaded, replace(text, make=changed), Share(1, 2))
     with pytest.raises(ValueError, match="different texts"):
-        measurements.merged([shards[0], part])
+        measurements.merged_shard([shards[0], part])
 
 
 def test_files_that_are_no_shards(tmp_path, shards):

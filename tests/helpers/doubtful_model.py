@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.capture.probe_inputs import Inputs
-from manyheads.capture.proof import Forward, proof_of
+from manyheads.capture.proof import ForwardCall, proof_of
 
 HEADS, WIDTH = 4, 24
 
@@ -73,7 +73,7 @@ def unproved() -> nn.Module:
     """A model that could be cut everywhere, of which layer 1 is not proved."""
     model = proved()
     for args, kwargs in (((ids(length=13),), {}), ((), {"input_ids": ids(length=13)})):  # no longer ones
-        site = proof_of(Forward(model, model, "", Inputs(args, kwargs))).sites["layers.1"]
+        site = proof_of(ForwardCall(model, model, "", Inputs(args, kwargs))).sites["layers.1"]
         site.verified, site.reason = False, "for want of means"
     return model
 

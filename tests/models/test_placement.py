@@ -19,7 +19,7 @@ from manyheads.heads.comparison import sides
 from manyheads.heads.options import CompareOptions
 from manyheads.models.loaded import Loaded
 from manyheads.models.opening import Opening
-from manyheads.models.placement import placed
+from manyheads.models.placement import choose_placement
 
 LLAMA = {
     "vocab_size": 97, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -98,7 +98,7 @@ def test_a_dtype_that_the_device_lacks(monkeypatch) -> None:
 
     monkeypatch.setattr(torch, "ones", without)
     with pytest.raises(ValueError, match="dtype: got float64, which the device cpu does not have") as error:
-        placed("cpu", "float64")
+        choose_placement("cpu", "float64")
     assert "\n" not in str(error.value)
 
 

@@ -12,7 +12,7 @@ from tests.helpers.models import tokens
 from torch import nn
 
 import manyheads as mh
-from manyheads.common.compare_outputs import difference, seeded_evaluation
+from manyheads.common.compare_outputs import relative_difference, seeded_evaluation
 from manyheads.common.run_batch import run
 from manyheads.surgery.arrangement import Arrangement
 from manyheads.surgery.verify import verify
@@ -30,7 +30,7 @@ def test_cut_equals_silenced(name):
         with mh.silence(model, heads):
             wanted = run(model, batch)
         got = run(small, batch)
-    assert difference(wanted, got) < 1e-5
+    assert relative_difference(wanted, got) < 1e-5
     with torch.no_grad(), mh.watch(small) as seen:
         run(small, batch)
     for site in seen.sites:
@@ -169,7 +169,7 @@ def test_all_heads_of_a_layer_can_go(name):
     assert small.original_heads == {first.name: []}
     with torch.no_grad(), mh.silence(model, {first.name: range(first.heads)}):
         wanted = run(model, batch)
-    assert difference(wanted, run(small, batch)) < 1e-5
+    assert relative_difference(wanted, run(small, batch)) < 1e-5
     heads = [0] if len(set(second.kv_heads)) == second.heads else [0, 1]
     assert mh.cut(small, {second.name: heads}, batch).original_heads[first.name] == []
 
@@ -189,7 +189,7 @@ def test_cutting_twice_is_cutting_at_once(name):
     for (key, a), (other, b) in zip(twice.state_dict().items(), once.state_dict().items(), strict=True):
         assert key == other
         assert torch.equal(a, b)
-    assert difference(run(once, batch), run(twice, batch)) < 1e-6
+    assert relative_difference(run(once, batch), run(twice, batch)) < 1e-6
 
 
 def test_generation_with_a_cache_is_that_of_the_silenced_model():
@@ -262,7 +262,7 @@ def test_nothing_to_remove_gives_a_copy():
     model = models.bert()
     copied = mh.cut(model, {}, tokens())
     assert copied is not model
-    assert difference(model(**tokens()), copied(**tokens())) == 0
+    assert relative_difference(model(**tokens()), copied(**tokens())) == 0
 
 
 class Tied(nn.Module):
@@ -355,9 +355,9 @@ def test_the_cut_model_compiles_and_exports(name):
     with torch.no_grad():
         wanted = small(*args, **kwargs)
         exported = torch.export.export(small, args, kwargs).module()
-        assert difference(wanted, exported(*args, **kwargs)) < 1e-5
+        assert relative_difference(wanted, exported(*args, **kwargs)) < 1e-5
         compiled = torch.compile(small, backend="eager")
-        assert difference(wanted, compiled(*args, **kwargs)) < 1e-5
+        assert relative_difference(wanted, compiled(*args, **kwargs)) < 1e-5
     torch.compiler.reset()
 
 
@@ -375,7 +375,7 @@ def test_the_cut_model_goes_to_onnx(name, tmp_path):
     names = [taken.name for taken in session.get_inputs()]
     got = session.run(None, dict(zip(names, given, strict=True)))
     with torch.no_grad():
-        assert difference(small(*args, **kwargs), [torch.from_numpy(each) for each in got]) < 1e-5
+        assert relative_difference(small(*args, **kwargs), [torch.from_numpy(each) for each in got]) < 1e-5
 
 
 def test_other_batches_agree_too():
@@ -385,4 +385,4 @@ def test_other_batches_agree_too():
     small = mh.cut(model, heads)
     with seeded_evaluation(model), mh.silence(model, heads):
         wanted = model(**other)
-    assert difference(wanted, small(**other)) < 1e-5
+    assert relative_difference(wanted, small(**other)) < 1e-5

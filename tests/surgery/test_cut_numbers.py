@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import manyheads as mh
-from manyheads.common.compare_outputs import difference
+from manyheads.common.compare_outputs import relative_difference
 from manyheads.common.run_batch import run
 from manyheads.models.changes import changes_of
 
@@ -72,7 +72,7 @@ def off(model, small, heads, batch):
     with torch.no_grad():
         with mh.silence(model, heads):
             wanted = run(model, batch)
-        return difference(wanted, run(small, batch))
+        return relative_difference(wanted, run(small, batch))
 
 
 def held(model, heads, batch, others):

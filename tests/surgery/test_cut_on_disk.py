@@ -125,14 +125,14 @@ def test_a_plan_names_the_class_it_was_made_for(large, tmp_path):
     folder, model = large
     sites = {"h.0.attn": 3}
     opened = mh.open_model(str(folder)).model
-    plan = mh.Plan({"h.0.attn": [2]}, sites, mh.heads.watch.fingerprint(opened))
+    plan = mh.Plan({"h.0.attn": [2]}, sites, mh.heads.fingerprint.fingerprint(opened))
     mh.cut_on_disk(folder, plan, tmp_path / "base")
     assert json.loads((tmp_path / "base" / "heads.json").read_text())["class"].endswith(".GPT2Model")
     other = mh.Plan(dict(plan), sites, "0123456789abcdef")
     with pytest.raises(ValueError, match="made for the model 0123456789abcdef"):
         mh.cut_on_disk(folder, other, tmp_path / "other")
     for part in (model, model.transformer):  # every way in which the folder may have been opened
-        of_part = module.LargeModel(folder, mh.Plan({}, sites, mh.heads.watch.fingerprint(part)))
+        of_part = module.LargeModel(folder, mh.Plan({}, sites, mh.heads.fingerprint.fingerprint(part)))
         assert type(of_part.model) is type(part)
 
 

@@ -17,7 +17,7 @@ from tests.zoo.catalogue import HANDWRITTEN
 from torch import Tensor, nn
 
 import manyheads as mh
-from manyheads.common.compare_outputs import difference
+from manyheads.common.compare_outputs import relative_difference
 from manyheads.common.run_batch import run
 from manyheads.models.changes import changes_of
 
@@ -74,7 +74,7 @@ def test_the_function_stays(name, how, tmp_path):
     large = mh.grow(model, numbers, batch, how=how)
     with torch.no_grad():
         expected, got = run(model, batch), run(large, batch)
-    assert difference(expected, got) < 1e-5
+    assert relative_difference(expected, got) < 1e-5
     heads = {site.name: site.heads for site in sites_of(model, batch)}
     for site in sites_of(large, batch):
         assert site.heads == heads[site.name] + numbers[site.name] == len(large.original_heads[site.name])
@@ -87,11 +87,11 @@ def test_the_function_stays(name, how, tmp_path):
     mh.save(large, tmp_path / "large")
     again = mh.load(tmp_path / "large", None if ours else make)
     with torch.no_grad():
-        assert difference(got, run(again, batch)) == 0.0
+        assert relative_difference(got, run(again, batch)) == 0.0
     assert again.original_heads == large.original_heads
     back = mh.cut(again, added(large), batch)
     with torch.no_grad():
-        assert difference(expected, run(back, batch)) < 1e-5
+        assert relative_difference(expected, run(back, batch)) < 1e-5
     assert {name: list(range(count)) for name, count in heads.items()} == back.original_heads
 
 
@@ -191,7 +191,7 @@ def test_what_was_cut_can_grow_and_be_cut_again(how):
     large = mh.grow(small, {first: 2, second: 3}, batch, how=how)
     larger = mh.grow(large, {second: 3}, batch, how=how)
     with torch.no_grad():
-        assert difference(run(small, batch), run(larger, batch)) < 1e-5
+        assert relative_difference(run(small, batch), run(larger, batch)) < 1e-5
     numbers = larger.original_heads
     assert sorted(n for n in numbers[first] if n >= 0) == [0, 1, 4, 5]
     assert sorted(n for n in numbers[second] if n < 0) == [-6, -5, -4, -3, -2, -1]
@@ -203,7 +203,7 @@ def test_what_was_cut_can_grow_and_be_cut_again(how):
     if how == "zero":
         again = mh.cut(larger, added(larger), batch)
         with torch.no_grad():
-            assert difference(run(small, batch), run(again, batch)) < 1e-5
+            assert relative_difference(run(small, batch), run(again, batch)) < 1e-5
         assert again.original_heads == small.original_heads
 
 

@@ -24,7 +24,7 @@ def ranking(model, values, sites=("blocks.0.attention", "blocks.1.attention"), k
     ]
     worth = torch.tensor(values, dtype=torch.float64)
     columns = {"importance": torch.stack([worth**0, worth, worth**2])}
-    return HeadTable(rows, torch.ones(len(rows)), columns, model=mh.heads.watch.fingerprint(model))
+    return HeadTable(rows, torch.ones(len(rows)), columns, model=mh.heads.fingerprint.fingerprint(model))
 
 
 def size(model):

@@ -12,7 +12,7 @@ from manyheads.capture.weights import projections
 from manyheads.models.changes import changes_of
 from manyheads.surgery.head_alignment import Freedom, HeadWeights, freedom
 from manyheads.surgery.merged_sites import find_freedoms
-from manyheads.surgery.shared_heads import groups_by_distance, lost_energy, shared, square_root
+from manyheads.surgery.shared_heads import groups_by_distance, lost_energy, shared_matrices, square_root
 
 BATCHES = [torch.randint(17, (7, 11), generator=torch.Generator().manual_seed(n)) for n in range(2)]
 
@@ -54,7 +54,7 @@ def test_pairs_that_a_rotation_turns_are_merged_without_loss():
         turn[j, i], turn[i, j] = s, -s
     keys = [w, turn @ w]
     spread = torch.randn(inputs, inputs).double()
-    one, maps = shared(
+    one, maps = shared_matrices(
         keys, [torch.eye(width).double()] * 2, square_root(spread @ spread.T), Freedom(pairs=pairs)
     )
     x, q = torch.randn(length, inputs).double(), torch.randn(length, width).double()

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import manyheads as mh
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.table import HeadTable, Row
-from manyheads.heads.watch import fingerprint
-from manyheads.surgery.plan_check import check_plan
+from manyheads.surgery.plan import check_plan
 
 
 def table(*sites, kv=None, model="here"):

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import manyheads as mh
 from manyheads.cli import app
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.table import HeadTable, Row
-from manyheads.heads.watch import fingerprint
-from manyheads.surgery.pruning_curve import curve
+from manyheads.surgery.pruning_curve import pruning_curve
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_the_card_counts_what_is_there():
 
 
 def test_a_curve_has_a_point_for_every_share(model):
-    found = curve(model, [texts()], [texts(2)], methods=["elimination", "random"], shares=[0.5, 0.8])
+    found = pruning_curve(model, [texts()], [texts(2)], methods=["elimination", "random"], shares=[0.5, 0.8])
     assert list(found.lines) == ["elimination", "elimination, refitted", "random", "random, refitted"]
     assert all([share for share, _, _ in line] == [0.8, 0.5] for line in found.lines.values())
     kept = [next(value for share, value, _ in line if share == 0.5) for line in found.lines.values()]
@@ -190,7 +190,7 @@ def test_the_progress_of_a_curve_ends_at_its_total():
     torch.manual_seed(0)
     model, steps = mh.Decoder(8, heads=2, layers=1, vocabulary=17).eval(), []
     batches = [torch.randint(17, (13, 5))]
-    curve(
+    pruning_curve(
         model, batches, batches, methods=["random"], shares=[0.9, 0.5], refit=False,
         progress=lambda *step: steps.append(step),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import nn
 
 import manyheads as mh
 from manyheads.surgery.card import card
-from manyheads.surgery.quality import change, compare_quality, estimate
+from manyheads.surgery.quality import compare_quality, estimate, quality_change
 
 
 def classifier(seed=0):
@@ -95,7 +95,7 @@ def test_a_fall_on_three_texts_is_noise_and_the_same_fall_on_many_is_not():
         after = before - 0.18 + 0.25 * torch.randn(count, generator=generator)
         return [torch.stack([one, torch.full_like(one, 100.0)], 1).double() for one in (before, after)]
 
-    few, many = change("perplexity", *texts(3)), change("perplexity", *texts(500))
+    few, many = quality_change("perplexity", *texts(3)), quality_change("perplexity", *texts(500))
     assert few.within_noise
     assert many.value == pytest.approx(math.exp(-0.18), rel=0.05)
     assert not many.within_noise
@@ -104,7 +104,7 @@ def test_a_fall_on_three_texts_is_noise_and_the_same_fall_on_many_is_not():
 def test_one_sequence_says_nothing_about_its_error():
     found = torch.tensor([[1.0, 30.0]]).double()
     assert math.isnan(estimate("cosine", found).se)
-    assert change("cosine", found, found).within_noise
+    assert quality_change("cosine", found, found).within_noise
 
 
 def test_the_card_says_what_it_was_measured_on_and_how_long_what_it_timed_was():

@@ -10,7 +10,7 @@ from tests.helpers.cut_models import MODELS
 
 import manyheads as mh
 from manyheads.capture.weights import projections, weights
-from manyheads.common.compare_outputs import difference
+from manyheads.common.compare_outputs import relative_difference
 from manyheads.common.run_batch import run
 from manyheads.surgery.reseed import reseed
 
@@ -32,8 +32,8 @@ def test_a_reseeded_model_is_the_silenced_one(kind):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     reseed(model, found, heads, seed=5, optimizer=optimizer, averages=[average])
     with torch.no_grad():
-        assert difference(run(model, batch), wanted) < 1e-5
-        assert difference(run(average, batch), wanted) < 1e-5
+        assert relative_difference(run(model, batch), wanted) < 1e-5
+        assert relative_difference(run(average, batch), wanted) < 1e-5
     for name, numbers in heads.items():
         for head, parts in enumerate(found[name].heads):
             now, past = (

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from manyheads.data.readers.fasta import read_sequences
 from manyheads.models.config import build
-from manyheads.tasks.dna import CHANGED, DNA, JITTER, MOTIFS, planted, words
+from manyheads.tasks.dna import CHANGED, DNA, JITTER, MOTIFS, planted, word_tokenizer
 
 SIZES = {"d_model": 12, "heads": 3, "layers": 1}
 
@@ -27,7 +27,7 @@ def test_ids_are_those_of_the_tokenizer_that_people_get(tmp_path, word, pooling)
 
 
 def test_words_follow_each_other():
-    assert words(3).encode("ACGTTGCA").tokens == ["ACG", "TTG", "CA"]
+    assert word_tokenizer(3).encode("ACGTTGCA").tokens == ["ACG", "TTG", "CA"]
 
 
 def test_padding_changes_nothing(tmp_path):

@@ -14,7 +14,7 @@ from manyheads.models.config import build
 from manyheads.tasks import find, load
 from manyheads.tasks.picturebook import captions, synthetic
 from manyheads.tasks.picturebook.models import Stream, picture_shares
-from manyheads.tasks.picturebook.task import KINDS, Picturebook, moved
+from manyheads.tasks.picturebook.task import KINDS, Picturebook, jittered
 from manyheads.training.train import train
 
 SMALL = {"d_model": 12, "heads": 3, "layers": 2, "decoder_layers": 1, "dropout": 0.0, "vocabulary": 270}
@@ -297,14 +297,14 @@ def test_pictures_are_moved_and_scaled_a_little():
     picture[:, 9:12, 9:12] = 1.0
     places = []
     for seed in range(30):
-        found = moved(picture, 0.2, torch.Generator().manual_seed(seed))
+        found = jittered(picture, 0.2, torch.Generator().manual_seed(seed))
         weights = found[0] / found.sum()
         places.append([(weights.sum(axis) * torch.arange(21)).sum().item() for axis in (0, 1)])
     spread = torch.tensor(places)
     assert spread.min() >= 10 - 0.2 * 21 - 1
     assert spread.max() <= 10 + 0.2 * 21 + 1
     assert spread.std(0).min() > 1
-    torch.testing.assert_close(moved(picture, 0.0, torch.Generator()), picture, atol=1e-5, rtol=0)
+    torch.testing.assert_close(jittered(picture, 0.0, torch.Generator()), picture, atol=1e-5, rtol=0)
 
 
 def test_chrf_is_sacrebleus():

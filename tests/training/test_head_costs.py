@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import manyheads as mh
-from manyheads.training.head_costs import cost, look, losses_without, noise
+from manyheads.training.head_costs import cost, losses_without, noise, observe_heads
 
 
 def loss_of(model, ids):
@@ -19,7 +19,7 @@ def test_scores_are_the_gradients_of_gates():
     model = mh.Decoder(15, heads=3, layers=2, vocabulary=23, dropout=0.3).double()
     batches = [torch.randint(23, (5, 7)), torch.randint(23, (3, 11))]
     weight = model.blocks[0].attention.query.weight
-    seen = look(model, loss_of, batches)
+    seen = observe_heads(model, loss_of, batches)
     assert model.training
     assert weight.requires_grad
     assert weight.grad is None

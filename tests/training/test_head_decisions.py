@@ -6,7 +6,7 @@ import torch
 
 from manyheads.capture.site import Site
 from manyheads.training.head_budget import Unit, units_of
-from manyheads.training.head_costs import Cost, Look
+from manyheads.training.head_costs import Cost, HeadObservation
 from manyheads.training.head_decisions import Limits, Moment, decide
 
 NOISE = 0.01
@@ -18,7 +18,7 @@ def moment(scores, prices=None, *, allowed, after, most=9, similar=None, influen
     scored = {name: torch.tensor(values) for name, values in scores.items()}
     priced = scored | {name: torch.tensor(values) for name, values in (prices or {}).items()}
     nothing = {name: torch.zeros(len(values)) for name, values in scores.items()}
-    seen = Look(sites, torch.zeros(3), scored, influence or scored, nothing | (similar or {}))
+    seen = HeadObservation(sites, torch.zeros(3), scored, influence or scored, nothing | (similar or {}))
     asked = []
 
     def price(units):
@@ -122,6 +122,6 @@ def test_twins_and_dead_heads_begin_anew_if_they_cost_nothing():
 def test_groups_go_together():
     sites = {"a": Site("a", 0, 4, (0, 0, 1, 1))}
     values = {"a": torch.tensor([0.001, 0.002, 0.5, 0.5])}
-    seen = Look(sites, torch.zeros(3), values, values, {"a": torch.zeros(4)})
+    seen = HeadObservation(sites, torch.zeros(3), values, values, {"a": torch.zeros(4)})
     now = Moment(seen, units_of(sites), Limits(2, 2, {"a": 4}), NOISE, lambda units: Cost(0.1, 0.0))
     assert chosen(decide(now).cut) == [("a", 0, 1)]

@@ -10,8 +10,8 @@ VIEW = Path(__file__).parents[2] / "src" / "manyheads" / "view"
 FORBIDDEN = {"manyheads.common.run_batch", "manyheads.heads.silence", "manyheads.heads.maps"}
 NAMES = {
     "run", "silence", "gates", "watch", "maps", "see", "observed", "Interceptor", "count", "count_corpus",
-    "roles", "diversity", "importance", "fisher", "Request", "curve", "compare", "head_means",
-    "compare_quality", "probe_batch",
+    "roles", "diversity", "importance", "fisher", "Request", "silencing_curve", "pruning_curve", "compare",
+    "head_means", "compare_quality", "probe_batch",
 }  # fmt: skip
 ALLOWED = {"manyheads.capture.site"}
 
@@ -53,7 +53,7 @@ def test_no_module_runs_hooks_or_silences_a_model(path):
         "from manyheads.heads.watch import watch",
         "from manyheads.heads.inspect import Counted, count",
         "from manyheads.heads.roles import roles",
-        "from manyheads.surgery.silencing_curve import SHARES, curve",
+        "from manyheads.surgery.silencing_curve import SHARES, silencing_curve",
         "from manyheads.capture.interceptor import Interceptor",
         "module.register_forward_hook(hook)",
         "live.model(batch)",

@@ -19,11 +19,11 @@ from manyheads.data.batches import Corpus, padded
 from manyheads.heads.effects import page_measurements
 from manyheads.heads.effects.questions import ask
 from manyheads.heads.effects.silencing import silenced
-from manyheads.heads.model_outputs import difference, read
+from manyheads.heads.model_outputs import output_distance, read_output
 from manyheads.heads.pooled_maps import EDGES, area, bin_of, see
 from manyheads.heads.table import Row
 from manyheads.nn.transformers import Encoder
-from manyheads.surgery.silencing_curve import SHARES, curve
+from manyheads.surgery.silencing_curve import SHARES, silencing_curve
 from manyheads.view.document import About, Sample, document, example, of_batches, of_corpus
 from manyheads.view.document.image import grid
 from manyheads.view.document.packing import packed, unpacked
@@ -454,14 +454,16 @@ def test_what_silencing_changes(make):
     table = mh.inspect(model, [batch])
     found = silenced(model, batch, table.rows, length=100, order=[0, 3, 4])  # five at once
     with torch.no_grad():
-        full = read(model(**batch), model)
+        full = read_output(model(**batch), model)
         for i, row in enumerate(table.rows):
             if i not in (0, 3, 4):
                 assert found["change"][i] is None
                 continue
             with mh.silence(model, {row.site: [row.head]}):
-                other = read(model(**batch), model)
-            assert found["change"][i] == pytest.approx(difference(full, other).item(), rel=1e-3, abs=1e-7)
+                other = read_output(model(**batch), model)
+            assert found["change"][i] == pytest.approx(
+                output_distance(full, other).item(), rel=1e-3, abs=1e-7
+            )
 
 
 def test_models_that_cannot_be_batched_are_silenced_one_by_one():
@@ -478,10 +480,10 @@ def test_models_that_cannot_be_batched_are_silenced_one_by_one():
     table = mh.inspect(model, [x])
     change = silenced(model, x, table.rows)["change"]
     with torch.no_grad():
-        full = read(model(x), model)
+        full = read_output(model(x), model)
         with mh.silence(model, {"inner": [1]}):
-            other = read(model(x), model)
-    assert change[1] == pytest.approx(difference(full, other).item(), rel=1e-4)
+            other = read_output(model(x), model)
+    assert change[1] == pytest.approx(output_distance(full, other).item(), rel=1e-4)
 
 
 def test_the_input_is_no_neighbour_of_itself_when_a_head_is_silenced():
@@ -489,7 +491,7 @@ def test_the_input_is_no_neighbour_of_itself_when_a_head_is_silenced():
     model = hf.BertModel(bert_config(vocab_size=37, **sizes)).eval()
     batches = [{"input_ids": torch.randint(5, 37, (1, 7))} for _ in range(3)]
     with torch.no_grad():
-        values = torch.cat([read(model(**batch), model).value[:1].float() for batch in batches])
+        values = torch.cat([read_output(model(**batch), model).value[:1].float() for batch in batches])
     said, question = ask(model, batches[1], None, (["one", "two", "three"], values))
     with torch.no_grad(), mh.silence(model, {0: [0]}):
         after = question.answer(model(**question.batch))
@@ -499,7 +501,7 @@ def test_the_input_is_no_neighbour_of_itself_when_a_head_is_silenced():
 def test_the_curve_is_what_silencing_gives():
     model, batches = llama(), [{"input_ids": ids(3, 11)}]
     ranked = mh.importance(model, batches)
-    found = curve(model, batches, {"fisher": ranked})
+    found = silencing_curve(model, batches, {"fisher": ranked})
     assert found["quality"] == "perplexity"
     assert [line["name"] for line in found["lines"]] == ["fisher", "random"]
     fisher, random = found["lines"]

@@ -18,7 +18,7 @@ from manyheads.nn.mask import Mask
 
 
 @dataclass(eq=False)
-class Origin:
+class CallOrigin:
     """How a call was made: what `proof` needs to know to say which of its axes are heads.
 
     key: the module that was running, the kind of function (``fused``, ``product`` or ``softmax``) and the
@@ -99,7 +99,7 @@ class Call:
     memory: tuple[int, int] = (0, 0)
     first_head: int = 0
     opaque: bool = False
-    origin: Origin | None = None
+    origin: CallOrigin | None = None
 
     @property
     def heads(self) -> slice:
@@ -192,7 +192,7 @@ def flex_scores(args: Arguments) -> Tensor:
     return _math_attention_inner(query, key, value, *args[3:])[1]
 
 
-def joined(parts: list[Call]) -> Call:
+def join_calls(parts: list[Call]) -> Call:
     """One call of several that a model made for one head each, or for some heads each."""
 
     def cat(name: str) -> Any:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from manyheads.capture import handwritten
 from manyheads.capture.axes import Roles, canonical, has_blocks, restore
-from manyheads.capture.call import SDPA, Call, Fused, Origin, flex_scores, from_sdpa
+from manyheads.capture.call import SDPA, Call, CallOrigin, Fused, flex_scores, from_sdpa
 from manyheads.capture.call_heads import (
     broadcast_leading,
     call_form,
@@ -31,7 +31,15 @@ from manyheads.capture.call_heads import (
 from manyheads.capture.call_rows import is_fine, is_output, weight_rows
 from manyheads.capture.handwritten_call import emit_handwritten
 from manyheads.capture.kernel_arguments import AttentionArguments, UnreadableError, as_heads
-from manyheads.capture.kernels import Reading, attended, by_schema, operators, read, reader_of, replaced
+from manyheads.capture.kernels import (
+    KernelCall,
+    attended,
+    by_schema,
+    operators,
+    read_call,
+    reader_of,
+    with_output,
+)
 from manyheads.capture.tensor_tags import NOT_MERGED, Tag
 from manyheads.common.types import Arguments, Function, Keywords
 from manyheads.nn.attention import attention
@@ -100,7 +108,7 @@ def emit_fused(mode: Mode, out: Tensor, fused: Fused, scores: Tensor | None = No
     call.blocked = has_blocks(lead)
     call.sinks, call.opaque = (0, fused.sinks), fused.opaque is not None
     set_memory_apart(call)
-    call.origin = Origin(
+    call.origin = CallOrigin(
         (path, "fused", out.dim()), fused.query, (*lead, "q", "d"), (*range(out.dim() - 1), -1),
         (*lead, "q", "d"), heads, (frame.path, frame.number), number,
     )  # fmt: skip
@@ -157,7 +165,7 @@ def _flex(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: An
 
 def _attended(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
     """The output of an opaque kernel, unless attention was seen inside."""
-    reading: Reading = args[1]
+    reading: KernelCall = args[1]
     if mode.state.seen != reading.seen.get(id(mode.state), -1):
         return out
     return _opaque(mode, out, reading.arguments)
@@ -169,8 +177,8 @@ def _operator(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out
     if reader is None:
         return out
     with mode:  # what the reader does to its arguments is followed
-        arguments = read(by_schema(func, reader), str(func), args, kwargs)
-    return replaced(out, lambda output: _opaque(mode, output, arguments))
+        arguments = read_call(by_schema(func, reader), str(func), args, kwargs)
+    return with_output(out, lambda output: _opaque(mode, output, arguments))
 
 
 def _opaque(mode: Mode, out: Tensor, arguments: AttentionArguments | str) -> Tensor:

@@ -10,7 +10,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from manyheads.capture import handwritten
 from manyheads.capture.axes import canonical, has_blocks, restore
-from manyheads.capture.call import Call, Origin
+from manyheads.capture.call import Call, CallOrigin
 from manyheads.capture.call_heads import (
     call_form,
     is_cross,
@@ -134,10 +134,10 @@ def _is_attention(mode: Mode, frame: Frame, contraction: handwritten.Contraction
     return shapes and axes and (proof is None or (frame.path, number) not in proof.rejected)
 
 
-def _origin(weights: Weights, frame: Frame, heads: int) -> Origin:
+def _origin(weights: Weights, frame: Frame, heads: int) -> CallOrigin:
     product, run = weights.product, (frame.path, frame.number)
     if product is not None:
-        return Origin(
+        return CallOrigin(
             product.origin,
             product.query,
             product.query_roles,
@@ -149,7 +149,9 @@ def _origin(weights: Weights, frame: Frame, heads: int) -> Origin:
         )
     axes = tuple(range(weights.scores.dim()))
     key = (weights.frames[-1].path if weights.frames else "", "softmax", weights.scores.dim())
-    return Origin(key, weights.scores, weights.roles, axes, weights.roles, heads, run, frame.contractions - 1)
+    return CallOrigin(
+        key, weights.scores, weights.roles, axes, weights.roles, heads, run, frame.contractions - 1
+    )
 
 
 def _note(call: Call, contraction: handwritten.Contraction) -> None:

@@ -19,10 +19,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from manyheads.capture import handlers, kernels, torch_patches
-from manyheads.capture.call import Call, joined
+from manyheads.capture.call import Call, join_calls
 from manyheads.capture.frame import Frame, Piece
 from manyheads.capture.probe_inputs import Inputs
-from manyheads.capture.proof import Forward, Proof, Step, proof_of, proof_reaching, structure_of
+from manyheads.capture.proof import ForwardCall, Proof, Step, proof_of, proof_reaching, structure_of
 from manyheads.capture.site import Site, Sites
 from manyheads.capture.tensor_tags import Flow
 from manyheads.capture.thread_marks import internal
@@ -60,7 +60,7 @@ def _nothing(*_: object) -> None:
 class State:
     """What one thread knows while a forward of the model runs in it."""
 
-    def __init__(self, owner: Interceptor, tracing: bool, forward: Forward | None = None) -> None:
+    def __init__(self, owner: Interceptor, tracing: bool, forward: ForwardCall | None = None) -> None:
         self.owner = owner
         self.forward = forward  # what runs, where it is to be proved
         self.frames: list[Frame] = []
@@ -318,7 +318,7 @@ class Interceptor:
         frame.parts.append(call)
         if call.heads.stop < call.site.heads:
             return None
-        whole, frame.parts = joined(frame.parts), []
+        whole, frame.parts = join_calls(frame.parts), []
         if whole.output.shape[1] == call.site.heads and self.callback(whole) is not None:
             message = (
                 f"{call.site.name}: this model computes its heads one by one, which cannot be edited here"
@@ -343,7 +343,7 @@ class Interceptor:
             if self._proves:
                 if path not in self._structures:
                     self._structures[path] = structure_of(module)
-                forward = Forward(self.model, module, path, Inputs(args, kwargs), self._structures[path])
+                forward = ForwardCall(self.model, module, path, Inputs(args, kwargs), self._structures[path])
                 with internal.marked(True):
                     self._adopt(proof_of(forward))
             tracing, self._tracing = (self._tracing or self.tokens) and self.follows_streams, False

@@ -101,7 +101,7 @@ class AttentionArguments:
             raise ValueError("starts: packed sequences need it, to say where each begins")
 
 
-class Heads(NamedTuple):
+class SplitCall(NamedTuple):
     """The queries, keys, values and output of a call with the axes (batch, heads, length, width), and what
     puts an output back to the axes it came with.
 
@@ -173,7 +173,7 @@ class Packing:
         return x.transpose(0, 1)[:, self.is_token][None]
 
 
-def as_heads(arguments: AttentionArguments, out: Tensor) -> Heads:
+def as_heads(arguments: AttentionArguments, out: Tensor) -> SplitCall:
     """A call with the axes (batch, heads, length, width), packed sequences as rows of a batch."""
     layout = arguments.output_layout or arguments.layout
     query, key, value = (_heads_first(x, arguments.layout) for x in _query_key_value(arguments))
@@ -216,7 +216,7 @@ def as_heads(arguments: AttentionArguments, out: Tensor) -> Heads:
         opaque=_reading_key(arguments),
     )
     scores = None if arguments.sinks is None and not arguments.softcap else _scores(fused, arguments)
-    return Heads(fused, output, scores, Back(out.shape, layout, packing))
+    return SplitCall(fused, output, scores, Back(out.shape, layout, packing))
 
 
 def _query_key_value(arguments: AttentionArguments) -> tuple[Tensor, Tensor, Tensor]:

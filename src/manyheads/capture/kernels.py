@@ -55,7 +55,7 @@ class _Local(threading.local):
 _local = _Local()
 
 
-class Reading:
+class KernelCall:
     """A call of an opaque kernel that has been made.
 
     arguments: what it computes, or the reason why that is unknown.
@@ -160,7 +160,7 @@ def reader_of(operator: Function) -> Reader | None:
     return None if _local.reading else _readers.get(operator)
 
 
-def attended(out: Tensor, reading: Reading) -> Tensor:
+def attended(out: Tensor, reading: KernelCall) -> Tensor:
     """The output of an opaque kernel; the modes on this thread learn of it here."""
     if has_torch_function((out,)):
         return handle_torch_function(attended, (out,), out, reading)
@@ -288,8 +288,8 @@ def _run(function: Function, reader: Reader, name: str, args: Arguments, kwargs:
     running = torch_patches.states()
     if _local.reading or not running:
         return function(*args, **kwargs)
-    arguments = read(reader, name, args, kwargs)
-    reading = Reading(name, arguments, running)
+    arguments = read_call(reader, name, args, kwargs)
+    reading = KernelCall(name, arguments, running)
     with _read_from_outside(isinstance(arguments, AttentionArguments)):
         try:
             out = function(*args, **kwargs)
@@ -299,15 +299,15 @@ def _run(function: Function, reader: Reader, name: str, args: Arguments, kwargs:
             with torch.no_grad():  # a kernel for inference alone: what it gives is differentiated anyway
                 plain_args, plain_kwargs = map_tensors(Tensor.detach, (args, dict(kwargs)))
                 out = function(*plain_args, **plain_kwargs)
-    return replaced(out, lambda output: attended(output, reading))
+    return with_output(out, lambda output: attended(output, reading))
 
 
-def _is_unseen_probe(state: State, reading: Reading) -> bool:
+def _is_unseen_probe(state: State, reading: KernelCall) -> bool:
     """Whether a run is that of a probe, in which nothing of the kernel was seen so far."""
     return state.owner.probing and state.seen == reading.seen[id(state)]
 
 
-def read(reader: Reader, name: str, args: Arguments, kwargs: Keywords) -> AttentionArguments | str:
+def read_call(reader: Reader, name: str, args: Arguments, kwargs: Keywords) -> AttentionArguments | str:
     """What a reader says of a call, or why it says nothing."""
     try:
         arguments: object = reader(*args, **kwargs)
@@ -318,7 +318,7 @@ def read(reader: Reader, name: str, args: Arguments, kwargs: Keywords) -> Attent
     return arguments
 
 
-def replaced(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def with_output(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """What a function returned, with its output, the first tensor of it, changed."""
     if isinstance(out, Tensor):
         return change(out)

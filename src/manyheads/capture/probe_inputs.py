@@ -80,7 +80,7 @@ def _is_stateful(value: object) -> bool:
     )
 
 
-def candidates(called: Inputs, lengths: tuple[int, ...] = (LENGTH,)) -> Iterator[Inputs]:
+def candidate_batches(called: Inputs, lengths: tuple[int, ...] = (LENGTH,)) -> Iterator[Inputs]:
     """Batches to try on a model, the smallest first: with LONGER lengths, both ends of sequences of which
     some are padded; then a few short sequences, a few whole ones, what it was given."""
     tensors = [x for x in called.tensors() if x.dim() > 1]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from manyheads.capture.axes import Roles
-from manyheads.capture.call import Call, Origin
+from manyheads.capture.call import Call, CallOrigin
 from manyheads.capture.call_rows import is_output, weight_rows
 from manyheads.capture.dependence import NO_WEIGHTS, Leaf, Marks
 from manyheads.capture.head_axes import Axis, agree, keys_are_tokens, origins, roles_from
@@ -24,7 +24,7 @@ NOTHING_TELLS = "no weights are behind its queries, so that nothing tells its he
 
 
 @dataclass(eq=False)
-class Record:
+class ProbedCall:
     """What the first run shows of one attention call.
 
     call: its sizes and settings. Its tensors have no numbers any more: of images there are gigabytes.
@@ -52,16 +52,16 @@ class Record:
     hidden: bytes | None = None  # stands for which scores are not those of a mask
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> CallOrigin:
         """How the call was made."""
         assert self.call.origin is not None
         return self.call.origin
 
 
-def record_call(call: Call, marks: Marks) -> Record:
+def record_call(call: Call, marks: Marks) -> ProbedCall:
     """Look at one call: differentiate its queries and values, and compute its output again."""
     products, reads, alive = _read(call)
-    record = Record(call, marks.output(call.output), reads)
+    record = ProbedCall(call, marks.output(call.output), reads)
     record.query = None if call.query is None else call.query.detach().clone()
     record.key = None if call.key is None else call.key.detach().clone()
     record.hidden = None if call.scores is None else shown_digest(call.scores.detach())
@@ -71,7 +71,7 @@ def record_call(call: Call, marks: Marks) -> Record:
     return record
 
 
-def _prove(record: Record, marks: Marks, products: Tensor | None, alive: Tensor) -> None:
+def _prove(record: ProbedCall, marks: Marks, products: Tensor | None, alive: Tensor) -> None:
     call, origin = record.call, record.origin
     value_leaves = marks.leaves(call.value)
     record.tokens = call.partial or keys_are_tokens(call.value, value_leaves)
@@ -148,7 +148,7 @@ def _heads_of_values(call: Call, leaves: list[Leaf]) -> str:
     return NOTHING_TELLS
 
 
-def _judge(record: Record, axes: list[int], proved: list[Axis], value_leaves: list[Leaf]) -> None:
+def _judge(record: ProbedCall, axes: list[int], proved: list[Axis], value_leaves: list[Leaf]) -> None:
     """Compare what custom says of the axes of the queries with what the weights show."""
     origin, call = record.origin, record.call
     sizes = [origin.tensor.shape[axis] for axis in axes]

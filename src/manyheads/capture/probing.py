@@ -24,9 +24,9 @@ from manyheads.capture.call_rows import is_fine
 from manyheads.capture.dependence import Marks
 from manyheads.capture.interceptor import module_paths
 from manyheads.capture.probe_conditions import WithoutDropout, message_when_slow, undisturbed
-from manyheads.capture.probe_inputs import LONGER, Inputs, candidates, structure_copy
-from manyheads.capture.probed_call import NOTHING_TELLS, Record, record_call
-from manyheads.capture.proof import Forward, Proof, SiteProof, Step
+from manyheads.capture.probe_inputs import LONGER, Inputs, candidate_batches, structure_copy
+from manyheads.capture.probed_call import NOTHING_TELLS, ProbedCall, record_call
+from manyheads.capture.proof import ForwardCall, Proof, SiteProof, Step
 from manyheads.capture.second_run import Rows, probe_interceptor, second_run, token_run
 from manyheads.capture.token_mixing import Baseline, is_beside_attention, reasons
 from manyheads.common.errors import describe_error
@@ -43,7 +43,7 @@ _SEQUENCES = (
 )
 
 
-def prove(forward: Forward, step: Step | None = None) -> Proof:
+def prove(forward: ForwardCall, step: Step | None = None) -> Proof:
     """What can be proved of the sites of a model that is about to run; with ``step``, by the shortest probe
     in which that happens (`Interceptor.reach`).
     """
@@ -87,7 +87,7 @@ def _stands_for_another(x: Tensor) -> bool:
 
 def _prove(copied: nn.Module, path: str, called: Inputs, step: Step | None) -> Proof:
     problem: Exception | None = None
-    for inputs in candidates(called) if step is None else candidates(called, LONGER):
+    for inputs in candidate_batches(called) if step is None else candidate_batches(called, LONGER):
         try:
             if step is None or step in _steps(copied, path, inputs):
                 return _proof(copied, path, inputs)
@@ -125,9 +125,9 @@ def _proof(copied: nn.Module, path: str, inputs: Inputs) -> Proof:
 
 def _first_run(
     copied: nn.Module, path: str, inputs: Inputs, proof: Proof, forced: bool = False
-) -> tuple[list[Record], Baseline]:
+) -> tuple[list[ProbedCall], Baseline]:
     """Run the copy with everything marked."""
-    records: list[Record] = []
+    records: list[ProbedCall] = []
     first = Baseline(copied, module_paths(copied, path))
     marks = Marks([*copied.parameters(), *copied.buffers()], first.see, first.keep, forced)
     with marks:
@@ -154,7 +154,7 @@ def _leaf(x: Tensor, marks: Marks) -> Tensor:
     return marks.leaf(x, (-1,), ()) if x.is_floating_point() and x.dim() > 1 else x.detach().clone()
 
 
-def _put_right(proof: Proof, records: list[Record]) -> bool:
+def _put_right(proof: Proof, records: list[ProbedCall]) -> bool:
     """Overrule custom where the weights show something else; whether there was anything new."""
     wanted: dict[proofs.Key, set[tuple[Roles, int]]] = {}
     for record in records:
@@ -166,7 +166,7 @@ def _put_right(proof: Proof, records: list[Record]) -> bool:
     return bool(fresh)
 
 
-def _keep(proof: Proof, records: list[Record]) -> None:
+def _keep(proof: Proof, records: list[ProbedCall]) -> None:
     """Keep what custom got right by looking at sizes, which may be others in the next batch."""
     kept: dict[proofs.Key, set[tuple[Roles, int]]] = {}
     for record in records:
@@ -184,9 +184,9 @@ def _keep(proof: Proof, records: list[Record]) -> None:
     }
 
 
-def _loops(proof: Proof, records: list[Record]) -> None:
+def _loops(proof: Proof, records: list[ProbedCall]) -> None:
     """Find modules that make several calls for one site: for pieces of the batch, or for some heads each."""
-    by_run: dict[tuple[str, int], list[Record]] = {}
+    by_run: dict[tuple[str, int], list[ProbedCall]] = {}
     for record in records:
         if not record.call.again:
             by_run.setdefault(record.origin.frame, []).append(record)
@@ -207,7 +207,7 @@ def _loops(proof: Proof, records: list[Record]) -> None:
                 )
 
 
-def _cycle(calls: list[Record]) -> int:
+def _cycle(calls: list[ProbedCall]) -> int:
     """After how many of these calls of one module the same heads come again; 0 when each is a site of its
     own."""
     sequence = [(record.rows, record.origin.key) for record in calls]  # the same code, for other tokens
@@ -226,7 +226,7 @@ def _cycle(calls: list[Record]) -> int:
     return 0 if len(shapes) > 1 or not distinct else cycle
 
 
-def _look_at_pieces(proof: Proof, names: list[str], records: list[Record], token: list[Rows]) -> None:
+def _look_at_pieces(proof: Proof, names: list[str], records: list[ProbedCall], token: list[Rows]) -> None:
     """Whether pieces of a site's queries come one after the other, and read nothing that comes after them."""
     for name, site in proof.sites.items():
         if site.scattered:
@@ -247,7 +247,7 @@ def _look_at_pieces(proof: Proof, names: list[str], records: list[Record], token
             site.in_order = len(replaced_queries) == 1 and replaced_queries == replaced_keys
 
 
-def _same_queries(first: Record, second: Record) -> bool:
+def _same_queries(first: ProbedCall, second: ProbedCall) -> bool:
     """Whether two calls have the same queries: for other masks, or other keys."""
     if first.query is None or second.query is None:
         return bool(first.data & second.data)
@@ -255,7 +255,7 @@ def _same_queries(first: Record, second: Record) -> bool:
 
 
 def _second_runs(
-    copied: nn.Module, path: str, inputs: Inputs, proof: Proof, records: list[Record], first: Baseline
+    copied: nn.Module, path: str, inputs: Inputs, proof: Proof, records: list[ProbedCall], first: Baseline
 ) -> None:
     """Run the copy with a sequence and with a token replaced: what changes where, and what it is called."""
     sequence = second_run(copied, path, inputs, proof, records, first, axis=0)
@@ -307,7 +307,7 @@ def _second_runs(
             site.verified, site.reason = False, half_seen
 
 
-def _reads_more(record: Record, token: Rows) -> bool:
+def _reads_more(record: ProbedCall, token: Rows) -> bool:
     """Whether a call reads more tokens than it has queries for, and a token it reads is none of its
     queries."""
     return token is not None and record.call.queries < record.call.keys and not bool(token[0].any())
@@ -321,7 +321,9 @@ def _reads_sequences(changed: Rows, sequences: int) -> bool:
     return bool((changed[1].sum(1) == 1).all()) and len(changed[1].unique(dim=0)) == 1
 
 
-def _key_margins(record: Record, sequence: Rows, token: Rows, start: Rows) -> tuple[int, int | None] | None:
+def _key_margins(
+    record: ProbedCall, sequence: Rows, token: Rows, start: Rows
+) -> tuple[int, int | None] | None:
     """How many keys stand before and after those of the queries themselves; None when unknown.
 
     Where the queries are some of the tokens that are read, as in class attention, what stands after is not
@@ -350,7 +352,7 @@ def _offset(changed: tuple[Tensor, Tensor]) -> int | None:
     return int(keys[0] - queries[0]) if len(queries) == len(keys) == 1 else None
 
 
-def _are_learned(record: Record, margins: tuple[int, int | None] | None, token: Rows) -> bool:
+def _are_learned(record: ProbedCall, margins: tuple[int, int | None] | None, token: Rows) -> bool:
     """Whether the keys before and after those of the queries are the same for every sequence, as parameters
     are."""
     if (

@@ -110,7 +110,7 @@ class Proof:
 
 
 @dataclass(frozen=True, eq=False)
-class Forward:
+class ForwardCall:
     """A call of a model, or of a part of it, from outside.
 
     module: what is called, at ``path`` inside the model.
@@ -124,7 +124,7 @@ class Forward:
     structure: int | None = None
 
 
-Prover = Callable[[Forward, Step | None], Proof]
+Prover = Callable[[ForwardCall, Step | None], Proof]
 
 
 @dataclass
@@ -149,7 +149,7 @@ def register(prover: Prover) -> None:
     _prover = prover
 
 
-def proof_of(forward: Forward) -> Proof:
+def proof_of(forward: ForwardCall) -> Proof:
     """The proof for a forward that is about to run: of those that there are, the one whose probe is closest
     in length and no longer.
     """
@@ -172,7 +172,7 @@ def proof_of(forward: Forward) -> Proof:
     return proof
 
 
-def proof_reaching(step: Step, forward: Forward) -> Proof | None:
+def proof_reaching(step: Step, forward: ForwardCall) -> Proof | None:
     """The proof for a code path on which ``step`` happens; None where no probe comes to it."""
     if _prover is None:
         return None
@@ -190,7 +190,7 @@ def proof_reaching(step: Step, forward: Forward) -> Proof | None:
     return proof
 
 
-def _entry(forward: Forward) -> _Proofs:
+def _entry(forward: ForwardCall) -> _Proofs:
     structure = structure_of(forward.module) if forward.structure is None else forward.structure
     # for how many tokens logits are wanted changes nothing before them
     kwargs = {name: value for name, value in forward.inputs.kwargs.items() if name != "logits_to_keep"}

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.probe_inputs import Inputs, position, replaced
-from manyheads.capture.probed_call import Record, shown_digest
+from manyheads.capture.probed_call import ProbedCall, shown_digest
 from manyheads.capture.proof import Proof
 from manyheads.capture.token_mixing import Baseline, Perturbed, row_map
 from manyheads.common.preserved_state import seed_generators
@@ -45,7 +45,7 @@ def second_run(
     path: str,
     inputs: Inputs,
     proof: Proof,
-    records: list[Record],
+    records: list[ProbedCall],
     first: Baseline,
     axis: int,
     at: Callable[[int], int] | None = None,
@@ -197,7 +197,7 @@ class _Reused(TorchFunctionMode):
 
 
 def token_run(
-    copied: nn.Module, path: str, inputs: Inputs, proof: Proof, records: list[Record], first: Baseline
+    copied: nn.Module, path: str, inputs: Inputs, proof: Proof, records: list[ProbedCall], first: Baseline
 ) -> Second:
     """The run with a token replaced. Where a model chooses tokens by what is in them (`topk`, sorting), a
     replaced one may put all others in other places, which looks as if they had been mixed there, or may not
@@ -237,7 +237,7 @@ def _another(number: int, size: int) -> int:
     return (position(size) + number * max(1, size // _TOKENS)) % size
 
 
-def _reached(run: Second, records: list[Record], least: int) -> set[str]:
+def _reached(run: Second, records: list[ProbedCall], least: int) -> set[str]:
     """The modules to whose queries or keys what was replaced came, in as many sequences."""
     pairs = ((record.origin.frame[0], rows) for record, rows in zip(records, run.rows, strict=True))
     return {

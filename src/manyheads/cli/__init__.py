@@ -49,7 +49,7 @@ app = typer.Typer(
 
 A transformer looks at its input through many small attention heads.
 This command shows what they do, on real models and without a network.
-In Python, [bold]import manyheads as mh[/bold] has the parts to build with.
+In Python, start with [bold]import manyheads as mh[/bold].
 
 [bold]Examples[/bold]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import manyheads as mh
 from manyheads.cli.measuring import measure
 from manyheads.cli.options import Json, Out
-from manyheads.common.commands import names
+from manyheads.common.commands import listed_names
 from manyheads.data.source import Source
 from manyheads.data.split import Split
 from manyheads.heads.options import DiversityOptions
@@ -25,6 +25,6 @@ def diversity(
     are and the pairs that stand out; draws map.png, which places similar heads together, and matrices.png;
     writes diversity.json and diversity.txt.
     """
-    measures = names(options.measures) or list(mh.heads.diversity.MEASURES)
+    measures = listed_names(options.measures) or list(mh.heads.diversity.MEASURES)
     diversity = mh.heads.measurements.Diversity(measures, options.rows)
     return measure(diversity, source, split, out, json, sample=options.sample)

@@ -37,7 +37,7 @@ def push(
     repo: Annotated[str, typer.Argument(help="Repository on the hub: owner/name.")],
     private: Annotated[bool, "Make a newly created repository private."] = False,
 ) -> None:
-    """Upload a model to the Hugging Face hub, where you are logged in by hf auth login.
+    """Upload a model to the Hugging Face hub; log in first, with hf auth login.
 
     If it has no README.md, its model card is written first; where the hub cannot be reached, that is all.
     """

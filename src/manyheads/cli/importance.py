@@ -5,7 +5,7 @@ from pathlib import Path
 import manyheads as mh
 from manyheads.cli.measuring import measure
 from manyheads.cli.options import Json, Out
-from manyheads.common.commands import names
+from manyheads.common.commands import listed_names
 from manyheads.data.source import Source
 from manyheads.data.split import Split
 from manyheads.heads.options import ImportanceOptions
@@ -26,7 +26,8 @@ def importance(
     nats a sequence for classifiers, and 1 - cosine of the mean hidden state for models without a head of
     their own.
     """
-    methods = None if options.method is None else [name for name in names(options.method) or () if name]
+    names = listed_names(options.method)
+    methods = None if names is None else [name for name in names if name]
     state = out / "leave-one-out.state.json"
     importance = mh.heads.measurements.Importance(
         methods, options.loss, options.gates, options.seed, options.unverified, state, options.memory

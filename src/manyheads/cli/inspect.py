@@ -21,8 +21,8 @@ def inspect(
     """What every head of a model does on a corpus: exact, at any length, under the model's fast kernels.
 
     Prints a map of layers and heads and the heads that stand out; writes heads.json, heads.csv, summary.txt
-    and report.html: one page that shows every head. Ctrl-C keeps what was counted so far, a second one
-    leaves at once. To use several processes, with or without GPUs, write
+    and report.html: one page that shows every head. Ctrl-C keeps what was counted so far; a second one
+    exits at once. To use several processes, with or without GPUs, write
     `torchrun --nproc-per-node 2 -m manyheads inspect ...` or
     `accelerate launch --multi_gpu --num_processes 2 -m manyheads inspect ...`
     (accelerate starts a single process when it is given `--cpu`); to use several machines, --ray, or --shard

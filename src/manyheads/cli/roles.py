@@ -5,7 +5,7 @@ from pathlib import Path
 import manyheads as mh
 from manyheads.cli.measuring import measure
 from manyheads.cli.options import Json, Out
-from manyheads.common.commands import names
+from manyheads.common.commands import listed_names
 from manyheads.data.source import Source
 from manyheads.data.split import Split
 from manyheads.heads.options import RoleOptions
@@ -26,5 +26,6 @@ def roles(
     roles.csv and roles.txt.
     """
     reads_text = source.tokens is None or options.treebank is not None
-    roles = mh.heads.measurements.Roles(options.treebank, names(options.only), options.least, reads_text)
+    only = listed_names(options.only)
+    roles = mh.heads.measurements.Roles(options.treebank, only, options.least, reads_text)
     return measure(roles, source, split, out, json, doing="Reading", sample=options.sample)

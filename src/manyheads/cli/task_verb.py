@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 import manyheads as mh
 from manyheads.cli.options import Json, Out, command
-from manyheads.common.commands import Verb, built, late_commands, optional, optional_fields, unwrapped
+from manyheads.common.commands import Verb, built_command, late_commands, optional, optional_fields, unwrapped
 from manyheads.common.console import loading
 from manyheads.tasks import available
 
@@ -47,4 +47,4 @@ def _command(name: str, run: Verb, options: type, out: Path) -> TyperCommand:
     about = cleandoc(mh.tasks.find(name).__doc__ or "").split("Examples\n")[0].replace("`", "").strip()
     paragraphs = [" ".join(part.split()) for part in about.split("\n\n")]
     last = cleandoc(run.__doc__ or "").split("[bold]")[0].strip().rpartition("\n\n")[2]  # before the examples
-    return built(name, command(verb), "\n\n".join([*paragraphs, last]))
+    return built_command(name, command(verb), "\n\n".join([*paragraphs, last]))

@@ -129,7 +129,7 @@ def late_commands(
 
         def get_command(self, ctx: object, cmd_name: str) -> TyperCommand | None:
             commands = helps()
-            return built(cmd_name, lambda: None, commands[cmd_name]) if cmd_name in commands else None
+            return built_command(cmd_name, lambda: None, commands[cmd_name]) if cmd_name in commands else None
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             name, stub, rest = super().resolve_command(ctx, args)
@@ -138,7 +138,7 @@ def late_commands(
     return typer.Typer(name=name, cls=Group, no_args_is_help=True, help=help, **SETTINGS)
 
 
-def built(name: str, function: Callable[..., None], help: str) -> TyperCommand:
+def built_command(name: str, function: Callable[..., None], help: str) -> TyperCommand:
     """The command of a function that Typer takes."""
     app = typer.Typer(**SETTINGS)
     app.command(name, help=help)(function)
@@ -155,10 +155,10 @@ def unwrapped(text: str) -> str:
     return re.sub(r"(?<=\S)\n(?=\S)", " ", cleandoc(text))
 
 
-def names(text: str | None) -> list[str] | None:
+def listed_names(text: str | None) -> list[str] | None:
     """What an option lists, separated by commas; None where it is not used.
 
-    >>> names("induction, retrieval")
+    >>> listed_names("induction, retrieval")
     ['induction', 'retrieval']
     """
     return None if text is None else [name.strip() for name in text.split(",")]

@@ -47,7 +47,7 @@ def tensors(value: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from tensors(item, f"{name}[{index}]")
 
 
-def difference(expected: object, actual: object) -> float:
+def relative_difference(expected: object, actual: object) -> float:
     """The largest difference of two outputs, relative to the largest number, or to 1 if that is larger.
 
     The first tensors must have the same shape; others that do not (weights of each head) do not count.

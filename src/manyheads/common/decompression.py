@@ -66,10 +66,10 @@ def check_archive(content: bytes, name: str) -> None:
     check_growth(total, len(content), name)
 
 
-def unpacked(content: bytes, name: str) -> bytes:
+def decompressed(content: bytes, name: str) -> bytes:
     """The content that gzip compressed; content that is not compressed is left as it is.
 
-    >>> unpacked(gzip.compress(b"ACGT"), "data: a.fa.gz"), unpacked(b"ACGT", "data: a.fa")
+    >>> decompressed(gzip.compress(b"ACGT"), "data: a.fa.gz"), decompressed(b"ACGT", "data: a.fa")
     (b'ACGT', b'ACGT')
     """
     if content[:2] != b"\x1f\x8b":

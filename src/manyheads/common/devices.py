@@ -1,12 +1,18 @@
-"""Devices of models and tensors."""
+"""Devices of models and tensors, and batches on them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.nested_tensors import map_tensors
+from manyheads.common.types import Batch
+
+MovedBatch = TypeVar("MovedBatch")
 CPU = torch.device("cpu")
 WITHOUT_FLOAT64 = {"mps"}
 
@@ -61,6 +67,31 @@ def in_float64(x: Tensor) -> Tensor:
     tensor([1.], dtype=torch.float64)
     """
     return x.to(for_float64(x.device)).to(torch.float64)
+
+
+def to_device(batch: MovedBatch, device: torch.device) -> MovedBatch:
+    """A batch with its tensors on a device; lists become tuples, mappings dictionaries.
+
+    >>> to_device({"ids": torch.ones(1), "names": ["a"]}, CPU)
+    {'ids': tensor([1.]), 'names': ('a',)}
+    """
+    moved: MovedBatch = map_tensors(lambda x: x.to(device), batch)
+    return moved
+
+
+def batches_to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """The batches, one by one, with their tensors on a device; raises when there are none.
+
+    >>> next(batches_to_device([], CPU))
+    Traceback (most recent call last):
+    ValueError: batches: expected at least one, got none
+    """
+    empty = True
+    for batch in batches:
+        empty = False
+        yield to_device(batch, device)
+    if empty:
+        raise ValueError("batches: expected at least one, got none")
 
 
 def choose_device(name: str | None = None) -> torch.device:

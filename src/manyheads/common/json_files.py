@@ -80,7 +80,7 @@ def read_json(
     Parameters
     ----------
     path: the file.
-    kind: a TypedDict, or any type that `check` knows.
+    kind: a TypedDict, or any type that `check_type` knows.
     name: what the message of a ValueError begins with.
     format, version: what the document must say that it is, and the newest version of that which we know.
     largest: bytes that it may have.
@@ -91,7 +91,7 @@ def read_json(
         value = _parsed(content, infinite)
         if format is not None:
             _check_format(value, format, version)
-        check(value, kind)
+        check_type(value, kind)
     except ValueError as error:
         raise ValueError(f"{name}: {path} is damaged, or is something else ({error})") from None
     return typing.cast(Kind, value)
@@ -107,7 +107,7 @@ def parse_json(content: bytes | str, kind: type[Kind], *, infinite: bool = False
     ValueError: a[1] is the text '2'; expected a number
     """
     value = _parsed(content, infinite)
-    check(value, kind)
+    check_type(value, kind)
     return typing.cast(Kind, value)
 
 
@@ -126,7 +126,7 @@ def _parsed(content: bytes | str, infinite: bool) -> object:
 
 
 def _check_format(value: object, format: str, version: int) -> None:
-    check(value, _Header)
+    check_type(value, _Header)
     header = typing.cast(_Header, value)
     if header["format"] != format:
         raise ValueError(f"its format is {header['format'][:60]!r}; expected {format!r}")
@@ -142,7 +142,7 @@ class _Header(TypedDict):
     version: int
 
 
-def check(value: object, kind: Any, where: str = "") -> None:
+def check_type(value: object, kind: Any, where: str = "") -> None:
     """Raise a ValueError that says where a value is not of a type.
 
     Parameters
@@ -152,8 +152,8 @@ def check(value: object, kind: Any, where: str = "") -> None:
         value is of any other type, such as object. Whole numbers fit 64 bits.
     where: the path to it from the top.
 
-    >>> check({"steps": 3}, dict[str, int])
-    >>> check([1, True], list[int], "shape")
+    >>> check_type({"steps": 3}, dict[str, int])
+    >>> check_type([1, True], list[int], "shape")
     Traceback (most recent call last):
     ValueError: shape[1] is true or false; expected a whole number
     """
@@ -172,15 +172,15 @@ def check(value: object, kind: Any, where: str = "") -> None:
         if set(map(type, items)) <= _QUICK.get(arguments[0], set()):  # long lists of numbers
             return
         for number, item in enumerate(items):
-            check(item, arguments[0], f"{where}[{number}]")
+            check_type(item, arguments[0], f"{where}[{number}]")
     elif origin is tuple:
         is_variadic = len(arguments) == 2 and arguments[1] is Ellipsis
         items = _list(value, where, None if is_variadic else len(arguments))
         for number, item in enumerate(items):
-            check(item, arguments[0 if is_variadic else number], f"{where}[{number}]")
+            check_type(item, arguments[0 if is_variadic else number], f"{where}[{number}]")
     elif origin in (dict, Mapping):
         for key, item in _object(value, where).items():
-            check(item, arguments[1], _join_path(where, key))
+            check_type(item, arguments[1], _join_path(where, key))
     else:
         _check_plain(value, kind, where)
 
@@ -197,7 +197,7 @@ def check_fields(values: object, kinds: Mapping[str, Any], where: str = "") -> N
     """
     for name, value in _object(values, where).items():
         if name in kinds:
-            check(value, kinds[name], _join_path(where, name))
+            check_type(value, kinds[name], _join_path(where, name))
 
 
 @contextmanager
@@ -225,7 +225,7 @@ def _check_union(value: object, kinds: Sequence[Any], where: str) -> None:
     problems = []
     for kind in kinds:
         try:
-            check(value, kind, where)
+            check_type(value, kind, where)
             return
         except ValueError as error:
             problems.append(error)
@@ -240,7 +240,7 @@ def _check_object(value: object, kind: Any, where: str) -> None:
     for key, hint in hints.items():
         optional = typing.get_origin(hint) is NotRequired
         if key in fields:
-            check(fields[key], typing.get_args(hint)[0] if optional else hint, _join_path(where, key))
+            check_type(fields[key], typing.get_args(hint)[0] if optional else hint, _join_path(where, key))
         elif not optional and key in kind.__required_keys__:
             raise ValueError(f"{_join_path(where, key)} is missing; expected {_describe_kind(hint)}")
 

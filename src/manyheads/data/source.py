@@ -9,7 +9,7 @@ import typer
 
 from manyheads import data, models
 from manyheads.common.processes import processes
-from manyheads.data.columns import Columns
+from manyheads.data.labelled_options import LabelledOptions
 from manyheads.models.opening import Opening
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ BatchTokens = Annotated[int, "The number of tokens in a batch, padding included.
 
 
 @dataclass(frozen=True)
-class Source(Opening, Columns):
+class Source(Opening, LabelledOptions):
     """A model and the corpus it reads: a parameter of this type stands for all these options.
 
     >>> loaded, corpus = Source(limit=5).open()

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible, without_dead_rows
-from manyheads.common.devices import device_of, for_float64
+from manyheads.common.devices import batches_to_device, device_of, for_float64
 from manyheads.common.labelled_batch import without_labels
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
-from manyheads.heads.observer import failed_on, moved
+from manyheads.heads.observer import failed_on
 
 
 def head_means(model: nn.Module, batches: Iterable[Batch]) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def head_means(model: nn.Module, batches: Iterable[Batch]) -> dict[str, Tensor]:
             counts[name] = counts.get(name, 0) + len(outputs)
 
     with evaluating(model), torch.no_grad(), Interceptor(model, on_call):
-        for batch in moved(batches, device_of(model)):
+        for batch in batches_to_device(batches, device_of(model)):
             try:
                 run(model, without_labels(batch))
             except Exception as error:

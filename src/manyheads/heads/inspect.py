@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from manyheads.common.devices import device_of
+from manyheads.common.devices import device_of, to_device
 from manyheads.common.errors import describe_error
 from manyheads.common.interrupts import Interrupted, interrupted
-from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.processes import gathered, processes, rank
 from manyheads.common.progress import Progress, no_progress
@@ -60,7 +59,7 @@ def count(
                 if interrupted():
                     counted.stopped = True
                     break
-                _run(model, map_tensors(lambda x: x.to(device), batch))
+                _run(model, to_device(batch, device))
                 counted.table, counted.units = _table(watcher), counted.units + units
                 progress("watch", counted.units, None)
     except (ValueError, TypeError, OSError) as error:

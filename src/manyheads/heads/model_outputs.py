@@ -39,7 +39,7 @@ class Output:
 
     @property
     def measure(self) -> str:
-        """The name of what `difference` measures."""
+        """The name of what `output_distance` measures."""
         if self.amounts:
             return "half the square of the change of the output"
         if self.real is None:
@@ -47,7 +47,7 @@ class Output:
         return f"KL(full || silenced), nats a {'sequence' if self.whole else 'token'}"
 
 
-def read(result: object, model: nn.Module, real: Tensor | None = None) -> Output:
+def read_output(result: object, model: nn.Module, real: Tensor | None = None) -> Output:
     """The output of a model, from what it returned.
 
     ``logits`` by name, or a tensor whose last axis is as wide as the model's vocabulary, are logits. Else it
@@ -61,9 +61,9 @@ def read(result: object, model: nn.Module, real: Tensor | None = None) -> Output
     model: for the size of its vocabulary.
     real: (batch, length), False for padding; used where it fits the output.
 
-    >>> read({"logits": torch.zeros(2, 5, 7)}, nn.Identity()).value.shape     # (batch, tokens, classes)
+    >>> read_output({"logits": torch.zeros(2, 5, 7)}, nn.Identity()).value.shape  # (batch, tokens, classes)
     torch.Size([2, 5, 7])
-    >>> read(torch.ones(2, 5, 3), nn.Identity()).value.shape                  # (batch, width)
+    >>> read_output(torch.ones(2, 5, 3), nn.Identity()).value.shape               # (batch, width)
     torch.Size([2, 3])
     """
     named = _named_logits(result)
@@ -150,11 +150,11 @@ def _vocabularies(model: nn.Module) -> set[int]:
     return {table.num_embeddings for table in tables} - {table.embedding_dim for table in tables}
 
 
-def difference(full: Output, other: Output) -> Tensor:
+def output_distance(full: Output, other: Output) -> Tensor:
     """How far each sequence's output is from the full model's: (batch,) in float64.
 
     >>> full, other = Output(torch.tensor([[3.0, 4.0]]), None), Output(torch.tensor([[4.0, 3.0]]), None)
-    >>> difference(full, other)                                               # 1 - 24/25
+    >>> output_distance(full, other)                                               # 1 - 24/25
     tensor([0.0400], dtype=torch.float64)
     """
     if full.value.shape != other.value.shape:
@@ -203,7 +203,7 @@ def _score_of_drawn(logits: Tensor, drawn: Tensor, weights: Tensor) -> Tensor:
 
 def directions(output: Output, generator: torch.Generator, number: int = 1) -> Iterator[Tensor]:
     """Random gradients for the output, shaped like its value, such that half the square of what each finds is
-    on average the `difference` that a small change makes.
+    on average the `output_distance` that a small change makes.
 
     For logits: log p of tokens drawn from the model's own distribution p, the direction whose square has the
     Fisher information as its mean. For embeddings: a normal direction in the tangent space of the sphere. For

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,15 +16,15 @@ from manyheads.capture.mask_reading import update_site, visible
 from manyheads.capture.site import Site, Unverified
 from manyheads.common.devices import device_of, for_float64
 from manyheads.common.errors import describe_error, first_line, lacks_gradient
-from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.quantised import without_gradient
 from manyheads.common.run_batch import run
 from manyheads.common.sharded_weights import check_all_layers
 from manyheads.common.types import Batch
-from manyheads.heads.model_outputs import Output, read
+from manyheads.heads.fingerprint import fingerprint
+from manyheads.heads.model_outputs import Output, read_output
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint, labels_of, rows_of
+from manyheads.heads.watch import labels_of, rows_of
 
 
 @dataclass(eq=False)
@@ -83,7 +83,7 @@ class Observer:
         self._heads, self._real, self._gradients, self._mark = {}, None, gradients, mark
         with torch.set_grad_enabled(gradients):
             result = self._run(batch)
-            output = read(result, self.model, self._real)
+            output = read_output(result, self.model, self._real)
         if not self._heads:
             raise ValueError(
                 "model: no attention was seen in it; expected a transformer whose attention is made of torch "
@@ -133,7 +133,7 @@ class Observer:
 
     def output(self, result: object, full: Forward) -> Output:
         """What the model returned for a batch, read with the padding seen when the full model ran on it."""
-        return read(result, self.model, full.real)
+        return read_output(result, self.model, full.real)
 
     def table(self, sums: Mapping[str, Mapping[str, Tensor]], measure: str) -> HeadTable:
         """A table of sums (3, heads) by column and site, whose text column ``measure`` says what they are.
@@ -274,16 +274,6 @@ class Sums:
             parts = torch.stack([torch.ones_like(value).sum(0), value.sum(0), value.pow(2).sum(0)])
             sums = self.by_column.setdefault(column, {})
             sums[site] = sums[site] + parts if site in sums else parts
-
-
-def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """The batches on the model's device; raises when there are none."""
-    empty = True
-    for batch in batches:
-        empty = False
-        yield map_tensors(lambda x: x.to(device), batch)
-    if empty:
-        raise ValueError("batches: expected at least one, got none")
 
 
 def tensors(batch: Batch) -> dict[str, Tensor]:

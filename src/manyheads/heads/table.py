@@ -15,7 +15,6 @@ from manyheads.common.registry import registered
 from manyheads.common.types import JsonObject
 from manyheads.heads import table_files
 from manyheads.heads.table_files import Row as Row
-from manyheads.heads.table_text import table_text
 
 if TYPE_CHECKING:
     import pandas
@@ -24,6 +23,9 @@ METRICS = (
     "entropy", "entropy_normalised", "effective_keys", "confidence", "distance", "distance_spread", "self",
     "previous", "next", "first", "special", "rare", "local", "output_norm", "largest_logit",
 )  # fmt: skip
+
+
+MOST_ROWS = 60  # of a longer table, the first and the last half of these
 
 
 @dataclass(eq=False)
@@ -149,7 +151,7 @@ class HeadTable:
 
     def __str__(self) -> str:
         """The rows as text: the heads, and the mean of each metric; not the middle of a long table."""
-        return table_text(self)
+        return _as_text(self)
 
     def _repr_mimebundle_(self, **options: object) -> object:
         """In a notebook it shows itself as a page."""
@@ -245,3 +247,37 @@ def _longer(a: Tensor | None, b: Tensor) -> Tensor:
     total = a.clone()
     total[..., : b.shape[-1]] += b
     return total
+
+
+def _as_text(table: HeadTable) -> str:
+    """The rows of a table, a line each: site, layer, head, labels, tokens, and the mean of each metric."""
+    columns = ["site", "layer", "head", *table.labels, "tokens", *table.metrics]
+    values = {
+        name: table[name] if isinstance(table[name], list) else table[name].tolist() for name in columns
+    }
+    half = MOST_ROWS // 2
+    count = len(table)
+    numbers = [*range(count)] if count <= MOST_ROWS else [*range(half), *range(count - half, count)]
+    cells = [[_cell(values[name][row]) for name in columns] for row in numbers]
+    widths = [max(map(len, (name, *(row[i] for row in cells)))) for i, name in enumerate(columns)]
+    lines = [_line(columns, widths), *(_line(row, widths) for row in cells)]
+    if count > MOST_ROWS:
+        lines.insert(half + 1, f"... {count - MOST_ROWS} more heads ...")
+    return "\n".join([*lines, f"{count} heads; standard errors are in the columns NAME_se"])
+
+
+def _cell(value: object) -> str:
+    """
+    >>> _cell(0.123456), _cell(1222.0), _cell(math.nan), _cell("h.0")
+    ('0.123', '1222', '-', 'h.0')
+    """
+    if not isinstance(value, float):
+        return str(value)
+    return (
+        "-" if math.isnan(value) else f"{value:.0f}" if value.is_integer() and value > 9 else f"{value:.3g}"
+    )
+
+
+def _line(cells: list[str], widths: list[int]) -> str:
+    first, *others = zip(cells, widths, strict=True)
+    return "  ".join([f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in others)])

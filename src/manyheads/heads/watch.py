@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import weakref
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -15,10 +14,9 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import Visible, find_unmasked, update_site, visible, without_dead_rows
 from manyheads.capture.site import Site
 from manyheads.capture.unseen import missed
-from manyheads.common.quantised import plain_parts
 from manyheads.common.registry import registered
-from manyheads.common.sharded_weights import is_sharded
 from manyheads.heads.call_statistics import CORE, FULL, LOGITS, OF_ONE_SEQUENCE, Tally, measure
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.table import HeadTable, Row
 from manyheads.nn.statistics import StatisticsSet
 
@@ -298,22 +296,3 @@ def labels_of(sites: Iterable[Site]) -> dict[str, list[str]]:
     notes = ["; ".join(site.notes) for site in rows]
     labels = {"verified": verified} if any(word != "yes" for word in verified) else {}
     return labels | ({"notes": notes} if any(notes) else {})
-
-
-def fingerprint(model: nn.Module) -> str:
-    """A short name for a model with its weights: shapes, dtypes and a few numbers of every parameter that is
-    in memory as a whole (not offloaded, not sharded).
-
-    >>> a, b = nn.Linear(2, 3), nn.Linear(2, 3)
-    >>> fingerprint(a) == fingerprint(a), fingerprint(a) == fingerprint(b)
-    (True, False)
-    """
-    digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        name = ".".join(part for part in name.split(".") if part != "_orig_mod")
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        for part in () if is_sharded(parameter) else plain_parts(parameter):
-            if part.numel() and part.device.type != "meta":
-                corners = [[step * (size - 1) // 2 for size in part.shape] for step in (0, 1, 2)]
-                digest.update(str([part[tuple(corner)].item() for corner in corners]).encode())
-    return digest.hexdigest()[:16]

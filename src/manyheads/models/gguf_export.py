@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.common.compare_outputs import difference, seeded_evaluation
+from manyheads.common.compare_outputs import relative_difference, seeded_evaluation
 from manyheads.models.no_heads import NoHeads
 from manyheads.models.transformers_config import is_transformers
 
@@ -76,7 +76,7 @@ def write(
     ids = ids[:1]
     with seeded_evaluation(model):
         expected = model(input_ids=ids, use_cache=False).logits
-    error = difference([expected.double()], [_logits(file, ids)])
+    error = relative_difference([expected.double()], [_logits(file, ids)])
     if not error <= _TOLERANCE:
         raise ValueError(
             f"to: gguf cannot take {type(model).__name__}: what llama.cpp computes from these weights "

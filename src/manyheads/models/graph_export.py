@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.common.compare_outputs import difference, seeded_evaluation
+from manyheads.common.compare_outputs import relative_difference, seeded_evaluation
 from manyheads.common.errors import describe_error
 from manyheads.common.types import Keywords
 from manyheads.models.transformers_config import is_transformers
@@ -135,7 +135,7 @@ def _check_close(expected: dict[str, Tensor], outputs: dict[str, Tensor], to: st
         raise ValueError(f"to: {to} has the outputs {sorted(outputs)}; expected {sorted(expected)}")
     worst = 0.0
     for name, tensor in outputs.items():
-        error = difference([expected[name].double()], [tensor.double()])
+        error = relative_difference([expected[name].double()], [tensor.double()])
         if not error <= TOLERANCE:
             raise ValueError(
                 f"to: {to} computes other numbers: on {label}, {name} differs by {error:.1e}; expected at "

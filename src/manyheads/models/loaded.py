@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from manyheads.common.errors import describe_error
 from manyheads.common.types import Batch, Keywords
+from manyheads.models.text_config import positions_of, text_config, vocabulary_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     ImageProcessor = Callable[..., Mapping[str, object] | Tensor]
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
-# Where configs keep how many positions a model has, by different names.
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
 @dataclass
@@ -54,24 +53,17 @@ class Loaded:
     @property
     def config(self) -> PretrainedConfig | None:
         """The config of a transformers model; None for models that have none."""
-        config: PretrainedConfig | None = getattr(self.model, "config", None)
-        return (
-            config.get_text_config() if config is not None and hasattr(config, "get_text_config") else config
-        )
+        return text_config(self.model)
 
     @property
     def vocabulary(self) -> int | None:
         """The size of the vocabulary; None for a model without an embedding table."""
-        if isinstance(size := getattr(self.config, "vocab_size", None), int):
-            return size
-        tables = [m.num_embeddings for m in self.model.modules() if isinstance(m, nn.Embedding)]
-        return max(tables, default=None)
+        return vocabulary_of(self.model)
 
     @property
     def positions(self) -> int | None:
         """The longest sequence the model was made for; None when its config does not say."""
-        sizes = [getattr(self.config, name, None) for name in _POSITIONS]
-        return next((n for n in sizes if isinstance(n, int) and n > 0), None)
+        return positions_of(self.model)
 
     def longest(self, max_length: int | None = None, tokenizer: object = None) -> int | None:
         """The most tokens of a sequence: ``max_length``, or what the model and its tokenizer can read.

@@ -28,7 +28,7 @@ from manyheads.models.loaded import (
     readers_of,
     tokenizer_of,
 )
-from manyheads.models.placement import Placement, placed
+from manyheads.models.placement import Placement, choose_placement
 from manyheads.models.pretrained import from_transformers
 
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -92,7 +92,7 @@ def open_model(
     Wang et al. 2020, MiniLM: deep self-attention distillation for task-agnostic compression of pre-trained
     transformers (the embedded model).
     """
-    placement = placed(device, dtype, device_map, attention, revision)
+    placement = choose_placement(device, dtype, device_map, attention, revision)
     with _repeatable():
         if model is None:
             encoder, tokenizer = embedded.load()

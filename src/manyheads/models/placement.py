@@ -19,7 +19,7 @@ _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 @dataclass(frozen=True)
 class Placement:
-    """How a model is opened; None for what is left to the model. Made by `placed`, which checks it.
+    """How a model is opened; None for what is left to the model. Made by `choose_placement`, which checks it.
 
     dtype: of its weights; ``"auto"`` for that of its files.
     device_map: as ``from_pretrained`` of transformers takes it.
@@ -55,7 +55,7 @@ class Placement:
         model.to(self.device)
 
 
-def placed(
+def choose_placement(
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
     device_map: str | dict[str, object] | None = None,
@@ -64,7 +64,7 @@ def placed(
 ) -> Placement:
     """What these options ask for, checked before anything is loaded.
 
-    >>> placed("cpu", "bfloat16").dtype
+    >>> choose_placement("cpu", "bfloat16").dtype
     torch.bfloat16
     """
     if device is not None and device_map is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, TypeVar
 import torch
 from torch import nn
 
-from manyheads.common.compare_outputs import difference, seeded_evaluation, tolerance
+from manyheads.common.compare_outputs import relative_difference, seeded_evaluation, tolerance
 from manyheads.common.json_files import read_json
 from manyheads.common.types import JsonObject
 from manyheads.common.whole_files import write_whole
@@ -257,7 +257,7 @@ def from_pretrained_agrees(model: PreTrainedModel, folder: Path) -> bool:
         )
         batch = probe_batch(model)
         with seeded_evaluation(model), seeded_evaluation(reloaded):
-            error = difference(model(**batch), reloaded.to(model.device)(**batch))
+            error = relative_difference(model(**batch), reloaded.to(model.device)(**batch))
     except Exception:  # it needs heads.json, then
         return False
     finally:

@@ -15,7 +15,7 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from manyheads.common.json_files import check, check_fields, in_one_sentence
+from manyheads.common.json_files import check_fields, check_type, in_one_sentence
 from manyheads.common.types import JsonObject
 from manyheads.models.changes import Changes, reshape
 from manyheads.models.transformers_config import METHOD, VERSION, HeadsRecord, base_path, note_in_config
@@ -36,7 +36,7 @@ class HeadsConfig(QuantizationConfigMixin):
             raise ValueError(
                 f"config.json: a newer manyheads wrote it (version {version}); upgrade manyheads"
             )
-        check(record, HeadsRecord, "config.json: quantization_config")
+        check_type(record, HeadsRecord, "config.json: quantization_config")
         check_fields(record["changes"], get_type_hints(Changes), "config.json: changes")
 
     def to_dict(self) -> JsonObject:

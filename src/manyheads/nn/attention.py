@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from manyheads.nn.few_weights import attend_in_memory, has_few_weights
 from manyheads.nn.fused import fused, saves_masks
 from manyheads.nn.mask import Mask, as_mask, check
 from manyheads.nn.mask import chunk as chunk_mask
 from manyheads.nn.mask import window as window_mask
 from manyheads.nn.reference import reference
-from manyheads.nn.small import is_small, small
 from manyheads.nn.tiled import tiled
 
 Kernel = Literal["auto", "reference", "fused", "tiled"]
@@ -99,17 +99,17 @@ _RUN: dict[str, Run] = {"reference": reference, "fused": fused, "tiled": tiled}
 
 def _choose(q: Tensor, k: Tensor, mask: Mask, dropout: float, offset: int) -> Run:
     if dropout > 0 and q.device.type == "cpu":
-        return small if is_small(q, k, mask, offset) else tiled
+        return attend_in_memory if has_few_weights(q, k, mask, offset) else tiled
     if not torch.is_grad_enabled() or torch.compiler.is_exporting():
         return fused
     bias_learns = any(tensor.requires_grad for tensor in mask.tensors)
     return tiled if bias_learns or saves_masks(q, k, mask) else fused
 
 
-def join(mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: int | None) -> Mask:
+def joined_mask(mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: int | None) -> Mask:
     """One Mask from all arguments of `attention` that restrict it.
 
-    >>> join(None, causal=True, window=2, chunk=None).dense(3, 3).int()
+    >>> joined_mask(None, causal=True, window=2, chunk=None).dense(3, 3).int()
     tensor([[1, 0, 0],
             [1, 1, 0],
             [0, 1, 1]], dtype=torch.int32)
@@ -148,8 +148,8 @@ def check_kernel(kernel: str) -> None:
 def check_mask(
     q: Tensor, k: Tensor, mask: Mask | Tensor | None, causal: bool, window: int | None, chunk: int | None
 ) -> Mask:
-    """`join`, and raise unless the result fits q (batch, heads, queries, ...) and k (..., keys, ...)."""
-    whole_mask = join(mask, causal, window, chunk)
+    """`joined_mask`; raises unless the result fits q (batch, heads, queries, ...) and k (..., keys, ...)."""
+    whole_mask = joined_mask(mask, causal, window, chunk)
     if not whole_mask.geometric:
         check(whole_mask, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     return whole_mask

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from manyheads.common.devices import in_float64
-from manyheads.nn.attention import check_shapes, join
+from manyheads.nn.attention import check_shapes, joined_mask
 from manyheads.nn.mask import Mask
 from manyheads.nn.statistics import StatisticsSet, statistics
 from manyheads.nn.tile_statistics import STEPS
@@ -208,7 +208,7 @@ def ring_statistics(
     ----------
     Liu et al. 2023, Ring attention with blockwise transformers for near-infinite context.
     """
-    whole_mask = join(mask, causal, window, chunk)
+    whole_mask = joined_mask(mask, causal, window, chunk)
     size, rank = (dist.get_world_size(group), dist.get_rank(group)) if dist.is_initialized() else (1, 0)
     shards = [_describe_shard(q, k, whole_mask, scale, statistics, features)] * size
     if size > 1:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.common.types import Arguments, Keywords
-from manyheads.nn.attention import Kernel, attention, check_kernel, check_mask, join
+from manyheads.nn.attention import Kernel, attention, check_kernel, check_mask, joined_mask
 from manyheads.nn.cache import KVCache
 from manyheads.nn.mask import Mask
 from manyheads.nn.positions import Rotary
@@ -101,7 +101,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout}")
         if rotary is not None and rotary.width > d_key:
             raise ValueError(f"rotary: it rotates {rotary.width} channels, a head has d_key {d_key}")
-        join(None, False, window, chunk)  # raises on a window or chunk below 1
+        joined_mask(None, False, window, chunk)  # raises on a window or chunk below 1
         check_kernel(kernel)
         self.d_model, self.heads, self.kv_heads = d_model, heads, kv_heads
         self.d_key, self.d_value = d_key, d_value
@@ -155,7 +155,7 @@ class MultiHeadAttention(nn.Module):
         The output (batch, queries, d_model); with ``return_weights`` or ``return_statistics`` a tuple of
         the output, the weights, the statistics, as asked.
         """
-        q, k, v = self._heads(query, key, value, cache)
+        q, k, v = self.project_heads(query, key, value, cache)
         dropout = self.dropout if self.training else 0.0
         options: Keywords = {"mask": mask, "causal": causal, "window": self.window, "chunk": self.chunk}
         extras: Arguments = ()
@@ -190,8 +190,12 @@ class MultiHeadAttention(nn.Module):
         cache.fixed = True
         return cache
 
-    def _heads(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: KVCache | None
+    def project_heads(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        cache: KVCache | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (batch, heads, length, width), those in the cache included."""
         _check("query", query, self.query)

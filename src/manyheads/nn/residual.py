@@ -35,13 +35,13 @@ def drop(x: Tensor, rate: float) -> Tensor:
     True
     """
     applies = x.device.type == "cpu" and x.is_floating_point() and not torch.compiler.is_compiling()
-    return x * factors(x, rate) if applies and rate < 1 else F.dropout(x, rate)
+    return x * dropout_factors(x, rate) if applies and rate < 1 else F.dropout(x, rate)
 
 
-def factors(x: Tensor, rate: float) -> Tensor:
+def dropout_factors(x: Tensor, rate: float) -> Tensor:
     """What dropout multiplies ``x`` by, of its shape: zeros at this rate, below 1, and one larger number.
 
-    >>> factors(torch.ones(2, 3), 0.0)
+    >>> dropout_factors(torch.ones(2, 3), 0.0)
     tensor([[1., 1., 1.],
             [1., 1., 1.]])
     """

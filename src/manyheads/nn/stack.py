@@ -106,7 +106,7 @@ def embed(embedding: nn.Embedding, ids: Tensor) -> Tensor:
     return out
 
 
-def join(*parts: Mask | Tensor | None) -> Mask | None:
+def join_masks(*parts: Mask | Tensor | None) -> Mask | None:
     """All of these masks together; None when there are none."""
     whole_mask = None
     for part in parts:

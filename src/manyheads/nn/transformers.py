@@ -17,7 +17,7 @@ from manyheads.nn import mask as masks
 from manyheads.nn.blocks import TransformerBlock
 from manyheads.nn.cache import KVCache
 from manyheads.nn.mask import Mask
-from manyheads.nn.stack import DecoderCache, Stack, join
+from manyheads.nn.stack import DecoderCache, Stack, join_masks
 
 __all__ = ["Decoder", "Encoder", "Seq2Seq"]
 
@@ -75,7 +75,7 @@ class Encoder(Stack):
         the output of each block (before the last norm).
         """
         padding = None if lengths is None else masks.padding(lengths, queries=lengths)
-        mask = join(self.alibi, padding, mask)
+        mask = join_masks(self.alibi, padding, mask)
         x = self.enter(x)
         hidden = [x] if return_hidden else []
         for block in self.blocks:
@@ -164,7 +164,7 @@ class Decoder(Stack):
             if left is not None:
                 padding = torch.arange(offset + x.shape[1], device=left.device) >= left[:, None, None, None]
         context_mask = None if context_lengths is None else masks.padding(context_lengths)
-        mask = join(self.alibi, padding, mask)
+        mask = join_masks(self.alibi, padding, mask)
         x = self.enter(x, offset, left)
         hidden = [x] if return_hidden else []
         for i, block in enumerate(self.blocks):

@@ -21,7 +21,7 @@ def opened(data: str | None, context: int) -> tuple[Any, Data]:
     """
     tokenizer, examples = _read(data, context)
     task = Language(context=context)
-    task._tokenizer = tokenizer
+    task.tokenizer = tokenizer
     return task, examples
 
 

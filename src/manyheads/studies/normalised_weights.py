@@ -119,7 +119,7 @@ class CausalAttention(nn.Module):
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         """``x (batch, length, d_model)`` to the same shape."""
-        q, k, v = self.plain._heads(x, None, None, None)
+        q, k, v = self.plain.project_heads(x)
         weights = causal_weights(q @ k.mT / self.plain.d_key**0.5, self.kind)
         outputs = (weights @ v).transpose(1, 2)  # (batch, length, heads, d_value)
         self.weights, self.outputs = weights.detach(), outputs.detach()

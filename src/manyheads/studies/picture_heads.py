@@ -128,7 +128,7 @@ def parts(setup: Setup) -> Sequence[Part]:
 def _measure(setup: Setup, seed: int) -> list[Row]:
     tokenizer, data = _read(setup.data)
     task: Any = Picturebook(kind="single", d_model=setup.d_model, heads=setup.heads, layers=setup.layers)
-    task._tokenizer = tokenizer
+    task.tokenizer = tokenizer
     recipe = Recipe(setup.steps, setup.batch_tokens, learning_rate=3e-3)
     model = fit(task, data, new_model(task, seed), recipe, seed).model
     assert isinstance(model, Stream)

@@ -15,7 +15,7 @@ from manyheads.common.intervals import Interval
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.data.examples import spread
-from manyheads.heads.model_outputs import difference, read
+from manyheads.heads.model_outputs import Output, output_distance, read_output
 from manyheads.models.loaded import Loaded
 from manyheads.models.open import open_model
 from manyheads.studies import language_text, translation_text
@@ -166,13 +166,17 @@ def on_lines(lines: Sequence[str], batch: int = 16) -> Subject:
     """MiniLM on these texts: every other one is held out."""
     loaded = minilm()
     batches, held_out = (_encoded(loaded, lines[start::2], batch) for start in (0, 1))
-    full = [read(run(loaded.model, each), loaded.model, each["attention_mask"].bool()) for each in held_out]
+
+    def outputs() -> list[Output]:
+        return [
+            read_output(run(loaded.model, each), loaded.model, each["attention_mask"].bool())
+            for each in held_out
+        ]
+
+    full = outputs()
 
     def loss() -> float:
-        parts = [
-            difference(before, read(run(loaded.model, each), loaded.model, each["attention_mask"].bool()))
-            for each, before in zip(held_out, full, strict=True)
-        ]
+        parts = [output_distance(before, after) for before, after in zip(full, outputs(), strict=True)]
         return float(torch.cat(parts).mean())
 
     return Subject(loaded.model, batches, held_out, torch.no_grad()(loss), loaded.tokenizer())
@@ -191,7 +195,7 @@ def on_examples(task: Any, model: nn.Module, examples: Any, count: int, batch: i
 
 def windows_of_lines(looked: Subject, lines: Sequence[str], count: int = 32) -> Subject:
     """A language model of ours on other texts, in its own characters."""
-    return on_examples(looked.task, looked.model, looked.task._windows("\n".join(lines), False), count)
+    return on_examples(looked.task, looked.model, looked.task.windows("\n".join(lines), jitter=False), count)
 
 
 @torch.no_grad()

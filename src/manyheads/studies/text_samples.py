@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
+from manyheads.data.readers.table import read_rows
 from manyheads.data.text_lines import read_lines
 from manyheads.tasks.language import standard_library
+from manyheads.tasks.translation import EMBEDDED as PAIRS
 
 # Embedded: sentences of ours, Python's documents, and numbers and dates in words, in two languages.
 EMBEDDED = ("sentences", "documents", "english", "german")
@@ -25,9 +27,8 @@ def texts(source: str) -> tuple[str, ...]:
     """
     if source in ("english", "german"):
         column = source == "german"
-        file = resources.files("manyheads").joinpath("data/files/numbers_and_dates.tsv")
-        rows = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines()]
-        return tuple(row[column] for row in rows)
+        with resources.as_file(resources.files("manyheads").joinpath("data", "files", PAIRS)) as path:
+            return tuple(row.cells[column] for row in read_rows(path))
     if source == "documents":
         paragraphs = (" ".join(part.split()) for text in standard_library() for part in text.split("\n\n"))
         return tuple(dict.fromkeys(part for part in paragraphs if _is_prose(part)))

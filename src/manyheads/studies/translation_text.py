@@ -22,7 +22,7 @@ def opened(data: str | None = None, **options: Any) -> tuple[Any, Data]:
     # Learned positions are a table of this length: with them, longer sentences are left out, so that all
     # position encodings are compared on the same ones.
     tokenizer, examples = _read(data, task.vocabulary, task.max_tokens)
-    task._tokenizer = tokenizer
+    task.tokenizer = tokenizer
     return task, examples
 
 

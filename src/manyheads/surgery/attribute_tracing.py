@@ -24,7 +24,7 @@ _SIZES = {
 }  # fmt: skip
 
 
-class Reading:
+class AttributeReads:
     """A context that records, for each module inside a region, the names of the attributes that are read;
     those of configs begin with ``config.``.
 
@@ -39,7 +39,7 @@ class Reading:
     ...     def forward(self, x):
     ...         return x.unflatten(-1, (self.heads, -1))
     >>> layer = Layer()
-    >>> with Reading(layer, {"": {"heads"}}) as reading:
+    >>> with AttributeReads(layer, {"": {"heads"}}) as reading:
     ...     _ = layer(torch.ones(2, 6))
     >>> "heads" in reading.names[""], "window" in reading.names[""], reading.only_sizes("", "heads")
     (True, False, True)
@@ -67,7 +67,7 @@ class Reading:
         uses = self.uses.get((path, name), [])
         return any(use.sizes for use in uses) and not any(use.other or not use.seen for use in uses)
 
-    def __enter__(self) -> Reading:
+    def __enter__(self) -> AttributeReads:
         try:
             self._install()
         except BaseException:
@@ -113,7 +113,7 @@ class Reading:
 class _Config:
     """A config that records which of its values are read."""
 
-    def __init__(self, config: object, path: str, reading: Reading) -> None:
+    def __init__(self, config: object, path: str, reading: AttributeReads) -> None:
         vars(self).update(_real=config, _path=path, _reading=reading)
 
     def __getattr__(self, name: str) -> object:

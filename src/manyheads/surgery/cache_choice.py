@@ -11,7 +11,7 @@ from torch import nn
 
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
-from manyheads.heads.watch import fingerprint
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.surgery.cache_layers import kv_heads_by_layer
 from manyheads.surgery.cache_plan import CachePlan, check_kept
 from manyheads.surgery.forgetting_price import PriceSums, forgetting_prices
@@ -90,7 +90,7 @@ def cache_plan(
             model, batches, first=first, window=window, forget=forget, seed=seed,
             stage="price" if rounds == 1 else f"price {number}/{rounds}", progress=progress,
         )  # fmt: skip
-        for layer, values in joined(sums).items():
+        for layer, values in total_prices(sums).items():
             for head, value in enumerate(values):
                 if head not in forget.get(layer, []):
                     prices[layer][head] = value
@@ -133,7 +133,7 @@ def forgetting_count(budget: float, sizes: Mapping[int, int]) -> int:
     return int((1 - budget) * sum(sizes.values()) + 1e-9)
 
 
-def joined(sums: PriceSums) -> dict[int, list[float]]:
+def total_prices(sums: PriceSums) -> dict[int, list[float]]:
     """The price of each head: on the text, plus on copies."""
     copies = sums.by_copies
     return {

@@ -13,7 +13,7 @@ from torch import nn
 from manyheads.capture.site import Selection
 from manyheads.common.json_files import read_json
 from manyheads.common.whole_files import write_whole
-from manyheads.heads.watch import fingerprint
+from manyheads.heads.fingerprint import check_plan_model, fingerprint
 from manyheads.surgery.cache_layers import kv_heads_by_layer
 
 _FORMAT = "manyheads cache plan"
@@ -114,12 +114,7 @@ class CachePlan:
 
     def check(self, model: nn.Module) -> None:
         """Raise a ValueError unless the plan was made for this model with these weights."""
-        actual = fingerprint(model)
-        if actual != self.model:
-            raise ValueError(
-                f"plan: it was made for the model {self.model or 'unknown'}, and this one is {actual}: other "
-                "shapes or other weights; make a plan for this model with mh.cache_plan"
-            )
+        check_plan_model(self.model, model, "make a plan for this model with mh.cache_plan")
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, atomically."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.capture.site import Site
-from manyheads.common.devices import device_of
+from manyheads.common.devices import batches_to_device, device_of
 from manyheads.common.json_numbers import plain
 from manyheads.common.labelled_batch import without_labels
 from manyheads.common.language import words
@@ -20,7 +20,7 @@ from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch, Json
-from manyheads.heads.observer import moved, tensors
+from manyheads.heads.observer import tensors
 from manyheads.heads.unverified_sites import Doubts, doubts_of
 from manyheads.surgery.decoding_speed import Decoding, cache_bytes, decoding_speed
 from manyheads.surgery.head_prices import cache_prices
@@ -180,7 +180,7 @@ def card(
     ('cosine', 4, 1.0)
     """
     device = device_of(model)
-    held_out = list(moved(batches, device))
+    held_out = list(batches_to_device(batches, device))
     with evaluating(model, small):
         judged: Compared | None = None
         qualities: list[tuple[float, float | None]]

@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicCache
 
 from manyheads.common.devices import device_of
 from manyheads.common.preserved_state import evaluating
+from manyheads.models.text_config import positions_of
 from manyheads.models.transformers_config import is_transformers
 from manyheads.nn.transformers import Decoder
 
@@ -148,11 +149,12 @@ def _positions(model: Any) -> int | None:
     """How many positions a model has; None for any number."""
     if isinstance(model, Decoder):
         return model.max_length
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return positions_of(model)
 
 
 def _tensors(layer: Any) -> tuple[Tensor, Tensor]:
     """The keys and values of one layer of a cache, of transformers or of ours."""
     if hasattr(layer, "keys"):
         return layer.keys, layer.values
-    return layer._keys[:, :, : layer.length], layer._values[:, :, : layer.length]
+    held: tuple[Tensor, Tensor] = layer.held()
+    return held

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manyheads.common.devices import batches_to_device
 from manyheads.common.interrupts import stop_if_interrupted
 from manyheads.common.memory_budget import in_units, memory_budget
 from manyheads.common.numbered_batches import generator_of, numbered, read_once
 from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import directions
-from manyheads.heads.observer import Forward, Observer, differentiate, moved, observed
+from manyheads.heads.observer import Forward, Observer, differentiate, observed
 from manyheads.heads.table import HeadTable
 from manyheads.surgery.leaving_heads import ModuleHeads
 
@@ -102,7 +103,7 @@ def joined_eliminations(table: HeadTable, parts: list[Mapping[str, Mapping[str, 
 def _read(request: Request, observer: Observer, moments: _Moments) -> str:
     """Add up the batches. The name of what is measured."""
     measure = ""
-    every = numbered(request.batches, moved(request.batches, observer.device))
+    every = numbered(request.batches, batches_to_device(request.batches, observer.device))
     for read, (position, batch) in enumerate(every, 1):
         forward = observer.forward(batch, gradients=True)
         drawn = next(directions(forward.output, generator_of(request.seed, position)))

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from manyheads.common.devices import device_of, for_float64
-from manyheads.common.nested_tensors import map_tensors
+from manyheads.common.devices import batches_to_device, device_of, for_float64
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, count_of, no_progress
 from manyheads.common.types import Batch
@@ -226,12 +225,8 @@ class _PricedLayer(HeadwiseLayer):
 
 def token_batches(batches: Iterable[Batch], device: torch.device) -> Iterator[TokenBatch]:
     """The token ids of batches, on the model's device; raises when there are none."""
-    empty = True
-    for batch in batches:
-        empty = False
-        yield _token_batch(map_tensors(lambda x: x.to(device), batch))
-    if empty:
-        raise ValueError("batches: expected at least one, got none")
+    for batch in batches_to_device(batches, device):
+        yield _token_batch(batch)
 
 
 def _token_batch(batch: Batch) -> TokenBatch:

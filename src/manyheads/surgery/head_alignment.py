@@ -189,7 +189,7 @@ def _allowed(
         for key_head, heads in weights.groups.items()
     }
     with weights.restored():
-        change(weights, role, maps, {key_head: each.inverse().T for key_head, each in maps.items()})
+        transform_heads(weights, role, maps, {key_head: each.inverse().T for key_head, each in maps.items()})
         return holds()
 
 
@@ -198,11 +198,15 @@ def _is_free(weights: HeadWeights, role: str, coordinate: int, holds: Callable[[
     scale[coordinate, coordinate] = _SCALE
     inverse = scale.inverse()
     with weights.restored():
-        change(weights, role, dict.fromkeys(weights.groups, scale), dict.fromkeys(weights.groups, inverse))
+        transform_heads(
+            weights, role, dict.fromkeys(weights.groups, scale), dict.fromkeys(weights.groups, inverse)
+        )
         return holds()
 
 
-def change(weights: HeadWeights, role: str, matrices: dict[int, Tensor], reading: dict[int, Tensor]) -> None:
+def transform_heads(
+    weights: HeadWeights, role: str, matrices: dict[int, Tensor], reading: dict[int, Tensor]
+) -> None:
     """Multiply the keys or values of each key head, and what reads them, by a matrix each."""
     for key_head, heads in weights.groups.items():
         weights.put(role, heads[0], matrices[key_head].to(_device(weights)) @ weights.get(role, heads[0]))

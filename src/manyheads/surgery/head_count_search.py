@@ -62,7 +62,7 @@ class Candidate:
         return ".".join(part for part in (self.module, "config" * self.config, *self.path) if part)
 
 
-def candidates(
+def candidate_numbers(
     modules: Mapping[str, nn.Module], sizes: Mapping[int, list[int]], configs: bool, reads: Reads
 ) -> list[Candidate]:
     """The numbers that these modules read and that are among the sizes."""
@@ -108,7 +108,7 @@ def _likely(path: tuple[str, ...], old: int) -> bool:
     return bool(_COUNTS.search(name)) or (old >= _LARGE and not _MODEL.search(name))
 
 
-def find(
+def search_numbers(
     region: nn.Module,
     numbers: list[Candidate],
     holds: Callable[[], bool],

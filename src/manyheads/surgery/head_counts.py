@@ -10,20 +10,20 @@ import torch
 from torch import nn
 
 from manyheads.capture.weights import Projections
-from manyheads.common.compare_outputs import Captured, difference, seeded_evaluation, tolerance
+from manyheads.common.compare_outputs import Captured, relative_difference, seeded_evaluation, tolerance
 from manyheads.common.errors import FailedChangeError, describe_error
 from manyheads.models.changes import Changes, get_tensor
 from manyheads.models.reported_width import Width, reporting, width_of
 from manyheads.models.torch_attention import TorchAttention
 from manyheads.nn.multihead import MultiHeadAttention
 from manyheads.surgery.arrangement import Arrangement
-from manyheads.surgery.attribute_tracing import Reading
-from manyheads.surgery.head_count_search import Candidate, Key, Values, candidates, find
+from manyheads.surgery.attribute_tracing import AttributeReads
+from manyheads.surgery.head_count_search import Candidate, Key, Values, candidate_numbers, search_numbers
 from manyheads.surgery.noisy_module import with_noise
-from manyheads.surgery.per_head_settings import largest, same, settings
+from manyheads.surgery.per_head_settings import begins_alike, largest_number, settings
 from manyheads.surgery.regions import Region
 from manyheads.surgery.verify import compared_output
-from manyheads.surgery.weight_slices import Slice, readers, sizes
+from manyheads.surgery.weight_slices import Slice, possible_sizes, readers
 
 _FAR = 256  # 4 times as long shows settings that code computes from the numbers of heads
 _WIDELY = 4  # a batch shows what a number is for when it is this many times longer
@@ -48,7 +48,7 @@ def numbers_at_stake(
     """
     module = model.get_submodule(region.path)
     modules = dict(module.named_modules())
-    numbers = candidates(modules, _sizes(region, projections, arrangement, sliced), True, region.reads)
+    numbers = candidate_numbers(modules, _sizes(region, projections, arrangement, sliced), True, region.reads)
     attributes: dict[str, set[str]] = {}
     for candidate in numbers:
         attributes.setdefault(candidate.module, set()).add(candidate.attribute)
@@ -59,19 +59,19 @@ def numbers_at_stake(
     sites = [projections[name].site for name in region.sites]
     if any({site.heads, len(set(site.kv_heads))} & set(doubtful) for site in sites):
         doubtful.append(_FAR)
-    return max([*doubtful, *(largest(candidate.old) for candidate in per_head)], default=0)
+    return max([*doubtful, *(largest_number(candidate.old) for candidate in per_head)], default=0)
 
 
-def _read(module: nn.Module, calls: list[Captured], numbers: Mapping[str, set[str]]) -> Reading:
+def _read(module: nn.Module, calls: list[Captured], numbers: Mapping[str, set[str]]) -> AttributeReads:
     """Run a module on calls, and record what it reads."""
-    reading = Reading(module, numbers)
+    reading = AttributeReads(module, numbers)
     try:
         with seeded_evaluation(module), reading:
             for call in calls:
                 args, kwargs = call.arguments()
                 module(*args, **kwargs)
     except Exception:  # code that does not run under tracing: then it may have read everything
-        reading = Reading(module)
+        reading = AttributeReads(module)
         for path, part in module.named_modules():
             config = vars(getattr(part, "config", None) or reading)
             reading.names[path] = {*vars(part), *part._buffers, *part._parameters}
@@ -108,14 +108,14 @@ def fix_head_counts(
             _sources(region, projections, arrangement),
             _weights(region, projections),
         )
-        holds = Runs(module, region.calls, allowed)
+        holds = OutputCheck(module, region.calls, allowed)
         for configs, widths in itertools.product(
             (False, True), _widths(copied, region, projections, arrangement)
         ):
-            numbers = [*candidates(modules, becomes, configs, region.reads), *per_head]
+            numbers = [*candidate_numbers(modules, becomes, configs, region.reads), *per_head]
             values = Values(module, numbers)
             with reporting(copied, widths):
-                chosen = find(module, numbers, holds, right_options)
+                chosen = search_numbers(module, numbers, holds, right_options)
                 if chosen is not None and _ambiguous(region, module, numbers, chosen, holds):
                     chosen = _from_noise(model, region, arrangement, sliced, numbers, values, holds)
                 if chosen is not None:
@@ -187,7 +187,7 @@ def _check_readers(
             weight, removed = get_tensor(module, name[start:]), sorted(sliced[name].touched)
             with torch.no_grad():
                 weight.index_fill_(sliced[name].axis, torch.tensor(removed, device=weight.device), 0.0)
-        if Runs(module, region.calls, 10 * tolerance(model)).fails():
+        if OutputCheck(module, region.calls, 10 * tolerance(model)).fails():
             raise ValueError(
                 f"heads: cannot cut at {region.sites[0]!r}: {why} (such as a convolution of the values, or a "
                 "norm over all heads), so that without them the output is not that of the silenced module"
@@ -204,7 +204,7 @@ def _sizes(
     inside = {name: taken for name, taken in sliced.items() if region.holds(name)}
     becomes: dict[int, list[int]] = {}
     for name in region.sites:
-        for before, after in sizes(projections[name], arrangement, inside).items():
+        for before, after in possible_sizes(projections[name], arrangement, inside).items():
             becomes[before] = list(dict.fromkeys([*becomes.get(before, []), *after]))
     return becomes
 
@@ -232,7 +232,11 @@ def _weights(region: Region, projections: Mapping[str, Projections]) -> set[str]
 
 
 def _ambiguous(
-    region: Region, module: nn.Module, numbers: list[Candidate], chosen: dict[Candidate, object], holds: Runs
+    region: Region,
+    module: nn.Module,
+    numbers: list[Candidate],
+    chosen: dict[Candidate, object],
+    holds: OutputCheck,
 ) -> bool:
     """Whether numbers that split axes, or per-head settings, give the same output unchanged and changed."""
     values = Values(module, numbers)
@@ -241,7 +245,9 @@ def _ambiguous(
             if candidate in chosen or not (candidate.axes or candidate.key in region.split):
                 continue
             for option in candidate.options:
-                if option is not candidate.old and not (candidate.axes and same(candidate.old, option)):
+                if option is not candidate.old and not (
+                    candidate.axes and begins_alike(candidate.old, option)
+                ):
                     values.put(chosen | {candidate: option})
                     if holds():
                         return True
@@ -257,7 +263,7 @@ def _from_noise(
     sliced: Mapping[str, Slice],
     numbers: list[Candidate],
     values: Values,
-    holds: Runs,
+    holds: OutputCheck,
 ) -> dict[Candidate, object]:
     """The changes found with noise in weights and inputs, where those alone do not show them.
 
@@ -267,10 +273,12 @@ def _from_noise(
     """
     values.put({})
     noisy = with_noise(model, values.region, region, arrangement, sliced)
-    chosen = None if noisy is None else find(noisy[0], numbers, Runs(*noisy, holds.allowed), {})
+    chosen = (
+        None if noisy is None else search_numbers(noisy[0], numbers, OutputCheck(*noisy, holds.allowed), {})
+    )
     if noisy is not None and chosen is not None:
         left = [c for c in numbers if c.axes and c not in chosen]
-        twin = Runs(*noisy, holds.allowed)
+        twin = OutputCheck(*noisy, holds.allowed)
         if not _ambiguous(region, noisy[0], left, chosen, twin):
             values.put(chosen)
             if holds():
@@ -351,7 +359,7 @@ def _joined(*parts: str) -> str:
     return ".".join(part for part in parts if part)
 
 
-class Runs:
+class OutputCheck:
     """Whether the output of a module is the expected one."""
 
     def __init__(self, module: nn.Module, calls: list[Captured], allowed: float) -> None:
@@ -376,7 +384,7 @@ def _differences(module: nn.Module, calls: list[Captured]) -> Iterator[float]:
         with seeded_evaluation(module):
             args, kwargs = call.arguments()
             output = module(*args, **kwargs)
-        yield difference(compared_output(module, call.output), compared_output(module, output))
+        yield relative_difference(compared_output(module, call.output), compared_output(module, output))
 
 
 def _reason(module: nn.Module, calls: list[Captured]) -> str:

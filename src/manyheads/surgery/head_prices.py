@@ -19,7 +19,7 @@ from manyheads.common.compare_outputs import seeded_evaluation
 from manyheads.common.devices import device_of
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
-from manyheads.heads.watch import fingerprint
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.models.changes import changes_of, get_tensor
 from manyheads.models.probe_batch import probe_batch
 from manyheads.models.transformers_config import is_transformers

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyheads.models.changes import changes_of, get_tensor, replace_module, settle
-from manyheads.surgery.weight_origins import Origin, carried, origins
+from manyheads.surgery.weight_origins import WeightOrigin, carried, origins
 
 # Sizes that torch's modules repeat beside their weights.
 _SIZES = (
@@ -67,10 +67,10 @@ def become(
             optimizer.state[after[name]] = state
     for average, values in zip(averages, averaged, strict=True):
         if isinstance(average, nn.Module):
-            _become(inner(average), changed)
+            _become(averaged_model(average), changed)
             with torch.no_grad():
                 for name, value in values.items():
-                    get_tensor(inner(average), name).copy_(value)
+                    get_tensor(averaged_model(average), name).copy_(value)
         else:
             average.clear()
             average.update(values)
@@ -152,7 +152,7 @@ def _follow(module: nn.Module, changed: nn.Module, settings: Iterable[str]) -> N
             setattr(module, name, value)
 
 
-def _fresh(origin: Origin) -> Origin:
+def _fresh(origin: WeightOrigin) -> WeightOrigin:
     """An origin in which entries that come twice, as those of a split head, have no past the second time:
     its values may have the opposite sign there.
     """
@@ -165,7 +165,7 @@ def _fresh(origin: Origin) -> Origin:
 
 
 def _carried_state(
-    optimizer: Optimizer, before: dict[str, nn.Parameter], sources: dict[str, Origin]
+    optimizer: Optimizer, before: dict[str, nn.Parameter], sources: dict[str, WeightOrigin]
 ) -> dict[str, dict[str, object]]:
     """The optimiser's state for every parameter after the change, by name."""
     carried_states: dict[str, dict[str, object]] = {}
@@ -196,7 +196,7 @@ def _regroup(
     optimizer: Optimizer,
     before: dict[str, nn.Parameter],
     after: dict[str, nn.Parameter],
-    sources: dict[str, Origin],
+    sources: dict[str, WeightOrigin],
 ) -> None:
     """Parameters that vanished leave the groups; those that replace them stand where they stood."""
     present = {id(parameter) for parameter in after.values()}
@@ -217,22 +217,22 @@ def _regroup(
         group["params"][:] = params
 
 
-def inner(average: nn.Module) -> nn.Module:
+def averaged_model(average: nn.Module) -> nn.Module:
     """The averaged model inside of torch's AveragedModel."""
     return average.module if isinstance(average, torch.optim.swa_utils.AveragedModel) else average
 
 
 @torch.no_grad()
 def _carried_average(
-    average: Average, model: nn.Module, changed: nn.Module, sources: dict[str, Origin]
+    average: Average, model: nn.Module, changed: nn.Module, sources: dict[str, WeightOrigin]
 ) -> dict[str, Tensor]:
     """An average of the weights after the change; where these became something else than what they were, as
     in new and in split heads, it begins with them.
     """
-    old = _tensors(inner(average)) if isinstance(average, nn.Module) else dict(average)
+    old = _tensors(averaged_model(average)) if isinstance(average, nn.Module) else dict(average)
     live, values = _tensors(model), {}
     for name, now in _tensors(changed).items():
-        origin = sources.get(name, Origin(name))  # buffers have none: those of another shape begin anew
+        origin = sources.get(name, WeightOrigin(name))  # buffers have none: those of another shape begin anew
         source = origin.parameter
         if name not in sources and name not in old:
             continue  # a buffer that is not averaged

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.capture.weights import ROLES, Projections
-from manyheads.common.devices import device_of
+from manyheads.common.devices import batches_to_device, device_of
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
-from manyheads.heads.observer import moved
 
 
 def input_moments(
@@ -54,7 +53,7 @@ def input_moments(
             if path in paths and (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"):
                 stack.callback(module.register_forward_pre_hook(hook(path)).remove)
         with torch.no_grad():
-            for batch in moved(batches, device_of(model)):
+            for batch in batches_to_device(batches, device_of(model)):
                 run(model, batch)
                 last.clear()
     return {path: total / counts[path] for path, total in sums.items()}

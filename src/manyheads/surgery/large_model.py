@@ -90,7 +90,7 @@ class LargeModel:
                 )
 
     def fingerprint(self, dtype: torch.dtype | None) -> str:
-        """That of the open model (`watch.fingerprint`), from the files, if its weights have this dtype; None
+        """That of the open model (`fingerprint`), from the files, if its weights have this dtype; None
         for that of the files.
         """
         digest = hashlib.sha256()

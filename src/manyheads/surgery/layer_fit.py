@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from manyheads.capture.weights import ROLES, Projections
 from manyheads.common.compare_outputs import Captured, tensors
-from manyheads.common.devices import device_of
+from manyheads.common.devices import batches_to_device, device_of
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
-from manyheads.heads.observer import moved
 from manyheads.models.changes import get_tensor
 from manyheads.surgery.regions import regions_of
 from manyheads.surgery.verify import capture, compared_output
@@ -48,7 +47,7 @@ def fit_layers(
     -------
     ``{module path: (error before, after)}``, as shares of the variance of its output on held-out batches.
     """
-    calibration = list(moved(batches, device_of(small)))
+    calibration = list(batches_to_device(batches, device_of(small)))
     paths = list(regions_of(by_site))
     errors: dict[str, tuple[float, float]] = {}
     for start in range(0, len(paths), _AT_ONCE):

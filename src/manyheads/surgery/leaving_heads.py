@@ -68,7 +68,9 @@ class WholeGroups(ModuleHeads):
         return [move for move in super().moves(price) if move in self.groups]
 
 
-def remove(modules: list[ModuleHeads], importance: dict[str, list[float]], count: int, floor: int) -> None:
+def remove_least_important(
+    modules: list[ModuleHeads], importance: dict[str, list[float]], count: int, floor: int
+) -> None:
     """Remove at most ``count`` heads from the modules, the least important first."""
     while True:
         moves = []

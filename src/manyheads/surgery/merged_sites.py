@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.capture.weights import Head, Part, Projections
-from manyheads.common.compare_outputs import difference, seeded_evaluation, tolerance
+from manyheads.common.compare_outputs import relative_difference, seeded_evaluation, tolerance
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.models.changes import get_tensor
 from manyheads.surgery.head_alignment import Freedom, HeadWeights, freedom
-from manyheads.surgery.head_counts import Runs
+from manyheads.surgery.head_counts import OutputCheck
 from manyheads.surgery.regions import regions_of
-from manyheads.surgery.shared_heads import groups_by_distance, lost_energy, shared, square_root
+from manyheads.surgery.shared_heads import groups_by_distance, lost_energy, shared_matrices, square_root
 from manyheads.surgery.verify import capture
 
 How = Literal["aligned", "mean", "best"]
@@ -76,7 +76,7 @@ class KeyHeads:
                 continue
             matrices, importances, root, freedom_ = self._problem(role, key_heads)
             if how == "aligned":
-                shared_matrix, maps = shared(matrices, importances, root, freedom_)
+                shared_matrix, maps = shared_matrices(matrices, importances, root, freedom_)
             else:
                 shared_matrix = torch.stack(matrices).mean(0) if how == "mean" else _closest(matrices, root)
                 maps = []
@@ -217,7 +217,7 @@ def find_freedoms(
     done: set[str] = set()
     for path, region in regions.items():
         calls = [call for by_path in captured for call in by_path[path]]
-        holds = Runs(model.get_submodule(path), calls, 10 * tolerance(model))
+        holds = OutputCheck(model.get_submodule(path), calls, 10 * tolerance(model))
         for name in region.sites:
             if _key_weights(by_site[name]) in done:
                 continue
@@ -244,7 +244,7 @@ def reorder(model: nn.Module, example: Batch, by_site: Mapping[str, Projections]
             permuted: set[str] = set()
             for name, order in changed.items():
                 _permute(model, by_site[name], order, permuted)
-            off = difference(expected, run(model, example))
+            off = relative_difference(expected, run(model, example))
         except ValueError:
             off = float("inf")
     if off > 10 * tolerance(model):

@@ -64,10 +64,10 @@ def _axes(value: Setting, size: int) -> list[int]:
     return [0] if len(value) == size else []
 
 
-def same(one: Setting, other: Setting) -> bool:
+def begins_alike(one: Setting, other: Setting) -> bool:
     """Whether a setting begins as another does: then no batch can tell them apart.
 
-    >>> same([3, 3, 5], [3, 3]), same([3, 4, 5], [3, 5]), same([3, 5], [3, 5, 5])
+    >>> begins_alike([3, 3, 5], [3, 3]), begins_alike([3, 4, 5], [3, 5]), begins_alike([3, 5], [3, 5, 5])
     (True, False, True)
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
@@ -78,10 +78,10 @@ def same(one: Setting, other: Setting) -> bool:
     return all(a == b for a, b in zip(one, other, strict=False))
 
 
-def largest(value: object) -> int:
+def largest_number(value: object) -> int:
     """The largest number in a setting, as far as it may be a length.
 
-    >>> largest([4, None, 16.0, float("inf")])
+    >>> largest_number([4, None, 16.0, float("inf")])
     16
     """
     if isinstance(value, Tensor):
@@ -89,7 +89,7 @@ def largest(value: object) -> int:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
-        return max((largest(item) for item in value), default=0)
+        return max((largest_number(item) for item in value), default=0)
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e6:
         return abs(int(value))
     return 0

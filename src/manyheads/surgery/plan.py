@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import nn
@@ -16,14 +16,16 @@ from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.site import Selection, Site
 from manyheads.common.compare_outputs import seeded_evaluation
 from manyheads.common.json_files import read_json
+from manyheads.common.labelled_batch import without_labels
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch, Heads
 from manyheads.common.whole_files import write_whole
+from manyheads.heads.fingerprint import check_plan_model, fingerprint
 from manyheads.heads.roles.role import ROLES
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint
+from manyheads.heads.watch import rows_of
 from manyheads.models.probe_batch import probe_batch
-from manyheads.surgery.leaving_heads import ModuleHeads, WholeGroups, remove, remove_for
+from manyheads.surgery.leaving_heads import ModuleHeads, WholeGroups, remove_for, remove_least_important
 from manyheads.surgery.prices import HeadPrices, check_save, equal_prices
 
 _FORMAT = "manyheads plan"
@@ -81,12 +83,7 @@ class Plan(Mapping[str, list[int]]):
 
     def check(self, model: nn.Module) -> None:
         """Raise a ValueError unless the plan was made for this model with these weights."""
-        actual = fingerprint(model)
-        if actual != self.model:
-            raise ValueError(
-                f"plan: it was made for the model {self.model or 'unknown'}, and this one is {actual}: other "
-                "shapes or other weights; rank the heads of this model and plan again"
-            )
+        check_plan_model(self.model, model, "rank the heads of this model and plan again")
 
     @staticmethod
     def of(model: nn.Module, small: nn.Module, batch: Batch | None = None) -> Plan:
@@ -212,7 +209,7 @@ def plan(
     for part in [modules] if scope == "global" else [[module] for module in modules]:
         most = (1 - keep) * sum(module.size for module in part)
         most += min(len(group) for module in part for group in module.groups) / 2 - 1e-6 if groups else 0
-        remove(part, importance, int(most + 1e-9), floor)
+        remove_least_important(part, importance, int(most + 1e-9), floor)
     if all(module.left == module.size for module in modules):
         shared = any(len(module.groups) < module.size for module in modules)
         within = " (heads that share keys leave a whole group at a time)" if shared else ""
@@ -222,6 +219,24 @@ def plan(
     if not any(module.left for module in modules):
         raise ValueError(f"keep: {keep} leaves no head at all; keep at least one")
     return _plan(modules, table.model)
+
+
+def check_plan(model: nn.Module, batch: Batch, keep: float, **options: Any) -> None:
+    """Raise what `plan` would raise for this model after ranking, whatever the ranking; options as for it.
+
+    >>> from manyheads.nn.transformers import Decoder
+    >>> model = Decoder(d_model=12, heads=6, kv_heads=2, layers=1, vocabulary=17)
+    >>> check_plan(model, torch.ones(1, 5, dtype=torch.int64), 0.5, groups=True)
+    >>> check_plan(model, torch.ones(1, 5, dtype=torch.int64), 0.9, groups=True)
+    Traceback (most recent call last):
+    ValueError: keep: 0.9 removes no head ...
+    """
+    with torch.no_grad(), seeded_evaluation(model), Interceptor(model, lambda call: None) as interceptor:
+        run(model, without_labels(batch))
+    rows = rows_of(model, list(interceptor.sites.by_name.values()))
+    count = len(rows)
+    ranking = {"importance": torch.ones(3, count, dtype=torch.float64)}
+    plan(HeadTable(rows, torch.ones(count), ranking), keep, **options)
 
 
 def _plan(modules: list[ModuleHeads], model: str) -> Plan:

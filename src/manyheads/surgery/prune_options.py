@@ -56,7 +56,7 @@ class PruneOptions:
     ] = None
     on_disk: Annotated[
         bool,
-        "Cut from folder to folder, one tensor at a time, a model that is too large to open; only with "
+        "Cut a model that is too large to open, from folder to folder, one tensor at a time; only with "
         "--plan, and without refit, text or card.",
     ] = False
     curve: Annotated[bool, "Also draw quality against heads kept, with the random control."] = False

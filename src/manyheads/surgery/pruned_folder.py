@@ -28,20 +28,19 @@ from manyheads.common.registry import registered
 from manyheads.common.types import Batch, JsonObject
 from manyheads.common.whole_files import tidy, whole_folder, write_whole
 from manyheads.data.batches import Corpus
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint
 from manyheads.models.export import Exported, check_installed, export
 from manyheads.models.folder import save
 from manyheads.models.loaded import Loaded, if_any
 from manyheads.models.model_card import write_card
-from manyheads.surgery import pruning_curve
 from manyheads.surgery.card import Card, card
 from manyheads.surgery.merge import merge
-from manyheads.surgery.plan import Plan, with_roles
-from manyheads.surgery.plan_check import check_plan
+from manyheads.surgery.plan import Plan, check_plan, with_roles
 from manyheads.surgery.prices import read_save
 from manyheads.surgery.prune import first_sequences, prune
 from manyheads.surgery.prune_options import PruneOptions
+from manyheads.surgery.pruning_curve import METHODS, PruningCurve, pruning_curve
 from manyheads.surgery.recover import steps_done
 from manyheads.surgery.refit import check_refit
 from manyheads.surgery.refit_memory import tokens_within
@@ -142,14 +141,14 @@ def prune_to_folder(
         tidy(out.parent, out.name)
         small = _smaller(model, every, fitted, options, plan, protected, unverified, state, report)
         costs = card(model, small, held_out, metric=metric, lengths=LENGTHS)
-        curve: pruning_curve.Curve | None = None
+        curve: PruningCurve | None = None
         if options.curve and not interrupted():
             with suppress(Interrupted):
-                curve = pruning_curve.curve(
+                curve = pruning_curve(
                     model,
                     fitted,
                     held_out,
-                    methods=tuple(dict.fromkeys((options.method, *pruning_curve.METHODS))),
+                    methods=tuple(dict.fromkeys((options.method, *METHODS))),
                     refit=options.refit,
                     scope=options.scope,
                     metric=metric,
@@ -159,7 +158,7 @@ def prune_to_folder(
         removed = Plan.of(model, small, fitted[0])
         document: JsonObject = {"model": loaded.name, "corpus": corpus.what, "out": str(out)}
         document |= {"notes": [*corpus.notes, *_notes_of(sample, options.recover)]}
-        document |= {"fitted": sizes(sample), "held_out": sizes(holding)}
+        document |= {"fitted": corpus_sizes(sample), "held_out": corpus_sizes(holding)}
         document |= {**costs.as_json(), "original_heads": getattr(small, "original_heads", {})}
         if curve is not None:
             document["curve"] = plain(asdict(curve))
@@ -297,7 +296,7 @@ def without_outside_labels(batches: list[Batch]) -> list[Batch]:
     return [one if isinstance(one, LabelledBatch) else without_labels(one) for one in batches]
 
 
-def sizes(corpus: Corpus) -> dict[str, int]:
+def corpus_sizes(corpus: Corpus) -> dict[str, int]:
     """How many sequences and tokens a corpus has."""
     return {"sequences": len(corpus.sizes), "tokens": sum(corpus.sizes)}
 

@@ -1,4 +1,4 @@
-"""curve: quality against the share of heads kept, for several rankings and the random control."""
+"""pruning_curve: quality against the share of heads kept, for several rankings and the random control."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from manyheads.capture.site import Unverified
-from manyheads.common.devices import device_of
+from manyheads.common.devices import batches_to_device, device_of
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
 from manyheads.heads.importance import importance
-from manyheads.heads.observer import moved
 from manyheads.surgery.cut import cut
 from manyheads.surgery.plan import Scope, plan
 from manyheads.surgery.prune import first_sequences
@@ -25,7 +24,7 @@ METHODS = ("elimination", "fisher", "random")
 
 
 @dataclass(frozen=True)
-class Curve:
+class PruningCurve:
     """Quality by the share of heads kept.
 
     measure: what quality is: as `Compared` has it, or the name of the user's metric.
@@ -41,7 +40,7 @@ class Curve:
     sequences: int
 
 
-def curve(
+def pruning_curve(
     model: nn.Module,
     batches: Iterable[Batch],
     held_out: Iterable[Batch],
@@ -53,7 +52,7 @@ def curve(
     metric: Callable[[nn.Module], float] | None = None,
     unverified: Unverified = "refuse",
     progress: Progress = no_progress,
-) -> Curve:
+) -> PruningCurve:
     """Prune a model to several shares of its heads, ranked in several ways, and measure what is left.
 
     Parameters
@@ -75,12 +74,15 @@ def curve(
     >>> from manyheads.nn.transformers import Encoder
     >>> model = Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
     >>> texts = [torch.randint(17, (13, 5))]
-    >>> measured = curve(model, texts, texts, methods=["random"], shares=[0.5], refit=False)
+    >>> measured = pruning_curve(model, texts, texts, methods=["random"], shares=[0.5], refit=False)
     >>> measured.measure, list(measured.lines), len(measured.lines["random"])
     ('cosine', ['random'], 1)
     """
     device = device_of(model)
-    calibration, evaluation = list(moved(batches, device)), list(moved(held_out, device))
+    calibration, evaluation = (
+        list(batches_to_device(batches, device)),
+        list(batches_to_device(held_out, device)),
+    )
     example = None if hasattr(model, "config") else first_sequences(calibration[0])
     variants = [
         (method, refitted) for method in methods for refitted in ((False, True) if refit else (False,))
@@ -110,7 +112,7 @@ def curve(
                 lines[name].append((chosen.keep, *value))
                 done += 1
                 progress("curve", done, len(lines) * len(shares))
-    return Curve(measure, uncut, lines, sequences)
+    return PruningCurve(measure, uncut, lines, sequences)
 
 
 _Judged = tuple[str, tuple[float, float], tuple[float, float], int]

@@ -19,7 +19,7 @@ from manyheads.common.labelled_batch import LabelledBatch, without_labels
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import causal, fitting, units
-from manyheads.heads.model_outputs import Output, difference, main_tensor, read
+from manyheads.heads.model_outputs import Output, main_tensor, output_distance, read_output
 from manyheads.heads.observer import observed
 
 
@@ -32,7 +32,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Change:
+class QualityChange:
     """From one model to another, on the same sequences, with standard error and 95% interval.
 
     For perplexity it is the factor by which it grows, for all else the difference.
@@ -63,7 +63,7 @@ class Compared:
     measure: str
     before: Estimate
     after: Estimate
-    change: Change
+    change: QualityChange
     sequences: int
 
     @property
@@ -94,7 +94,7 @@ def compare_quality(model: nn.Module, small: nn.Module, batches: Iterable[Batch]
         for batch in batches:
             inputs = without_labels(batch)
             full = observer.forward(inputs)
-            other = read(run(small, inputs), small, full.real)
+            other = read_output(run(small, inputs), small, full.real)
             measure = measure or measure_of(full.result, model, observer.sites, batch)
             for part, output in zip(parts, (full.output, other), strict=True):
                 part.append(scores(measure, full.output, output, batch))
@@ -106,7 +106,7 @@ def compared(measure: str, before: Tensor, after: Tensor) -> Compared:
     first, second = (estimate(measure, one) for one in (before, after))
     if measure in ("agreement", "cosine", "squared change"):  # with itself: one or none by definition
         first = Estimate(first.value, 0.0)
-    return Compared(measure, first, second, change(measure, before, after), len(before))
+    return Compared(measure, first, second, quality_change(measure, before, after), len(before))
 
 
 def measure_of(result: object, model: nn.Module, sites: Iterable[Site], batch: Batch) -> str:
@@ -119,7 +119,7 @@ def measure_of(result: object, model: nn.Module, sites: Iterable[Site], batch: B
     """
     if isinstance(batch, LabelledBatch):
         return batch.task.measure
-    output = read(result, model)
+    output = read_output(result, model)
     if output.amounts:
         return "squared change"
     if fitting(result, model, sites) is causal:
@@ -154,10 +154,10 @@ def scores(measure: str, full: Output, other: Output, batch: Batch) -> Tensor:
         count = full.real.sum(1)
         value = same.sum(1) / count.clamp(min=1)
     elif measure == "squared change":
-        value = 2 * difference(full, other)
+        value = 2 * output_distance(full, other)
         count = torch.ones_like(value)
     else:
-        value = 1 - difference(full, other)
+        value = 1 - output_distance(full, other)
         count = torch.ones_like(value)
     return torch.stack([value.double().cpu(), count.double().cpu()], 1)
 
@@ -176,15 +176,15 @@ def estimate(measure: str, scored: Tensor) -> Estimate:
     return Estimate(mean, error)
 
 
-def change(measure: str, before: Tensor, after: Tensor) -> Change:
+def quality_change(measure: str, before: Tensor, after: Tensor) -> QualityChange:
     """From one model's scores (sequences, 2) to another's, on the same sequences."""
     mean, error = _weighted(after[:, 0] - before[:, 0], before[:, 1])
     error = _at_least(measure, error, len(before))
     half = student(len(before) - 1) * error
     if measure != "perplexity":
-        return Change(mean, error, mean - half, mean + half, factor=False)
+        return QualityChange(mean, error, mean - half, mean + half, factor=False)
     value, low, high = (math.exp(min(end, 700.0)) for end in (mean, mean - half, mean + half))
-    return Change(value, value * error, low, high, factor=True)
+    return QualityChange(value, value * error, low, high, factor=True)
 
 
 def _weighted(values: Tensor, counts: Tensor) -> tuple[float, float]:

@@ -29,11 +29,11 @@ from manyheads.models.transformers_config import note_in_config
 from manyheads.surgery.arrangement import Arrangement
 from manyheads.surgery.head_counts import fix_head_counts, numbers_at_stake, read_regions
 from manyheads.surgery.longer_batch import LENGTH, RunLengths, longer
-from manyheads.surgery.regions import Region, find_inputs, pick, regions_of, separate
+from manyheads.surgery.regions import Region, find_inputs, pick_inputs, regions_of, separate_tables
 from manyheads.surgery.repeated_heads import follow_heads, repeat_outputs
 from manyheads.surgery.verify import capture, verify, verify_output
-from manyheads.surgery.weight_origins import Origin, note_origins, origins_in_torch_attention
-from manyheads.surgery.weight_slices import Slice, apply, slices
+from manyheads.surgery.weight_origins import WeightOrigin, note_origins, origins_in_torch_attention
+from manyheads.surgery.weight_slices import Slice, apply_slices, slices
 
 _SMALL = 1_000_000  # parameters: such models are held to longer sequences at no cost
 
@@ -111,7 +111,7 @@ def rebuild(
     find_inputs(model, regions, arrangement)
     changing = [region for region in regions.values() if any(map(arrangement.changes, region.sites))]
     read_regions(copied, changing, captured)
-    only, separated = separate(copied, regions, head_weights, arrangement, changes)
+    only, separated = separate_tables(copied, regions, head_weights, arrangement, changes)
     sliced = slices(copied, head_weights, arrangement, only) | separated
     stake = max(numbers_at_stake(copied, region, head_weights, arrangement, sliced) for region in changing)
     others = _other_batches(model, batch, run_lengths, stake, arrangement, regions, changes)
@@ -120,12 +120,12 @@ def rebuild(
     for path in dict.fromkeys(empty):
         copied = _emptied(copied, path, captured[path][0], head_weights, sliced, changes)
     readers = {n: get_tensor(copied, n).detach() for n, taken in sliced.items() if taken.shares is not None}
-    apply(copied, sliced, changes)
+    apply_slices(copied, sliced, changes)
     if repeating:
         repeat_outputs(model, copied, head_weights, arrangement, sliced, changes)
     else:
         follow_heads(copied, head_weights, arrangement, sliced, changes)
-    picking = pick(copied, regions, arrangement, changes)
+    picking = pick_inputs(copied, regions, arrangement, changes)
     alone = [region for region in picking if _computes_inputs(copied, region)]
     read_regions(copied, alone, {region.path: region.calls for region in alone})
     changed_regions = [r for r in regions.values() if r in picking or r in changing]
@@ -191,11 +191,11 @@ def _other_batches(
 
 def replace_torch_attention(
     model: nn.Module, arrangement: Arrangement, changes: Changes
-) -> tuple[nn.Module, dict[str, Origin]]:
+) -> tuple[nn.Module, dict[str, WeightOrigin]]:
     """Replace each nn.MultiheadAttention whose heads change by our module. Returns the model, and where the
     parameters of those modules come from.
     """
-    replaced: dict[str, Origin] = {}
+    replaced: dict[str, WeightOrigin] = {}
     for name in filter(arrangement.changes, arrangement.sites):
         path = arrangement.sites[name].path
         module = model.get_submodule(path)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyheads.common.devices import device_of
+from manyheads.common.devices import batches_to_device, device_of
 from manyheads.common.interrupts import interruptible
 from manyheads.common.json_files import parse_json, regular_file
 from manyheads.common.preserved_state import evaluating
@@ -23,9 +23,9 @@ from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.common.whole_files import write_whole
-from manyheads.heads.model_outputs import main_tensor, read
-from manyheads.heads.observer import Forward, Observer, moved, observed
-from manyheads.heads.watch import fingerprint
+from manyheads.heads.fingerprint import fingerprint
+from manyheads.heads.model_outputs import main_tensor, read_output
+from manyheads.heads.observer import Forward, Observer, observed
 from manyheads.surgery.refit import writers
 from manyheads.surgery.residual_streams import Streams
 
@@ -113,7 +113,7 @@ def recover(
     if not learning_rate > 0:
         raise ValueError(f"learning_rate: got {learning_rate}; expected a number above 0")
     device = device_of(small)
-    training_batches = list(moved(batches, device))
+    training_batches = list(batches_to_device(batches, device))
     tables = {id(p) for m in small.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     learned = {name: p for name, p in small.named_parameters() if id(p) not in tables}
     optimizer = torch.optim.AdamW(learned.values(), lr=learning_rate, weight_decay=0.0)
@@ -184,7 +184,7 @@ def _stream_error(target: Tensor, stream: Tensor, real: Tensor | None) -> Tensor
 
 
 def _output_distance(small: nn.Module, forward: Forward, result: object) -> Tensor:
-    target, actual = forward.output, read(result, small, forward.real)
+    target, actual = forward.output, read_output(result, small, forward.real)
     if target.real is not None:
         a, b = (output.value[target.real].float().log_softmax(-1) for output in (target, actual))
         return F.kl_div(b, a, reduction="batchmean", log_target=True)

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from manyheads.common.devices import device_of, for_float64, in_float64
+from manyheads.common.devices import batches_to_device, device_of, for_float64, in_float64, to_device
 from manyheads.common.processes import added_up, gathered, process_group, processes, rank
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
-from manyheads.heads.observer import moved
 from manyheads.nn.orthogonal_rows import constrained, plain
 from manyheads.surgery.paused_passes import Pass, Stop, passes
 from manyheads.surgery.refit_memory import batches_within
@@ -118,7 +117,7 @@ def refit(
             "call fold_orthogonal(small) first"
         )
     device, teacher = device_of(small), plain(teacher)
-    calibration = list(moved(batches, device))
+    calibration = list(batches_to_device(batches, device))
     names = writers(small, calibration[0])
     calibration, note = batches_within(teacher, calibration, names, memory)
     share = (rank(), processes()) if together else (0, 1)
@@ -157,7 +156,7 @@ def check_refit(model: nn.Module, batch: Batch) -> None:
     Traceback (most recent call last):
     ValueError: refit: none of its linear layers writes into a residual stream, as it is, so there is ...
     """
-    (batch,) = moved([batch], device_of(model))
+    batch = to_device(batch, device_of(model))
     if not any(True for _ in _stops(model, batch)):
         raise ValueError(f"refit: {_NO_WRITER}; pass refit=False (--no-refit)")
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from manyheads.common.devices import device_of
+from manyheads.common.devices import device_of, to_device
 from manyheads.common.memory_budget import in_units, memory_budget
 from manyheads.common.types import Batch
-from manyheads.heads.observer import moved, tensors
+from manyheads.heads.observer import tensors
 from manyheads.surgery.paused_passes import Stop, passes
 
 _MODELS = 2  # the cut one, which is no larger, and the uncut one
@@ -40,7 +40,7 @@ def refit_memory(model: nn.Module, batch: Batch, writers: Sequence[str] | None =
     >>> many.batch / few.batch
     2.0
     """
-    (batch,) = moved([batch], device_of(model))
+    batch = to_device(batch, device_of(model))
     held = rows = equations = 0.0
     with passes(model, [batch], writers) as (only,):
         while (stop := only.advance()) is not None:

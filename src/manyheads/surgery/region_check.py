@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.capture.site import Site
-from manyheads.common.compare_outputs import Captured, difference, seeded_evaluation, tensors
+from manyheads.common.compare_outputs import Captured, relative_difference, seeded_evaluation, tensors
 from manyheads.common.errors import FailedChangeError, describe_error
 from manyheads.common.interrupts import stop_if_interrupted
 from manyheads.common.nested_tensors import map_tensors
@@ -70,7 +70,7 @@ def check_regions(
                 f"cut: {region.path!r} could not be checked at full width ({describe_error(error)}); nothing "
                 "was written"
             ) from error
-        gap = difference(compared_output(cut_module, expected), compared_output(cut_module, actual))
+        gap = relative_difference(compared_output(cut_module, expected), compared_output(cut_module, actual))
         if not gap <= _ALLOWED:
             raise FailedChangeError(
                 f"cut: {region.path!r} of the cut model differs from the silenced one by {gap:.2g} (allowed: "

@@ -77,7 +77,7 @@ def find_inputs(model: nn.Module, regions: Mapping[str, Region], arrangement: Ar
                 region.inputs = inputs_of_heads(module, heads, *call.arguments())
 
 
-def separate(
+def separate_tables(
     copied: nn.Module,
     regions: Mapping[str, Region],
     projections: Mapping[str, Projections],
@@ -118,7 +118,7 @@ def separate(
     return only, separated
 
 
-def pick(
+def pick_inputs(
     copied: nn.Module, regions: Mapping[str, Region], arrangement: Arrangement, changes: Changes
 ) -> list[Region]:
     """Let the per-head inputs of regions have the entries of the heads that they have now. Returns the

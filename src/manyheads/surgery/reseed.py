@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from manyheads.capture.weights import Part, Projections, weights
 from manyheads.models.changes import get_tensor
-from manyheads.surgery.in_place import Average, inner, set_entries
+from manyheads.surgery.in_place import Average, averaged_model, set_entries
 from manyheads.surgery.weight_slices import readers
 
 _MAKERS = ("query", "key", "value")
@@ -62,7 +62,7 @@ def reseed(
         set_entries(get_tensor(model, part.parameter), part.axis, part.indices, values, optimizer)
         for average in averages:
             tensor = (
-                get_tensor(inner(average), part.parameter)
+                get_tensor(averaged_model(average), part.parameter)
                 if isinstance(average, nn.Module)
                 else average[part.parameter]
             )

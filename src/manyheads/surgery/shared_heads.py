@@ -17,7 +17,7 @@ from torch import Tensor
 from manyheads.surgery.head_alignment import Freedom
 
 
-def shared(
+def shared_matrices(
     matrices: Sequence[Tensor], importances: Sequence[Tensor], root: Tensor, freedom: Freedom
 ) -> tuple[Tensor, list[Tensor]]:
     """The matrix W and the matrices A_j that take the place of several.
@@ -39,7 +39,7 @@ def shared(
 
     >>> w, turn = torch.randn(2, 5).double(), torch.tensor([[0.6, -0.8], [0.8, 0.6]]).double()
     >>> each, inputs = torch.eye(2).double(), torch.eye(5).double()
-    >>> one, (a, b) = shared([w, turn @ w], [each, each], inputs, Freedom((0, 1)))
+    >>> one, (a, b) = shared_matrices([w, turn @ w], [each, each], inputs, Freedom((0, 1)))
     >>> torch.allclose(a @ one, w), torch.allclose(b @ one, turn @ w)
     (True, True)
     """
@@ -99,7 +99,7 @@ def lost_energy(
     >>> round(lost_energy(apart, [torch.eye(1).double()] * 2, torch.eye(2).double(), Freedom((0,))), 6)
     0.5
     """
-    one, maps = shared(matrices, importances, root, freedom)
+    one, maps = shared_matrices(matrices, importances, root, freedom)
     gone = total = 0.0
     for matrix, weight, each in zip(matrices, importances, maps, strict=True):
         half = square_root(weight)

@@ -1,4 +1,4 @@
-"""The pruning curve: the quality of a model as heads are silenced, by a ranking and at random."""
+"""silencing_curve: the quality of a model as heads are silenced, by a ranking and at random."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Line(TypedDict):
     se: list[float | None]
 
 
-class Curve(TypedDict):
+class SilencingCurve(TypedDict):
     """What the page draws: the measure of quality, on how many sequences, and a line for each ranking."""
 
     quality: str
@@ -39,13 +39,13 @@ class Curve(TypedDict):
     lines: list[Line]
 
 
-def curve(
+def silencing_curve(
     model: nn.Module,
     batches: Sequence[Batch],
     rankings: Mapping[str, HeadTable],
     *,
     progress: Progress = no_progress,
-) -> Curve:
+) -> SilencingCurve:
     """Silence more and more heads, the least important first, and random ones as the control.
 
     Quality is perplexity for a model that predicts next tokens, the share of its choices that stay for other
@@ -59,8 +59,8 @@ def curve(
     >>> from manyheads.nn.transformers import Encoder
     >>> model = Encoder(d_model=8, heads=2, layers=2, vocabulary=17).eval()
     >>> batches = [torch.randint(17, (3, 5))]
-    >>> found = curve(model, batches, {"fisher": importance(model, batches)})
-    >>> found["quality"], [line["name"] for line in found["lines"]], found["lines"][0]["mean"][0]
+    >>> measured = silencing_curve(model, batches, {"fisher": importance(model, batches)})
+    >>> measured["quality"], [line["name"] for line in measured["lines"]], measured["lines"][0]["mean"][0]
     ('cosine', ['fisher', 'random'], 1.0)
     """
     drawn = [importance(model, batches[:1], "random", seed=seed) for seed in range(DRAWS)]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from manyheads.common.compare_outputs import (
     TOLERANCE,
     Captured,
-    difference,
+    relative_difference,
     seeded_evaluation,
     tensors,
     tolerance,
@@ -128,7 +128,10 @@ def verify_output(
     if expected is not None:
         with seeded_evaluation(changed):
             actual = run(changed, batch)
-        if difference(compared_output(changed, expected), compared_output(changed, actual)) <= allowed:
+        if (
+            relative_difference(compared_output(changed, expected), compared_output(changed, actual))
+            <= allowed
+        ):
             return
     off = _agreed(_apart, model, changed, batch, arrangement.removed)
     if off > allowed:
@@ -164,7 +167,7 @@ def _apart(model: nn.Module, cut: nn.Module, batch: Batch, removed: Mapping[str,
         expected = run(model, batch)
     with seeded_evaluation(cut):
         actual = run(cut, batch)
-    return difference(compared_output(cut, expected), compared_output(cut, actual))
+    return relative_difference(compared_output(cut, expected), compared_output(cut, actual))
 
 
 def compared_output(module: nn.Module, output: object) -> object:
@@ -188,7 +191,7 @@ def _apart_writing(model: nn.Module, cut: nn.Module, batch: Batch, removed: Mapp
     assert actual is not None
     off = 0.0
     for a, b in zip(expected, actual, strict=False):
-        off = max(off, difference(a, b))
+        off = max(off, relative_difference(a, b))
         if not torch.equal(a.argmax(-1), b.argmax(-1)):
             break  # a tie: from here on they say different things
     return off
@@ -209,7 +212,7 @@ def first_difference(
     actual = _outputs(cut, batch, paths, None)
     for path, outputs in actual.items():
         for ours, theirs in zip(outputs, expected.get(path, []), strict=False):
-            if difference(theirs, ours) > allowed and any(True for _ in tensors(theirs)):
+            if relative_difference(theirs, ours) > allowed and any(True for _ in tensors(theirs)):
                 return repr(path) if path else "the model's own output"
     return "a module that could not be found"
 

@@ -16,7 +16,7 @@ _ATTRIBUTE = "_manyheads_origins"  # of a model that cut or grow returned
 
 
 @dataclass(frozen=True)
-class Origin:
+class WeightOrigin:
     """Where the entries of one parameter come from.
 
     parameter: the name of the parameter before the change; None for one without a past.
@@ -31,7 +31,7 @@ class Origin:
     new: tuple[int, ...] = ()
 
 
-def origins(model: nn.Module) -> dict[str, Origin]:
+def origins(model: nn.Module) -> dict[str, WeightOrigin]:
     """Where the parameters of a model come from, by name, for the cut or grow that made it.
 
     Examples
@@ -39,11 +39,11 @@ def origins(model: nn.Module) -> dict[str, Origin]:
     >>> import manyheads as mh
     >>> layer, x = mh.MultiHeadAttention(6, heads=3), torch.randn(2, 5, 6)
     >>> origins(mh.cut(layer, {0: [1]}, x))["output.weight"]
-    Origin(parameter='output.weight', axis=1, indices=(0, 1, 4, 5), new=())
+    WeightOrigin(parameter='output.weight', axis=1, indices=(0, 1, 4, 5), new=())
     >>> origins(mh.grow(layer, {0: 1}, x))["query.bias"]
-    Origin(parameter='query.bias', axis=0, indices=(0, 1, 2, 3, 4, 5, 4, 5), new=(6, 7))
+    WeightOrigin(parameter='query.bias', axis=0, indices=(0, 1, 2, 3, 4, 5, 4, 5), new=(6, 7))
     """
-    noted: dict[str, Origin] | None = getattr(model, _ATTRIBUTE, None)
+    noted: dict[str, WeightOrigin] | None = getattr(model, _ATTRIBUTE, None)
     if noted is None:
         raise ValueError(
             f"model: expected what cut or grow returned, got a {type(model).__name__} that neither "
@@ -52,11 +52,11 @@ def origins(model: nn.Module) -> dict[str, Origin]:
     return dict(noted)
 
 
-def carried(before: Tensor, origin: Origin) -> Tensor:
+def carried(before: Tensor, origin: WeightOrigin) -> Tensor:
     """A tensor of the shape of a parameter before a change, such as its moments, brought to the shape that
     the parameter has now; zeros where it is new.
 
-    >>> carried(torch.tensor([5.0, 6.0]), Origin("bias", 0, (0, 1, 1), new=(2,)))
+    >>> carried(torch.tensor([5.0, 6.0]), WeightOrigin("bias", 0, (0, 1, 1), new=(2,)))
     tensor([5., 6., 0.])
     """
     if origin.indices is None:
@@ -70,7 +70,7 @@ def carried(before: Tensor, origin: Origin) -> Tensor:
 def note_origins(
     before: nn.Module,
     after: nn.Module,
-    replaced: Mapping[str, Origin],
+    replaced: Mapping[str, WeightOrigin],
     copied: Mapping[str, str],
     sliced: Mapping[str, Slice],
 ) -> None:
@@ -83,7 +83,7 @@ def note_origins(
     names = {name for name, _ in before.named_parameters()}
     noted = {}
     for name, _ in after.named_parameters():
-        origin = replaced.get(name) or Origin(name if name in names else _source(name, copied, names))
+        origin = replaced.get(name) or WeightOrigin(name if name in names else _source(name, copied, names))
         taken = sliced.get(name)
         if taken is not None:
             indices = origin.indices
@@ -110,20 +110,22 @@ def _source(name: str, copied: Mapping[str, str], names: set[str]) -> str | None
     return next((source for source in sources if source in names), None)
 
 
-def origins_in_torch_attention(path: str, module: nn.MultiheadAttention) -> dict[str, Origin]:
+def origins_in_torch_attention(path: str, module: nn.MultiheadAttention) -> dict[str, WeightOrigin]:
     """Where the parameters of the module that replaces an nn.MultiheadAttention come from.
 
     >>> origins_in_torch_attention("attn", nn.MultiheadAttention(2, 1))["attn.key.bias"]
-    Origin(parameter='attn.in_proj_bias', axis=0, indices=(2, 3), new=())
+    WeightOrigin(parameter='attn.in_proj_bias', axis=0, indices=(2, 3), new=())
     """
     prefix = f"{path}." if path else ""
-    noted = {f"{prefix}output.{kind}": Origin(f"{prefix}out_proj.{kind}") for kind in ("weight", "bias")}
+    noted = {
+        f"{prefix}output.{kind}": WeightOrigin(f"{prefix}out_proj.{kind}") for kind in ("weight", "bias")
+    }
     width = module.embed_dim
     for number, role in enumerate(("query", "key", "value")):
         rows = tuple(range(number * width, (number + 1) * width))
-        packed = Origin(f"{prefix}in_proj_weight", 0, rows)
+        packed = WeightOrigin(f"{prefix}in_proj_weight", 0, rows)
         noted[f"{prefix}{role}.weight"] = (
-            packed if module.in_proj_weight is not None else Origin(f"{prefix}{role[0]}_proj_weight")
+            packed if module.in_proj_weight is not None else WeightOrigin(f"{prefix}{role[0]}_proj_weight")
         )
-        noted[f"{prefix}{role}.bias"] = Origin(f"{prefix}in_proj_bias", 0, rows)
+        noted[f"{prefix}{role}.bias"] = WeightOrigin(f"{prefix}in_proj_bias", 0, rows)
     return noted

@@ -225,7 +225,7 @@ def _check_separable(
         )
 
 
-def apply(model: nn.Module, sliced: Mapping[str, Slice], changes: Changes) -> None:
+def apply_slices(model: nn.Module, sliced: Mapping[str, Slice], changes: Changes) -> None:
     """Take the slices, and record the new shapes."""
     for name, taken in sliced.items():
         with torch.no_grad():
@@ -234,7 +234,7 @@ def apply(model: nn.Module, sliced: Mapping[str, Slice], changes: Changes) -> No
         changes.shapes[name] = list(chosen.shape)
 
 
-def sizes(
+def possible_sizes(
     projections: Projections, arrangement: Arrangement, sliced: Mapping[str, Slice]
 ) -> dict[int, list[int]]:
     """Sizes that a module may keep, and what each may have become: the numbers of heads, key heads and heads

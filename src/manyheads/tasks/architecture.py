@@ -78,9 +78,14 @@ class LearnedTokenizer:
             raise ValueError("tokenizer: there is none yet; open data, or restore a trained model, first")
         return self._tokenizer
 
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Take one that was learned before: `open` then learns none."""
+        self._tokenizer = tokenizer
+
     def restore(self, folder: Path) -> None:
         """Read the tokenizer from the folder of a run."""
-        self._tokenizer = text.load_tokenizer(folder)
+        self.tokenizer = text.load_tokenizer(folder)
 
     def id_of(self, token: str) -> int:
         """The id of a special token."""

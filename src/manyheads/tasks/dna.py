@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from manyheads import tasks
-from manyheads.common.devices import device_of
+from manyheads.common.devices import device_of, to_device
 from manyheads.common.preserved_state import evaluating
 from manyheads.data.examples import Example, Examples
 from manyheads.data.readers import text
-from manyheads.data.readers.fasta import BASES, Labelled, check, read_sequences
+from manyheads.data.readers.fasta import BASES, Labelled, clean_sequence, read_sequences
 from manyheads.heads.along_sequence import Along, along
 from manyheads.models.config import ModelDescription
 from manyheads.nn.transformers import Encoder
@@ -105,7 +105,7 @@ class DNA(Classification):
             raise ValueError(f"word: expected 1 to {LONGEST_WORD} bases, got {self.word}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens: expected 1 or more, got {self.max_tokens}")
-        self.tokenizer = words(self.word)
+        self.tokenizer = word_tokenizer(self.word)
         self.vocabulary = self.tokenizer.get_vocab()
 
     def open(self, data: str | None, valid: str | None = None) -> Data:
@@ -150,7 +150,7 @@ class DNA(Classification):
         """The class of each sequence."""
         rows = [self._row(sequence) for sequence in inputs]
         device = device_of(model)
-        batch = {name: item.to(device) for name, item in self._padded(rows).items()}
+        batch = to_device(self._padded(rows), device)
         with evaluating(model), torch.no_grad():
             logits = model(**batch)["logits"]
         return [self.labels[number] for number in logits.argmax(-1).tolist()]
@@ -177,7 +177,7 @@ class DNA(Classification):
         return Examples([len(row) for row in rows], lambda index, _: (rows[index], labels[index]))
 
     def _row(self, sequence: str) -> Tensor:
-        return self._ids(check(sequence.strip(), repr(sequence[:40])))
+        return self._ids(clean_sequence(sequence.strip(), repr(sequence[:40])))
 
     def _ids(self, sequence: str) -> Tensor:
         starts = range(0, min(len(sequence), self.word * self.max_tokens), self.word)
@@ -207,17 +207,16 @@ def attention_panels(
     panels = []
     for sequence, label in zip(sequences, classes, strict=True):
         batch, letters = task.one(sequence)
-        batch = {name: item.to(device_of(model)) for name, item in batch.items()}
         with evaluating(model):
-            attention = along(model, [batch], query=0 if by_first else None)
+            attention = along(model, [to_device(batch, device_of(model))], query=0 if by_first else None)
         panels.append((f"{label}: {sequence[:100]}", attention, letters))
     return f"{folder}: where {'the class token looks' if by_first else 'all tokens look on average'}", panels
 
 
-def words(length: int) -> Tokenizer:
+def word_tokenizer(length: int) -> Tokenizer:
     """A tokenizer of DNA: words of ``length`` bases, and a shorter one at the end.
 
-    >>> tokenizer = words(3)
+    >>> tokenizer = word_tokenizer(3)
     >>> tokenizer.encode("acgttNAC").tokens, tokenizer.get_vocab_size()
     (['ACG', '<unknown>', 'AC'], 86)
     """

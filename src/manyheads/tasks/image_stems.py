@@ -19,11 +19,11 @@ def make_stem(kind: str, channels: int, d_model: int, patch: int) -> nn.Module:
     >>> make_stem("patches", 3, d_model=12, patch=4)(torch.rand(2, 3, 8, 16)).shape
     torch.Size([2, 8, 12])
     """
-    check(kind, patch)
+    check_stem(kind, patch)
     return (Convolutions if kind == "convolutions" else Patches)(channels, d_model, patch)
 
 
-def check(kind: str, patch: int) -> None:
+def check_stem(kind: str, patch: int) -> None:
     """Raise a ValueError for a name that is no stem, or a patch size that it cannot have."""
     if kind not in STEMS:
         raise ValueError(f"stem: expected {' or '.join(STEMS)}, got {kind!r}")

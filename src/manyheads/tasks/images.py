@@ -18,7 +18,7 @@ from manyheads.data.readers.image import Labelled, patches, read_image, read_set
 from manyheads.models.config import ModelDescription
 from manyheads.nn.transformers import Encoder
 from manyheads.tasks.classification import TESTING, Classification, first_of, parts_of, pooled, split_indices
-from manyheads.tasks.image_stems import check, make_stem
+from manyheads.tasks.image_stems import check_stem, make_stem
 from manyheads.training.options import option
 from manyheads.training.run_folder import read_config
 from manyheads.training.task import Data
@@ -123,7 +123,7 @@ class Images(Classification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self.stem, self.patch)
+        check_stem(self.stem, self.patch)
         if self.shift < 0 or (self.size is not None and self.size < 1):
             raise ValueError("size: expected 1 or more, and shift: 0 or more")
         self.shape: list[int] = []  # channels, height, width

@@ -109,11 +109,11 @@ class Language(LearnedTokenizer, Architecture):
             self._tokenizer = self._learn(text[:cut])
         held_out = text[cut:] if valid is None else "\n".join(texts.read_documents(valid))
         notes = [f"{len(text):,} characters, {len(held_out):,} of them held out"] if valid is None else []
-        return Data(self._windows(text[:cut], jitter=True), self._windows(held_out, jitter=False), notes)
+        return Data(self.windows(text[:cut], jitter=True), self.windows(held_out, jitter=False), notes)
 
     def read(self, data: str) -> Examples:
         """All of a text, in windows one after the other."""
-        return self._windows("\n".join(texts.read_documents(data)), jitter=False)
+        return self.windows("\n".join(texts.read_documents(data)), jitter=False)
 
     def describe(self) -> ModelDescription:
         """A `Decoder`, or a `MaskedLanguage`."""
@@ -205,10 +205,10 @@ class Language(LearnedTokenizer, Architecture):
     def _learn(self, text: str) -> Tokenizer:
         special = [HIDDEN, UNKNOWN]
         if self.tokens == "characters":
-            return texts.characters([text], special)
+            return texts.character_tokenizer([text], special)
         return texts.train_bpe(texts.lines_of(text), self.vocabulary, special, merge=self.tokens == "pieces")
 
-    def _windows(self, text: str, jitter: bool) -> Examples:
+    def windows(self, text: str, jitter: bool) -> Examples:
         """Windows of ``context`` tokens; with ``jitter``, each begins at a random position near its own."""
         encoded = self.tokenizer.encode_batch_fast(list(texts.lines_of(text)), add_special_tokens=False)
         ids = torch.tensor([number for line in encoded for number in line.ids])

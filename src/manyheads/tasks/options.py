@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from manyheads.common.commands import names
-from manyheads.data.columns import Columns
+from manyheads.common.commands import listed_names
+from manyheads.data.labelled_options import LabelledOptions
 from manyheads.data.source import BatchTokens, Limit, MaxLength
 from manyheads.models.opening import Opening
 
@@ -77,7 +77,7 @@ class PredictOptions:
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(Opening, Columns):
+class EvaluateOptions(Opening, LabelledOptions):
     """How a model is evaluated, how it is opened, and on which rows."""
 
     max_length: MaxLength = None
@@ -88,6 +88,6 @@ class EvaluateOptions(Opening, Columns):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of `evaluate`, besides the model and the data."""
-        columns = {"text": names(self.text_column), "label": self.label_column, "split": self.split}
+        columns = {"text": listed_names(self.text_column), "label": self.label_column, "split": self.split}
         sizes = {"max_length": self.max_length, "limit": self.limit, "batch_tokens": self.batch_tokens}
         return columns | sizes | {"beams": self.beams} | self.how

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from manyheads.common.csv_cells import to_cell
 from manyheads.common.devices import device_of, in_float64
-from manyheads.common.json_files import check
+from manyheads.common.json_files import check_type
 from manyheads.common.preserved_state import evaluating
 from manyheads.data.examples import Example, Examples
 from manyheads.data.readers.table import Table, read_table
@@ -248,7 +248,7 @@ class Series(Architecture):
         """Read columns and scales from the description of the model, and which data it was trained on."""
         config = read_config(folder)
         self.scale = config["options"]["columns"]
-        check(self.scale, dict[str, tuple[float, float]], "options.columns")
+        check_type(self.scale, dict[str, tuple[float, float]], "options.columns")
         self.learned_from = config["training"]["data"]
 
     def _table(self, data: str | None) -> Table:

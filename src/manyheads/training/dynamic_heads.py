@@ -26,7 +26,7 @@ from manyheads.surgery.reseed import reseed
 from manyheads.surgery.weight_slices import slices
 from manyheads.training.bare_model import bare, input_of, plain_forward
 from manyheads.training.head_budget import Budget, Unit, budget, joint_heads, units_of
-from manyheads.training.head_costs import Loss, cost, look, losses_without, noise
+from manyheads.training.head_costs import Loss, cost, losses_without, noise, observe_heads
 from manyheads.training.head_decisions import Limits, Moment, decide
 
 BATCHES = 4  # recent batches on which heads are priced
@@ -228,7 +228,7 @@ class DynamicHeads:
     def _begin(self, batch: Any) -> None:
         """Find out which heads there are and which can change, before anything is learned with them."""
         with plain_forward(self.model):
-            sites = look(self.model, self.loss, [batch]).sites
+            sites = observe_heads(self.model, self.loss, [batch]).sites
             weights_of = projections(self.model, input_of(self.model, self.loss, batch))
         units = units_of(sites)
         for name, of_site in units.items():
@@ -247,7 +247,7 @@ class DynamicHeads:
     def _act(self, batches: Sequence[Any]) -> None:
         """Price the heads, and change what is worth it."""
         assert self._budget is not None
-        seen = look(self.model, self.loss, batches)
+        seen = observe_heads(self.model, self.loss, batches)
         units = units_of(seen.sites)
 
         def price(chosen: Sequence[Unit]) -> Any:

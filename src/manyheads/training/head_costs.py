@@ -48,7 +48,7 @@ class Cost:
 
 
 @dataclass
-class Look:
+class HeadObservation:
     """What one pass over some batches shows.
 
     sites: by name.
@@ -95,12 +95,12 @@ def _sample_rows(rows: Tensor) -> Tensor:
     return rows[:: max(len(rows) // TOKENS, 1)][:TOKENS]
 
 
-def look(model: nn.Module, loss: Loss, batches: Sequence[object]) -> Look:
+def observe_heads(model: nn.Module, loss: Loss, batches: Sequence[object]) -> HeadObservation:
     """Run a model on batches, in eval mode, and differentiate the loss by the outputs of its heads.
 
     >>> import manyheads as mh
     >>> model, ids = mh.Encoder(12, heads=3, layers=2, vocabulary=97), torch.randint(97, (2, 11))
-    >>> seen = look(model, lambda model, ids: model(ids).square().mean(), [ids])
+    >>> seen = observe_heads(model, lambda model, ids: model(ids).square().mean(), [ids])
     >>> {site: scores.shape for site, scores in seen.scores.items()}
     {'blocks.0.attention': torch.Size([3]), 'blocks.1.attention': torch.Size([3])}
     """
@@ -126,7 +126,7 @@ def look(model: nn.Module, loss: Loss, batches: Sequence[object]) -> Look:
                 rows.setdefault(name, []).extend(site_rows)
     sites = {site.name: site for site in interceptor.sites.by_name.values() if site.name in scores}
     similar = {name: twins(_sample_rows(torch.cat(rows[name])))[0] for name in sites}
-    return Look(
+    return HeadObservation(
         sites,
         _gather_values(losses),
         _mean({name: scores[name] / len(batches) for name in sites}),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from manyheads.training.head_budget import Unit
-from manyheads.training.head_costs import Cost, Look
+from manyheads.training.head_costs import Cost, HeadObservation
 
 TWINS = 0.95  # a head whose outputs have this CKA with those of another head of its site says the same
 PACE = 4  # of this many heads at most one is cut at a time because it costs nothing
@@ -49,7 +49,7 @@ class Decisions:
 class Moment:
     """What is measured when decisions are made."""
 
-    seen: Look
+    seen: HeadObservation
     units: Mapping[str, list[Unit]]
     limits: Limits
     noise: float

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from manyheads.capture.call import Call
 from manyheads.capture.mask_reading import find_unmasked
-from manyheads.capture.proof import Forward
+from manyheads.capture.proof import ForwardCall
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import Watch, fingerprint
+from manyheads.heads.watch import Watch
 from manyheads.nn.attention import default_scale
 
 # A head whose influence on the loss is below this share of its site's mean is dead.
@@ -52,7 +53,7 @@ class HeadMonitor(Watch):
         super().__init__(model, "logits", {}, (), False)
         self.structure = structure(model)  # what it was made for
         self.logits_only = False  # for a look that only the clip needs
-        self.forwards: dict[str, Forward] = {}  # what was called, by the path of the module
+        self.forwards: dict[str, ForwardCall] = {}  # what was called, by the path of the module
         self.scales: dict[str, float] = {}  # of each site's scores, NaN where they do not follow the queries
         self.biases: dict[str, float] = {}  # the largest number added to each site's scores, from 0 on
         self.largest: dict[str, Tensor] = {}  # (heads,)

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
-from manyheads.capture.proof import Forward
+from manyheads.capture.proof import ForwardCall
 from manyheads.capture.weights import Head, Part
 from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
@@ -34,7 +34,7 @@ class SiteWeights:
     scale: float
 
 
-def query_key_weights(forwards: Iterable[Forward], scales: Mapping[str, float]) -> dict[str, SiteWeights]:
+def query_key_weights(forwards: Iterable[ForwardCall], scales: Mapping[str, float]) -> dict[str, SiteWeights]:
     """The weights behind each site that forward passes reached, by one more run of a single sequence.
 
     ``scales`` are those of the scores by site. The model, its gradients and the random numbers stay as they
@@ -54,7 +54,7 @@ def query_key_weights(forwards: Iterable[Forward], scales: Mapping[str, float]) 
     return sites
 
 
-def as_batch(forward: Forward) -> Batch:
+def as_batch(forward: ForwardCall) -> Batch:
     """What a module was called with, as a batch: positional arguments get their names where both occur."""
     args, kwargs = forward.inputs.args, dict(forward.inputs.kwargs)
     if not kwargs:

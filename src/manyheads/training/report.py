@@ -33,7 +33,7 @@ class Report:
     acts: list[str] = field(default_factory=list)  # what was done to the heads after it, and why
 
 
-def line(report: Report) -> Line:
+def log_line(report: Report) -> Line:
     """The line of a step in the log: only what is the same when the run is made again."""
     numbers: Line = {
         "step": report.step,
@@ -53,7 +53,8 @@ def line(report: Report) -> Line:
     return numbers
 
 
-def track(report: Report, accelerator: Accelerator) -> None:
+def track_step(report: Report, accelerator: Accelerator) -> None:
+    """Send every tenth step to the trackers, and those with metrics or measured heads."""
     if report.step % TRACK_EVERY == 0 or report.metrics or report.heads is not None:
         accelerator.log(scalars(report), step=report.step)
 

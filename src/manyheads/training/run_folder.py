@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_type_hints
 
-from manyheads.common.json_files import check, check_fields
+from manyheads.common.json_files import check_fields, check_type
 from manyheads.common.types import JsonObject
 from manyheads.common.version import __version__
 from manyheads.common.whole_files import tidy, write_whole
@@ -86,6 +86,6 @@ def read_config(folder: Path) -> JsonObject:
     if config is None or "task" not in config or "training" not in config:
         raise ValueError(f"{folder}: not a model that manyheads trained; expected a folder that train wrote")
     where = f"{folder / described.CONFIG}: "
-    check(config["task"].get("name"), str, f"{where}task.name")
+    check_type(config["task"].get("name"), str, f"{where}task.name")
     check_fields(config["training"], get_type_hints(Options), f"{where}training")
     return dict(config)

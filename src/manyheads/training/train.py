@@ -21,7 +21,7 @@ from manyheads.common.preserved_state import untouched
 from manyheads.training.log import Log
 from manyheads.training.loop import KEPT, Callback, Loop, Result
 from manyheads.training.options import Options, with_options
-from manyheads.training.report import Report, line, track
+from manyheads.training.report import Report, log_line, track_step
 from manyheads.training.run_folder import Run
 from manyheads.training.task import Data, Task
 
@@ -92,7 +92,7 @@ def train(
         if not accelerator.is_main_process:  # a vocabulary is learned once, and the others read it
             task.restore(run.out)
             opened = task.open(data, valid)
-        held.enter_context(undisturbed(accelerator.device))
+        held.enter_context(training_conditions(accelerator.device))
         held.enter_context(interruptible())
         try:
             loop = Loop(task, opened, run, chosen, accelerator)
@@ -108,7 +108,7 @@ def train(
             if trackers:
                 accelerator.init_trackers(task.name)
                 stack.callback(accelerator.end_training)
-                reports.append(lambda report: track(report, accelerator))
+                reports.append(lambda report: track_step(report, accelerator))
             ended = loop.run_to_the_end(reports)
         return loop.result(ended)
 
@@ -129,11 +129,11 @@ def _begin(task: Task, run: Run, options: Options, data: str | None, valid: str 
 
 def _add(log: Log, out: Path, report: Report) -> None:
     with writing(out, KEPT):
-        log.add(line(report))
+        log.add(log_line(report))
 
 
 @contextmanager
-def undisturbed(device: torch.device) -> Iterator[None]:
+def training_conditions(device: torch.device) -> Iterator[None]:
     """The caller's random generators are left alone; denormal numbers do not slow the CPU down."""
     with untouched():
         torch.set_flush_denormal(device.type == "cpu")

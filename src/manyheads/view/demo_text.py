@@ -12,7 +12,7 @@ from rich.text import Text
 from torch import Tensor
 
 from manyheads.common.language import words
-from manyheads.heads.effects.bert_steps import Layer, SentenceSteps, strongest_link
+from manyheads.heads.effects.bert_steps import LayerSteps, SentenceSteps, strongest_link
 from manyheads.models.embedded import SMALL
 from manyheads.view import text_maps
 from manyheads.view.figures import attention_maps
@@ -222,7 +222,7 @@ def _followed(steps: SentenceSteps) -> int:
     return min(pronouns or positions, key=lambda position: (abs(position - middle), position), default=middle)
 
 
-def _print_attention(steps: SentenceSteps, layer: Layer, followed: int, printer: _Printer) -> None:
+def _print_attention(steps: SentenceSteps, layer: LayerSteps, followed: int, printer: _Printer) -> None:
     """What the followed token attends to in each head, and the narrowest head enlarged."""
     rows = layer.weights[:, followed]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from manyheads.data.columns import Columns
+from manyheads.data.labelled_options import LabelledOptions
 from manyheads.data.source import Images, Model, Text
 from manyheads.models.opening import Opening
 
 
 @dataclass(frozen=True)
-class ServeOptions(Opening, Columns):
+class ServeOptions(Opening, LabelledOptions):
     """The arguments of `serve`. The text beside each type is the help of its option."""
 
     model: Model = None

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from manyheads.common.devices import device_of
-from manyheads.common.nested_tensors import map_tensors
+from manyheads.common.devices import device_of, to_device
 from manyheads.common.types import Batch
 from manyheads.heads.effects.page_measurements import counted_table
 from manyheads.models.loaded import Loaded
@@ -105,7 +104,7 @@ def _batches(
     if not _is_text(text):
         if isinstance(text, str | Sequence) and not isinstance(text, Mapping | tuple | list):
             raise TypeError(f"text: expected a text, several, or a batch, got {type(text).__name__}")
-        return [map_tensors(lambda x: x.to(device), text)]
+        return [to_device(text, device)]
     assert tokenizer is not None
     texts = [text] if isinstance(text, str) else list(text)
     if not all(part.strip() for part in texts):
@@ -116,7 +115,7 @@ def _batches(
         encoded = tokenizer(part)
         ids = torch.tensor([encoded["input_ids"] if isinstance(encoded, Mapping) else list(encoded)])
         batch = opened.arguments(ids, torch.ones_like(ids))
-        batches.append(map_tensors(lambda x: x.to(device), batch))
+        batches.append(to_device(batch, device))
     return batches
 
 

@@ -7,7 +7,8 @@ from tests.helpers.models import bert_config, gpt2_config, t5_config, vit_config
 from torch import nn
 
 import manyheads as mh
-from manyheads.heads.effects.answers import Sentences, answer, kind_of, shown, token
+from manyheads.heads.effects.answer_items import token_text, with_signs
+from manyheads.heads.effects.answers import Sentences, answer, kind_of
 from manyheads.heads.effects.questions import ask
 from manyheads.nn.transformers import Decoder, Encoder, Seq2Seq
 from manyheads.tasks.language import MaskedLanguage
@@ -261,8 +262,8 @@ def test_translations_of_our_own():
 
 
 def test_tokens_that_nobody_sees_get_a_sign():
-    assert [shown(text) for text in ("\t", "  ", " a b", "")] == ["⇥", "␣␣", " a b", ""]
-    assert token(object(), 13) == "13"
+    assert [with_signs(text) for text in ("\t", "  ", " a b", "")] == ["⇥", "␣␣", " a b", ""]
+    assert token_text(object(), 13) == "13"
 
 
 def test_answers_to_questions_are_parts_of_the_context():

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyheads.heads.importance import agreement, importance
-from manyheads.heads.importance.hard_concrete import _SHIFT, _centred, gates
+from manyheads.heads.importance.hard_concrete import _SHIFT, _centred, learned_gates
 from manyheads.heads.importance.rankings import spearman
 from manyheads.heads.importance.relevance import Linear, output_weights
 from manyheads.heads.importance.request import Request
-from manyheads.heads.model_outputs import difference
+from manyheads.heads.model_outputs import output_distance
 from manyheads.heads.observer import gate_gradients, observed
 from manyheads.heads.silence import silence
 from manyheads.heads.table import HeadTable, Row
@@ -36,7 +36,7 @@ def with_dead_heads() -> nn.Module:
 
 def test_learned_gates_close_heads_that_say_nothing() -> None:
     model = with_dead_heads()
-    table = gates(Request(model, [tokens(0), tokens(1)], gates=8), restarts=2)
+    table = learned_gates(Request(model, [tokens(0), tokens(1)], gates=8), restarts=2)
     worst = table["importance"].argsort()[:4].tolist()
     assert sorted(worst) == [1, 4, 7, 10]
     assert table["importance"].sum().item() == pytest.approx(8, abs=1e-3)
@@ -45,7 +45,7 @@ def test_learned_gates_close_heads_that_say_nothing() -> None:
 
 def test_learned_gates_keep_a_better_set_than_chance() -> None:
     model, batch = models.gpt2(), tokens(0)
-    table = gates(Request(model, [batch], gates=3), restarts=1)
+    table = learned_gates(Request(model, [batch], gates=3), restarts=1)
 
     def without(removed: list[int]) -> float:
         heads = {layer: [row - 3 * layer for row in removed if row // 3 == layer] for layer in range(2)}
@@ -53,7 +53,7 @@ def test_learned_gates_keep_a_better_set_than_chance() -> None:
             full = observer.forward(batch)
             with silence(model, {layer: found for layer, found in heads.items() if found}):
                 other = observer.gated(batch, {})
-        return difference(full.output, observer.output(other, full)).mean().item()
+        return output_distance(full.output, observer.output(other, full)).mean().item()
 
     learned = without(table["importance"].argsort()[:3].tolist())
     every = [without([a, b, c]) for a in range(6) for b in range(a + 1, 6) for c in range(b + 1, 6)]
@@ -64,7 +64,7 @@ def test_gates_take_a_loss() -> None:
     def loss(result: Any, batch: Any) -> Tensor:
         return -result.logits[..., 5].mean(1)
 
-    table = gates(Request(models.llama(), [tokens()], loss, gates=4), steps=10, restarts=2)
+    table = learned_gates(Request(models.llama(), [tokens()], loss, gates=4), steps=10, restarts=2)
     assert table["importance"].sum().item() == pytest.approx(4, abs=1e-3)
 
 

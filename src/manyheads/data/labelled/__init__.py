@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from manyheads.common.devices import device_of
+from manyheads.common.devices import device_of, to_device
 from manyheads.common.interrupts import interrupted
 from manyheads.common.intervals import Interval
 from manyheads.common.labelled_batch import LabelledBatch
-from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
@@ -133,7 +132,7 @@ class Labelled(Corpus):
             for batch in self:
                 if interrupted() and parts:
                     break
-                batch = map_tensors(lambda x: x.to(device), batch)
+                batch = to_device(batch, device)
                 parts += self.task.parts(model, run(model, batch), batch)
                 done += len(batch.examples)
                 progress("evaluate", done, len(self.examples))

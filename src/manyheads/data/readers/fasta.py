@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from manyheads.common.decompression import content_of, unpacked
+from manyheads.common.decompression import content_of, decompressed
 from manyheads.data.readers.image import PARTS
 from manyheads.data.readers.table import read_rows
 
@@ -45,10 +45,10 @@ def read_sequences(data: str, part: str) -> Labelled | None:
     return _join_files(files)
 
 
-def check(sequence: str, where: str) -> str:
+def clean_sequence(sequence: str, where: str) -> str:
     """A sequence in capital letters, T for U; raises for letters that are no bases.
 
-    >>> check("acgun", "here")
+    >>> clean_sequence("acgun", "here")
     'ACGTN'
     """
     bases = sequence.upper()
@@ -63,7 +63,7 @@ def check(sequence: str, where: str) -> str:
 
 def read_fasta(path: Path) -> list[str]:
     """The sequences of a FASTA file; "" for a header without one."""
-    content = unpacked(content_of(path, "data"), f"data: {path}")
+    content = decompressed(content_of(path, "data"), f"data: {path}")
     records: list[list[str]] = []
     for number, raw in enumerate(content.splitlines(), 1):
         line = raw.decode("ascii", "replace").strip()
@@ -75,7 +75,7 @@ def read_fasta(path: Path) -> list[str]:
                     f"data: line {number} of {path} comes before any header; expected FASTA: a line that "
                     "begins with >, then the sequence"
                 )
-            records[-1].append(check(line, f"line {number} of {path}"))
+            records[-1].append(clean_sequence(line, f"line {number} of {path}"))
     if not records:
         raise ValueError(f"data: {path} is empty; expected FASTA, at least one sequence")
     return ["".join(lines) for lines in records]
@@ -126,7 +126,7 @@ def _table(path: Path) -> Labelled:
         name, letters = (cell.strip() for cell in cells)
         if line == 1 and letters.lower() == "sequence":
             continue
-        sequence = check(letters, f"line {line} of {path}")
+        sequence = clean_sequence(letters, f"line {line} of {path}")
         if sequence and name:
             pairs.append((name, sequence))
         else:

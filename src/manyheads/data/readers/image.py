@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from manyheads.common.decompression import File, check_archive, content_of, open_image, unpacked
+from manyheads.common.decompression import File, check_archive, content_of, decompressed, open_image
 from manyheads.common.json_files import in_one_sentence
 from manyheads.data.readers.records import IMAGES as IMAGE_SUFFIXES
 
@@ -198,7 +198,7 @@ def _idx(path: Path) -> Labelled:
 
 
 def _read_idx(path: Path, axes: int) -> Tensor:
-    raw = unpacked(content_of(path, "data"), f"data: {path}")
+    raw = decompressed(content_of(path, "data"), f"data: {path}")
     header = 4 + 4 * axes
     if len(raw) < header or raw[:4] != bytes([0, 0, _BYTES, axes]):
         raise ValueError(f"data: {path} is not an IDX file of bytes with {axes} axes; expected one")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from manyheads.common.errors import describe_error, first_line
 from manyheads.common.json_files import in_one_sentence, parse_json, read_bytes
 from manyheads.data.examples import spread
+from manyheads.data.readers.table import QUOTING, column_names, separated_rows
 from manyheads.data.readers.text import read_text
 
 if TYPE_CHECKING:
     import pyarrow
 
-LONGEST_FIELD = 10_000_000  # characters
 EXPECTED = (
     "a .csv, .tsv, .jsonl or .parquet file, a folder with one folder for each class, or the name of a dataset"
 )
@@ -131,60 +129,23 @@ def _read_file(path: Path) -> Records:
 
 def _separated(path: Path) -> Records:
     """A CSV file, whose cells may be quoted and may hold line breaks, or a TSV file, whose cells may not."""
-    text = read_text(path)
-    first = text.partition("\n")[0]
     tabs = path.suffix.lower() == ".tsv"
-    delimiter = "\t" if tabs else max(",;\t", key=first.count)
-    quoting: Any = {"quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, **quoting)
-    rows: list[tuple[int, list[str]]] = []
-    start = 1
-    with _long_fields():
-        while True:
-            try:
-                cells = next(reader, None)
-            except csv.Error as error:
-                raise ValueError(
-                    f"data: line {start} of {path} is not a row of a table ({error}); {_QUOTES}"
-                ) from None
-            if cells is None:
-                break
-            if any(cell.strip() for cell in cells):
-                rows.append((start, cells))
-            start = reader.line_num + 1
+    every = separated_rows(path, "\t") if tabs else separated_rows(path, None, quoted=True)
+    rows = [row for row in every if any(cell.strip() for cell in row.cells)]
     if not rows:
         raise ValueError(f"data: {path} is empty; expected a line of names and rows under it")
-    names = _checked_names([name.strip() for name in rows[0][1]], path)
+    names = column_names(rows[0].cells, path)
     for line, cells in rows[1:]:
         if len(cells) != len(names):
             raise ValueError(
                 f"data: line {line} of {path} has {len(cells)} cells; expected {len(names)}, as many as "
-                f"the first line has names{'' if tabs else '; ' + _QUOTES}"
+                f"the first line has names{'' if tabs else '; ' + QUOTING}"
             )
     records = [
         Record(f"line {line}", {name: cell or None for name, cell in zip(names, cells, strict=True)})
         for line, cells in rows[1:]
     ]
     return Records(str(path), names, records, path.parent)
-
-
-_QUOTES = 'cells with commas, quotation marks or line breaks stand in quotation marks, as "so, ""so"""'
-
-
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Cells may be as long as documents are; Python's limit is 131,072 characters."""
-    before = csv.field_size_limit(LONGEST_FIELD)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
-
-
-def _checked_names(names: list[str], path: Path) -> list[str]:
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"data: {path} has two columns called {twice[0]!r}; expected a name for each")
-    return names
 
 
 def _json_lines(path: Path) -> Records:

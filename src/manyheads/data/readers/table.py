@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from manyheads.common.csv_cells import from_cell
 from manyheads.common.decompression import File
-from manyheads.common.json_files import in_one_sentence
 from manyheads.data.readers.text import read_text
 
 _TIMES = frozenset({"date", "time", "datetime", "timestamp", "year", "month", "week", "day", "hour"})
-_DELIMITERS = ",;\t"
 
 
 class Row(NamedTuple):
@@ -31,17 +30,49 @@ class Row(NamedTuple):
     cells: list[str]
 
 
+_DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
+QUOTING = 'cells with commas, quotation marks or line breaks stand in quotation marks, as "so, ""so"""'
+LONGEST_CELL = 10_000_000  # characters
+
+
+def separated_rows(path: File, delimiter: str | None = "\t", quoted: bool = False) -> list[Row]:
+    """Every row of a CSV or TSV file, as it is, with the number of the line that it begins at.
+
+    Parameters
+    ----------
+    delimiter: between two cells. Default: a tab. None for the one of comma, semicolon and tab that the first
+        line has most of.
+    quoted: whether cells may be quoted, as in CSV; they may then hold line breaks.
+    """
+    text = read_text(path)
+    if delimiter is None:
+        delimiter = max(_DELIMITERS, key=text.partition("\n")[0].count)
+    quoting: Any = {"strict": True} if quoted else {"quoting": csv.QUOTE_NONE}
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, **quoting)
+    rows, start = [], 1
+    limit = csv.field_size_limit(LONGEST_CELL)  # cells may be as long as documents are
+    try:
+        for cells in reader:
+            rows.append(Row(start, cells))
+            start = reader.line_num + 1
+    except csv.Error as error:
+        advice = f"; {QUOTING}" if quoted else ""
+        raise ValueError(f"data: line {start} of {path} is not a row of a table ({error}){advice}") from None
+    finally:
+        csv.field_size_limit(limit)
+    return rows
+
+
 def read_rows(
-    path: File, columns: int | None = None, *, delimiter: str = "\t", quoted: bool = False
+    path: File, columns: int | None = None, *, delimiter: str | None = "\t", quoted: bool = False
 ) -> list[Row]:
-    """The rows of a CSV or TSV file; empty lines are left out.
+    """The rows of a CSV or TSV file, of which each has the same number of cells; empty lines are left out.
 
     Parameters
     ----------
     path: the file, or one in an archive.
     columns: how many cells each row must have. Default: as many as the first row.
-    delimiter: between two cells.
-    quoted: whether cells may be quoted, as in CSV; in TSV quotation marks are part of the text.
+    delimiter, quoted: as for `separated_rows`; in TSV quotation marks are part of the text.
 
     Examples
     --------
@@ -51,26 +82,26 @@ def read_rows(
     ...     read_rows(Path(folder, "t.tsv"))
     [Row(line=1, cells=['one "1"', 'eins']), Row(line=3, cells=['two', 'zwei'])]
     """
-    text = read_text(path)
-    with in_one_sentence(f"data: {path} is not a readable table"):
-        cells: Iterator[list[str]] = (
-            csv.reader(text.splitlines(), delimiter=delimiter)
-            if quoted
-            else (line.removesuffix("\r").split(delimiter) for line in text.split("\n"))
-        )
-        rows = [Row(line, row) for line, row in enumerate(cells, 1) if len(row) > 1 or "".join(row).strip()]
+    every = separated_rows(path, delimiter, quoted)
+    rows = [row for row in every if len(row.cells) > 1 or "".join(row.cells).strip()]
     expected = columns or (len(rows[0].cells) if rows else 0)
     for line, row in rows:
         if len(row) != expected:
             reason = "" if columns else ", as many as the first row"
+            between = f", with {_DELIMITERS[delimiter]} between them" if delimiter else ""
             raise ValueError(
-                f"data: line {line} of {path} has {len(row)} columns; expected {expected}{reason}, with "
-                f"{_NAMES[delimiter]} between them"
+                f"data: line {line} of {path} has {len(row)} columns; expected {expected}{reason}{between}"
+                f"{f'; {QUOTING}' if quoted else ''}"
             )
     return rows
 
 
-_NAMES = {"\t": "a tab", ",": "a comma", ";": "a semicolon"}
+def column_names(cells: Sequence[str], path: File) -> list[str]:
+    """The names in the first line of a table, each once."""
+    names = [name.strip() for name in cells]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"data: {path} has two columns called {twice[0]!r}; expected a name for each")
+    return names
 
 
 def read_named_rows(path: File, columns: Collection[str]) -> list[tuple[int, dict[str, str]]]:
@@ -82,7 +113,7 @@ def read_named_rows(path: File, columns: Collection[str]) -> list[tuple[int, dic
     columns: names that must be there; others may.
     """
     rows = read_rows(path)
-    names = [name.strip() for name in rows[0].cells] if rows else []
+    names = column_names(rows[0].cells, path) if rows else []
     if missing := [name for name in columns if name not in names]:
         there = ", ".join(names) or "none"
         raise ValueError(f"data: {path} has no column {missing[0]!r} in its first line; it has {there}")
@@ -129,13 +160,10 @@ def read_table(path: Path, time: str | None = None, columns: str | None = None) 
     """
     if not path.is_file():
         raise ValueError(f"data: there is no file {path}; expected a CSV file with a line of names")
-    first_line = read_text(path).partition("\n")[0]
-    rows = read_rows(path, delimiter=max(_DELIMITERS, key=first_line.count), quoted=True)
+    rows = read_rows(path, delimiter=None, quoted=True)
     if len(rows) < 2:
         raise ValueError(f"data: {path} has no row of numbers; expected a line of names and rows under it")
-    names = [from_cell(name.strip()) for name in rows[0].cells]
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"data: {path} has two columns called {twice[0]!r}; expected a name for each")
+    names = [from_cell(name) for name in column_names(rows[0].cells, path)]
     times = _time_column(names, rows[1].cells, time, path)
     chosen = _chosen_columns(names, times, columns, path)
     values = [[_number(cells[i], line, names[i], path) for i in chosen] for line, cells in rows[1:]]

@@ -86,10 +86,10 @@ def from_hub(name: str, split: str, columns: list[str]) -> Dataset:
     return rows
 
 
-def characters(texts: Iterable[str], special: list[str]) -> Tokenizer:
+def character_tokenizer(texts: Iterable[str], special: list[str]) -> Tokenizer:
     """A tokenizer whose tokens are the characters of these texts; others become the last special token.
 
-    >>> tokenizer = characters(["abba\\n"], ["<unknown>"])
+    >>> tokenizer = character_tokenizer(["abba\\n"], ["<unknown>"])
     >>> tokenizer.encode("ab\\nx").ids, tokenizer.decode([2, 3])
     ([2, 3, 1, 0], 'ab')
     """

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from manyheads.common.devices import device_of
+from manyheads.common.devices import device_of, to_device
 from manyheads.common.labelled_batch import without_labels
-from manyheads.common.nested_tensors import map_tensors, tensors_in
+from manyheads.common.nested_tensors import tensors_in
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress
 from manyheads.common.types import Batch
@@ -23,7 +23,7 @@ from manyheads.heads.watch import watch
 
 
 @dataclass(eq=False)
-class Side:
+class BatchMeans:
     """One model on its batches.
 
     table: of all batches together.
@@ -37,7 +37,7 @@ class Side:
         return len(next(iter(self.means.values())))
 
 
-class Heads:
+class WatchedModel:
     """A model that is watched, batch by batch, with attention rows of sampled queries."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Heads:
 
     def run(self, batch: Batch) -> dict[str, tuple[object, Tensor]]:
         """Run a batch: for each site the queries sampled, and their attention (heads, rows, keys)."""
-        batch = map_tensors(lambda x: x.to(self._device), without_labels(batch))
+        batch = to_device(without_labels(batch), self._device)
         records, _ = self._collector.run(batch)
         self._sums.append(_by_site(self._seen.table))
         sites = [record.site.name for record in records]
@@ -68,13 +68,13 @@ class Heads:
             if record.rows is not None and sites.count(record.site.name) == 1
         }
 
-    def side(self) -> Side:
+    def side(self) -> BatchMeans:
         """What was collected."""
         table = self._seen.table
         means = {
             name: torch.stack([self._mean(n, name) for n in range(len(self._sums))]) for name in table.metrics
         }
-        return Side(table, means)
+        return BatchMeans(table, means)
 
     def _mean(self, number: int, metric: str) -> Tensor:
         """The mean of a metric on one batch, (heads,); NaN at a site that the batch did not reach."""
@@ -115,7 +115,7 @@ def run_both(
     rows: int,
     seed: int,
     progress: Progress,
-) -> tuple[Side, Side, Tensor | None]:
+) -> tuple[BatchMeans, BatchMeans, Tensor | None]:
     """Both sides, and the distance of attention between every head of one and every head of the other on each
     batch, (batches, heads, others), where both read the same tokens; NaN between heads not compared.
     """
@@ -126,8 +126,8 @@ def run_both(
         first, second = _run_in_turn(models, batches, tokens, progress)
         return first, second, None
     with torch.no_grad(), ExitStack() as stack:
-        heads = Heads(models[0], tokens, rows, seed, stack)
-        others = heads if models[0] is models[1] else Heads(models[1], tokens, rows, seed, stack)
+        heads = WatchedModel(models[0], tokens, rows, seed, stack)
+        others = heads if models[0] is models[1] else WatchedModel(models[1], tokens, rows, seed, stack)
         distances = []
         for number, batch in enumerate(batches[0], 1):
             seen = heads.run(batch)
@@ -142,12 +142,12 @@ def _run_in_turn(
     batches: tuple[Sequence[Batch], Sequence[Batch]],
     tokens: Mapping[str, Iterable[int]] | None,
     progress: Progress,
-) -> list[Side]:
+) -> list[BatchMeans]:
     """Both sides without distances; they may be the same model."""
     sides, done = [], 0
     for model, of_model in zip(models, batches, strict=True):
         with torch.no_grad(), ExitStack() as stack:
-            heads = Heads(model, tokens, 0, 0, stack)
+            heads = WatchedModel(model, tokens, 0, 0, stack)
             for batch in of_model:
                 heads.run(batch)
                 done += 1
@@ -184,7 +184,7 @@ def _distances(seen: dict[str, tuple[object, Tensor]], others: dict[str, tuple[o
     return distances
 
 
-def _arrange(distances: Distances, side: Side, other: Side) -> Tensor:
+def _arrange(distances: Distances, side: BatchMeans, other: BatchMeans) -> Tensor:
     """Distances in the order of the rows of both tables."""
     whole = torch.full((len(side.table), len(other.table)), torch.nan, dtype=torch.float64)
     for (site, name), values in distances.items():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
-from manyheads.heads.comparison.batch_means import Side, run_both
+from manyheads.heads.comparison.batch_means import BatchMeans, run_both
 from manyheads.heads.comparison.matching import Match, matched_heads, spread_over_heads
 from manyheads.heads.table import METRICS, HeadTable
 
@@ -201,7 +201,12 @@ def compare(
 
 
 def _compare_heads(
-    side: Side, other: Side, pairs: list[tuple[int, int]], distances: Tensor | None, paired: bool, rate: float
+    side: BatchMeans,
+    other: BatchMeans,
+    pairs: list[tuple[int, int]],
+    distances: Tensor | None,
+    paired: bool,
+    rate: float,
 ) -> Comparison:
     rows, columns = (list(each) for each in zip(*pairs, strict=True))
     metrics = [name for name in side.means if name in other.means and name in (*METRICS, *side.table.sums)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.capture.weights import Projections
-from manyheads.common.devices import device_of, in_float64
+from manyheads.common.devices import batches_to_device, device_of, in_float64
 from manyheads.common.errors import check_choices, first_line, lacks_gradient
 from manyheads.common.numbered_batches import generator_of, numbered
 from manyheads.common.preserved_state import evaluating
@@ -17,11 +17,10 @@ from manyheads.common.progress import Progress, count_of, no_progress
 from manyheads.common.types import Batch
 from manyheads.heads.diversity.accumulators import Sums
 from manyheads.heads.diversity.collect import CallRecord, Collector
-from manyheads.heads.diversity.result import Compared, compared, table
+from manyheads.heads.diversity.result import ComparedHeads, compared, table_of_pairs
 from manyheads.heads.diversity.weight_subspaces import head_projections
 from manyheads.heads.importance.request import Loss
-from manyheads.heads.model_outputs import directions, read
-from manyheads.heads.observer import moved
+from manyheads.heads.model_outputs import directions, read_output
 from manyheads.heads.table import HeadTable
 
 MEASURES = ("attention", "outputs", "subspaces", "contributions", "gradients")
@@ -91,7 +90,7 @@ def diversity(
     >>> table.matrices["js"].shape, table["twin"][0] in {"0.1", "1.0", "1.1", "2.0", "2.1"}
     (torch.Size([6, 6]), True)
     """
-    return table(compare_pairs(model, batches, measures, rows, across, loss, seed, progress))
+    return table_of_pairs(compare_pairs(model, batches, measures, rows, across, loss, seed, progress))
 
 
 def compare_pairs(
@@ -103,7 +102,7 @@ def compare_pairs(
     loss: Loss | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
-) -> Compared:
+) -> ComparedHeads:
     """Every pair of heads on some batches: sums, which `table` finishes, alone or merged with others."""
     _check(measures, rows)
     sums = Sums(across)
@@ -117,7 +116,7 @@ def compare_pairs(
         seed=seed,
     )
     with evaluating(model):
-        every = numbered(batches, moved(batches, device_of(model)))
+        every = numbered(batches, batches_to_device(batches, device_of(model)))
         for number, (position, batch) in enumerate(every, 1):
             with collector:
                 seen, result = collector.run(batch, position)
@@ -169,7 +168,7 @@ def _gradients(
     """Take the gradients of the gates of one batch; whether there were any."""
     weights = None
     if loss is None:
-        output = read(result, model, padding)
+        output = read_output(result, model, padding)
         value, weights = output.value, next(directions(output, generator))
     else:
         value = loss(result, batch)

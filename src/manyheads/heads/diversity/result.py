@@ -18,12 +18,13 @@ from manyheads.heads.diversity.map_layout import layout
 from manyheads.heads.diversity.output_moments import Moments
 from manyheads.heads.diversity.pair_sums import cosines
 from manyheads.heads.diversity.weight_subspaces import output_columns, subspace_matrices
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.table import HeadTable, Row
-from manyheads.heads.watch import fingerprint, labels_of, rows_of
+from manyheads.heads.watch import labels_of, rows_of
 
 
 @dataclass
-class Compared:
+class ComparedHeads:
     """Heads compared on some batches: sums, which add up with those of other batches, and what the weights
     show.
 
@@ -48,7 +49,7 @@ class Compared:
     subspaces: dict[str, Tensor]
     columns: dict[str, Tensor] | None
 
-    def merge(self, others: Compared) -> None:
+    def merge(self, others: ComparedHeads) -> None:
         """Add what was compared on other batches."""
         self.sums.merge(others.sums)
         if set(others.subspaces) != set(self.subspaces) or set(others.columns or ()) != set(
@@ -64,7 +65,7 @@ class Compared:
         return vars(self) | {"rows": [tuple(row) for row in self.rows], "sums": self.sums.document()}
 
     @classmethod
-    def restored(cls, document: JsonObject) -> Compared:
+    def restored(cls, document: JsonObject) -> ComparedHeads:
         """What `document` gave."""
         rows = [Row(*row) for row in document["rows"]]
         return cls(**document | {"rows": rows, "sums": Sums.restored(document["sums"])})
@@ -76,8 +77,8 @@ def compared(
     sums: Sums,
     projections: Mapping[str, Projections],
     measures: Sequence[str],
-) -> Compared:
-    """The sums, with what of the model `table` needs besides them."""
+) -> ComparedHeads:
+    """The sums, with what of the model `table_of_pairs` needs besides them."""
     sites = [site for site in sites if site.name in sums.first]
     subspaces, columns = {}, None
     if "subspaces" in measures and projections:
@@ -85,13 +86,13 @@ def compared(
     if "contributions" in measures and projections:
         columns = output_columns(model, projections, sums.moments.shapes)
     heads = {site.name: site.heads for site in sites}
-    return Compared(
+    return ComparedHeads(
         fingerprint(model), heads, rows_of(model, sites), labels_of(sites), list(measures), sums, subspaces,
         columns,
     )  # fmt: skip
 
 
-def table(parts: Compared) -> HeadTable:
+def table_of_pairs(parts: ComparedHeads) -> HeadTable:
     """The sums as a table."""
     sites, rows, sums, measures = parts.sites, parts.rows, parts.sums, parts.measures
     moments = sums.moments

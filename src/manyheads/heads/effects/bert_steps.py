@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class LayerSteps:
     """One layer of the encoder, with our attention in it."""
 
     query: Tensor  # (heads, length, width), as are key, value and outputs
@@ -58,7 +58,7 @@ class SentenceSteps:
     words: Tensor  # (length, d_model), as are positions and normed
     positions: Tensor
     normed: Tensor
-    layers: list[Layer]
+    layers: list[LayerSteps]
     sentence: Tensor  # (d_model,)
     difference: float  # the largest between sentence and the model's embedding
 
@@ -176,7 +176,7 @@ def copied_attention(block: BertLayer) -> MultiHeadAttention:
 
 def _layer(
     block: BertLayer, x: Tensor, expected: Tensor, seen: Tensor, effective_keys: Tensor, causal: bool
-) -> Layer:
+) -> LayerSteps:
     mha = copied_attention(block)
     q, k, v = (_split(projection(x), mha.heads) for projection in (mha.query, mha.key, mha.value))
     outputs = attention(q[None], k[None], v[None], causal=causal)[
@@ -189,7 +189,7 @@ def _layer(
     difference, map_difference = (
         (a - b).abs().max().item() for a, b in ((hidden, expected), (weights, seen))
     )
-    return Layer(
+    return LayerSteps(
         q,
         k,
         v,

@@ -9,9 +9,10 @@ from torch import nn
 
 from manyheads.capture.site import Site
 from manyheads.common.types import Batch
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.observer import observed
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint, labels_of, rows_of
+from manyheads.heads.watch import labels_of, rows_of
 from manyheads.models.loaded import Loaded
 from manyheads.models.probe_batch import probe_batch
 

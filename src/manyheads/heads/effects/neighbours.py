@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
 from manyheads.heads.effects.answers import ids_of
-from manyheads.heads.model_outputs import read
+from manyheads.heads.model_outputs import read_output
 from manyheads.heads.observer import observed
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def embedded_texts(
     texts, values = [], []
     with torch.no_grad():
         for batch in batches:
-            output = read(run(model, batch), model)
+            output = read_output(run(model, batch), model)
             ids = ids_of(batch)
             if output.real is not None or ids is None:
                 return None

@@ -93,5 +93,5 @@ def silencing_curve(
     rankings: Mapping[str, HeadTable],
     progress: Progress = no_progress,
 ) -> Any:
-    """Quality as more and more heads are silenced: what `surgery.silencing_curve.curve` returns."""
+    """Quality as more and more heads are silenced: what `surgery.silencing_curve` returns."""
     return registered("effects.silencing_curve")(model, batches, rankings, progress=progress)

@@ -11,22 +11,18 @@ from torch import Tensor, nn
 
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
-from manyheads.heads.effects.answers import (
+from manyheads.heads.effects.answer_items import (
     SAME,
     TOP,
-    Answer,
     Item,
-    answer,
-    hidden,
-    ids_of,
-    kind_of,
     likeliest,
     nearest,
     output_items,
     span_items,
     telling_tokens,
 )
-from manyheads.heads.model_outputs import main_tensor, read
+from manyheads.heads.effects.answers import Answer, answer, hidden, ids_of, kind_of
+from manyheads.heads.model_outputs import main_tensor, read_output
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,10 +51,12 @@ class Question:
         """What it says about one sequence of a batch: words with probabilities, texts with cosines."""
         if self.neighbours is not None:
             texts, others = self.neighbours
-            return nearest(read(result, self.model).value[row : row + 1].to(others), others, texts, TOP)
+            return nearest(
+                read_output(result, self.model).value[row : row + 1].to(others), others, texts, TOP
+            )
         ids = ids_of(self.batch)
         if self.kind == "answer" and ids is not None:
-            named = read(result, self.model).named
+            named = read_output(result, self.model).named
             return span_items(named["start_logits"][row], named["end_logits"][row], ids[0], self.tokenizer)
         logits = main_tensor(result)[1][row].float()
         if self.kind in ("class", "amount", "transcript"):
@@ -136,7 +134,7 @@ def _others(
     model: nn.Module, result: object, texts: Sequence[str], embeddings: Tensor
 ) -> tuple[list[str], Tensor]:
     """The neighbours without the input itself, which a silenced head would move away from itself."""
-    embedding = read(result, model).value[:1].to(embeddings)
+    embedding = read_output(result, model).value[:1].to(embeddings)
     apart = nn.functional.cosine_similarity(embedding, embeddings) < 1 - SAME
     return [text for text, other in zip(texts, apart.tolist(), strict=True) if other], embeddings[apart]
 

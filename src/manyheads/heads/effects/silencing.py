@@ -13,9 +13,9 @@ from manyheads.common.nested_tensors import map_tensors
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run
 from manyheads.common.types import Batch
-from manyheads.heads.effects.answers import Item
+from manyheads.heads.effects.answer_items import Item
 from manyheads.heads.effects.questions import Question
-from manyheads.heads.model_outputs import difference, read
+from manyheads.heads.model_outputs import output_distance, read_output
 from manyheads.heads.silence import gates
 from manyheads.heads.table import Row
 
@@ -75,12 +75,12 @@ def silenced(
         sizes[row.site] = max(sizes.get(row.site, 0), row.head + 1)
     done = 0
     with torch.no_grad():
-        full = read(run(model, question_batch), model)
+        full = read_output(run(model, question_batch), model)
         for numbers, result in _runs(model, question_batch, rows, sizes, order, length):
-            values = read(result, model)
+            values = read_output(result, model)
             for sequence, number in enumerate(numbers):
                 silenced_output = type(values)(values.value[sequence : sequence + 1], full.real)
-                change[number] = round(difference(full, silenced_output).item(), 9)
+                change[number] = round(output_distance(full, silenced_output).item(), 9)
                 if question is not None:
                     answers[number] = question.answer(result, sequence)
             done += len(numbers)
@@ -117,10 +117,10 @@ def _runs(
 def _copies(model: nn.Module, batch: Batch, sizes: Mapping[str, int]) -> bool:
     """Whether copies of an input in one batch, each with its own gates, give the same output as alone."""
     try:
-        single = read(run(model, batch), model).value
+        single = read_output(run(model, batch), model).value
         ones = {site: torch.ones(2, size, device=single.device) for site, size in sizes.items()}
         with gates(model, ones):
-            double = read(run(model, repeat_batch(batch, 2)), model).value
+            double = read_output(run(model, repeat_batch(batch, 2)), model).value
     except Exception:  # whatever it is, this model takes one sequence at a time
         return False
     within = 1e-3 * float(single.abs().amax())

@@ -23,7 +23,7 @@ from manyheads.common.types import Batch
 from manyheads.data.labelled import Labelled
 from manyheads.heads.importance.baselines import confidence, output_norm, random
 from manyheads.heads.importance.gradients import fisher, gradient
-from manyheads.heads.importance.hard_concrete import gates as learned_gates
+from manyheads.heads.importance.hard_concrete import learned_gates
 from manyheads.heads.importance.leave_one_out import leave_one_out, mean_ablation
 from manyheads.heads.importance.losses import Loss, find_loss
 from manyheads.heads.importance.rankings import Agreement, agreement

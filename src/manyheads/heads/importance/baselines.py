@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import torch
 
+from manyheads.common.devices import batches_to_device
 from manyheads.common.run_batch import run
 from manyheads.heads.importance.request import Request
-from manyheads.heads.observer import Sums, moved, observed
+from manyheads.heads.observer import Sums, observed
 from manyheads.heads.table import HeadTable
 from manyheads.heads.watch import watch
 from manyheads.nn.statistics import StatisticsSet
@@ -29,7 +30,7 @@ def random(request: Request) -> HeadTable:
     sums = Sums()
     generator = torch.Generator().manual_seed(request.seed)
     with observed(request.model) as observer:
-        for number, batch in enumerate(moved(request.batches, observer.device), 1):
+        for number, batch in enumerate(batches_to_device(request.batches, observer.device), 1):
             if not observer.sites:
                 observer.forward(batch)
             sums.add({s.name: torch.rand(1, s.heads, generator=generator) for s in observer.sites})
@@ -42,7 +43,7 @@ def _watch_batches(
 ) -> HeadTable:
     tables: list[HeadTable] = []
     with observed(request.model) as observer, torch.no_grad():
-        for number, batch in enumerate(moved(request.batches, observer.device), 1):
+        for number, batch in enumerate(batches_to_device(request.batches, observer.device), 1):
             with watch(request.model, statistics) as seen:
                 run(request.model, batch)
             table = seen.table

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from manyheads.common.devices import batches_to_device
 from manyheads.common.numbered_batches import count_of_all, generator_of, numbered
 from manyheads.heads.importance.losses import fitting, loss_name, units
 from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import directions
-from manyheads.heads.observer import Sums, gate_gradients, moved, observed
+from manyheads.heads.observer import Sums, gate_gradients, observed
 from manyheads.heads.table import HeadTable
 
 # Each sequence gives one square for each backward pass, right on average only: where there are few sequences,
@@ -32,7 +33,7 @@ def fisher(request: Request, squares: int = SQUARES, enough: int = ENOUGH) -> He
     sums = Sums()
     count, remaining = count_of_all(request.batches), enough
     with observed(request.model) as observer:
-        numbered_batches = numbered(request.batches, moved(request.batches, observer.device))
+        numbered_batches = numbered(request.batches, batches_to_device(request.batches, observer.device))
         for batches, (position, batch) in enumerate(numbered_batches, 1):
             forward = observer.forward(batch, gradients=True)
             value, generator = forward.output.value, generator_of(request.seed, position)
@@ -59,7 +60,7 @@ def gradient(request: Request) -> HeadTable:
     """
     sums = Sums()
     with observed(request.model) as observer:
-        for batches, batch in enumerate(moved(request.batches, observer.device), 1):
+        for batches, batch in enumerate(batches_to_device(request.batches, observer.device), 1):
             forward = observer.forward(batch, gradients=True)
             loss = request.loss or fitting(forward.result, request.model, observer.sites)
             with torch.enable_grad():

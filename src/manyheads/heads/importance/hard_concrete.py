@@ -1,4 +1,4 @@
-"""Importance by learning which heads to keep: `gates`, with hard concrete gates.
+"""Importance by learning which heads to keep: `learned_gates`, with hard concrete gates.
 
 Louizos, Welling, Kingma, "Learning sparse neural networks through L0 regularization" (2018); on heads: Voita
 and others, "Analyzing multi-head self-attention" (2019). Each head is multiplied by a random gate that can be
@@ -13,11 +13,12 @@ import math
 import torch
 from torch import Tensor
 
+from manyheads.common.devices import batches_to_device
 from manyheads.common.types import Batch
 from manyheads.heads.importance.losses import units
 from manyheads.heads.importance.request import Request
-from manyheads.heads.model_outputs import difference
-from manyheads.heads.observer import Forward, Observer, Sums, moved, observed
+from manyheads.heads.model_outputs import output_distance
+from manyheads.heads.observer import Forward, Observer, Sums, observed
 from manyheads.heads.table import HeadTable
 
 STEPS, RESTARTS, RATE = 120, 3, 0.3
@@ -25,7 +26,7 @@ _SOFTNESS, _LOW, _HIGH = 2 / 3, -0.1, 1.1  # as in the literature: how a sigmoid
 _SHIFT = _SOFTNESS * math.log(-_LOW / _HIGH)
 
 
-def gates(request: Request, steps: int = STEPS, restarts: int = RESTARTS) -> HeadTable:
+def learned_gates(request: Request, steps: int = STEPS, restarts: int = RESTARTS) -> HeadTable:
     """The probability that a head's gate is open, after learning to keep ``request.gates`` heads (half by
     default).
 
@@ -35,7 +36,7 @@ def gates(request: Request, steps: int = STEPS, restarts: int = RESTARTS) -> Hea
     """
     sums = Sums()
     with observed(request.model) as observer:
-        batches = list(moved(request.batches, observer.device))
+        batches = list(batches_to_device(request.batches, observer.device))
         full = [observer.forward(batch) for batch in batches]
         observer.check("gates", request.unverified)
         heads = {site.name: site.heads for site in observer.sites}
@@ -79,7 +80,7 @@ def _learned(
         result = observer.gated(batches[number], values, gradients=True)
         with torch.enable_grad():
             if request.loss is None:
-                value = difference(full[number].output, observer.output(result, full[number]))
+                value = output_distance(full[number].output, observer.output(result, full[number]))
             else:
                 value = units(request.loss, result, batches[number])
             if not value.requires_grad:

@@ -13,17 +13,18 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from manyheads.common.devices import batches_to_device
 from manyheads.common.json_files import in_one_sentence, read_json
 from manyheads.common.types import Batch
 from manyheads.common.whole_files import write_whole
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.head_means import head_means
 from manyheads.heads.importance.losses import loss_name, units
-from manyheads.heads.importance.replay import Recording
+from manyheads.heads.importance.replay import RecordedForward
 from manyheads.heads.importance.request import Loss, Request
-from manyheads.heads.model_outputs import difference
-from manyheads.heads.observer import Forward, Observer, Sums, moved, observed, tensors
+from manyheads.heads.model_outputs import output_distance
+from manyheads.heads.observer import Forward, Observer, Sums, observed, tensors
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint
 
 _FORMAT = "manyheads leave-one-out state"
 _VERSION = 1
@@ -56,8 +57,8 @@ def _one_by_one(
     sums = Sums()
     sound: dict[str, bool] = {}  # whether the model can be run from this site on
     with observed(request.model) as observer:
-        recording = Recording(request.model)
-        for number, batch in enumerate(moved(request.batches, observer.device)):
+        recording = RecordedForward(request.model)
+        for number, batch in enumerate(batches_to_device(request.batches, observer.device)):
             changes = state.of(batch)
             with recording.recorded():
                 full = observer.forward(batch, mark=recording.mark)
@@ -83,7 +84,7 @@ def _measure(loss: Loss | None, full: Forward) -> str:
 
 def _silenced(
     observer: Observer,
-    recording: Recording | None,
+    recording: RecordedForward | None,
     batch: Batch,
     full: Forward,
     site: str,
@@ -97,13 +98,13 @@ def _silenced(
         with recording.replayed(site) if recording else nullcontext():
             result = observer.gated(batch, {site: gate}, means=means)
         if loss is None or before is None:
-            columns.append(difference(full.output, observer.output(result, full)))
+            columns.append(output_distance(full.output, observer.output(result, full)))
         else:
             columns.append(units(loss, result, batch) - before)
     return torch.stack(columns, 1).cpu().double()
 
 
-def _sound(observer: Observer, recording: Recording, batch: Batch, full: Forward, site: str) -> bool:
+def _sound(observer: Observer, recording: RecordedForward, batch: Batch, full: Forward, site: str) -> bool:
     """Whether replaying up to a site shows its attention and gives the same output to the bit. Calls of a
     shared module cannot be replayed: with some of them left out, they cannot be told apart.
     """

@@ -17,7 +17,7 @@ from manyheads.capture.site import Site
 from manyheads.common.labelled_batch import LabelledBatch
 from manyheads.common.types import Batch
 from manyheads.data.labelled.losses import IGNORED, token_cross_entropy
-from manyheads.heads.model_outputs import is_span, main_tensor, read
+from manyheads.heads.model_outputs import is_span, main_tensor, read_output
 
 Loss = Callable[[Any, Any], Tensor]
 TEMPERATURE = 0.05
@@ -87,7 +87,7 @@ def embedding(result: object, batch: Batch | None) -> Tensor:
     >>> embedding(torch.eye(3), None) < 1e-7
     tensor(True)
     """
-    value = read(result, nn.Identity(), _real(batch)).value
+    value = read_output(result, nn.Identity(), _real(batch)).value
     if len(value) < 2:
         raise ValueError(
             "batches: loss 'embedding' compares the sentences of a batch; expected at least 2 in each"
@@ -151,7 +151,7 @@ def fitting(result: object, model: nn.Module, sites: Iterable[Site]) -> Loss:
     >>> fitting({"last_hidden_state": torch.zeros(2, 5, 3)}, nn.Identity(), []) is embedding
     True
     """
-    output = read(result, model)
+    output = read_output(result, model)
     if is_span(result) or output.amounts:
         return labels
     if output.real is None:

@@ -22,10 +22,11 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from manyheads.capture.call import SDPA
+from manyheads.common.devices import batches_to_device
 from manyheads.common.types import Arguments, Function, Keywords
 from manyheads.heads.importance.request import Request
 from manyheads.heads.model_outputs import Output
-from manyheads.heads.observer import Sums, gate_gradients, moved, observed
+from manyheads.heads.observer import Sums, gate_gradients, observed
 from manyheads.heads.table import HeadTable
 from manyheads.nn.attention import attention
 
@@ -41,7 +42,7 @@ def relevance(request: Request) -> HeadTable:
     """
     sums = Sums()
     with observed(request.model) as observer:
-        for number, batch in enumerate(moved(request.batches, observer.device), 1):
+        for number, batch in enumerate(batches_to_device(request.batches, observer.device), 1):
             with Linear():
                 forward = observer.forward(batch, gradients=True)
             gradients = gate_gradients(forward.heads, forward.output.value, output_weights(forward.output))

@@ -1,6 +1,6 @@
 """Running a model again from the middle: what was computed before a site is replayed, not computed again.
 
-While the full model runs, `Recording` keeps the output of every call of a module (one that has modules
+While the full model runs, `RecordedForward` keeps the output of every call of a module (one that has modules
 inside) that was complete when the attention at some site was made. To change a head at that site, the model
 is run once more, and each of those calls returns what it returned before. Nothing is assumed about the model
 but that a module called again with the same input gives the same output; leave-one-out checks that once, and
@@ -29,11 +29,11 @@ class _Call:
         self.output: object = None
 
 
-class Recording:
+class RecordedForward:
     """What the modules of a model returned in one forward.
 
     >>> model = nn.Sequential(nn.Sequential(nn.Linear(2, 3)), nn.ReLU(), nn.Linear(3, 5))
-    >>> recording = Recording(model)
+    >>> recording = RecordedForward(model)
     >>> import torch
     >>> x = torch.ones(1, 2)
     >>> with recording.recorded():

@@ -5,7 +5,7 @@ from manyheads.heads.measurements import ray_cluster as ray_cluster
 from manyheads.heads.measurements.parts import measure_part as measure_part
 from manyheads.heads.measurements.parts import merge_files as merge_files
 from manyheads.heads.measurements.parts import merge_shards as merge_shards
-from manyheads.heads.measurements.parts import merged as merged
+from manyheads.heads.measurements.parts import merged_shard as merged_shard
 from manyheads.heads.measurements.shard import Shard as Shard
 from manyheads.heads.measurements.shard import Share as Share
 from manyheads.heads.measurements.split import measured as measured

@@ -8,12 +8,12 @@ from typing import Any
 
 from manyheads.common.progress import Progress, no_progress
 from manyheads.data.batches import Corpus
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.importance.method_comparison import MethodComparison
 from manyheads.heads.inspect import Counted, table_or_error
-from manyheads.heads.measurements.shard import Shard, Share, check_whole, find_shards, joined
+from manyheads.heads.measurements.shard import Shard, Share, check_whole, find_shards, join_shards
 from manyheads.heads.measurements.verbs import VERBS, ComparedPairs, Measurement
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint
 from manyheads.models.loaded import Loaded
 
 
@@ -35,7 +35,7 @@ def measure_part(
     >>> loaded = open_model()
     >>> corpus = text(loaded, limit=5, batch_tokens=30)
     >>> shards = [measure_part(Inspect(), loaded, corpus, Share(number, 2)) for number in range(2)]
-    >>> [len(shard.numbers) for shard in shards], len(finished(merged(shards)).table)
+    >>> [len(shard.numbers) for shard in shards], len(result_of_shard(merged_shard(shards)).table)
     ([3, 2], 72)
     """
     measurement.check()
@@ -61,25 +61,25 @@ def measure_part(
     )
 
 
-def merged(shards: Sequence[Shard]) -> Shard:
+def merged_shard(shards: Sequence[Shard]) -> Shard:
     """The shards of a whole text as one: every batch once, or a ValueError that names what is wrong."""
     check_whole(shards)
-    return joined(shards, VERBS[shards[0].verb].merge([shard.state for shard in shards]))
+    return join_shards(shards, VERBS[shards[0].verb].merge([shard.state for shard in shards]))
 
 
-def finished(shard: Shard) -> Any:
+def result_of_shard(shard: Shard) -> Any:
     """What the verb returns for a whole text, from the shard of all of it."""
     return VERBS[shard.verb].finish(shard.state, shard.options)
 
 
 def merge_files(paths: Sequence[str | PathLike[str]]) -> Shard:
-    """The shards in files, and in the files of folders, as one: see `merged`."""
+    """The shards in files, and in the files of folders, as one: see `merged_shard`."""
     shards = [Shard.load(path) for path in find_shards([str(path) for path in paths])]
     if unknown := [shard for shard in shards if shard.verb not in VERBS]:
         raise ValueError(
             f"merge: {unknown[0].name} is of {unknown[0].verb!r}; expected one of {', '.join(VERBS)}"
         )
-    return merged(shards)
+    return merged_shard(shards)
 
 
 def merge_shards(paths: Sequence[str | PathLike[str]]) -> dict[str, HeadTable]:
@@ -124,7 +124,7 @@ def merge_shards(paths: Sequence[str | PathLike[str]]) -> dict[str, HeadTable]:
     if isinstance(paths, str | PathLike):
         raise TypeError(f"paths: expected a list of files and folders, got {paths!r}")
     shard = merge_files(paths)
-    result = finished(shard)
+    result = result_of_shard(shard)
     if isinstance(result, MethodComparison):
         return result.tables
     table = table_or_error(result) if isinstance(result, Counted) else result

@@ -16,10 +16,10 @@ from manyheads.common.interrupts import stop_if_interrupted
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Keywords
 from manyheads.data.batches import Corpus
-from manyheads.heads.measurements.parts import finished, measure_part, merged
+from manyheads.heads.fingerprint import fingerprint
+from manyheads.heads.measurements.parts import measure_part, merged_shard, result_of_shard
 from manyheads.heads.measurements.shard import Shard, Share, find_shards
 from manyheads.heads.measurements.verbs import Measurement
-from manyheads.heads.watch import fingerprint
 from manyheads.models.loaded import Loaded
 
 Opener = Callable[[], tuple[Loaded, Corpus]]
@@ -101,7 +101,7 @@ def measured_on_ray(
                 ray, lambda: kind.remote(opener, measurement, os.getcwd()), done, count, workers, progress
             )
             shards = [done[number] for number in range(count)]
-            result = finished(merged(shards))
+            result = result_of_shard(merged_shard(shards))
         except BaseException:
             for shard in done.values():
                 shard.save(keep)

@@ -163,7 +163,7 @@ def _missing_shards(shards: Sequence[Shard]) -> str:
     return f": run --shard {', '.join(missing)}" if missing else ""
 
 
-def joined(shards: Sequence[Shard], state: dict[str, object]) -> Shard:
+def join_shards(shards: Sequence[Shard], state: dict[str, object]) -> Shard:
     """One shard for the whole text, from all shards and their states, merged."""
     numbers = sorted(number for shard in shards for number in shard.numbers)
     return replace(shards[0], numbers=numbers, state=state, share="", where="")

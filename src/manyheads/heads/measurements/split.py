@@ -10,7 +10,7 @@ from manyheads.common.processes import gathered, processes, rank
 from manyheads.common.progress import Progress, no_progress
 from manyheads.data.batches import Corpus
 from manyheads.data.split import Split
-from manyheads.heads.measurements.parts import finished, measure_part, merged
+from manyheads.heads.measurements.parts import measure_part, merged_shard, result_of_shard
 from manyheads.heads.measurements.ray_cluster import Cluster, measured_on_ray
 from manyheads.heads.measurements.shard import Shard, Share, check_whole
 from manyheads.heads.measurements.verbs import Measurement
@@ -65,4 +65,4 @@ def measured(
     if rank() > 0:
         check_whole(shards)
         return None
-    return finished(merged(shards))
+    return result_of_shard(merged_shard(shards))

@@ -18,8 +18,7 @@ from manyheads.common.registry import registered
 from manyheads.common.types import JsonObject
 from manyheads.data.batches import Corpus
 from manyheads.heads.diversity.measure import MEASURES, compare_pairs
-from manyheads.heads.diversity.result import Compared
-from manyheads.heads.diversity.result import table as table_of_pairs
+from manyheads.heads.diversity.result import ComparedHeads, table_of_pairs
 from manyheads.heads.importance.method_comparison import MethodComparison, check_methods, compare_methods
 from manyheads.heads.importance.request import Request
 from manyheads.heads.inspect import Counted, count, count_corpus
@@ -322,8 +321,8 @@ class Diversity(_Checked):
         return ComparedPairs(table, state["batches"], state["batches"], [*state["notes"], *notes])
 
     @staticmethod
-    def _pairs(state: State) -> Compared:
-        return Compared.restored({k: v for k, v in state.items() if k not in ("batches", "notes")})
+    def _pairs(state: State) -> ComparedHeads:
+        return ComparedHeads.restored({k: v for k, v in state.items() if k not in ("batches", "notes")})
 
 
 VERBS: dict[str, type[Measurement]] = {kind.verb: kind for kind in (Inspect, Roles, Importance, Diversity)}

@@ -138,7 +138,9 @@ class Rows:
         return column.clamp(0, self.weights.shape[-1] - 1).unsqueeze(-1), inside
 
 
-def rows_of(call: Call, visibility: Visible, real_queries: Tensor | None, facts: Facts) -> Iterator[Rows]:
+def tiles_of_rows(
+    call: Call, visibility: Visible, real_queries: Tensor | None, facts: Facts
+) -> Iterator[Rows]:
     """The rows of a call, a tile at a time. ``real_queries`` (batch, queries) is False for padding.
 
     Call under torch.no_grad, outside the mode that intercepts.

@@ -14,16 +14,16 @@ from manyheads.capture.call import Call, measuring
 from manyheads.capture.interceptor import Interceptor
 from manyheads.capture.mask_reading import update_site, visible, without_dead_rows
 from manyheads.common import plugins
-from manyheads.common.devices import device_of, in_float64
+from manyheads.common.devices import batches_to_device, device_of, in_float64
 from manyheads.common.errors import describe_error, first_line
 from manyheads.common.interrupts import interrupted, interruptible, stop_if_interrupted
 from manyheads.common.preserved_state import evaluating
 from manyheads.common.progress import Progress, no_progress
 from manyheads.common.run_batch import run_heads
 from manyheads.common.types import Batch
-from manyheads.heads.observer import moved
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.roles import probe_texts, word_alignment
-from manyheads.heads.roles.attention_rows import Facts, Rows, rows_of
+from manyheads.heads.roles.attention_rows import Facts, Rows, tiles_of_rows
 from manyheads.heads.roles.direct_logits import lens
 from manyheads.heads.roles.judge import LEAST
 from manyheads.heads.roles.probe_texts import BatchFacts, separators
@@ -31,7 +31,7 @@ from manyheads.heads.roles.role import ROLES, Cases, Role
 from manyheads.heads.roles.role_cases import READING, RoleCases, in_order
 from manyheads.heads.roles.treebank import read
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint, labels_of
+from manyheads.heads.watch import labels_of
 from manyheads.heads.watch import rows_of as table_rows
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def count_cases(
     and of all that is made up is read; what is rare, and which tokens are separators, is that of all batches.
     """
     chosen_roles = _chosen(only, treebank)
-    batch_list = list(moved(batches, device_of(model)))
+    batch_list = list(batches_to_device(batches, device_of(model)))
     batch_facts = replace(probe_texts.read_batch_facts(model, batch_list, tokenizer), context=context)
     collected = _Collected(model, progress, share)
     with evaluating(model), torch.no_grad(), interruptible():
@@ -269,7 +269,7 @@ class _Collected:
             self._sums.setdefault(call.site.name, {})
             self._tokens.setdefault(call.site.name, torch.zeros(call.site.heads, dtype=torch.float64))
             if roles:
-                rows = rows_of(call, visibility, real_queries, self._facts)
+                rows = tiles_of_rows(call, visibility, real_queries, self._facts)
                 for part in word_alignment.between_words(rows) if self._facts.words is not None else rows:
                     self._count(part, roles)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from manyheads.common.labelled_batch import without_labels
 from manyheads.common.types import Batch
 from manyheads.heads.roles.attention_rows import Facts
+from manyheads.models.text_config import positions_of, text_config, vocabulary_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,7 +28,6 @@ PLANTED = 16
 KEY, ANSWER = 3, 8
 # Tokens around a key that make a long text.
 LONG = 64
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 _SPECIAL = ("bos", "eos", "pad", "sep", "cls", "mask", "unk", "decoder_start")
 
 
@@ -78,19 +78,15 @@ def read_batch_facts(
     model: nn.Module, batches: Sequence[Batch], tokenizer: PreTrainedTokenizerBase | None
 ) -> BatchFacts:
     """Look at the batches: where their token ids are, and which of those are special."""
-    config: object = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = text_config(model)
     special = set(getattr(tokenizer, "all_special_ids", None) or [])
     if not special:
         named = (getattr(config, f"{name}_token_id", None) for name in _SPECIAL)
         special = {number for number in named if isinstance(number, int)}
-    ids = [token_ids for batch in batches if (token_ids := ids_of(batch)) is not None]
-    tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
-    size = getattr(config, "vocab_size", None)
-    vocabulary = size if isinstance(size, int) else max(tables, default=0)
+    ids = [token_ids for batch in batches if (token_ids := ids_without_padding(batch)) is not None]
+    vocabulary = vocabulary_of(model) or 0
     if ids:
         vocabulary = max(vocabulary, 1 + max(int(x.max()) for x in ids))
-    positions = (getattr(config, name, None) for name in _POSITIONS)
     return BatchFacts(
         ids,
         batches[0],
@@ -98,16 +94,17 @@ def read_batch_facts(
         torch.tensor(sorted(special), dtype=torch.long),
         _common(ids, special, first=True),
         _common(ids, special, first=False),
-        next((n for n in positions if isinstance(n, int) and n > 0), None),
+        positions_of(model),
     )
 
 
-def ids_of(batch: Batch) -> Tensor | None:
+def ids_without_padding(batch: Batch) -> Tensor | None:
     """The token ids (sequences, length) of a batch on the CPU, -1 for padding; None when it holds none.
 
-    >>> ids_of({"input_ids": torch.tensor([[7, 8, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])})
+    >>> mask = torch.tensor([[1, 1, 0]])
+    >>> ids_without_padding({"input_ids": torch.tensor([[7, 8, 0]]), "attention_mask": mask})
     tensor([[ 7,  8, -1]])
-    >>> ids_of(torch.randn(2, 3, 4))
+    >>> ids_without_padding(torch.randn(2, 3, 4))
     """
     mask = None
     if isinstance(batch, Mapping):

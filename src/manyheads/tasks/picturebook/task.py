@@ -19,7 +19,7 @@ from manyheads.data.readers import text as texts
 from manyheads.data.readers.image import to_pixels
 from manyheads.models.config import ModelDescription
 from manyheads.tasks.architecture import Architecture, LearnedTokenizer
-from manyheads.tasks.image_stems import check
+from manyheads.tasks.image_stems import check_stem
 from manyheads.tasks.next_token_loss import next_token_loss
 from manyheads.tasks.picturebook import synthetic
 from manyheads.tasks.picturebook.captions import Page, colour_image, drawn, pairs, read_pages
@@ -84,7 +84,7 @@ class Picturebook(LearnedTokenizer, Architecture):
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
         if self.held_out not in ("pictures", "captions"):
             raise ValueError(f"held_out: expected pictures or captions, got {self.held_out!r}")
-        check(self.stem, self.patch)
+        check_stem(self.stem, self.patch)
         if self.size < self.patch or self.size % self.patch:
             raise ValueError(f"size: expected a multiple of the patch, {self.patch}, got {self.size}")
         if self.max_tokens < 4:
@@ -245,7 +245,7 @@ class Picturebook(LearnedTokenizer, Architecture):
         def make(index: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
             image = _floats(captions[index][0].picture)
             if augmented and self.jitter:
-                image = moved(image, self.jitter, random)
+                image = jittered(image, self.jitter, random)
             return image, torch.tensor(rows[index])
 
         return Examples([self._patches + len(row) - 1 for row in rows], make)
@@ -258,10 +258,10 @@ class Picturebook(LearnedTokenizer, Architecture):
         return ids
 
 
-def moved(image: Tensor, most: float, random: torch.Generator) -> Tensor:
+def jittered(image: Tensor, most: float, random: torch.Generator) -> Tensor:
     """An image ``(channels, height, width)`` shifted and scaled by up to this share, its border repeated.
 
-    >>> moved(torch.rand(3, 8, 8), 0.1, torch.Generator().manual_seed(0)).shape
+    >>> jittered(torch.rand(3, 8, 8), 0.1, torch.Generator().manual_seed(0)).shape
     torch.Size([3, 8, 8])
     """
     scale, down, right = ((2 * torch.rand(3, generator=random) - 1) * most).tolist()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import nn
 
-from manyheads.common.devices import device_of
+from manyheads.common.devices import batches_to_device, device_of
 from manyheads.common.interrupts import Interrupted, interruptible, stop_if_interrupted
 from manyheads.common.json_numbers import plain
 from manyheads.common.labelled_batch import LabelledBatch
@@ -23,7 +23,6 @@ from manyheads.common.progress import Progress, no_progress
 from manyheads.common.types import Batch
 from manyheads.common.version import __version__
 from manyheads.heads.effects import page_measurements
-from manyheads.heads.observer import moved
 from manyheads.heads.roles.probe_texts import COPIES, PLANTED, SEQUENCES
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import doubts_in
@@ -125,7 +124,7 @@ def document(
     if model is not None and sample is not None and sample.batches:
         with evaluating(model), interruptible():
             parts = _Parts(page, progress)
-            batches = [] if only_examples else list(moved(sample.batches, device_of(model)))
+            batches = [] if only_examples else list(batches_to_device(sample.batches, device_of(model)))
             rankings = {} if only_examples else _rank(page, table, model, batches, sample, parts)
             examples = Examples(
                 model, table, _most_important(table, rankings.get("fisher")), tokenizer, processor,

@@ -6,22 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from manyheads.capture.site import Site
 from manyheads.common.types import Batch
 from manyheads.heads.effects.ablated import Observation, observe_input
+from manyheads.heads.effects.followed_attention import HEADS, QUERIES, Step
 from manyheads.heads.pooled_maps import THUMBNAIL, Seen, SiteMaps
-from manyheads.view.document.contract import Example, Maps, Picture, Token
+from manyheads.view.document.contract import Example, Maps, Picture, PipelineStep, Token
 from manyheads.view.document.image import picture
-from manyheads.view.document.packing import packed
-from manyheads.view.document.pipeline import pipeline_steps
+from manyheads.view.document.packing import packed, short
 from manyheads.view.document.token_text import token_texts, visible
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LONGEST_TITLE = 120
+# The number of columns of a matrix that are drawn.
+COLUMNS = 24
 
 
 def example(
@@ -94,7 +96,7 @@ def drawn_example(
         "tokens": tokens,
         "picture": image,
         "maps": [_site_maps(maps, *axis) for axis, maps in zip(axes, seen.maps, strict=True)],
-        "pipeline": pipeline_steps(observation.steps, first),
+        "pipeline": _pipeline_steps(observation.steps, first),
         "answer": None,
         "silenced": None,
     }
@@ -186,3 +188,31 @@ def _site_maps(maps: SiteMaps, queries: str, keys: str) -> Maps:
         drawn["pooled"] = packed(maps.pooled, "uint8")
         drawn["row_size"], drawn["column_size"] = maps.row_size, maps.column_size
     return drawn
+
+
+def _pipeline_steps(steps: Sequence[Step] | None, tokens: Sequence[Token]) -> list[PipelineStep] | None:
+    """The steps, each with its shape and the values that are drawn; None where there are none.
+
+    >>> import torch
+    >>> steps = [Step("ids", torch.tensor([5, 7]), [2], "h.0.attn")]
+    >>> [step["values"] for step in _pipeline_steps(steps, [{"text": "a", "shown": "a", "mark": None}])]
+    [['a'], [5, 7]]
+    """
+    if steps is None:
+        return None
+    length = steps[0].shape[0]
+    drawn: list[PipelineStep] = [
+        {"step": "tokens", "shape": [length], "values": [token["shown"] for token in tokens[:QUERIES]]}
+    ]
+    for step in steps:
+        if step.name == "ids":
+            values = step.values[:QUERIES].tolist()
+        else:
+            values = short(_drawn_part(step.values, square=step.name in ("scores", "weights")).float())
+        drawn.append({"step": step.name, "shape": step.shape, "values": values, "site": step.site})
+    return drawn
+
+
+def _drawn_part(values: Tensor, square: bool) -> Tensor:
+    values = values[:HEADS] if values.dim() == 3 else values
+    return values[..., :QUERIES, : QUERIES if square else COLUMNS]

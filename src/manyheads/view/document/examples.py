@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.devices import batches_to_device
 from manyheads.common.errors import describe_error
 from manyheads.common.progress import Progress
 from manyheads.common.types import Batch
-from manyheads.heads.effects.answers import kind_of, translated
+from manyheads.heads.effects.answers import kind_of
 from manyheads.heads.effects.neighbours import embedded_texts
 from manyheads.heads.effects.questions import ask
 from manyheads.heads.effects.silencing import silenced
-from manyheads.heads.observer import moved
+from manyheads.heads.effects.translations import with_decoder_ids
 from manyheads.heads.pooled_maps import EDGES, Seen
 from manyheads.heads.table import HeadTable
 from manyheads.heads.unverified_sites import unverified_heads
@@ -72,8 +73,8 @@ class Examples:
 
     def add(self, sample: Sample, device: torch.device, progress: Progress) -> None:
         """Measure the examples of a sample, one after the other."""
-        batches = list(moved(sample.examples, device))
-        others = list(moved(sample.others, device)) if sample.others else []
+        batches = list(batches_to_device(sample.examples, device))
+        others = list(batches_to_device(sample.others, device)) if sample.others else []
         neighbours = self._tried("neighbours", lambda: self._neighbours(others))
         labels = sample.labels or [""] * len(batches)
         for number, (batch, label) in enumerate(zip(batches, labels, strict=True)):
@@ -137,7 +138,7 @@ class Examples:
             return None
         if kind_of(self._model, batch) != "translation":
             return None
-        return translated(self._model, batch)
+        return with_decoder_ids(self._model, batch)
 
     def _neighbours(self, others: Sequence[Batch]) -> Neighbours | None:
         """Texts and embeddings of other inputs."""

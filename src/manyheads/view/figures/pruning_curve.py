@@ -7,13 +7,13 @@ from io import BytesIO
 from pathlib import Path
 
 from manyheads.common.whole_files import write_whole
-from manyheads.surgery.pruning_curve import Curve
+from manyheads.surgery.pruning_curve import PruningCurve
 
 _COLOURS = {"elimination": "#1f5fa8", "fisher": "#b8560f", "random": "#808080"}
 _OTHER = ("#2a7f4f", "#8a3f8f", "#a8323e")
 
 
-def draw(curve: Curve, path: Path, title: str = "") -> None:
+def draw(curve: PruningCurve, path: Path, title: str = "") -> None:
     """Draw a curve with standard errors; dashed without refit, solid with it; the control is grey."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -23,8 +23,9 @@ from manyheads.heads.effects.ablated import (
     observe_answer,
     observe_input,
 )
-from manyheads.heads.effects.answers import ids_of, translated
-from manyheads.heads.model_outputs import Output, difference, read
+from manyheads.heads.effects.answers import ids_of
+from manyheads.heads.effects.translations import with_decoder_ids
+from manyheads.heads.model_outputs import Output, output_distance, read_output
 from manyheads.surgery.arrangement import check_groups
 from manyheads.surgery.plan import Plan
 from manyheads.surgery.quality import compared, scores
@@ -82,7 +83,7 @@ def ablate(live: Live, request: Input, heads: SiteHeads) -> Ablation:
     observation, after = observe_answer(
         live.model, full.batch, heads, tokenizer=live.tokenizer, kind=live.kind, sentences=neighbours
     )
-    change = float(difference(full.output, read(observation.seen.result, live.model))[0])
+    change = float(output_distance(full.output, read_output(observation.seen.result, live.model))[0])
     example = _drawn(live, full.batch, observation)
     example["answer"] = cast("Answer | None", after)
     return {
@@ -262,13 +263,13 @@ def input_result(live: Live, request: Input) -> InputResult:
     if (result := live.results.pop(request, None)) is None:
         batch, tokens = _batch(live, request)
         if live.kind == "translation" and isinstance(batch, Mapping) and "decoder_input_ids" in batch:
-            batch = translated(live.model, batch)
+            batch = with_decoder_ids(live.model, batch)
         observation, answer = observe_answer(
             live.model, batch, tokenizer=live.tokenizer, kind=live.kind, sentences=live.neighbours
         )
         example = _drawn(live, batch, observation)
         example["answer"] = cast("Answer | None", answer)
-        output = read(observation.seen.result, live.model)
+        output = read_output(observation.seen.result, live.model)
         result = InputResult(batch, tokens, example["answer"], output, example, observation.seen)
     live.results[request] = result
     while len(live.results) > REMEMBERED:

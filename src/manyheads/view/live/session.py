@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 
 from manyheads.capture.site import Site
-from manyheads.common.devices import device_of
+from manyheads.common.devices import batches_to_device, device_of, to_device
 from manyheads.common.errors import UnreadDataError
 from manyheads.common.types import Batch, Keywords
 from manyheads.data import corpus
@@ -22,11 +22,10 @@ from manyheads.heads.effects.ablated import forwards
 from manyheads.heads.effects.answers import Sentences, ids_of, kind_of
 from manyheads.heads.effects.live_model import image_probe, sites_of
 from manyheads.heads.effects.neighbours import embeddings
+from manyheads.heads.fingerprint import fingerprint
 from manyheads.heads.model_outputs import Output
-from manyheads.heads.observer import moved
 from manyheads.heads.pooled_maps import Seen
 from manyheads.heads.table import HeadTable
-from manyheads.heads.watch import fingerprint
 from manyheads.models.loaded import Loaded
 from manyheads.surgery.quality import measure_of
 from manyheads.view.document.contract import Answer, Example
@@ -189,7 +188,7 @@ def begin(
     elif images is not None:
         read = corpus.images(loaded, images, limit=IMAGES, batch_tokens=BATCH_TOKENS)
     device = device_of(loaded.model)
-    batches = list(moved((batch for _, batch in read.batches()), device)) if read else []
+    batches = list(batches_to_device((batch for _, batch in read.batches()), device)) if read else []
     first = batches[0] if batches else image_probe(loaded)
     sites = sites_of(loaded.model, first)
     kind = kind_of(loaded.model, first)
@@ -286,7 +285,7 @@ def _absolute(name: str) -> str:
 
 
 def _on_device(live: Live, batch: Batch) -> Batch:
-    return next(iter(moved([batch], device_of(live.model))))
+    return to_device(batch, device_of(live.model))
 
 
 def _reader(
@@ -345,5 +344,5 @@ def _neighbours(loaded: Loaded, tokenizer: PreTrainedTokenizerBase, text: str | 
     batches = []
     for part in [rows] if together else [[row] for row in rows]:
         batches.append(loaded.arguments(*padded(part, padding if isinstance(padding, int) else 0)))
-    batches = list(moved(batches, device_of(loaded.model)))
+    batches = list(batches_to_device(batches, device_of(loaded.model)))
     return Sentences(lines, batches, embeddings(loaded.model, batches))

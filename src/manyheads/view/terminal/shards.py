@@ -13,7 +13,7 @@ from manyheads.common.language import words
 from manyheads.common.out_folder import writing
 from manyheads.data.batches import Corpus
 from manyheads.heads.measurements import Shard
-from manyheads.heads.measurements.parts import finished
+from manyheads.heads.measurements.parts import result_of_shard
 from manyheads.models.loaded import Loaded
 from manyheads.view.terminal.diversity import DiversityPresentation
 from manyheads.view.terminal.importance import ImportancePresentation
@@ -80,4 +80,4 @@ def presentation(
 
 def merged_presentation(shard: Shard, out: Path) -> MeasuredPresentation:
     """What a verb prints and writes about a whole text, from the merged shards; no page."""
-    return PRESENTATIONS[shard.verb](finished(shard), shard.model, shard.corpus, out)
+    return PRESENTATIONS[shard.verb](result_of_shard(shard), shard.model, shard.corpus, out)

@@ -7,10 +7,10 @@ from typing import Annotated
 
 
 @dataclass(frozen=True)
-class Columns:
+class LabelledOptions:
     """Data with labels, and their columns. The text beside each type is the help of its option.
 
-    >>> Columns(data="reviews.csv", label_column="stars").text_column is None
+    >>> LabelledOptions(data="reviews.csv", label_column="stars").text_column is None
     True
     """
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.mask import Mask
-from manyheads.nn.residual import factors
+from manyheads.nn.residual import dropout_factors
 
 # The most weights, of all heads and sequences together, and the most keys: 2 MiB a tensor, three kept.
 WEIGHTS = 2**19
 KEYS = 256
 
 
-def is_small(q: Tensor, k: Tensor, mask: Mask, offset: int) -> bool:
-    """Whether `small` computes this attention, and fast: few weights, and no query without a key."""
+def has_few_weights(q: Tensor, k: Tensor, mask: Mask, offset: int) -> bool:
+    """Whether `attend_in_memory` suits this attention: few weights, and no query without a key."""
     return (
         bool(q.numel() and k.numel())
         and k.shape[2] <= KEYS
@@ -29,8 +29,10 @@ def is_small(q: Tensor, k: Tensor, mask: Mask, offset: int) -> bool:
     )
 
 
-def small(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: float, offset: int) -> Tensor:
-    """Attention (batch, heads, queries, d_value) with every weight in memory; see `is_small`."""
+def attend_in_memory(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: float, offset: int
+) -> Tensor:
+    """Attention (batch, heads, queries, d_value) with every weight in memory; see `has_few_weights`."""
     batch, heads, queries, _ = q.shape
     kv_heads, keys = k.shape[1:3]
     allowed, _ = mask.rectangle(range(queries), range(keys), offset, q.device)
@@ -52,7 +54,7 @@ def small(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, dropout: fl
 )
 def _factors(weights: Tensor, rate: float) -> Tensor:
     """An operator, so that a compiled module draws what the module itself draws."""
-    return factors(weights, rate)
+    return dropout_factors(weights, rate)
 
 
 @_factors.register_fake
