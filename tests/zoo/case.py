@@ -109,7 +109,7 @@ class Case:
 
     def run(self, model: nn.Module, inputs: Any) -> Tensor:
         """The output of a model as one tensor, with the random numbers of the case."""
-        torch.manual_seed(7)
+        seed_generators(7)
         with torch.no_grad():
             if self.drive is not None:
                 out = self.drive(model, inputs)
@@ -126,7 +126,7 @@ class Case:
     ) -> tuple[Tensor, list[Truth]]:
         """Output and truths by plain code in float64; without dropout when ``evaluating``."""
         model = copy.deepcopy(self.model).double()
-        torch.manual_seed(7)
+        seed_generators(7)
         with torch.no_grad():
             return self.plain(model.eval() if evaluating else model, doubled(inputs), silent or {})
 

@@ -13,6 +13,7 @@ from tests.zoo.numbers import OF_KEYS, OF_PLACES, OF_WEIGHTS, means, normalised_
 from torch import Tensor
 
 import manyheads as mh
+from manyheads.common.preserved_state import seed_generators
 
 RIGHT, NAMED, REFUSED, WRONG, NOTHING = "right", "named", "refused", "wrong", ""
 RESTS = ("normalised", "sink", "raw")
@@ -149,7 +150,7 @@ def _maps_off(case: Case, truth: Truth, group: list[Any]) -> tuple[str, str] | N
     """Hold the maps of all heads against each view of the weights."""
     if case.drive is not None:
         return None
-    torch.manual_seed(7)
+    seed_generators(7)
     parts = []
     for site in group:
         try:
