@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.common.preserved_state import seed_generators
+
 Silent = Mapping[int, frozenset[int]]  # which heads of which attention of the case give nothing
 
 
