@@ -235,9 +235,7 @@ def together(verb: Verb, home: Path) -> list[object]:
     """Begin a verb in the folder of one that runs: it is refused, and the first one ends as if alone."""
     out = home / f"{verb.name} together"
     first = start(lambda: verb.run(out), home / "first")
-    lock = out / ".lock" if verb.name != "prune" else out.with_name(f".{out.name}.lock")
-    while not lock.exists():
-        time.sleep(0.001)
+    _wait_for_lock(verb, out)
     os.kill(first, signal.SIGSTOP)  # until the second one has had its answer
     refused, said = child(lambda: verb.run(out))
     os.kill(first, signal.SIGCONT)
@@ -245,18 +243,25 @@ def together(verb: Verb, home: Path) -> list[object]:
     alike = content(verb, out) == content(verb, home / f"{verb.name} whole")
     stale = home / f"{verb.name} stale"
     pid = start(lambda: verb.run(stale), home / "stale")
-    lock = stale / ".lock" if verb.name != "prune" else stale.with_name(f".{stale.name}.lock")
-    while not lock.exists():
-        time.sleep(0.001)
+    _wait_for_lock(verb, stale)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     again, _ = child(lambda: verb.run(stale))
     return [
         verb.name,
-        _yes(refused == "sentence" and "is in use by process" in said),
+        _yes(refused == "sentence" and "is in use by " in said),
         _yes(alike),
         _yes(again == "answer"),
     ]
+
+
+def _wait_for_lock(verb: Verb, out: Path) -> None:
+    """Until a verb holds its lock and has written its number there, which it does at once, but not in one
+    step: a process that is stopped in between is "another process" to others, or holds nothing yet.
+    """
+    lock = out / ".lock" if verb.name != "prune" else out.with_name(f".{out.name}.lock")
+    while not (lock.exists() and lock.stat().st_size):
+        time.sleep(0.001)
 
 
 # --- long watching

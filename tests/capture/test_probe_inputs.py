@@ -36,7 +36,7 @@ def test_a_replaced_token_has_another_box() -> None:
     other = replaced(probe, 1)
     assert other is not None
     assert (other.kwargs["bbox"] != probe.kwargs["bbox"]).any(-1).any(0).tolist() == [
-        i == 3 for i in range(7)
+        i == 2 for i in range(7)
     ]
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import manyheads as mh
 from manyheads.capture import probing
 from manyheads.capture.probe_inputs import Inputs
 from manyheads.capture.proof import ForwardCall, Proof
@@ -99,3 +100,92 @@ def test_rows_that_did_not_change_are_taken_from_the_first_run(func) -> None:
     torch.testing.assert_close(reused[rest], truth[rest] + 1.0)
     torch.testing.assert_close(again, truth)
     torch.testing.assert_close(elsewhere, truth)
+
+
+class Reader(nn.Module):
+    """Places first, and more of them than tokens; then attention, and something that mixes tokens unseen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.embed = nn.Embedding(64, 12), nn.Embedding(17, 12)
+        self.attention, self.mix = Attention(), Mixed()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[-1]).expand(ids.shape)
+        return self.mix(self.attention(self.places(places) + self.embed(ids)))
+
+
+class Mixed(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (super().forward(x) @ x.mT).relu() @ x
+
+
+IDS = {
+    "all the same, and none": torch.zeros(2, 9, dtype=torch.long),
+    "all the same": torch.ones(1, 9, dtype=torch.long),
+    "of two kinds, as masks are": torch.randint(2, (2, 11), generator=torch.Generator().manual_seed(1)),
+    "like those at the ends, where one is replaced": torch.tensor(
+        [[1, 2, 3, 1, 4, 5, 2], [2, 4, 2, 2, 1, 4, 1], [3, 5, 4, 3, 2, 1, 3]]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_ids_that_say_little_still_show_what_mixes_tokens_and_which_table_is_the_vocabulary(
+    name: str,
+) -> None:
+    torch.manual_seed(0)
+    model, ids, chosen = Reader().eval(), IDS[name], [0, 1]
+    with torch.no_grad(), mh.watch(model, tokens={"chosen": chosen}) as seen:
+        model(ids)
+    maps = mh.maps(model, ids, {"attention": [0, 1, 2]})["attention"].weights
+    share = (maps * torch.isin(ids, torch.tensor(chosen))[:, None, None]).sum(-1).mean((0, 2))
+    torch.testing.assert_close(seen.table["chosen"], share.double(), atol=1e-5, rtol=0)
+    assert "mix" in seen.missed
+
+
+def test_one_token_alone_shows_which_table_is_the_vocabulary() -> None:
+    ids = torch.tensor([[5], [7], [1]])  # as in decoding: there is no other token, but another sequence
+    model = Reader().eval()
+    with torch.no_grad(), mh.watch(model, tokens={"chosen": [0, 5, 7]}) as seen:
+        model(ids)
+    assert seen.table["chosen"].tolist() == pytest.approx([2 / 3] * 3)
+
+
+class OneSequence(Reader):
+    """It is given the ids of one sequence, without an axis of sequences."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids) + self.places(torch.arange(len(ids)))
+        return self.mix(self.attention(x.unsqueeze(0)))
+
+
+def test_ids_without_an_axis_of_sequences_show_what_mixes_tokens() -> None:
+    model = OneSequence().eval()
+    with torch.no_grad(), mh.watch(model) as seen:
+        model(torch.tensor([3, 1, 4, 1, 5, 9, 2]))
+    assert list(seen.missed) == ["mix"]
+
+
+class Marked(Reader):
+    """A second table, of more rows than the vocabulary, for ids of another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds = nn.Embedding(50, 12)
+
+    def forward(self, ids: Tensor, kinds: Tensor) -> Tensor:
+        return self.attention(self.kinds(kinds) + self.embed(ids))
+
+
+def test_tokens_are_the_main_ids_not_those_of_the_largest_table() -> None:
+    torch.manual_seed(0)
+    model, ids, kinds = Marked().eval(), torch.randint(17, (3, 11)), torch.randint(17, 50, (3, 11))
+    with torch.no_grad(), mh.watch(model, tokens={"chosen": [1, 2, 3]}) as seen:
+        model(ids, kinds)
+    maps = mh.maps(model, (ids, kinds), {"attention": [0, 1, 2]})["attention"].weights
+    share = (maps * torch.isin(ids, torch.tensor([1, 2, 3]))[:, None, None]).sum(-1).mean((0, 2))
+    torch.testing.assert_close(seen.table["chosen"], share.double(), atol=1e-5, rtol=0)

@@ -3,6 +3,9 @@
 import contextlib
 import random
 import signal
+import subprocess
+import sys
+from collections import deque
 from functools import partial
 
 import numpy as np
@@ -58,12 +61,18 @@ class Net(nn.Module):
         self.register_buffer("runs", torch.zeros((), dtype=torch.int64))
         self.register_buffer("places", torch.zeros(0), persistent=False)
         self.longest = 0
+        self.table = torch.zeros(3)  # no buffer
+        self.kept = {"lengths": [], "last": deque(maxlen=2), "seen": set()}
         self.out = nn.Linear(12, TOKENS)
 
     def forward(self, ids):
         self.trouble.run()
         self.runs += 1
         torch.rand(()), np.random.random(), random.random()
+        self.table[1] += 1
+        for add in (self.kept["lengths"].append, self.kept["last"].append, self.kept["seen"].add):
+            add(ids.shape)  # as modules do that keep their keys
+        self.kept[self.trouble.runs] = self.table
         if ids.shape[1] > self.longest:  # as rotary tables grow
             self.longest = ids.shape[1]
             self.places = torch.linspace(0, 1, self.longest)
@@ -109,7 +118,9 @@ def state_of(model):
             )  # fmt: skip
     # what torch.manual_seed leaves for a device that is used later
     found["seed of devices"] = id(torch.cuda._lazy_seed_tracker.manual_seed_all_cb)
-    found["longest"] = model.longest if isinstance(model, Net) else None
+    if isinstance(model, Net):
+        found["longest"], found["table"] = model.longest, model.table.tolist()
+        found["kept"] = repr(model.kept)
     return found
 
 
@@ -147,6 +158,17 @@ def watched(model, tmp_path, statistics="core"):
 
 def silenced(model, tmp_path):
     with mh.silence(model, {0: [1]}), untouched(model):
+        model(batches()[0])
+
+
+def silenced_by_means(model, tmp_path):
+    with mh.silence(model, {0: [1]}, mean_of=batches()), untouched(model):
+        model(batches()[0])
+
+
+def terms(model, tmp_path):
+    terms = mh.diversity_terms(model, outputs=1, attention=1, orthogonality=1, batch=batches()[0])
+    with terms, untouched(model):
         model(batches()[0])
 
 
@@ -235,6 +257,13 @@ VERBS = {
     "page": page,
     "widget": widget,
     "along": lambda model, tmp_path: along(model, batches()),
+    "grow": lambda model, tmp_path: mh.grow(model, {0: 1}, batches()[0]),
+    "compare": lambda model, tmp_path: mh.compare(model, make(), batches()),
+    "prices": lambda model, tmp_path: mh.head_prices(model, batches()[0]),
+    "merge": lambda model, tmp_path: mh.merge(model, 1, batches(), recover=2),
+    "show": lambda model, tmp_path: mh.show(model, batches()[0]),
+    "silence by means": silenced_by_means,
+    "terms": terms,
 }
 
 
@@ -298,6 +327,20 @@ def test_generating_leaves_the_model_and_draws_from_the_callers_numbers():
     assert state_of(model) == before
     after = state_of_torch()
     assert {name for name in after if after[name] != torch_before[name]} == {"torch"}
+
+
+FRESH = """
+import random, tempfile
+import torch, manyheads as mh
+model, ids = mh.Decoder(12, heads=3, layers=2, vocabulary=17), torch.randint(17, (3, 7))
+state = random.getstate()
+mh.show(model, ids), mh.inspect(model, [ids], out=tempfile.mkdtemp() + "/out")
+assert random.getstate() == state
+"""
+
+
+def test_what_is_imported_by_the_first_call_draws_no_random_numbers():
+    subprocess.run([sys.executable, "-c", FRESH], check=True)
 
 
 def test_a_model_that_is_opened_leaves_torch_as_it_was():

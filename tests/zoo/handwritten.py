@@ -20,8 +20,10 @@ from tests.zoo import (
     origins,
     padding,
     paths,
+    places,
     products,
     projections,
+    reweighted,
     scores,
     weights,
 )
@@ -29,7 +31,7 @@ from tests.zoo.base import CASES
 
 THEMES = (
     axes, loops, weights, scores, masks, biases, padding, grouped, calls, blocks, bands, flows,
-    projections, normalisation, products, origins, order, models, paths, opaque, mixers,
+    projections, normalisation, products, origins, order, models, paths, places, opaque, mixers, reweighted,
 )  # fmt: skip
 
 __all__ = ["CASES", "THEMES"]

@@ -267,8 +267,8 @@ def _setitem(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out:
 
 
 def _embedding(mode: Mode, func: Function, args: Arguments, kwargs: Keywords, out: Any) -> Any:
-    ids, table = (args[0] if args else kwargs["input"]), (args[1] if len(args) > 1 else kwargs["weight"])
-    mode.state.flow.embedded(ids, table.shape[0], out)
+    ids = args[0] if args else kwargs["input"]
+    mode.state.flow.embedded(ids, out)
     if mode.owner.embedded is not None:
         mode.owner.embedded.append(ids.detach().clone())
     return out

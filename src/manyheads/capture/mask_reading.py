@@ -27,8 +27,8 @@ class Visible(NamedTuple):
     ahead: whether a query may attend to a key after its own; None when one query alone cannot tell.
     keys: how many keys there are up to the last query: a cache that is longer than it is filled has more.
     mask: the mask over those keys, without tensors where causality, a window and lengths say the same.
-    aligned: whether that is where the queries stand. Pooled queries, pooled keys, and blocks that read their
-        neighbours have no such place.
+    aligned: whether that is where the queries stand. Pooled queries, pooled keys, blocks that read their
+        neighbours, and keys in another order than the queries have no such place.
     """
 
     real: Tensor | None
@@ -79,6 +79,11 @@ def visible(call: Call) -> Visible:
         return visibility._replace(offset=site.key_margins[0], ahead=True, keys=keys, aligned=False)
     if site.scattered and call.queries < keys:
         return visibility._replace(ahead=None, keys=keys, aligned=False)
+    if site.displaced and not site.cross:
+        mask = visibility.mask if visibility.keys == keys else call.mask
+        return visibility._replace(
+            offset=keys - call.queries, ahead=True, keys=keys, mask=mask, aligned=False
+        )
     if call.queries == keys or not (call.blocked or visibility.ahead):
         return visibility
     keys, mask = (visibility.keys, visibility.mask) if visibility.keys == keys else (keys, call.mask)
@@ -120,7 +125,7 @@ def update_site(call: Call, visibility: Visible) -> Tensor | None:
     site.ahead |= bool(visibility.ahead)
     site.causal |= visibility.ahead is False
     site.cached |= call.queries < call.keys and not site.cross and visibility.aligned
-    first = visibility.offset if visibility.aligned else call.self_keys_start
+    first = visibility.offset if visibility.aligned or site.reordered else call.self_keys_start
     if visibility.real is None or site.cross or first < 0:
         return None
     return visibility.real[:, first : first + call.queries].to(call.output.device)

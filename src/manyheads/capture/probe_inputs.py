@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -98,44 +98,80 @@ def candidate_batches(called: Inputs, lengths: tuple[int, ...] = (LENGTH,)) -> I
 
 
 def replaced(
-    inputs: Inputs, axis: int, at: Callable[[int], int] | None = None, ids: bool = True
+    inputs: Inputs,
+    axis: int,
+    at: Callable[[int], int] | None = None,
+    ids: bool = True,
+    embedded: Sequence[Tensor] = (),
+    tokens: int = 0,
 ) -> Inputs | None:
     """The inputs with other contents at one index along an axis of every tensor that has contents; None when
     there is no such tensor. For images and the like the last axes take the place of the second one. ``at``
-    says which index, given the size; the middle without it. Without ``ids`` whole numbers stay: they may be
-    sizes, of packed images, say.
+    says which index, given the size. Without ``ids`` whole numbers stay: they may be sizes, of packed images,
+    say.
+
+    What looks like a mask, a vector for each sequence, or a number for each, is replaced only where nothing
+    else is: if it is among the ids that are ``embedded``, and if there are up to as many numbers as
+    ``tokens``.
     """
     choose_index = at or position
+    usual = _replaced(inputs, axis, choose_index, lambda x: _has_contents(x, axis, ids))
+    if usual is not None or not ids:
+        return usual
+
+    def is_read(x: Tensor) -> bool:
+        if x.is_floating_point():
+            return x.dim() == 2 and axis == 1 and x.shape[1] <= tokens and not _is_mask(x)
+        flat = x.flatten()
+        return any(torch.equal(flat, other.flatten()) for other in embedded)
+
+    return _replaced(inputs, axis, choose_index, is_read)
+
+
+def _has_contents(x: Tensor, axis: int, ids: bool) -> bool:
+    return not (
+        x.dim() < 2
+        or _is_mask(x)
+        or x.dtype == torch.bool
+        or (x.is_floating_point() and x.dim() == 2 and axis)
+        or not (ids or x.is_floating_point())
+    )
+
+
+def _replaced(
+    inputs: Inputs, axis: int, choose_index: Callable[[int], int], chosen: Callable[[Tensor], bool]
+) -> Inputs | None:
     shown = False
 
     def change(x: Tensor) -> Tensor:
         nonlocal shown
-        if (
-            x.dim() < 2
-            or _is_mask(x)
-            or x.dtype == torch.bool
-            or (x.is_floating_point() and x.dim() == 2 and axis)
-            or not (ids or x.is_floating_point())
-        ):
+        if not chosen(x):
             return x.detach().clone()
-        index: list[int | slice] = [slice(None)] * x.dim()
+        if x.dim() == 1:  # one sequence of ids, without an axis of sequences
+            changed_copy = x.detach().clone()
+            if axis:
+                index = choose_index(len(x))
+                changed_copy[index] = _other_ids(x[index : index + 1], x)[0]
+            shown = shown or not torch.equal(changed_copy, x)
+            return changed_copy
+        where: list[int | slice] = [slice(None)] * x.dim()
         if axis == 0 or x.dim() < 4:
-            index[axis] = choose_index(x.shape[axis])
+            where[axis] = choose_index(x.shape[axis])
             if x.shape[axis] < 2:
                 return x.detach().clone()
         else:
-            index[-1], index[-2] = choose_index(x.shape[-1]), choose_index(x.shape[-2])
+            where[-1], where[-2] = choose_index(x.shape[-1]), choose_index(x.shape[-2])
         changed_copy = x.detach().clone()
-        part = changed_copy[tuple(index)]
+        part = changed_copy[tuple(where)]
         if x.is_floating_point():
             noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(7)).to(part)
-            changed_copy[tuple(index)] = part + (x.detach().float().std(correction=0).to(x) + 0.5) * (
+            changed_copy[tuple(where)] = part + (x.detach().float().std(correction=0).to(x) + 0.5) * (
                 1 + noise.abs()
             )
         elif x.dim() == 3:  # boxes and the like, whose numbers belong together
-            changed_copy[tuple(index)] = _other_slice(x, axis, choose_index(x.shape[axis]))
+            changed_copy[tuple(where)] = _other_slice(x, axis, choose_index(x.shape[axis]))
         else:
-            changed_copy[tuple(index)] = _other_ids(part, x)
+            changed_copy[tuple(where)] = _other_ids(part, x)
         shown = shown or not torch.equal(changed_copy, x)
         return changed_copy
 
@@ -143,11 +179,24 @@ def replaced(
     return changed if shown else None
 
 
-def position(size: int) -> int:
-    """The index that is replaced along an axis: neither the first nor the last, where there are others; of
-    two the first, which causal attention reads.
+def telling_position(inputs: Inputs, size: int) -> int:
+    """The index of the token to replace: `position`, or one close to it at which more sequences of ids have
+    one that can be replaced (`_other_ids`).
     """
-    return (size - 1) // 2
+    usual, scores = position(size), torch.zeros(size)
+    for x in inputs.tensors():
+        if x.dim() == 2 and x.shape[1] == size and not (x.is_floating_point() or _is_mask(x)):
+            scores += (_other_ids(x, x) != x).sum(0).cpu()
+    order = sorted(range(size), key=lambda i: (-float(scores[i]), abs(i - usual)))
+    return order[0] if scores[usual] < scores.max() else usual
+
+
+def position(size: int) -> int:
+    """The index that is replaced along an axis: neither the first nor the last, where there are others, nor
+    the middle, which stays where it is when the order is reversed; of two the first, which causal attention
+    reads.
+    """
+    return max(min(1, size - 2), (size - 1) * 2 // 5) if size > 2 else 0
 
 
 def structure_copy(module: nn.Module) -> nn.Module:
@@ -297,8 +346,8 @@ def _other_ids(ids: Tensor, among: Tensor) -> Tensor:
     inner = values[~torch.isin(values, ends)]
     if len(inner) < 2:
         inner, ends = values, ends[:0]
-    if len(inner) < 2:
-        return ids.clone()
+    if len(inner) < 2:  # all alike: 0 and 1 are ids, too
+        return torch.where(ids == 0, 1, 0).to(ids)
     positions = torch.searchsorted(inner, ids.contiguous()).clamp(max=len(inner) - 1)
     others = inner[(positions + 1 + len(inner) // 3) % len(inner)]
     return torch.where(torch.isin(ids, ends), ids, others)

@@ -49,6 +49,7 @@ class ProbedCall:
     kv_heads: tuple[int, ...] | None = None
     query: Tensor | None = None
     key: Tensor | None = None
+    scores: Tensor | None = None  # where they are no product of queries and keys
     hidden: bytes | None = None  # stands for which scores are not those of a mask
 
     @property
@@ -64,11 +65,20 @@ def record_call(call: Call, marks: Marks) -> ProbedCall:
     record = ProbedCall(call, marks.output(call.output), reads)
     record.query = None if call.query is None else call.query.detach().clone()
     record.key = None if call.key is None else call.key.detach().clone()
+    if call.query is None or call.key is None:
+        scores = softmaxed(call)
+        record.scores = None if scores is None else scores.detach().clone()
     record.hidden = None if call.scores is None else shown_digest(call.scores.detach())
     if not call.again:
         _prove(record, marks, products, alive)
     record.call = _emptied(call)
     return record
+
+
+def softmaxed(call: Call) -> Tensor | None:
+    """What went into the softmax of a call (batch, heads, queries, keys), where it is still there."""
+    scores = call.logits if call.modified else call.scores
+    return None if scores is None else scores[..., call.sinks[0] : scores.shape[-1] - call.sinks[1]]
 
 
 def _prove(record: ProbedCall, marks: Marks, products: Tensor | None, alive: Tensor) -> None:

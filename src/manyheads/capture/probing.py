@@ -27,7 +27,7 @@ from manyheads.capture.probe_conditions import WithoutDropout, message_when_slow
 from manyheads.capture.probe_inputs import LONGER, Inputs, candidate_batches, structure_copy
 from manyheads.capture.probed_call import NOTHING_TELLS, ProbedCall, record_call
 from manyheads.capture.proof import ForwardCall, Proof, SiteProof, Step
-from manyheads.capture.second_run import Rows, probe_interceptor, second_run, token_run
+from manyheads.capture.second_run import Rows, is_choosing, probe_interceptor, second_run, token_run
 from manyheads.capture.token_mixing import Baseline, is_beside_attention, reasons
 from manyheads.common.errors import describe_error
 from manyheads.common.preserved_state import seed_generators
@@ -37,9 +37,18 @@ _ALSO_READ = (
     "more than attention's output flows into what reads this head (a norm, a convolution, a residual): "
     "silence makes zero what attention gives, which is not the same as zeroing the columns that read it"
 )
+_BY_CONTENT = "its tokens are put in an order that depends on what is in them"
+_AGAIN = (
+    "its weights multiply further values, or what they gave, once more: the table has each weight once, and "
+    "output_norm is that of the first values"
+)
 _SEQUENCES = (
     "its keys are the sequences of the batch, not the tokens of one: its numbers depend on what is in a "
     "batch together, and self, previous, next, first and distance count sequences"
+)
+_OTHER_SEQUENCES = (
+    "the keys of a sequence come from another sequence of the batch: its numbers depend on what is in a "
+    "batch together"
 )
 
 
@@ -261,15 +270,17 @@ def _second_runs(
     sequence = second_run(copied, path, inputs, proof, records, first, axis=0)
     token = token_run(copied, path, inputs, proof, records, first)
     names = token.names or sequence.names
-    if any(_reads_more(record, rows) for record, rows in zip(records, token.rows, strict=True)):
-        start = second_run(copied, path, inputs, proof, records, first, axis=1, at=lambda size: 0).rows
-    else:
-        start = [None] * len(records)
+    unplaced = token.replaced and any(map(_reads_more, records, token.rows))
+    ends = [
+        second_run(copied, path, inputs, proof, records, first, axis=1, at=at).rows
+        for at in (lambda size: 0, lambda size: size - 1) if unplaced
+    ]  # fmt: skip
     if len(names) != len(records):
         raise ValueError("it does not make the same attention calls when it is run again")
     for number, (name, record) in enumerate(zip(names, records, strict=True)):
         site = proof.sites.setdefault(name, SiteProof())
         if record.call.again:
+            site.notes += [_AGAIN] * (_AGAIN not in site.notes)
             continue
         if record.problem or record.wanted:
             site.verified = False
@@ -281,7 +292,18 @@ def _second_runs(
             site.notes.append(_ALSO_READ)
         if _reads_sequences(sequence.rows[number], inputs.sequences):
             site.notes += [_SEQUENCES] * (_SEQUENCES not in site.notes)
-        site.key_margins = _key_margins(record, sequence.rows[number], token.rows[number], start[number])
+        if _are_others(sequence.rows[number]):
+            site.other_sequences = True
+            site.notes += [_OTHER_SEQUENCES] * (_OTHER_SEQUENCES not in site.notes)
+        elif _is_displaced(record, token.rows[number]):
+            site.displaced = True
+        elif _is_reordered(record, token.rows[number], *token.index):
+            site.displaced = site.reordered = True
+            if site.verified and is_choosing(record.origin.frame[0], first):
+                site.verified, site.reason = False, _BY_CONTENT
+        site.key_margins = _key_margins(
+            record, sequence.rows[number], token.rows[number], [rows[number] for rows in ends], token.index[1]
+        )
         site.memory = _are_learned(record, site.key_margins, token.rows[number])
         path = record.origin.frame[0]
         site.scattered |= (
@@ -293,7 +315,7 @@ def _second_runs(
         if rows is not None and not bool(rows[1].any()):
             proof.sites[name].scattered = False  # its calls are for one sequence each, not for pieces of all
     _look_at_pieces(proof, names, records, token.rows)
-    proof.token_embeddings = token.embeddings
+    proof.token_embeddings = sequence.embeddings if token.embeddings is None else token.embeddings
     leaks = {*sequence.leaks, *token.leaks}
     proof.missed = reasons(leaks, first, {record.origin.frame[0] for record in records})
     for name, record in zip(names, records, strict=True):
@@ -321,13 +343,43 @@ def _reads_sequences(changed: Rows, sequences: int) -> bool:
     return bool((changed[1].sum(1) == 1).all()) and len(changed[1].unique(dim=0)) == 1
 
 
+def _are_others(changed: Rows) -> bool:
+    """Whether the sequences whose queries changed are others than those whose keys did."""
+    if changed is None or len(changed[0]) != len(changed[1]):
+        return False
+    queries, keys = (rows.any(1) for rows in changed)
+    return bool(queries.any()) and bool(keys.any()) and not bool((queries & keys).any())
+
+
+def _is_displaced(record: ProbedCall, token: Rows) -> bool:
+    """Whether the key of the replaced token does not stand where its query does, nor as far behind it as
+    there are more keys."""
+    if token is None or len(token[0]) != len(token[1]):
+        return False
+    queries, keys = token
+    alone = (queries.sum(1) == 1) & (keys.sum(1) == 1)
+    behind = keys.int().argmax(1) - queries.int().argmax(1)
+    extra = max(0, record.call.keys - record.call.queries)
+    return bool((alone & ((behind < 0) | (behind > extra))).any())
+
+
+def _is_reordered(record: ProbedCall, token: Rows, index: int, size: int) -> bool:
+    """Whether the replaced token is the query of another index: one more where a token stands in front, and
+    the last one is left out."""
+    if token is None or record.call.blocked or record.call.queries != size:
+        return False
+    queries = token[0].any(0).nonzero().flatten().tolist()
+    return len(queries) == 1 and queries[0] not in (index, index + 1)
+
+
 def _key_margins(
-    record: ProbedCall, sequence: Rows, token: Rows, start: Rows
+    record: ProbedCall, sequence: Rows, token: Rows, ends: list[Rows], size: int
 ) -> tuple[int, int | None] | None:
     """How many keys stand before and after those of the queries themselves; None when unknown.
 
     Where the queries are some of the tokens that are read, as in class attention, what stands after is not
-    known.
+    known. ``ends``: what changed with the first and the last token, where those of ``token`` are no queries;
+    ``size``: how many tokens there are.
     """
     if token is None or sequence is None or record.call.blocked:
         return None
@@ -337,9 +389,14 @@ def _key_margins(
         return (before, extra - before) if 0 <= before <= extra else None
     if bool(token[0].any()) or extra <= 0:
         return None
-    before = None if start is None else _offset(start)
-    if before is not None and 0 <= before <= extra and record.call.queries == 1:
-        return before, None
+    offsets = [None if rows is None else _offset(rows) for rows in ends]
+    if offsets and record.call.queries == 1:
+        if offsets[0] is not None and 0 <= offsets[0] <= extra:
+            return offsets[0], None
+        if offsets[1] is not None:
+            return extra, 0
+        if bool(token[1].any()) and record.call.keys == size:
+            return 0, None  # neither the first nor the last token asks
     steady = (~sequence[1].any(0)).nonzero().flatten().tolist()
     if not bool(sequence[0].any()) and len(steady) == record.call.queries:
         return steady[0], None  # the only tokens that come from no input are the queries

@@ -22,6 +22,15 @@ from manyheads.capture.site import Site
 Key = tuple[str, str, int]  # the module, the kind of function, the number of axes
 Step = tuple[str | int | bool, ...]  # something that happens on a code path of a model (`Interceptor.reach`)
 
+DISPLACED = (
+    "its keys stand in another order than its queries, so that self, previous, next, first and distance mean "
+    "nothing; queries of padding count"
+)
+REORDERED = (
+    "its tokens stand in another order than in the inputs, so that previous, next, first and distance mean "
+    "nothing"
+)
+
 
 @dataclass
 class SiteProof:
@@ -35,6 +44,9 @@ class SiteProof:
     scattered: each call has some of the queries, standing somewhere among the keys; ``causal``: none reads
         ahead; ``in_order``: they come in the order of the keys.
     content_masks: which keys are hidden depends on the tokens.
+    displaced: the keys stand in another order than the queries, or both in another than the tokens of the
+        inputs (``reordered``).
+    other_sequences: those of a sequence come from another sequence of the batch.
     kv_heads: the key head that each head reads.
     """
 
@@ -48,6 +60,9 @@ class SiteProof:
     in_order: bool = False
     causal: bool = False
     content_masks: bool = False
+    displaced: bool = False
+    reordered: bool = False
+    other_sequences: bool = False
     kv_heads: tuple[int, ...] | None = None
 
 
@@ -60,7 +75,8 @@ class Proof:
         products).
     cycles: for modules that make several calls for one site, after how many the same heads come again.
     sites: by name.
-    token_embeddings: which embeddings of a forward are those of tokens; None when unknown.
+    token_embeddings: which embeddings of a forward are those of tokens, the main ones first; None when
+        unknown.
     missed: modules that mix tokens in a way that was not seen, and how.
     failed: why nothing could be proved, or nothing.
     length: tokens of the probe.
@@ -73,7 +89,7 @@ class Proof:
     cycles: dict[str, int] = field(default_factory=dict)
     heads: dict[str, int] = field(default_factory=dict)
     sites: dict[str, SiteProof] = field(default_factory=dict)
-    token_embeddings: frozenset[int] | None = None
+    token_embeddings: tuple[int, ...] | None = None
     missed: dict[str, str] = field(default_factory=dict)
     failed: str = ""
     length: int = 0
@@ -105,6 +121,11 @@ class Proof:
             proved.scattered,
             proved.content_masks,
         )
+        if proved.other_sequences:
+            site.cross = True
+        if proved.displaced and not site.cross:
+            site.displaced, site.reordered = True, proved.reordered
+            site.note(REORDERED if proved.reordered else DISPLACED)
         for note in proved.notes:
             site.note(note)
 

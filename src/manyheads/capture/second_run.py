@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from manyheads.capture.call import Call
 from manyheads.capture.interceptor import Interceptor
-from manyheads.capture.probe_inputs import Inputs, position, replaced
-from manyheads.capture.probed_call import ProbedCall, shown_digest
+from manyheads.capture.mask_reading import find_unmasked
+from manyheads.capture.probe_inputs import Inputs, position, replaced, telling_position
+from manyheads.capture.probed_call import ProbedCall, shown_digest, softmaxed
 from manyheads.capture.proof import Proof
 from manyheads.capture.token_mixing import Baseline, Perturbed, row_map
 from manyheads.common.preserved_state import seed_generators
@@ -37,7 +38,9 @@ class Second:
     rows: list[Rows] = field(default_factory=list)
     hidden: list[bool] = field(default_factory=list)  # other keys are hidden now
     leaks: set[str] = field(default_factory=set)
-    embeddings: frozenset[int] | None = None
+    index: tuple[int, int] = (0, 0)  # of what was replaced, and among how many
+    replaced: bool = False  # whether anything was
+    embeddings: tuple[int, ...] | None = None  # that read other ids now, the model's main ids first
 
 
 def second_run(
@@ -64,15 +67,19 @@ def second_run(
             return again(ids=True)
         except Exception:  # whatever it says, it was asked too much
             return again(ids=False)
-    other = replaced(inputs, axis, at, ids)
+    at = at or (partial(telling_position, inputs) if axis else position)
+    tokens = max((record.call.queries for record in records), default=0)
+    other = replaced(inputs, axis, at, ids, first.ids, tokens)
     run = Second(rows=[None] * len(records), hidden=[False] * len(records))
     size = max((x.shape[axis] for x in inputs.tensors() if 1 < x.dim() < 4), default=0) if axis else 0
     if axis and not size:  # images: a pixel
         size = max((x.shape[-1] * x.shape[-2] for x in inputs.tensors() if x.dim() >= 4), default=0)
+    if axis and not size:  # no axis of sequences
+        size = max((len(x) for x in inputs.tensors() if x.dim() == 1), default=0)
     size = size or inputs.sequences
     asked = {(record.call.queries, record.call.keys) for record in records}
-    index = (at or position)(size)
-    perturbed = Perturbed(first, max(2, size), index, inputs.sequences, asked)
+    run.index, run.replaced = (at(size), size), other is not None
+    perturbed = Perturbed(first, max(2, size), run.index[0], inputs.sequences, asked)
 
     def see(call: Call) -> Tensor | None:
         with torch._C.DisableTorchFunction():
@@ -91,6 +98,8 @@ def second_run(
                     _changed_rows(call.query, record.query),
                     _changed_rows(call.key, record.key),
                 )
+            else:
+                changed = run.rows[number] = _changed_in_scores(softmaxed(call), record.scores)
             before = record.call.scores
             if call.scores is not None and before is not None and before.shape == call.scores.shape:
                 run.hidden[number] = shown_digest(call.scores) != record.hidden
@@ -110,9 +119,14 @@ def second_run(
         seed_generators(0)
         copied(*probe.args, **probe.kwargs)
     run.leaks = perturbed.leaks if other is not None else set()
-    if axis and other is not None and len(perturbed.ids) == len(first.ids):
+    if other is not None and len(perturbed.ids) == len(first.ids):
         pairs = zip(perturbed.ids, first.ids, strict=True)
-        run.embeddings = frozenset(i for i, (now, then) in enumerate(pairs) if not torch.equal(now, then))
+        run.embeddings = tuple(i for i, (now, then) in enumerate(pairs) if not torch.equal(now, then))
+        main = inputs.kwargs.get("input_ids", inputs.args[0] if inputs.args else None)
+        if isinstance(main, Tensor):  # other ids beside these are kinds, places or boxes of the same tokens
+            run.embeddings = tuple(
+                sorted(run.embeddings, key=lambda i: not torch.equal(first.ids[i].flatten(), main.flatten()))
+            )
     return run
 
 
@@ -210,7 +224,8 @@ def token_run(
     blamed = token.leaks & attending
     unclear = blamed | (attending - _reached(token, records, least=2))
     choosing = {path for path, names in first.functions.items() if names & _NAMES}
-    if not (unclear and choosing):
+    suspected = token.leaks & choosing
+    if not (choosing and (unclear or suspected)):
         return token
     kept = Choices()
     probe = inputs.changed(lambda x: x.detach().clone())
@@ -226,10 +241,20 @@ def token_run(
         first.choosing |= choices.moved
         leaks |= again.leaks | choices.moved
         unclear -= _reached(again, records, least=1)
-        if not (unclear or blamed):
+        suspected -= first.choosing
+        if not (unclear or blamed or suspected):
             break
     token.leaks = leaks | (blamed & (unclear | choosing))  # a module's own choices may be what it mixes by
     return token
+
+
+def is_choosing(path: str, first: Baseline) -> bool:
+    """Whether a module, or one that it is in, chooses tokens by what is in them."""
+    names = first.functions.items()
+    return any(
+        found & _NAMES and (path == outer or not outer or path.startswith(f"{outer}."))
+        for outer, found in names
+    )
 
 
 def _another(number: int, size: int) -> int:
@@ -252,6 +277,23 @@ def _changed_rows(now: Tensor, before: Tensor) -> Tensor:
         return torch.zeros(now.shape[0], now.shape[2], dtype=torch.bool)
     tiny = 1e-5 * float(before.abs().max().nan_to_num(1.0)) if before.numel() else 0.0
     return ((now - before).abs() > tiny).any(3).any(1)
+
+
+def _changed_in_scores(now: Tensor | None, before: Tensor | None) -> Rows:
+    """Which queries and keys changed, by scores that are no product of queries and keys: a query changes its
+    row, a key one number in the rows of others.
+    """
+    if now is None or before is None or now.shape != before.shape:
+        return None
+    visible = find_unmasked(before)
+    tiny = (
+        1e-5 * float(before.masked_fill(~visible, 0.0).abs().max().nan_to_num(1.0)) if before.numel() else 0.0
+    )
+    changed = (((now - before).abs() > tiny) & visible).any(1)
+    queries = changed.sum(2) * 2 > visible.any(1).sum(2).clamp(min=2)
+    others = changed & ~queries.unsqueeze(2)
+    whole = queries.all(1, keepdim=True)  # no other query tells which keys are new
+    return queries, torch.where(whole, changed.any(1), others.any(1))
 
 
 def probe_interceptor(

@@ -47,6 +47,8 @@ class Site:
     memory: bool = False  # those keys are learned, and stand for no token
     scattered: bool = False  # each call has some of its queries, standing somewhere among the keys
     in_order: bool = False  # and those of the next call stand behind them
+    displaced: bool = False  # the keys stand in another order than the queries,
+    reordered: bool = False  # or both in another than the tokens of the inputs
     content_masks: bool = False  # which keys are hidden depends on what the tokens are, not on a mask
 
     def note(self, text: str) -> None:

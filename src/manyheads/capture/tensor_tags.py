@@ -93,10 +93,10 @@ class Flow:
     tracing: bool = True  # follow streams too, not only hand-written attention
     tags: dict[int, tuple[weakref.ref[Tensor], Tag]] = field(default_factory=dict)
     roots: int = 0
-    # stream -> token ids, size of the vocabulary, which embedding of the forward it was
-    ids: dict[int, tuple[Tensor, int, int]] = field(default_factory=dict)
+    # stream -> token ids, which embedding of the forward it was
+    ids: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
     embeddings: int = 0  # of this forward so far
-    token_embeddings: frozenset[int] | None = None  # those of tokens, where that was proved
+    token_embeddings: tuple[int, ...] | None = None  # those of tokens, where that was proved
 
     def get(self, tensor: object) -> Tag | None:
         entry = self.tags.get(id(tensor))
@@ -125,25 +125,30 @@ class Flow:
         self.put(tensor, tag)
         return tag.streams
 
-    def embedded(self, ids: Tensor, vocabulary: int, out: Tensor) -> None:
+    def embedded(self, ids: Tensor, out: Tensor) -> None:
         """Start a stream with the embeddings ``out`` of token ``ids``."""
         if self.tracing:
             stream = self.root()
-            self.ids[stream] = (ids, vocabulary, self.embeddings)
+            self.ids[stream] = (ids, self.embeddings)
             self.put(out, Tag(streams=stream))
         self.embeddings += 1
 
     def tokens(self, streams: int, batch: int, length: int) -> Tensor | None:
-        """The token ids (batch, length) embedded into these streams: those that change when a token does,
-        where that was proved; otherwise those of the largest vocabulary.
+        """The token ids (batch, length) embedded into these streams: those that change when a token does.
+        Where that was not proved, None if there are several.
         """
         proved = self.token_embeddings
         candidates = [
-            (size, ids) for stream, (ids, size, number) in self.ids.items()
+            (number, ids) for stream, (ids, number) in self.ids.items()
             if stream & streams and ids.dim() == 2 and ids.shape[1] == length and ids.shape[0] in (1, batch)
             and (proved is None or number in proved)
         ]  # fmt: skip
-        return max(candidates, key=lambda pair: pair[0])[1] if candidates else None
+        if not candidates:
+            return None
+        if proved is not None:
+            return min(candidates, key=lambda pair: proved.index(pair[0]))[1]
+        first = candidates[0][1]
+        return first if all(torch.equal(ids, first) for _, ids in candidates[1:]) else None
 
     def follow(
         self, func: Function, args: Arguments, kwargs: Keywords, result: Tensor | Sequence[object]

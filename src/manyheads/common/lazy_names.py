@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
@@ -23,7 +24,7 @@ def submodules(package: str) -> Callable[[str], ModuleType]:
     def find(name: str) -> ModuleType:
         path = f"{package}.{name}"
         try:
-            return import_module(path)
+            return _import(path)
         except ModuleNotFoundError as error:
             if sentence := missing_extra(error):
                 raise ImportError(sentence, name=error.name) from error
@@ -54,10 +55,19 @@ def attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], object
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            return getattr(import_module(homes[name]), name)
+            return getattr(_import(homes[name]), name)
         except ModuleNotFoundError as error:
             if sentence := missing_extra(error):
                 raise ImportError(sentence, name=error.name) from error
             raise
 
     return find
+
+
+def _import(path: str) -> ModuleType:
+    """Import a module; Python's random numbers stay as they are: rich draws some then."""
+    state = random.getstate()
+    try:
+        return import_module(path)
+    finally:
+        random.setstate(state)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -14,6 +16,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 Restore = Callable[[], None]
+_CONTAINERS = (list, dict, OrderedDict, defaultdict, set, deque)
+_DEEPEST = 4  # containers in containers
+_OF_MODULES = frozenset(vars(nn.Module()))  # looked after by themselves, or hooks
 
 
 @contextmanager
@@ -35,7 +40,8 @@ def evaluating(*models: nn.Module, draws: bool = False) -> Iterator[None]:
 
 @contextmanager
 def untouched(*models: nn.Module, draws: bool = False) -> Iterator[None]:
-    """Put back, module by module: training flags, requires_grad, buffers and plain attributes.
+    """Put back, module by module: training flags, requires_grad, buffers and plain attributes, with what is
+    in lists, dicts, sets and tensors among them (the cache of a module that keeps its keys, say).
 
     Put back besides: the random generators of torch, numpy and Python, the grad mode, the default dtype, the
     number of threads, determinism, and whether tiny numbers are flushed to zero. With ``draws`` the random
@@ -62,6 +68,9 @@ def _module(module: nn.Module) -> Restore:
     lazy = any(tensor is not None and is_lazy(tensor) for tensor in tensors)
     flags = [(tensor, tensor.requires_grad) for tensor in tensors if tensor is not None]
     values = [] if lazy else [_value(buffer) for buffer in buffers.values() if _has_values(buffer)]
+    for name, value in attributes.items():
+        if name not in _OF_MODULES:
+            values += _contents(value)
 
     def restore() -> None:
         for tensor, flag in flags:
@@ -80,18 +89,49 @@ def _module(module: nn.Module) -> Restore:
     return restore
 
 
+def _contents(value: object, depth: int = 0) -> list[Restore]:
+    """What puts back the things inside a plain container, or the numbers of a tensor that is no parameter."""
+    if isinstance(value, Tensor):
+        is_plain = type(value) is Tensor and value.layout == torch.strided and not value.requires_grad
+        return [_value(value)] if is_plain and _has_values(value) else []
+    if type(value) not in _CONTAINERS or depth == _DEEPEST:
+        return []
+    copied = copy.copy(value)
+    parts = value.values() if isinstance(value, dict) else cast("Iterable[object]", value)
+    restores = [restore for part in parts for restore in _contents(part, depth + 1)]
+    return [lambda: _refill(value, copied), *restores]
+
+
+def _refill(container: Any, content: Any) -> None:
+    """Put the same things into a container as were in it, unless they still are."""
+    if _identities(container) == _identities(content):
+        return
+    container.clear()
+    if isinstance(container, dict | set):
+        container.update(content)
+    else:
+        container.extend(content)
+
+
+def _identities(container: Any) -> object:
+    if isinstance(container, set):
+        return {id(x) for x in container}
+    things = [*container, *container.values()] if isinstance(container, dict) else container
+    return [id(x) for x in things]
+
+
 def _has_values(buffer: Tensor | None) -> TypeGuard[Tensor]:
     return buffer is not None and not buffer.is_meta and buffer.layout == torch.strided
 
 
 def _value(buffer: Tensor) -> Restore:
     """Copy a buffer back if it was written to; its version does not show that (batch norm leaves it)."""
-    copy = buffer.detach().clone()
+    values = buffer.detach().clone()
 
     def restore() -> None:
-        if not torch.equal(buffer, copy):
+        if not torch.equal(buffer, values):
             with torch.inference_mode(buffer.is_inference()), torch.no_grad():
-                buffer.copy_(copy)
+                buffer.copy_(values)
 
     return restore
 

@@ -18,7 +18,8 @@ LOGITS = (*CORE, "largest_logit")
 FULL = (*CORE, "effective_keys", "confidence", "distance", "distance_spread", "local", "largest_logit")
 # What has no meaning when queries and keys stand in different sequences.
 OF_ONE_SEQUENCE = frozenset({"self", "previous", "next", "distance", "local"})
-# What has none, besides, when the keys are a part of their sequence, or several sequences side by side.
+# What has none, besides, when the keys are a part of their sequence, in an order of their own, or several
+# sequences side by side.
 OF_WHOLE_KEYS = frozenset({"first", "distance_spread"})
 
 
@@ -81,7 +82,8 @@ def measure(
     if call.modified:
         absent.add("largest_logit")  # the weights are no softmax of logits
     if not visibility.aligned:
-        absent |= OF_ONE_SEQUENCE | (OF_WHOLE_KEYS if call.blocked or call.partial else set())
+        scrambled = call.blocked or call.partial or (call.site.displaced and not call.site.cross)
+        absent |= OF_ONE_SEQUENCE | (OF_WHOLE_KEYS if scrambled else set())
     return {name: value for name, value in metrics.items() if name not in absent} if absent else metrics
 
 
