@@ -250,10 +250,9 @@ def token_run(
 
 def is_choosing(path: str, first: Baseline) -> bool:
     """Whether a module, or one that it is in, chooses tokens by what is in them."""
-    names = first.functions.items()
     return any(
-        found & _NAMES and (path == outer or not outer or path.startswith(f"{outer}."))
-        for outer, found in names
+        functions & _NAMES and (path == outer or not outer or path.startswith(f"{outer}."))
+        for outer, functions in first.functions.items()
     )
 
 
