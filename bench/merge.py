@@ -29,6 +29,7 @@ from bench.harness import machine, say, table, targets
 from bench.models import minilm, smollm2
 from bench.record import Record
 from manyheads import tasks
+from manyheads.tasks.translation import Translation
 from manyheads.data.batches import bucketed
 from manyheads.data.examples import spread
 from manyheads.data.readers.parallel_text import read_pairs
@@ -129,7 +130,7 @@ def tell_sentences(found: dict[str, Any]) -> tuple[str, list[Any]]:
 def translation(record: Record, quick: bool) -> None:
     """Our own model, in all its attention: encoder, decoder and between them."""
     if not TRANSLATION.exists():
-        task = tasks.translation.Translation(heads=8, layers=2)
+        task = Translation(heads=8, layers=2)
         mh.train(
             task, str(DATA / "translation"), out=TRANSLATION, steps=700, evaluate_examples=100, watch_every=0
         )
