@@ -29,12 +29,12 @@ from bench.harness import machine, say, table, targets
 from bench.models import minilm, smollm2
 from bench.record import Record
 from manyheads import tasks
-from manyheads.tasks.translation import Translation
 from manyheads.data.batches import bucketed
 from manyheads.data.examples import spread
 from manyheads.data.readers.parallel_text import read_pairs
 from manyheads.surgery.decoding_speed import cache_bytes
 from manyheads.surgery.quality import compare_quality
+from manyheads.tasks.translation import Translation
 
 RECORD = Path(__file__).parent / "results" / "merge.json"
 DATA = Path(os.environ.get("MANYHEADS_DATA", "data"))
